@@ -1,0 +1,71 @@
+"""Array types and the checks at the border.
+
+Shapes are written in annotations (`Float[Array, "batch length width"]`) and enforced while
+testing, where jaxtyping is installed; at run time they cost nothing.
+"""
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keyhole.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+else:
+    try:
+        from jaxtyping import Float, Int
+    except ImportError:  # the annotations then only name the array type
+
+        class _Unchecked:
+            def __class_getitem__(cls, item: Any) -> Any:
+                return item[0]
+
+        Float = Int = _Unchecked
+
+__all__ = ["Array", "Float", "Int", "digest", "finite_array", "frozen"]
+
+Array = np.ndarray
+
+
+def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array:
+    """`value` as a float array of one of the given dimensions, or a sentence on what is wrong.
+
+    float32 stays float32; everything else that is a real number becomes float64.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} is not an array: {error}") from error
+    if array.dtype.kind not in "fiub":
+        raise InvalidArgument(f"{name} must hold real numbers, got dtype {array.dtype}")
+    if array.dtype != np.float32:
+        array = array.astype(np.float64, copy=False)
+    dims = (ndim,) if isinstance(ndim, int) else ndim
+    if array.ndim not in dims:
+        wanted = " or ".join(str(n) for n in dims)
+        raise InvalidArgument(f"{name} must have {wanted} dimension(s), got shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise InvalidArgument(f"{name} holds NaN or infinity")
+    return array
+
+
+def frozen(array: Array) -> Array:
+    """The array itself if nobody can write to it, else a read-only copy."""
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def digest(*parts: Array | bytes) -> bytes:
+    """Sixteen bytes that name these contents (shape and dtype included)."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if isinstance(part, bytes):
+            state.update(b"b%d:" % len(part) + part)
+        else:
+            state.update(f"a{part.dtype.str}{part.shape}:".encode())
+            state.update(np.ascontiguousarray(part).data.cast("B") if part.size else b"")
+    return state.digest()

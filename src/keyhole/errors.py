@@ -1,0 +1,73 @@
+"""Everything Keyhole raises on purpose, one tree.
+
+Each message says what was wrong, what was expected and what to do. An error raised by
+`keyhole.recover` carries the unfinished `recovery`: what was learned before it stopped.
+"""
+
+from typing import Any
+
+
+class KeyholeError(Exception):
+    """Root of all errors that Keyhole raises on purpose."""
+
+    recovery: Any = None  # the Recovery at the moment of the error, set by recover()
+
+
+class InvalidArgument(KeyholeError, ValueError):
+    """An argument of a public call does not make sense."""
+
+
+class DomainError(KeyholeError, ValueError):
+    """A question would leave the domain the oracle declared (norm, box, vocabulary, length)."""
+
+
+class OracleError(KeyholeError):
+    """The box failed: it raised, or answered with the wrong shape, kind or number of answers."""
+
+
+class Inconsistent(OracleError):
+    """The box answered the same question differently than its stated precision allows."""
+
+    def __init__(self, message: str, counterexample: Any = None) -> None:
+        super().__init__(message)
+        self.counterexample = counterexample
+
+
+class BudgetExhausted(KeyholeError):
+    """The next question would exceed the budget. Nothing beyond it was asked."""
+
+
+class NotIdentifiable(KeyholeError):
+    """No number of questions can determine these parameters; the message says why."""
+
+
+class IllConditioned(KeyholeError):
+    """The answers do not determine the parameters to any useful accuracy."""
+
+
+class WrongFamily(KeyholeError):
+    """The box is not a member of the model class the learner assumes."""
+
+    def __init__(self, message: str, counterexample: Any = None) -> None:
+        super().__init__(message)
+        self.counterexample = counterexample
+
+
+class JournalError(KeyholeError):
+    """The journal cannot be read or written (full disk, read-only folder, another process)."""
+
+
+class JournalMismatch(JournalError):
+    """The journal belongs to another box, learner or seed."""
+
+
+class FileFormatError(KeyholeError):
+    """A model file is truncated, of the wrong kind, or claims impossible things."""
+
+
+class MissingExtra(KeyholeError, ImportError):
+    """An optional dependency is needed; the message holds the command that installs it."""
+
+
+class Interrupted(KeyholeError):
+    """The user asked to stop. The journal, if any, holds everything that was paid for."""

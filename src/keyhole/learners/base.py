@@ -1,0 +1,31 @@
+"""What every learner is: a frozen configuration with `learn(oracle, rng)`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from keyhole.oracles.base import Oracle, Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A hypothesis: the model, standard errors in the model's own structure, and what to know."""
+
+    model: Any
+    errors: Any
+    floor: float  # unknowns per number in an answer
+    notes: tuple[str, ...] = ()  # sentences for the reader
+    details: Mapping[str, Any] = field(default_factory=dict)  # numbers for the report
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Anything that turns an oracle into a hypothesis. It sees `oracle.ask` and nothing else."""
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned: ...
+
+    def expected_questions(self, spec: Spec) -> int | None:
+        """A forecast for the progress bar and the plan; None where it cannot be known."""
+        ...

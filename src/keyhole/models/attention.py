@@ -1,0 +1,174 @@
+"""Softmax attention read at the last position: the hypothesis most learners return.
+
+    f(X) = offset + sum_h sum_i softmax_i( x_i . (score_h x_N + key_bias_h) ) x_i . value_h
+
+X has rows x_1 ... x_N; the last row is the query. Only the product `score` of the query and key
+maps can be seen from outside, never the two maps, so the product is what a `Head` holds.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.errors import InvalidArgument
+
+
+class Factors(NamedTuple):
+    """A score matrix kept as left @ right, (d, r) and (r, d)."""
+
+    left: Array
+    right: Array
+
+
+class Head:
+    """One attention head: `score` (d, d), `key_bias` (d,), `value` (d,) or (d, D).
+
+    `score` may be given as a pair `(left, right)` with `left @ right` the matrix; it is then kept
+    in factors and only multiplied out when `.score` is read.
+
+    >>> import numpy as np
+    >>> head = Head((np.ones((3, 1)), np.ones((1, 3))), None, np.ones(3))
+    >>> head.rank_bound, head.score.shape
+    (1, (3, 3))
+    """
+
+    score_factors: Factors | None
+    key_bias: Array
+    value: Array
+
+    def __init__(self, score: Any, key_bias: Any, value: Any) -> None:
+        self._score: Array | None = None
+        self.score_factors = None
+        if isinstance(score, tuple):
+            left = frozen(finite_array("score factor left", score[0], ndim=2))
+            right = frozen(finite_array("score factor right", score[1], ndim=2))
+            if left.shape != right.shape[::-1]:
+                raise InvalidArgument(
+                    f"score factors must be (d, r) and (r, d), got {left.shape} and {right.shape}"
+                )
+            self.score_factors = Factors(left, right)
+            width = left.shape[0]
+        else:
+            self._score = frozen(finite_array("score", score, ndim=2))
+            width = self._score.shape[0]
+            if self._score.shape != (width, width):
+                raise InvalidArgument(f"score must be square, got shape {self._score.shape}")
+        self.value = frozen(finite_array("value", value, ndim=(1, 2)))
+        self.key_bias = frozen(
+            np.zeros(width, self.value.dtype)
+            if key_bias is None
+            else finite_array("key_bias", key_bias, ndim=1)
+        )
+        for name, array in (("key_bias", self.key_bias), ("value", self.value)):
+            if array.shape[0] != width:
+                raise InvalidArgument(
+                    f"{name} has {array.shape[0]} rows, but score says the width is {width}"
+                )
+
+    @property
+    def width(self) -> int:
+        return int(self.value.shape[0])
+
+    @property
+    def score(self) -> Float[Array, "d d"]:
+        if self._score is None:
+            assert self.score_factors is not None
+            return self.score_factors.left @ self.score_factors.right
+        return self._score
+
+    @property
+    def rank_bound(self) -> int:
+        """A rank that `score` cannot exceed by construction."""
+        return self.width if self.score_factors is None else int(self.score_factors.left.shape[1])
+
+    def keys(self, queries: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """What a token is multiplied with to give its score, per query: score @ x_N + key_bias."""
+        if self.score_factors is None:
+            return queries @ self.score.T + self.key_bias
+        return (queries @ self.score_factors.right.T) @ self.score_factors.left.T + self.key_bias
+
+    def astype(self, dtype: Any) -> "Head":
+        score: Any = (
+            tuple(part.astype(dtype) for part in self.score_factors)
+            if self.score_factors is not None
+            else self.score.astype(dtype)
+        )
+        return Head(score, self.key_bias.astype(dtype), self.value.astype(dtype))
+
+    def __repr__(self) -> str:
+        kind = "dense" if self.score_factors is None else f"rank ≤ {self.rank_bound}"
+        return f"Head(width={self.width}, score {kind}, value {self.value.shape})"
+
+
+class Attention:
+    """A layer of attention heads with a common offset; callable like the box.
+
+    >>> import numpy as np
+    >>> model = Attention([Head(np.zeros((2, 2)), None, np.array([1.0, 0.0]))], 0.5)
+    >>> model(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+    array([2.5])
+    """
+
+    heads: tuple[Head, ...]
+    offset: Array
+
+    def __init__(self, heads: Sequence[Head], offset: Any = 0.0) -> None:
+        if not heads:
+            raise InvalidArgument("Attention needs at least one head")
+        self.heads = tuple(heads)
+        first = self.heads[0]
+        for head in self.heads[1:]:
+            if head.value.shape != first.value.shape:
+                raise InvalidArgument(
+                    f"heads disagree on the value's shape: {first.value.shape}, {head.value.shape}"
+                )
+        array = finite_array("offset", offset, ndim=(0, 1)).astype(first.value.dtype)
+        if array.shape not in ((), first.value.shape[1:]):
+            raise InvalidArgument(
+                f"offset must have shape {first.value.shape[1:]}, got {array.shape}"
+            )
+        self.offset = frozen(np.broadcast_to(array, first.value.shape[1:]))
+
+    @property
+    def width(self) -> int:
+        return self.heads[0].width
+
+    @property
+    def outputs(self) -> int | None:
+        """None for a scalar answer, else the length of the answer's vector."""
+        shape = self.heads[0].value.shape
+        return None if len(shape) == 1 else int(shape[1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(head.value.dtype for head in self.heads))
+
+    def astype(self, dtype: Any) -> "Attention":
+        """The same layer that computes in another precision."""
+        return Attention([h.astype(dtype) for h in self.heads], self.offset.astype(dtype))
+
+    def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch *out"]:
+        tokens = np.asarray(tokens, dtype=self.dtype)
+        if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != self.width:
+            raise InvalidArgument(
+                f"expected tokens of shape (batch, length, {self.width}), got {tokens.shape}"
+            )
+        query = tokens[:, -1, :]
+        answer = np.broadcast_to(self.offset, (len(tokens), *self.offset.shape)).copy()
+        for head in self.heads:
+            scores = (tokens @ head.keys(query)[:, :, None])[:, :, 0]
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            if head.value.ndim == 1:
+                answer += np.einsum("bn,bn->b", weights, tokens @ head.value)
+            else:
+                answer += (weights[:, None, :] @ tokens)[:, 0, :] @ head.value
+        return answer
+
+    def __repr__(self) -> str:
+        return (
+            f"Attention(width={self.width}, heads={len(self.heads)}, "
+            f"outputs={'scalar' if self.outputs is None else self.outputs})"
+        )

@@ -1,0 +1,116 @@
+"""The black box as the rest of the project sees it: a spec, and one method that asks a batch.
+
+To connect a new kind of box, subclass `Oracle`: describe it in `spec`, answer in `ask`. Checks,
+counting, budget, chunks and the journal are wrappers that any oracle gets for free.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.errors import DomainError, InvalidArgument
+from keyhole.oracles.questions import Questions
+
+UNIT_ROUNDOFF = 2.0**-53  # relative rounding error of float64, the best a box can do
+NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What the box accepts: token norms, entries, vocabulary, sequence length."""
+
+    max_length: int | None = None
+    max_norm: float | None = None
+    low: float | None = None
+    high: float | None = None
+    vocabulary: Float[Array, "m d"] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise InvalidArgument(f"max_length must be at least 1, got {self.max_length}")
+        if self.max_norm is not None and not 0 < self.max_norm < np.inf:
+            raise InvalidArgument(f"max_norm must be positive and finite, got {self.max_norm}")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise InvalidArgument(f"low must be below high, got {self.low} and {self.high}")
+        if self.vocabulary is not None:
+            table = frozen(finite_array("vocabulary", self.vocabulary, ndim=2))
+            object.__setattr__(self, "vocabulary", table)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether tokens may be any vectors (the length may still be limited)."""
+        return self.max_norm is None and self.low is None and self.high is None and (
+            self.vocabulary is None
+        )
+
+    def check(self, tokens: Float[Array, "n length d"]) -> None:
+        """Raises DomainError if a token or the length lies outside."""
+        if self.max_length is not None and tokens.shape[1] > self.max_length:
+            raise DomainError(
+                f"a question of length {tokens.shape[1]} exceeds max_length={self.max_length}"
+            )
+        if self.max_norm is not None:
+            worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
+            if worst > self.max_norm * (1 + NORM_SLACK):
+                raise DomainError(f"a token of norm {worst:.6g} exceeds max_norm={self.max_norm}")
+        if self.low is not None and tokens.min(initial=np.inf) < self.low:
+            raise DomainError(f"a token entry {tokens.min():.6g} lies below low={self.low}")
+        if self.high is not None and tokens.max(initial=-np.inf) > self.high:
+            raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
+        if self.vocabulary is not None:
+            known = {row.tobytes() for row in self.vocabulary.astype(np.float64)}
+            for row in np.unique(tokens.reshape(-1, tokens.shape[2]).astype(np.float64), axis=0):
+                if (row + 0.0).tobytes() not in known and row.tobytes() not in known:
+                    raise DomainError("a token is not in the declared vocabulary")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How exact the answers are: |answer - f| is about relative * |scale| + additive + step / 2."""
+
+    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
+    additive: float = 0.0  # standard deviation of noise that differs from call to call
+    step: float = 0.0  # answers are rounded to multiples of this
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known about a box before asking it anything."""
+
+    width: int
+    outputs: int | None = None  # length of an answer's vector, where the box tells
+    domain: Domain = Domain()
+    precision: Precision | None = None  # None: not stated, to be measured
+    identity: str = "box"  # names the box in reports, and keeps journals of two boxes apart
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise InvalidArgument(f"width must be at least 1, got {self.width}")
+        words = self.domain.vocabulary
+        if words is not None and words.shape[1] != self.width:
+            raise InvalidArgument(
+                f"the vocabulary's tokens have width {words.shape[1]}, the box {self.width}"
+            )
+
+
+class Oracle(ABC):
+    """A box that answers questions. `ask` returns (n,) for scalar and (n, D) for vector boxes."""
+
+    spec: Spec
+
+    @abstractmethod
+    def ask(self, questions: Questions) -> Array:
+        """One answer per question, in their order."""
+
+    def close(self) -> None:
+        """Lets go of files and connections. Asking afterwards is an error."""
+        return None
+
+    def __enter__(self) -> "Oracle":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,62 @@
+"""The border: no question leaves the domain, no malformed answer comes in."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import InvalidArgument, OracleError
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.questions import Questions
+
+
+@dataclass(frozen=True, eq=False)
+class Border(Oracle):
+    """Checks every question against the domain and every answer for shape, kind and finiteness."""
+
+    inner: Oracle
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        return self.inner.spec
+
+    def ask(self, questions: Questions) -> Array:
+        spec = self.spec
+        if questions.width != spec.width:
+            raise InvalidArgument(f"questions of width {questions.width}, box of {spec.width}")
+        if not (spec.domain.unbounded and spec.domain.max_length is None):
+            spec.domain.check(questions.tokens())
+        answers = np.asarray(self.inner.ask(questions))
+        return checked_answers(answers, len(questions), spec)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
+    """The answers as floats, or an OracleError that says what is wrong with them."""
+    if answers.dtype.kind not in "fiub":
+        raise OracleError(
+            f"the box answered with dtype {answers.dtype}; real numbers are needed "
+            "(detach and convert inside the function)"
+        )
+    if answers.ndim not in (1, 2):
+        raise OracleError(
+            f"the box answered with shape {answers.shape}; expected ({count},) or ({count}, "
+            "outputs), the answer at the last position"
+        )
+    if answers.shape[0] != count:
+        raise OracleError(f"the box gave {answers.shape[0]} answers to {count} questions")
+    outputs = answers.shape[1] if answers.ndim == 2 else None
+    if spec.outputs is not None and outputs != spec.outputs:
+        raise OracleError(f"the box gave {outputs} outputs, its spec says {spec.outputs}")
+    if answers.dtype.kind != "f":
+        answers = answers.astype(np.float64)
+    finite = np.isfinite(answers)
+    if not finite.all():
+        bad = int(np.argmin(finite.reshape(count, -1).all(axis=1)))
+        raise OracleError(
+            f"the box answered {answers[bad]} (not finite) to question {bad} of {count} in the "
+            "batch; restrict the domain (max_norm=, max_length=) if inputs this large overflow"
+        )
+    return answers

@@ -1,0 +1,49 @@
+"""The one counter: how many questions the box was paid for, by purpose, with a hard budget."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from keyhole.arrays import Array
+from keyhole.errors import BudgetExhausted
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.questions import Questions
+
+
+class Counting(Oracle):
+    """Counts every question on its way to the box; refuses the first that exceeds the budget."""
+
+    def __init__(
+        self,
+        inner: Oracle,
+        budget: int | None = None,
+        listener: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.inner = inner
+        self.budget = budget
+        self.listener = listener
+        self.by_purpose: Counter[str] = Counter()
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        return self.inner.spec
+
+    @property
+    def paid(self) -> int:
+        return sum(self.by_purpose.values())
+
+    def ask(self, questions: Questions) -> Array:
+        count = len(questions)
+        if self.budget is not None and self.paid + count > self.budget:
+            raise BudgetExhausted(
+                f"the next {count} questions ({questions.purpose}) would exceed the budget of "
+                f"{self.budget}; {self.paid} were asked. Raise budget=, and pass the same "
+                "journal= to continue without paying twice"
+            )
+        self.by_purpose[questions.purpose] += count
+        answers = self.inner.ask(questions)
+        if self.listener is not None:
+            self.listener(questions.purpose, self.paid)
+        return answers
+
+    def close(self) -> None:
+        self.inner.close()
