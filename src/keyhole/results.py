@@ -28,7 +28,9 @@ class Outcome(enum.Enum):
         "more precise box, a wider domain or more questions would help."
     )
     UNVERIFIED = "A model was fitted but not compared with fresh answers (verify=False)."
-    ORACLE_FAILED = "The box failed to answer. What was paid for is in the journal, if there is one."
+    ORACLE_FAILED = (
+        "The box failed to answer. What was paid for is in the journal, if there is one."
+    )
     INTERRUPTED = "Stopped on request. Run again with the same journal to continue."
 
     def __repr__(self) -> str:

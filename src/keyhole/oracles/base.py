@@ -42,8 +42,11 @@ class Domain:
     @property
     def unbounded(self) -> bool:
         """Whether tokens may be any vectors (the length may still be limited)."""
-        return self.max_norm is None and self.low is None and self.high is None and (
-            self.vocabulary is None
+        return (
+            self.max_norm is None
+            and self.low is None
+            and self.high is None
+            and (self.vocabulary is None)
         )
 
     def check(self, tokens: Float[Array, "n length d"]) -> None:
