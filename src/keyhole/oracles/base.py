@@ -108,9 +108,8 @@ class Oracle(ABC):
     def ask(self, questions: Questions) -> Array:
         """One answer per question, in their order."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most boxes hold nothing
         """Lets go of files and connections. Asking afterwards is an error."""
-        return None
 
     def __enter__(self) -> "Oracle":
         return self
