@@ -274,7 +274,7 @@ class _Filling:
         self.product[group, :, anchor] = scores / lengths[:, None]
         self.error[group, :, anchor] = found.errors / lengths[:, None]
         self.length[group, anchor] = np.where(found.saturated, -lengths, lengths)
-        steep = found.scores.max(axis=1) > STEEPEST
+        steep = scores.max(axis=1) > STEEPEST  # what a shorter anchor can mend
         return numbers[found.saturated | steep]
 
     def _learn_scale(self, stop: int) -> None:
