@@ -19,6 +19,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "Progress": "keyhole.recover",
     "verify": "keyhole.verification.verify",
     "SingleHead": "keyhole.learners.single_head",
+    "LowRank": "keyhole.learners.low_rank",
     "Outcome": "keyhole.results",
     "Ledger": "keyhole.results",
     "Verdict": "keyhole.results",

@@ -22,6 +22,7 @@ from keyhole.errors import (
 )
 from keyhole.learners.base import Learned, Learner
 from keyhole.learners.single_head import SingleHead
+from keyhole.models.symmetry import product_norm
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
@@ -248,7 +249,14 @@ def loosest(learned: Learned) -> float:
         return 0.0
     errors, worst = learned.errors.to_arrays(), 0.0
     for name, array in learned.model.to_arrays().items():
-        size = float(np.linalg.norm(array))
-        if size > 0 and name in errors:
-            worst = max(worst, float(np.linalg.norm(errors[name])) / size)
+        if name.endswith("score_right") or name not in errors:
+            continue
+        if name.endswith("score_left"):  # a product in factors: compare the products
+            other = name.removesuffix("left") + "right"
+            size = product_norm(array, learned.model.to_arrays()[other])
+            error = product_norm(errors[name], errors[other])
+        else:
+            size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))
+        if size > 0:
+            worst = max(worst, error / size)
     return worst

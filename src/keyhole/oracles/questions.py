@@ -69,6 +69,24 @@ class Scaled:
 
 
 @dataclass(frozen=True, eq=False)
+class Picked:
+    """Some tokens of another bank, renumbered from zero."""
+
+    inner: Bank
+    numbers: Int[Array, " m"]
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        return self.inner.rows(self.numbers[index])
+
+    def digest(self) -> bytes:
+        return digest(self.inner.digest(), self.numbers)
+
+
+@dataclass(frozen=True, eq=False)
 class Summed:
     """Sums of a token of one bank and a token of another: number i * count + j is a_i + b_j."""
 

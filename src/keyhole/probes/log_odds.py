@@ -25,9 +25,12 @@ from keyhole.probes.values import LinearPart, answer_noise
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
 STEEPEST = 3.5  # above, the factor 1 + e^s is worth another question
+LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
 COMFORTABLE = 2.0  # where that other question puts s
 WEAKEST = 0.125  # an anchor this much shorter than it could be is worth another question
 FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
+CAUTION = 2.0  # in standard errors of the scale so far
+FAR_OFF = 16.0  # correction of a scale at which most answers saturate
 BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
@@ -49,6 +52,7 @@ class ProbeSet:
     group: int
     values: Float[Array, "n D"]  # u · value
     bias: Float[Array, " n"]  # u · key_bias, zero where there is none
+    bias_error: float = 0.0  # standard error of that
 
     @property
     def groups(self) -> int:
@@ -209,13 +213,15 @@ class LogOdds:
         spread: float,
         longest: float = np.inf,
         certain: bool = False,
+        anchor_bias: Float[Array, " m"] | None = None,
     ) -> Table:
         """Every probe against every anchor; `anchors` has unit rows.
 
         `spread` is the expected root mean square of probe · score · anchor; it is refined from
-        the answers unless `certain`.
+        the answers unless `certain`. `anchor_bias` is anchor · key_bias, which the box rounds.
         """
-        return _Filling(self, anchors, anchor_values, spread, longest).run(certain)
+        bias = np.zeros(len(anchor_values)) if anchor_bias is None else anchor_bias
+        return _Filling(self, anchors, anchor_values, bias, spread, longest).run(certain)
 
 
 class _Filling:
@@ -226,11 +232,12 @@ class _Filling:
         meter: LogOdds,
         anchors: Bank,
         anchor_values: Array,
+        anchor_bias: Array,
         spread: float,
         longest: float,
     ) -> None:
         self.meter, self.anchors, self.longest = meter, anchors, longest
-        self.values = anchor_values
+        self.values, self.anchor_bias = anchor_values, anchor_bias
         probes = meter.probes
         shape = (probes.groups, probes.group, len(anchor_values))
         self.product, self.error = np.zeros(shape), np.zeros(shape)
@@ -247,11 +254,15 @@ class _Filling:
         while start < total:
             numbers = np.arange(start, min(start + min(block, limit), total))
             # few measurements may all be small by chance: assume a larger scale than was seen
-            caution = 1.0 if certain else 1.0 + 1.0 / np.sqrt(self.seen)
+            caution = 1.0 if certain else 1.0 + CAUTION / np.sqrt(self.seen)
             length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
             again.append(self._fill(numbers, np.full(len(numbers), length)))
-            self._learn_scale(start + len(numbers))
+            if not certain:
+                self._learn_scale(start + len(numbers))
             start, block = start + len(numbers), block * BLOCK_GROWTH
+            anchor, group = np.divmod(numbers, groups)
+            if np.mean(self.length[group, anchor] < 0) > 0.5:  # saturated: the scale was far off
+                self.spread, block = self.spread * FAR_OFF, FIRST_BLOCK
         self._repeat(np.concatenate(again))
         n = self.meter.probes.count
         return Table(
@@ -274,9 +285,14 @@ class _Filling:
         found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
         scores = found.scores - self.bias[group]
         self.product[group, :, anchor] = scores / lengths[:, None]
-        self.error[group, :, anchor] = found.errors / lengths[:, None]
+        rounding = self.meter.roundoff.relative * np.abs(lengths * self.anchor_bias[anchor])
+        errors = np.hypot(found.errors, np.hypot(self.meter.probes.bias_error, rounding[:, None]))
+        self.error[group, :, anchor] = errors / lengths[:, None]
         self.length[group, anchor] = np.where(found.saturated, -lengths, lengths)
-        steep = scores.max(axis=1) > STEEPEST  # what a shorter anchor can mend
+        # what a shorter anchor can mend: a steep logistic, or a weight too small for its noise
+        noise = LOOSE * answer_noise(self.meter.roundoff, self.anchors.width)
+        loose = (np.abs(scores) > STEEPEST) & (found.errors > noise)
+        steep = ((scores > STEEPEST) | loose).any(axis=1)
         return numbers[found.saturated | steep]
 
     def _learn_scale(self, stop: int) -> None:
@@ -290,11 +306,11 @@ class _Filling:
             self.spread = float(np.sqrt(power / self.seen))
 
     def _ideal(self) -> Array:
-        """The best length for each question: the target, or less for a large score."""
+        """The best length for each question: the target, or less for a score of large size."""
         goal = min(TARGET_SPREAD / self.spread, self.longest)
-        top = self.product.max(axis=1)
+        top = np.abs(self.product).max(axis=1)
         with np.errstate(divide="ignore"):
-            return np.where(top * goal > STEEPEST, COMFORTABLE / np.maximum(top, 0.0), goal)
+            return np.where(top * goal > STEEPEST, COMFORTABLE / top, goal)
 
     def _repeat(self, numbers: Array) -> None:
         """Asks again what was saturated or steep, then what was asked with too short anchors."""

@@ -60,7 +60,11 @@ class Stretched:
         rows = self.basis.rows(index)
         if self.shape is not None:
             rows = rows @ self.shape.matrix
-        return self._stretch(rows, self.across, self.along)
+        return self.stretched(rows)
+
+    def stretched(self, directions: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """Unit directions at the length of the probes, along and across the axis."""
+        return self._stretch(directions, self.across, self.along)
 
     def products(self, vectors: Float[Array, "n d"]) -> Float[Array, "d n"]:
         """Every probe times every vector, without forming the probes."""
@@ -94,11 +98,15 @@ class Stretched:
 
 
 def probe_set(
-    probes: Stretched, linear: LinearPart, group: int, bias: Float[Array, " d"]
+    probes: Stretched,
+    linear: LinearPart,
+    group: int,
+    bias: Float[Array, " d"],
+    bias_error: float,
 ) -> ProbeSet:
     """All members as probes, with their values and their products with the key bias."""
     values = probes.products(np.ascontiguousarray(linear.value.T))
-    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias)
+    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias, bias_error)
 
 
 def free_lengths(

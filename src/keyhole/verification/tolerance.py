@@ -43,7 +43,22 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
     parameters = {}
     for name, array in model.to_arrays().items():
         size = relative * np.abs(array)
-        if name in uncertain and uncertain[name].shape == array.shape:
+        factor = name.endswith(("score_left", "score_right"))
+        if not factor and name in uncertain and uncertain[name].shape == array.shape:
             size = np.hypot(size, uncertain[name])
         parameters[name] = np.asarray(array + size * rng.standard_normal(array.shape))
+    for name, left in uncertain.items():
+        if name.endswith("score_left") and name in parameters:
+            _disturb_product(parameters, name, left, uncertain, rng)
     return type(model).from_arrays(parameters)
+
+
+def _disturb_product(
+    parameters: dict[str, Array], name: str, left: Array, uncertain: Any, rng: np.random.Generator
+) -> None:
+    """A factored score whose standard errors are factored too: adds a random matrix in factors
+    whose entries have them."""
+    other = name.removesuffix("left") + "right"
+    right = uncertain[other]
+    parameters[name] = np.hstack([parameters[name], left * rng.standard_normal(left.shape)])
+    parameters[other] = np.vstack([parameters[other], right * rng.standard_normal(right.shape)])

@@ -1,0 +1,37 @@
+"""The range of a matrix, column by column."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+
+
+@dataclass(eq=False)
+class RangeFinder:
+    """Grows an orthonormal basis Q of the columns seen so far; orthogonalises twice, so that the
+    basis stays orthonormal to rounding however nearly dependent the columns are."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        self._rows = np.zeros((0, self.width))
+
+    @property
+    def rank(self) -> int:
+        return len(self._rows)
+
+    @property
+    def basis(self) -> Float[Array, "d r"]:
+        return self._rows.T
+
+    def add(self, column: Float[Array, " d"]) -> None:
+        """Extends the range by a column that is not in it."""
+        rest = self.outside(column)
+        self._rows = np.vstack([self._rows, rest / np.linalg.norm(rest)])
+
+    def outside(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        """The part of a vector orthogonal to the range."""
+        for _ in range(2):
+            vector = vector - self._rows.T @ (self._rows @ vector)
+        return vector

@@ -1,0 +1,68 @@
+"""Single-head attention of low rank, rank unknown, at the floor 2rd − r² + d.
+
+Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and two more a
+            column; a key bias and an offset add d + 1. The score is returned in factors.
+Questions.  Value, key bias as for a single head. Then columns: every probe against one random
+            anchor ω_k. Before each column, two random probes orthogonal to the range found so far:
+            if they see nothing, the range is complete. Then rows: r probes in the range against
+            the remaining anchors.
+Algebra.    Q spans the columns score·ω_k; score = Q (Qᵀ score), and Qᵀ score is known on span(ω)
+            from the columns, elsewhere from the rows. A probe q + n with n orthogonal to the range
+            has the score of q and the value of both: n is taken along the value map.
+Fails.      Singular values below the box's precision cannot be seen: the rank found is a numerical
+            rank, what lies outside it is estimated from the last test and added to the errors.
+Source.     Theorem 5.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
+            Queries" (2026) for `method="convex"`; the adaptive method is a randomised range finder
+            (Halko, Martinsson, Tropp 2011), exact here because the rank is.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from keyhole.algebra.bases import DENSE_LIMIT
+from keyhole.errors import InvalidArgument
+from keyhole.learners.base import Learned
+from keyhole.learners.low_rank_cross import Cross
+from keyhole.learners.low_rank_sweep import Sweep
+from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
+from keyhole.oracles.base import Oracle, Spec
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Learner for one head of low rank. `rank=None`: the rank is found.
+
+    `tolerance` stops the search once what is left of the score is below this fraction of it
+    (default: what the box's precision can show).
+    """
+
+    method: Literal["adaptive", "convex"] = "adaptive"
+    rank: int | None = None
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.method not in ("adaptive", "convex"):
+            raise InvalidArgument(f"method must be 'adaptive' or 'convex', got {self.method!r}")
+        if self.rank is not None and self.rank < 1:
+            raise InvalidArgument(f"rank must be at least 1, got {self.rank}")
+        if not 0 <= self.tolerance < 1:
+            raise InvalidArgument(f"tolerance must lie in [0, 1), got {self.tolerance}")
+
+    def expected_questions(self, spec: Spec) -> int | None:
+        if self.rank is None:
+            return None
+        r, d = self.rank, spec.width
+        return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        return learn_score(oracle, rng, self.measure)
+
+    def measure(self, pairs: Pairs, rng: np.random.Generator) -> Learned:
+        """The score, once value, key bias and scale are known."""
+        anchors = anchor_basis(pairs, rng)
+        plain = pairs.group == 1 and not pairs.key_bias.any()
+        if plain and pairs.probes.width <= DENSE_LIMIT:
+            return Cross(pairs, anchors, rng, self.rank, self.tolerance).run()
+        return Sweep(pairs, anchors, rng, self.rank, self.tolerance).run()

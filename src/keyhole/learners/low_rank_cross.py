@@ -1,0 +1,250 @@
+"""Low rank by crosses: a column, then a row, then the next column where the rows so far are zero.
+
+Column k is score·ω_k, row k is t_kᵀ·score; from r of each, score = Y (T Y)⁻¹ B with Y the columns,
+B the rows and T the t_k. What was measured is never measured again: a column needs only the probes
+orthogonal to the t so far, a row only the anchors orthogonal to the ω so far, which makes exactly
+2rd − r² questions; the first two of a further column tell that there is none.
+
+ω_k is random but orthogonal to the rows so far, so that score·ω_k is what is left of the score and
+nothing else: it is measured to full relative precision, and errors do not grow from cross to
+cross. t_k is the direction of that column: the largest pivot.
+"""
+
+import numpy as np
+
+from keyhole.algebra.bases import Basis
+from keyhole.algebra.range_finder import RangeFinder
+from keyhole.arrays import Array, Float
+from keyhole.learners.base import Learned
+from keyhole.learners.pairs import Pairs, assemble
+from keyhole.oracles.questions import Listed
+from keyhole.probes.log_odds import LogOdds, ProbeSet, Table
+
+TESTS = 2  # probes of a further column that tell whether there is one
+VISIBLE = 12.0  # standard errors of a test from which there is
+CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
+NULL_SHARE = 4  # anchors avoid the rows so far up to rank d / NULL_SHARE; beyond, few are left
+
+
+class Cross:
+    """Crosses of one score matrix, for scalar boxes without a key bias."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        anchors: Basis,
+        rng: np.random.Generator,
+        rank: int | None,
+        tolerance: float,
+    ) -> None:
+        width = pairs.probes.width
+        self.pairs, self.width, self.spread = pairs, width, pairs.scale
+        self.rank, self.tolerance = rank, tolerance
+        everything = np.arange(width)
+        self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
+        self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
+        self.t = np.zeros((0, width))
+        self.omega = np.zeros((0, width))  # orthonormal
+        self.rows = np.zeros((0, width))  # t · score
+        self.columns = np.zeros((width, 0))  # score · ω
+        self.row_space = RangeFinder(width)
+        self.column_errors: list[float] = []
+        self.row_errors: list[float] = []
+        self.left_over, self.largest, self.reason = 0.0, 0.0, ""
+
+    def run(self) -> Learned:
+        limit = self.width if self.rank is None else min(self.rank, self.width)
+        while len(self.t) < limit and self._cross():
+            pass
+        if len(self.t) == self.width:
+            self.reason, self.left_over = "the score has full rank", 0.0
+        elif self.rank is not None and len(self.t) == limit:
+            self._look(self._next_anchor())  # for the error bars: what lies beyond the rank
+            self.reason = f"rank {limit} was prescribed"
+        return self._assembled()
+
+    def _cross(self) -> bool:
+        """One more column and row, or False if there is nothing left."""
+        anchor = self._next_anchor()
+        first = None
+        if len(self.t):
+            first = self._look(anchor)
+            if first is None:
+                return False
+        column = self._column(anchor, first)
+        direction = self._pivot(anchor, column)
+        self._take_anchor(anchor, column)
+        self._row(direction, abs(float(direction @ column)))
+        return True
+
+    # -- columns ---------------------------------------------------------------------------
+
+    def _next_anchor(self) -> Float[Array, " d"]:
+        """Random, and orthogonal to the rows so far while there is room."""
+        anchor = self.anchors[0]
+        if len(self.t) <= self.width // NULL_SHARE:
+            anchor = self.row_space.outside(anchor)
+        return anchor / np.linalg.norm(anchor)
+
+    def _ask(self, probes: Array, anchors: Array, spread: float, certain: bool = False) -> Table:
+        """Unit probes against unit anchors; products in units of the probes' length."""
+        length = self.pairs.probes.across
+        tokens = length * probes
+        values = self.pairs.linear.at(tokens)
+        meter = LogOdds(
+            self.pairs.oracle,
+            self.pairs.linear,
+            ProbeSet(Listed(tokens), len(probes), 1, values, np.zeros(len(probes))),
+            "score",
+        )
+        return meter.table(
+            Listed(anchors),
+            self.pairs.linear.at(anchors),
+            spread,
+            self.pairs.longest,
+            certain,
+        )
+
+    def _look(self, anchor: Float[Array, " d"]) -> Float[Array, " n"] | None:
+        """The first products of a column, or None where they are zero as far as one can see."""
+        probes = self.probes[:TESTS]
+        table = self._ask(probes, anchor[None], self.spread, certain=True)
+        seen, length = table.product[:, 0], self.pairs.probes.across
+        # what the rows so far say of this anchor is known; the rest must be new
+        rest = seen - length * (probes @ self._explained(anchor))
+        self.left_over = float(np.sqrt(np.mean(rest**2))) / length
+        doubt = length * self._explained_error(probes, anchor)
+        visible = VISIBLE * (float(table.error.max()) + self._rounding(table) + doubt)
+        threshold = max(visible, self.tolerance * self.largest)
+        self.reason = (
+            f"nothing was seen outside rank {len(self.t)}, down to "
+            f"{threshold / self.largest:.1e} of the score"
+        )
+        return seen if np.abs(rest).max() > threshold else None
+
+    def _column(self, anchor: Float[Array, " d"], first: Array | None) -> Float[Array, " d"]:
+        """score · anchor: measured on the probes, known on the t so far."""
+        length, known = self.pairs.probes.across, self.rows @ anchor
+        products, start, spread = np.zeros(len(self.probes)), 0, self.spread
+        if first is not None:
+            start = len(first)
+            products[:start], spread = first, float(np.sqrt(np.mean(first**2)))
+        error = self.column_errors[-1] if self.column_errors else 0.0
+        if start < len(self.probes):
+            table = self._ask(self.probes[start:], anchor[None], spread)
+            products[start:] = table.product[:, 0]
+            self.spread = table.spread
+            error = np.hypot(np.sqrt(np.mean(table.error**2)), self._rounding(table)) / length
+        self.largest = max(self.largest, float(np.sqrt(np.mean(products**2))))
+        self.column_errors.append(float(error))
+        return self.probes.T @ products / length + self.t.T @ known
+
+    def _explained(self, anchor: Float[Array, " d"]) -> Float[Array, " d"]:
+        """score · anchor as far as the crosses so far explain it."""
+        if not len(self.t):
+            return np.zeros(self.width)
+        return self.columns @ np.linalg.solve(self.t @ self.columns, self.rows @ anchor)
+
+    def _explained_error(self, probes: Array, anchor: Array) -> float:
+        """Standard error of that, seen through unit probes."""
+        core = self.t @ self.columns
+        by_columns = np.linalg.solve(core, self.rows @ anchor) * np.array(self.column_errors)
+        by_rows = np.linalg.solve(core.T, (probes @ self.columns).T).T * np.array(self.row_errors)
+        return float(np.linalg.norm(by_columns) + np.linalg.norm(by_rows, axis=1).max())
+
+    def _rounding(self, table: Table) -> float:
+        """A product that is small because its terms cancel is rounded at the size of the terms."""
+        return CANCELLATION * table.roundoff.relative * self.largest
+
+    def _pivot(self, anchor: Array, column: Array) -> Float[Array, " d"]:
+        """What the column adds, leaning towards the value map if it would see little of it (no
+        more than that: every lean makes the errors of the crosses before count a little more).
+        Takes the direction out of the probes, which keep equal overlap with the value map."""
+        new = self.probes @ (column - self._explained(anchor))
+        level = self.probes @ self.pairs.linear.value[:, 0]
+        level = level / np.linalg.norm(level)
+        weights = new / np.linalg.norm(new)
+        share = 1.0 / np.sqrt(len(new))  # of the value map that every other probe has
+        if abs(weights @ level) < share:
+            weights = weights + (share if weights @ level >= 0 else -share) * level
+            weights /= np.linalg.norm(weights)
+        direction = weights @ self.probes
+        self.probes = _without(self.probes, weights)
+        if len(self.probes):
+            seen = self.probes @ self.pairs.linear.value[:, 0]
+            size = float(np.linalg.norm(seen))
+            if size > 0:
+                even = np.full(len(seen), 1.0 / np.sqrt(len(seen)))
+                self.probes = _reflected(self.probes, seen / size, even)
+        return direction
+
+    def _take_anchor(self, anchor: Array, column: Array) -> None:
+        """Adds the anchor, made orthogonal to those before it, and its column."""
+        weights = self.anchors @ anchor
+        size = float(np.linalg.norm(weights))
+        fresh = weights @ self.anchors / size
+        column = (column - self.columns @ (self.omega @ anchor)) / size
+        self.column_errors[-1] /= size
+        self.anchors = _without(self.anchors, weights / size)
+        self.omega = np.vstack([self.omega, fresh])
+        self.columns = np.column_stack([self.columns, column])
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _row(self, direction: Float[Array, " d"], pivot: float) -> None:
+        """direction · score: measured on the anchors, known on the ω so far. The pivot, its
+        product with one random anchor, tells what to expect of the others."""
+        row, error = (direction @ self.columns) @ self.omega, 0.0
+        if len(self.anchors):
+            length = self.pairs.probes.across
+            table = self._ask(direction[None], self.anchors, length * pivot)
+            row = row + table.product[0] / length @ self.anchors
+            self.largest = max(self.largest, table.spread)
+            error = np.hypot(np.sqrt(np.mean(table.error**2)), self._rounding(table)) / length
+        self.row_errors.append(float(error))
+        self.t = np.vstack([self.t, direction])
+        self.rows = np.vstack([self.rows, row])
+        if len(self.t) <= self.width // NULL_SHARE:
+            self.row_space.add(row)
+
+    # -- the result ------------------------------------------------------------------------
+
+    def _assembled(self) -> Learned:
+        rank, width = len(self.t), self.width
+        left, upper = np.linalg.qr(self.columns)
+        through = np.linalg.solve(self.t @ self.columns, self.rows)  # the core's inverse times B
+        right = upper @ through
+        column_part = np.sqrt(np.array(self.column_errors) ** 2 @ through**2 + self.left_over**2)
+        spread_left = np.linalg.solve((self.t @ self.columns).T, self.columns.T).T
+        row_part = np.sqrt(spread_left**2 @ np.array(self.row_errors) ** 2)
+        ones = np.ones(width)
+        error = (np.column_stack([ones, row_part]), np.vstack([column_part, ones]))
+        return assemble(
+            self.pairs,
+            (left, right),
+            error,
+            unknowns=2 * rank * width - rank * rank,
+            notes=(f"Rank {rank}: {self.reason}.",),
+            details={
+                "rank": rank,
+                "rank_reason": self.reason,
+                "singular_values": np.linalg.svd(right, compute_uv=False),
+                "truncation": self.left_over,
+            },
+        )
+
+
+def _reflected(rows: Array, start: Array, goal: Array) -> Array:
+    """Rows mixed by the reflection that takes the unit vector `start` to `goal`."""
+    gap = start - goal
+    size = float(gap @ gap)
+    if size == 0.0:
+        return rows
+    return np.asarray(rows - np.outer(2.0 / size * gap, gap @ rows))
+
+
+def _without(rows: Float[Array, "m d"], weights: Float[Array, " m"]) -> Float[Array, "k d"]:
+    """Orthonormal rows spanning what is left when the combination `weights` is taken out."""
+    last = np.zeros(len(weights))
+    last[-1] = -1.0 if weights[-1] > 0 else 1.0  # away from the weights: no cancellation
+    return _reflected(rows, weights, last)[:-1]
