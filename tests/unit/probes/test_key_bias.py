@@ -45,7 +45,8 @@ def test_the_key_bias_is_found_near_the_floor(
     floor = WIDTH if outputs is None else WIDTH // outputs
     assert asked <= floor + 8
     error = np.abs(found.vector - bias)
-    assert np.linalg.norm(error) < 1e-11 * np.linalg.norm(bias)
+    # a strong bias against an offset shortens the probes, and the offset's rounding shows
+    assert np.linalg.norm(error) < 1e-13 * max(1.0, size) * np.linalg.norm(bias)
     assert np.linalg.norm(error) < 4 * np.linalg.norm(found.error)
 
 

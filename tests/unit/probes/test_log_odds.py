@@ -102,7 +102,9 @@ def test_the_scale_is_found_from_far_away() -> None:
 
 
 def test_no_score_is_told_from_a_small_one() -> None:
-    nothing = Attention([Head(np.zeros((WIDTH, WIDTH)), None, np.ones(WIDTH))])
+    nothing = Attention(
+        [Head(np.zeros((WIDTH, WIDTH)), None, np.random.default_rng(0).random(WIDTH))]
+    )
     odds, box = meter(nothing, length=2.0**20)
     assert odds.scale(np.eye(WIDTH)[0], 2.0**-20, np.inf) is None
     assert box.seen <= 4
