@@ -6,6 +6,7 @@ counting, budget, chunks and the journal are wrappers that any oracle gets for f
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ class Domain:
             raise DomainError(
                 f"a question of length {tokens.shape[1]} exceeds max_length={self.max_length}"
             )
+        if not np.isfinite(tokens).all():
+            raise DomainError("a token holds NaN or infinity")
         if self.max_norm is not None:
             worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
             if worst > self.max_norm * (1 + NORM_SLACK):
@@ -64,10 +67,15 @@ class Domain:
         if self.high is not None and tokens.max(initial=-np.inf) > self.high:
             raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
         if self.vocabulary is not None:
-            known = {row.tobytes() for row in self.vocabulary.astype(np.float64)}
             for row in np.unique(tokens.reshape(-1, tokens.shape[2]).astype(np.float64), axis=0):
-                if (row + 0.0).tobytes() not in known and row.tobytes() not in known:
+                if (row + 0.0).tobytes() not in self._words:
                     raise DomainError("a token is not in the declared vocabulary")
+
+    @cached_property
+    def _words(self) -> frozenset[bytes]:
+        """The vocabulary's tokens as bytes; adding zero makes the two zeros one."""
+        table = np.zeros((0, 0)) if self.vocabulary is None else self.vocabulary
+        return frozenset((row + 0.0).tobytes() for row in table.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,16 @@ class Precision:
     relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
     additive: float = 0.0  # standard deviation of noise that differs from call to call
     step: float = 0.0  # answers are rounded to multiples of this
+
+    def __post_init__(self) -> None:
+        if not 0 < self.relative < np.inf:
+            raise InvalidArgument(
+                f"relative must be positive and finite, got {self.relative}; float64 answers are "
+                f"exact to {UNIT_ROUNDOFF:.1e} at best"
+            )
+        for name, level in (("additive", self.additive), ("step", self.step)):
+            if not 0 <= level < np.inf:
+                raise InvalidArgument(f"{name} must be finite and not negative, got {level}")
 
 
 @dataclass(frozen=True)

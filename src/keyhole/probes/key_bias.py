@@ -31,7 +31,9 @@ from keyhole.probes.log_odds import (
 from keyhole.probes.precision import Roundoff
 from keyhole.probes.values import LinearPart
 
-FIRST_LENGTH = 2.0**10  # of the probes that look for a key bias, in units of offset / value
+# of the probes that look for a key bias, in units of offset / value. Not a round number: a round
+# answer of a float64 box (value e_1, width 16) would pass for one of a box with fewer bits
+FIRST_LENGTH = 326.0 * np.pi
 MODERATE = 0.125  # step of the length where a score came out steep
 WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range

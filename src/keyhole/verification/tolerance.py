@@ -39,6 +39,8 @@ def allowance(
 
 def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Any:
     """The model with parameters off by their standard errors and by the box's rounding."""
+    if not hasattr(model, "to_arrays"):
+        return model  # any callable may be compared; its parameters are its own affair
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
     for name, array in model.to_arrays().items():

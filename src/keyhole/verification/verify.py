@@ -11,7 +11,9 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.border import Border
 from keyhole.probes.precision import observed, roundoff
 from keyhole.results import Verdict
 from keyhole.verification.questions import Designer, Fresh
@@ -23,7 +25,7 @@ PURPOSE = "verification"
 
 
 def verify(
-    box: Oracle,
+    box: Any,
     model: Any,
     *,
     errors: Any = None,
@@ -31,7 +33,11 @@ def verify(
     seed: int = 0,
     past: list[tuple[Questions, Array]] | None = None,
 ) -> Verdict:
-    """Compares the model with the box on fresh questions, and with `past` answers for free."""
+    """Compares the model with the box on fresh questions, and with `past` answers for free.
+
+    `box` is anything `open_oracle` takes, `model` anything callable like the box.
+    """
+    box = Border(open_oracle(box))
     count = DEFAULT_QUERIES if queries is None else queries
     if count < 1:
         raise InvalidArgument(f"queries must be at least 1, got {queries}")
