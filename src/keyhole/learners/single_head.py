@@ -22,6 +22,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank import LowRank
+from keyhole.learners.noise import noisy_in_ball
 from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
 from keyhole.oracles.base import Oracle, Spec
 
@@ -33,6 +34,9 @@ class SingleHead:
     `rank=None`: of any rank, nothing is assumed. A number, or "unknown" to have it found: the
     questions of `LowRank`, 2rd − r² + d of them, and d² + d + 2d where the rank turns out full.
 
+    A box with additive errors and bounded tokens is asked again and again: until the budget is
+    spent, or until the relative standard error of the score reaches `accuracy`.
+
     >>> import numpy as np
     >>> from keyhole.models.draw import attention
     >>> from keyhole.oracles.open import open_oracle
@@ -42,10 +46,13 @@ class SingleHead:
     """
 
     rank: int | Literal["unknown"] | None = None
+    accuracy: float | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank != "unknown" and self.rank < 1:
             raise InvalidArgument(f"rank must be a positive number or 'unknown', got {self.rank}")
+        if self.accuracy is not None and not 0 < self.accuracy < 1:
+            raise InvalidArgument(f"accuracy must lie in (0, 1), got {self.accuracy}")
 
     def expected_questions(self, spec: Spec) -> int | None:
         numbers = spec.outputs or 1
@@ -53,7 +60,8 @@ class SingleHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         if self.rank is None:
-            return learn_score(oracle, rng, full_rank)
+            found = noisy_in_ball(oracle, rng, self.accuracy)
+            return learn_score(oracle, rng, full_rank) if found is None else found
         rank = None if self.rank == "unknown" else self.rank
         return learn_score(oracle, rng, LowRank(rank=rank).measure)
 

@@ -50,6 +50,14 @@ class Domain:
             and (self.vocabulary is None)
         )
 
+    @property
+    def radius(self) -> float:
+        """Every token up to this norm is accepted (the vocabulary apart)."""
+        low = np.inf if self.low is None else -self.low
+        high = np.inf if self.high is None else self.high
+        norm = np.inf if self.max_norm is None else self.max_norm
+        return float(max(0.0, min(low, high, norm)))
+
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""
         if self.max_length is not None and tokens.shape[1] > self.max_length:
@@ -85,6 +93,13 @@ class Precision:
     relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
     additive: float = 0.0  # standard deviation of noise that differs from call to call
     step: float = 0.0  # answers are rounded to multiples of this
+    tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
+
+    @property
+    def floor(self) -> float:
+        """Standard deviation of the errors that do not scale with the answer."""
+        spread = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
+        return float(np.linalg.norm(spread))
 
     def __post_init__(self) -> None:
         if not 0 < self.relative < np.inf:
@@ -92,7 +107,11 @@ class Precision:
                 f"relative must be positive and finite, got {self.relative}; float64 answers are "
                 f"exact to {UNIT_ROUNDOFF:.1e} at best"
             )
-        for name, level in (("additive", self.additive), ("step", self.step)):
+        for name, level in (
+            ("additive", self.additive),
+            ("step", self.step),
+            ("tolerance", self.tolerance),
+        ):
             if not 0 <= level < np.inf:
                 raise InvalidArgument(f"{name} must be finite and not negative, got {level}")
 
@@ -126,6 +145,11 @@ class Oracle(ABC):
     def ask(self, questions: Questions) -> Array:
         """One answer per question, in their order."""
 
+    @property
+    def remaining(self) -> int | None:
+        """Questions left in the budget; None where there is no budget."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most boxes hold nothing
         """Lets go of files and connections. Asking afterwards is an error."""
 
@@ -144,6 +168,10 @@ class Wrapper(Oracle):
     @property
     def spec(self) -> Spec:  # type: ignore[override]
         return self.inner.spec
+
+    @property
+    def remaining(self) -> int | None:
+        return self.inner.remaining
 
     def close(self) -> None:
         self.inner.close()

@@ -31,12 +31,13 @@ class Roundoff:
 
     relative: float
     name: str
+    additive: float = 0.0  # standard deviation of errors that do not scale with the answer
 
 
 def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
     """The stated precision, else what the type of the answers allows."""
     if stated is not None:
-        return Roundoff(stated.relative, "stated")
+        return Roundoff(stated.relative, "stated", stated.floor)
     if answers.dtype == np.float16:
         return Roundoff(2.0**-11, "float16")
     if answers.dtype == np.float32:
@@ -53,7 +54,7 @@ def observed(known: Roundoff, answers: Array) -> Roundoff:
     bits = int(significant_bits(numbers).max())
     for name, width in FORMATS:
         if bits <= width:
-            coarser = Roundoff(2.0**-width, name)
+            coarser = Roundoff(2.0**-width, name, known.additive)
             return coarser if coarser.relative > known.relative else known
     return known
 
@@ -67,9 +68,10 @@ def significant_bits(numbers: Array) -> Array:
     return np.asarray(53 - trailing)
 
 
-REPEATS = 4  # of one question: the scatter of the answers is the noise, to a factor of two
+SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
+REPEATS = 64  # of one question, once noise is seen: its level to 9%
 OTHERS = 4  # further questions: a rounding step must divide all answers
-MOST_DECIMALS = 12  # rounding beyond this many decimals is not told from float64
+MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
 LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
 NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
@@ -93,13 +95,30 @@ def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
     kind = observed(roundoff(None, answers), answers)
     scatter = float(np.sqrt(np.mean(np.var(repeats, axis=0, ddof=1))))
     size = float(np.max(np.abs(repeats)))
-    deterministic = scatter <= 4.0 * kind.relative * size  # batches may round differently
+    deterministic = scatter <= SAME * kind.relative * size
     precision = Precision(
         relative=kind.relative,
         additive=0.0 if deterministic else scatter,
         step=decimal_step(answers),
     )
     return Measured(precision, kind.name, deterministic)
+
+
+def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions, Array]:
+    """One random token, asked twice: number format, rounding step, and whether there is noise,
+    which is then measured with further questions."""
+    token = _inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    questions = Questions.of(np.repeat(token, 2, axis=0), PURPOSE)
+    answers = oracle.ask(questions)
+    stated = oracle.spec.precision
+    if stated is not None:
+        return Measured(stated, "stated", stated.additive == 0), questions, answers
+    kind = observed(roundoff(None, answers), answers)
+    gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
+    if gap > SAME * kind.relative * np.max(np.abs(answers)):
+        return measure_precision(oracle, rng), questions, answers
+    precision = Precision(kind.relative, step=decimal_step(answers))
+    return Measured(precision, kind.name, True), questions, answers
 
 
 def decimal_step(answers: Array) -> float:
@@ -119,11 +138,13 @@ def _inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
         return np.array(
             domain.vocabulary[rng.integers(len(domain.vocabulary), size=tokens.shape[:2])]
         )
-    if domain.max_norm is not None:
-        tokens = tokens * (domain.max_norm / np.linalg.norm(tokens, axis=2, keepdims=True))
-    if domain.low is not None or domain.high is not None:
-        tokens = np.clip(tokens, domain.low, domain.high)
-    return tokens
+    if domain.unbounded:
+        return tokens
+    if domain.radius > 0:
+        return tokens * (domain.radius / np.linalg.norm(tokens, axis=2, keepdims=True))
+    low = -1.0 if domain.low is None else domain.low
+    high = low + 1.0 if domain.high is None else domain.high
+    return low + (high - low) * rng.random(tokens.shape)
 
 
 def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:

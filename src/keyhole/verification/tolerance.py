@@ -33,7 +33,7 @@ def allowance(
         other = disturbed(model, errors, precision.relative, rng)
         spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
     rounding = ROUNDINGS * precision.relative * np.abs(answers)
-    steady = DEVIATIONS * precision.additive + 0.5 * precision.step
+    steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
     return np.asarray(SAFETY * spread + rounding + steady)
 
 
