@@ -197,7 +197,9 @@ class LogOdds:
                     size = np.maximum(score, found.errors[0])
                     return float(np.sqrt(np.mean(size**2)) / length)
                 unseen = length
-                if length >= min(natural * GROW**GROWTHS, longest):
+                if length >= longest:  # longer tokens might show it: all that is known is a bound
+                    return float(np.max(found.errors) / length)
+                if length >= natural * GROW**GROWTHS:
                     return None
             else:
                 saturated = length

@@ -11,14 +11,18 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
 from keyhole.oracles.questions import Questions
 from keyhole.probes.precision import Roundoff, look
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
+LONGEST_TOKEN = 2.0**50  # and neither do additive errors
+COARSEST = 2.0**-6  # limit of these in units of 1 / roundoff: short formats have a short range
+SEEN = 5.0  # standard deviations of additive errors from which an offset is there
 ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at small width
 DEVIATIONS = 8.0  # standard deviations of additive errors beyond which it is not either
 NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
+BOX_ROUNDINGS = 1.5  # the same where our own arithmetic is finer than the box's
 BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
 
 
@@ -41,7 +45,8 @@ class LinearPart:
 def answer_noise(roundoff: Roundoff, width: int) -> float:
     """Standard error of an answer relative to the size of its terms (measured, see the tests of
     calibration: errors of a NumPy box grow about as the fourth root of the width)."""
-    return float(ROUNDINGS * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
+    roundings = ROUNDINGS if roundoff.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
+    return float(roundings * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
 
 
 def measure_values(oracle: Oracle, rng: np.random.Generator) -> LinearPart:
@@ -49,13 +54,15 @@ def measure_values(oracle: Oracle, rng: np.random.Generator) -> LinearPart:
     token, and the unit vectors at a length that makes offset and noise harmless."""
     width = oracle.spec.width
     found, questions, twice = look(oracle, rng)
-    kind = Roundoff(found.precision.relative, found.format, found.precision.floor)
+    name = found.format if found.deterministic else "noisy"
+    kind = Roundoff(found.precision.relative, name, found.precision.floor)
     zero = oracle.ask(Questions.of(np.zeros((1, 1, width)), "offset"))
     offset = np.asarray(zero, dtype=np.float64).reshape(-1)
     size = LONG_TOKEN if offset.any() else 1.0
     if kind.additive > 0:
-        size = max(size, LONG_TOKEN * kind.additive, LONG_TOKEN)
-    size = min(size, oracle.spec.domain.radius)
+        size = LONGEST_TOKEN
+        offset = np.where(np.abs(offset) > SEEN * kind.additive, offset, 0.0)
+    size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
     answers = oracle.ask(Questions.of((size * np.eye(width))[:, None, :], "value"))
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
     noise = answer_noise(kind, width)
@@ -63,7 +70,7 @@ def measure_values(oracle: Oracle, rng: np.random.Generator) -> LinearPart:
         value=(rows - offset) / size,
         offset=offset,
         value_error=(noise * (np.abs(rows) + np.abs(offset)) + kind.additive) / size,
-        offset_error=noise * np.abs(offset) + kind.additive,
+        offset_error=np.where(offset == 0, 0.0, noise * np.abs(offset) + kind.additive),
         scalar=zero.ndim == 1,
         roundoff=kind,
         precision=found.precision,

@@ -120,7 +120,7 @@ def _recall(
     again = box.ask(Questions(questions.bank, questions.index[:1], PURPOSE))[0]
     first = np.asarray(answers[0], dtype=np.float64)
     allowed = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
-    allowed += 8.0 * precision.additive + precision.step
+    allowed += 8.0 * precision.additive + precision.step + 2.0 * precision.tolerance
     gap = float(np.max(np.abs(again - first)))
     if gap <= allowed:
         return gap / max(allowed, np.finfo(float).tiny), None
