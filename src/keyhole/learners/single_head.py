@@ -23,8 +23,8 @@ from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank import LowRank
 from keyhole.learners.noise import noisy_in_ball
-from keyhole.learners.paper import published
 from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
+from keyhole.learners.paper import published
 from keyhole.oracles.base import Oracle, Spec
 
 
