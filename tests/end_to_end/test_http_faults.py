@@ -1,0 +1,158 @@
+"""A misbehaving endpoint: the right result or a clear outcome, and a true number of questions."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.models.draw import attention
+from keyhole.oracles.wrappers.retry import Patience
+
+HERE = Path(__file__).parent
+WIDTH, SHARE, KILLS, BATCH = 100, 0.2, 5, 50
+QUICK = Patience(attempts=12, first=0.01, longest=0.5)
+CLIENT = """
+import sys, keyhole
+from keyhole.oracles.wrappers.retry import Patience
+url, journal, out = sys.argv[1:]
+box = keyhole.open_oracle(url, batch=%d, concurrency=4, timeout=1.0,
+                          patience=Patience(attempts=12, first=0.01, longest=0.5))
+recovery = keyhole.recover(box, journal=journal, seed=3, throw=False)
+recovery.save(out)
+""" % BATCH
+
+
+def faulty(model, **options):
+    spec = importlib.util.spec_from_file_location("faulty_endpoint", HERE / "faulty_endpoint.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.start(model, **options)
+
+
+@pytest.fixture
+def secret():
+    return attention(np.random.default_rng(0), 8)
+
+
+def opened(endpoint, **options):
+    return keyhole.open_oracle(
+        endpoint.url, batch=16, timeout=0.6, **{"patience": QUICK, **options}
+    )
+
+
+def same(a, b):
+    left, right = a.to_arrays(), b.to_arrays()
+    return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
+
+
+def stats(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats", timeout=5) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture
+def served():
+    command = [sys.executable, str(HERE / "faulty_endpoint.py"), "--width", str(WIDTH)]
+    process = subprocess.Popen(
+        [*command, "--seed", "1", "--share", str(SHARE)], stdout=subprocess.PIPE, text=True
+    )
+    yield int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_ten_thousand_questions_through_faults_and_kills(served, tmp_path):
+    url = f"http://127.0.0.1:{served}/v2/models/model"
+    journal, out = tmp_path / "run.journal", tmp_path / "out"
+    command = [sys.executable, "-c", CLIENT, url, str(journal), str(out)]
+    for kill in range(1, KILLS + 1):
+        client = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        while stats(served)["distinct"] < kill * 1700 and client.poll() is None:
+            time.sleep(0.002)
+        assert client.poll() is None, "the client was to be killed, but it had ended"
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+    subprocess.run(command, check=True, timeout=120)
+    recovery, seen = keyhole.load(out), stats(served)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED, recovery.reason
+    assert recovery.ledger.paid > 10_000
+    assert recovery.ledger.replayed > 0
+    assert all(count > 0 for count in seen["faults"].values()), seen["faults"]
+    assert seen["unanswered"] == 0  # no question was lost
+    assert seen["distinct"] == recovery.ledger.paid  # none was counted twice, none is missing
+    in_flight = KILLS * 512  # a kill may cost the chunk that was under way, never more
+    assert seen["answered"] <= recovery.ledger.paid + in_flight
+    secret = attention(np.random.default_rng(1), WIDTH)
+    assert keyhole.distance(recovery.model, secret) < 1e-12
+    calm = keyhole.recover(keyhole.open_oracle(secret, batch=BATCH), seed=3)
+    assert same(recovery.model, calm.model)
+    assert recovery.ledger.by_purpose == calm.ledger.by_purpose
+
+
+@pytest.mark.parametrize("encoding", ["binary", "json"])
+@pytest.mark.parametrize(
+    "kind", ["drop", "half", "cut", "429", "500", "503", "other", "few", "nan", "drip", "down"]
+)
+def test_one_fault_of_each_kind_changes_nothing(secret, kind, encoding):
+    endpoint = faulty(secret, plan=["ok", "ok", kind, kind])
+    box = opened(endpoint, encoding=encoding)
+    recovery = keyhole.recover(box)
+    endpoint.shutdown()
+    assert same(recovery.model, keyhole.recover(keyhole.open_oracle(secret, batch=16)).model)
+    assert endpoint.stats()["distinct"] == recovery.ledger.paid
+    assert endpoint.stats()["faults"][kind] == 2
+    assert sum(box.traffic.failures.values()) >= 2
+    assert box.traffic.questions > recovery.ledger.paid  # what was sent again is told, not paid
+    box.close()
+    endpoint.server_close()
+
+
+@pytest.mark.parametrize("kind", ["drop", "cut", "500", "few", "nan"])
+def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(secret, kind, tmp_path):
+    endpoint = faulty(secret, plan=["ok", "ok"], share=0.0)
+    endpoint.plan += [kind] * 40
+    journal = tmp_path / "run.journal"
+    box = opened(endpoint, patience=Patience(attempts=3, first=0.001))
+    failed = keyhole.recover(box, journal=journal, throw=False)
+    assert failed.outcome is keyhole.Outcome.ORACLE_FAILED
+    assert "3 attempts" in failed.reason
+    endpoint.plan.clear()
+    whole = keyhole.recover(box, journal=journal)
+    assert whole.outcome is keyhole.Outcome.RECOVERED
+    assert whole.ledger.replayed > 0
+    assert endpoint.stats()["distinct"] == whole.ledger.paid
+    box.close()
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
+def test_answers_in_the_wrong_order_are_never_a_clean_result(secret):
+    endpoint = faulty(secret, shuffle=True)
+    box = opened(endpoint)
+    recovery = keyhole.recover(box, throw=False)
+    assert recovery.outcome is not keyhole.Outcome.RECOVERED
+    assert recovery.reason
+    box.close()
+    endpoint.shutdown()
+    endpoint.server_close()
+
+
+def test_a_box_that_changes_half_way_is_rejected(secret):
+    other = attention(np.random.default_rng(9), 8)
+    endpoint = faulty(secret, drift=(other, 40))
+    box = opened(endpoint)
+    recovery = keyhole.recover(box, throw=False)
+    assert recovery.outcome is not keyhole.Outcome.RECOVERED
+    box.close()
+    endpoint.shutdown()
+    endpoint.server_close()
