@@ -147,7 +147,9 @@ class _Run:
             if check:
                 outcome, reason = self._judge(self.learned)
                 if outcome is Outcome.REJECTED:
-                    error = WrongFamily(reason, self.verdict and self.verdict.counterexample)
+                    error = WrongFamily(
+                        reason, self.verdict.counterexample if self.verdict else None
+                    )
                 elif outcome is Outcome.ILL_CONDITIONED:
                     error = IllConditioned(reason)
             self._same_box()

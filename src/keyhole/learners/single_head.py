@@ -19,7 +19,7 @@ import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap, random_basis
 from keyhole.arrays import Array, Float
-from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Spec
@@ -36,7 +36,7 @@ from keyhole.probes.operating_point import (
     probe_set,
     stretch,
 )
-from keyhole.probes.values import LinearPart, measure_values
+from keyhole.probes.values import LinearPart, measure_values, refuse_nonlinear
 
 CHEAP_GROUP = 8  # probes read off at once from which a second look at the key bias is cheap
 EVENING_ROUNDS = 6  # the length along the key bias settles in two or three
@@ -67,18 +67,16 @@ class SingleHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         linear = measure_values(oracle)
-        pairs = prepare(oracle, linear, rng)
-        score, error = zero_score(oracle.spec.width), zero_score(oracle.spec.width)
-        notes: tuple[str, ...] = ()
-        if pairs.spread is None:
-            notes = ("No question showed a score: attention is uniform up to the key bias.",)
-        else:
-            score, error = full_score(pairs, anchor_basis(pairs, rng))
-        return assemble(pairs, score, error, notes)
-
-
-def zero_score(width: int) -> Array:
-    return np.zeros((width, width))
+        try:
+            pairs = prepare(oracle, linear, rng)
+            if pairs.spread is None:
+                nothing = np.zeros((oracle.spec.width, oracle.spec.width))
+                note = "No question showed a score: attention is uniform up to the key bias."
+                return assemble(pairs, nothing, nothing, (note,))
+            return assemble(pairs, *full_score(pairs, anchor_basis(pairs, rng)))
+        except IllConditioned:
+            refuse_nonlinear(oracle, linear, rng)  # a plainer reason, if there is one
+            raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +238,7 @@ def measured(pairs: Pairs, anchors: Basis, values: Array) -> Table:
     return pairs.meter.table(anchors, values, pairs.spread, pairs.longest)
 
 
-def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...]) -> Learned:
+def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...] = ()) -> Learned:
     """The hypothesis in the shape of the box's answers."""
     linear, width = pairs.linear, pairs.probes.width
 
@@ -248,7 +246,7 @@ def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...]) -
         return value[:, 0] if linear.scalar else value
 
     def number(offset: Array) -> Array:
-        return offset[0] if linear.scalar else offset
+        return offset.reshape(()) if linear.scalar else offset
 
     model = Attention([Head(score, pairs.key_bias, shaped(linear.value))], number(linear.offset))
     errors = Attention(

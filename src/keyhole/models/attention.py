@@ -200,7 +200,7 @@ class Attention:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> "Attention":
-        heads = []
+        heads: list[Head] = []
         try:
             while f"heads.{len(heads)}.value" in arrays:
                 name = f"heads.{len(heads)}"

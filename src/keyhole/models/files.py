@@ -26,7 +26,7 @@ def save_model(model: Any, path: str | Path) -> Path:
     kind = type(model).__name__
     if kind not in KINDS:
         raise InvalidArgument(f"cannot save a {kind}; known kinds: {', '.join(sorted(KINDS))}")
-    arrays = {name: np.ascontiguousarray(array) for name, array in model.to_arrays().items()}
+    arrays = {name: np.array(array, order="C") for name, array in model.to_arrays().items()}
     metadata = {"format": FORMAT, "version": VERSION, "kind": kind}
     path = Path(path)
     with replacing(path) as temporary:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from keyhole.arrays import digest
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
@@ -113,7 +114,10 @@ def _function(
     return FunctionOracle(target, Spec(width, outputs, domain, precision, _identity(target)))
 
 
-def _identity(target: Callable[..., Any]) -> str:
+def _identity(target: Any) -> str:
+    if hasattr(target, "to_arrays"):  # a keyhole model: its parameters name it
+        contents = digest(*target.to_arrays().values()).hex()
+        return f"{type(target).__name__.lower()} {contents}"
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     return f"{getattr(target, '__module__', type(target).__module__)}.{name}"
 

@@ -45,5 +45,5 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
         size = relative * np.abs(array)
         if name in uncertain and uncertain[name].shape == array.shape:
             size = np.hypot(size, uncertain[name])
-        parameters[name] = array + size * rng.standard_normal(array.shape)
+        parameters[name] = np.asarray(array + size * rng.standard_normal(array.shape))
     return type(model).from_arrays(parameters)

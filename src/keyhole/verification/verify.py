@@ -46,7 +46,7 @@ def verify(
     precision = stated or Precision(relative=kind.relative)
     worst, example = 0.0, None
     for question, answer in zip(fresh, answers, strict=True):
-        ratio, found = _compare(model, errors, question, answer[0], precision, rng)
+        ratio, found = _compare(model, errors, question, answer, precision, rng)
         if ratio > worst:
             worst = ratio
         if found is not None and example is None:
@@ -75,15 +75,16 @@ def _compare(
     rng: np.random.Generator,
 ) -> tuple[float, Counterexample | None]:
     tokens = fresh.tokens[None]
-    predicted = np.asarray(model(tokens))[0]
+    predicted = np.asarray(model(tokens))
     if predicted.shape != answer.shape:
-        return np.inf, Counterexample(fresh.tokens, answer, predicted, "answers of another shape")
-    allowed = allowance(model, errors, tokens, precision, rng)[0]
+        reason = "answers of another shape"
+        return np.inf, Counterexample(fresh.tokens, answer[0], predicted[0], reason)
+    allowed = allowance(model, errors, tokens, precision, rng)
     gap = np.abs(np.asarray(answer, dtype=np.float64) - predicted)
     ratio = float(np.max(gap / np.maximum(allowed, np.finfo(float).tiny)))
     if ratio <= 1.0:
         return ratio, None
-    return ratio, Counterexample(fresh.tokens, answer, predicted, fresh.reason)
+    return ratio, Counterexample(fresh.tokens, answer[0], predicted[0], fresh.reason)
 
 
 REPEATABLE = 64.0  # roundoffs by which a deterministic box may differ from itself across batches
