@@ -106,6 +106,7 @@ class Endpoint:
 
         self.url, self.access = checked_url(url), access
         self.traffic, self.pace = Traffic(), Pace(access.rate)
+        self._urls: dict[str, Any] = {}
         self._token = os.environ.get(access.token_env, "")
         self._check_token()
         self._client = httpx.Client(
@@ -161,17 +162,25 @@ class Endpoint:
         def attempt() -> Any:
             self.pace.wait(questions, stop)
             self.traffic.sent(questions)
-            answer = self._exchange(method, urljoin(self.url, path), content, headers or {})
+            answer = self._exchange(method, self._at(path), content, headers or {})
             return answer if read is None else read(answer)
 
         return patiently(attempt, patience or self.access.patience, stop, self._failed)
+
+    def _at(self, path: str) -> Any:
+        """The URL of a path, taken apart once."""
+        import httpx
+
+        if path not in self._urls:
+            self._urls[path] = httpx.URL(urljoin(self.url, path))
+        return self._urls[path]
 
     def _failed(self, error: Transient) -> None:
         self.traffic.failed(type(error.__cause__ or error).__name__)
         if error.after is not None and error.after <= self.access.patience.willing:
             self.pace.hold(error.after)
 
-    def _exchange(self, method: str, url: str, content: bytes, headers: dict[str, str]) -> Answer:
+    def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             target = self._once(method, url, content, headers)
             if isinstance(target, Answer):
@@ -186,7 +195,7 @@ class Endpoint:
         raise OracleError(f"{self.identity} redirects in circles")
 
     def _once(
-        self, method: str, url: str, content: bytes, headers: dict[str, str]
+        self, method: str, url: Any, content: bytes, headers: dict[str, str]
     ) -> Answer | str:
         """An answer, or where the endpoint sends us."""
         import httpx
@@ -194,7 +203,7 @@ class Endpoint:
         try:
             with self._client.stream(method, url, content=content, headers=headers) as response:
                 if response.status_code in SAME_METHOD and "location" in response.headers:
-                    return urljoin(url, response.headers["location"])
+                    return urljoin(str(url), response.headers["location"])
                 body = self._body(response)
         except httpx.TimeoutException as error:
             raise Transient(

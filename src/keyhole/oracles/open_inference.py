@@ -61,7 +61,7 @@ class OpenInferenceOracle(Parted):
 
     def answer(self, questions: Questions, stop: threading.Event) -> Array:
         meta, name = self.metadata, questions.digest().hex()
-        tokens = questions.tokens().astype(DATATYPES[meta.datatype])
+        tokens = questions.tokens().astype(DATATYPES[meta.datatype], copy=False)
         head: dict[str, Any] = {"id": name}
         if meta.output is not None:
             head["outputs"] = [{"name": meta.output, "parameters": {"binary_data": meta.binary}}]

@@ -59,6 +59,8 @@ class Parted(Oracle):
 
     def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
         """(number of the first question, answers) of each part, in the order they are ready."""
+        if not len(questions):
+            return
         parts, stop = grid(questions, self.batch), threading.Event()
         if self.concurrency == 1 or len(parts) == 1:
             for start, part in parts:

@@ -28,8 +28,10 @@ DATATYPES = {  # the protocol's names; the bytes are little-endian
     "FP32": "<f4",
     "FP64": "<f8",
 }
+NAMES = {np.dtype(kind).newbyteorder("="): name for name, kind in DATATYPES.items()}
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_RANK = 8  # dimensions of a tensor that anybody means
+ALIGNMENT = 16  # spaces behind the JSON let the receiver use the numbers where they lie
 
 
 class Malformed(Exception):
@@ -50,10 +52,10 @@ class Tensor:
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
     """The protocol's name of a number format."""
-    for name, kind in DATATYPES.items():
-        if np.dtype(kind) == dtype:
-            return name
-    raise Malformed(f"numbers of type {dtype} have no name in the protocol")
+    name = NAMES.get(dtype.newbyteorder("="))
+    if name is None:
+        raise Malformed(f"numbers of type {dtype} have no name in the protocol")
+    return name
 
 
 def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tuple[bytes, int]:
@@ -70,7 +72,9 @@ def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tupl
         return body, len(body)
     entry["parameters"] = {"binary_data_size": array.nbytes}
     body = json.dumps({**head, key: [entry]}).encode()
-    return b"".join((body, array.astype(array.dtype.newbyteorder("<"), copy=False).data)), len(body)
+    body += b" " * (-len(body) % ALIGNMENT)
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return b"".join((body, data.data)), len(body)
 
 
 def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, Any], list[Tensor]]:

@@ -5,8 +5,8 @@
     POST /v2/models/NAME[/versions/1]/infer
     POST /v2/repository/index
 
-Health is open to all; everything else asks for the token, if there is one. The model is run by one
-thread, request after request, so that health and refusals stay quick while it computes.
+Health is open to all; everything else asks for the token, if there is one. A model that takes its
+time is run by one thread, request after request, so that health and refusals stay quick.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import hmac
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,7 @@ from keyhole.serving.inference import Inference, Refused, Reply
 ROUTE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?")
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 BODY_SECONDS = 60.0  # for a request's body to arrive
+QUICK_SECONDS = 0.01  # a model that answers sooner is not worth a thread of its own
 LOGGER = logging.getLogger("keyhole.serving")
 
 Scope = dict[str, Any]
@@ -38,6 +40,8 @@ class App:
     def __init__(self, inference: Inference, token: str | None = None) -> None:
         self.inference, self._token = inference, token
         self._model = ThreadPoolExecutor(1, "keyhole-model")
+        self._busy = 0  # requests the model is working on or that wait for it
+        self._seconds = QUICK_SECONDS  # what the last one took
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -112,20 +116,29 @@ class App:
         if told.isdigit() and int(told[:19]) > most:
             raise Refused(413, f"a request may have {most} bytes")
         try:
-            return await asyncio.wait_for(_read(receive, most), BODY_SECONDS)
+            async with asyncio.timeout(BODY_SECONDS):
+                return await _read(receive, most)
         except TimeoutError as error:
             raise Refused(408, "the body did not arrive in time") from error
 
     async def _infer(self, body: bytes, headers: dict[str, str]) -> Reply:
         length = headers.get("inference-header-content-length")
-        loop = asyncio.get_running_loop()
+        quick = self._busy == 0 and self._seconds < QUICK_SECONDS
+        self._busy += 1
+        start = time.perf_counter()
         try:
+            if quick:
+                return self.inference.infer(body, length)
+            loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._model, self.inference.infer, body, length)
         except Refused:
             raise
         except Exception as error:  # the model is the user's: its failure is not the server's end
             LOGGER.exception("the model failed")
             raise Refused(500, "the model failed; the server's log says why") from error
+        finally:
+            self._busy -= 1
+            self._seconds = time.perf_counter() - start
 
 
 async def _read(receive: Receive, most: int) -> bytes:

@@ -17,6 +17,7 @@ from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
 
 T = TypeVar("T")
+JITTER = random.Random()  # no part of any result: only of when something is asked again
 
 
 class Transient(OracleError):
@@ -56,7 +57,6 @@ def patiently(
     failed: Callable[[Transient], None] | None = None,
 ) -> T:
     """What `attempt` returns, tried again after each `Transient` until patience ends."""
-    rng = random.Random()
     for failures in range(1, patience.attempts + 1):
         try:
             return attempt()
@@ -70,7 +70,7 @@ def patiently(
                     f"{error}: it asks to come back in {error.after:.0f} seconds; run again then, "
                     "with the same journal nothing is paid twice"
                 ) from error
-            pause(patience.delay(failures, error.after, rng), stop)
+            pause(patience.delay(failures, error.after, JITTER), stop)
     raise AssertionError("unreachable")
 
 
