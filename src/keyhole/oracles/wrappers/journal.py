@@ -83,7 +83,7 @@ class Journal(Wrapper):
         """Looks at the file's first bytes before SQLite may write to it."""
         if not self.path.is_file():
             return
-        with self.path.open("rb") as file:
+        with self.path.open("r+b") as file:  # and so finds out whether it may be written
             head = file.read(100)
         if not head:
             return
