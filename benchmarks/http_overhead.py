@@ -121,8 +121,12 @@ def main() -> None:
     multiprocessing.set_start_method("spawn")
     sizes = [(128, 2, 512)] if given.quick else [(128, 2, 64), (128, 2, 512), (128, 8, 512)]
     rounds, seconds = (3, 0.5) if given.quick else (7, 1.0)
-    print("questions per second                | free box   attention  plain httpx | ratio to plain")
-    print("width length batch |  in process    | over HTTP  over HTTP  trivial     | free  attention")
+    print(
+        "questions per second                | free box   attention  plain httpx | ratio to plain"
+    )
+    print(
+        "width length batch |  in process    | over HTTP  over HTTP  trivial     | free  attention"
+    )
     for width, length, batch in sizes:
         free, served, inside, plain, *ratios = measure(width, length, batch, rounds, seconds)
         print(

@@ -45,7 +45,9 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self, model, *, share=0.0, plan=(), seed=0, drift=None, shuffle=False, port=0):
         super().__init__(("127.0.0.1", port), Handler)
         self.inference = Inference(open_oracle(model), "model", Limits())
-        self.drifted = None if drift is None else Inference(open_oracle(drift[0]), "model", Limits())
+        self.drifted = (
+            None if drift is None else Inference(open_oracle(drift[0]), "model", Limits())
+        )
         self.drift_after = None if drift is None else drift[1]
         self.share, self.plan, self.rng = share, list(plan), random.Random(seed)
         self.shuffle = shuffle
@@ -148,7 +150,9 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "few":
             body, headers = changed(reply, lambda a: a[:-1], name)
         elif fault == "nan":
-            body, headers = changed(reply, lambda a: np.where(np.arange(len(a)) == 0, np.nan, a.T).T, name)
+            body, headers = changed(
+                reply, lambda a: np.where(np.arange(len(a)) == 0, np.nan, a.T).T, name
+            )
         elif server.shuffle:
             body, headers = changed(reply, lambda a: a[::-1], name)
         if fault == "cut":
@@ -176,7 +180,9 @@ def changed(reply, change, name):
     """The reply with other answers, or under another name."""
     split = dict(reply.headers).get(HEADER_LENGTH.lower())
     _, (tensor,) = decode(reply.body, split, "outputs")
-    body, length = encode({"id": name}, "outputs", Tensor(OUTPUT, change(tensor.array)), bool(split))
+    body, length = encode(
+        {"id": name}, "outputs", Tensor(OUTPUT, change(tensor.array)), bool(split)
+    )
     return body, [(HEADER_LENGTH, str(length))] if split else []
 
 
@@ -195,5 +201,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     secret = attention(np.random.default_rng(given.seed), given.width)
     served = Endpoint(secret, share=given.share, seed=given.seed)
-    print(served.server_address[1], flush=True)
+    print(served.server_address[1], flush=True)  # noqa: T201 - the test reads the port here
     served.serve_forever()

@@ -20,7 +20,8 @@ PROGRAM = faulty_endpoint.__file__
 WIDTH, SHARE, KILLS, BATCH = 100, 0.2, 5, 50
 RECALLED = 1  # verification asks one old question again, on purpose
 QUICK = Patience(attempts=12, first=0.01, longest=0.5)
-CLIENT = """
+CLIENT = (
+    """
 import sys, keyhole
 from keyhole.oracles.wrappers.retry import Patience
 url, journal, out = sys.argv[1:]
@@ -28,7 +29,9 @@ box = keyhole.open_oracle(url, batch=%d, concurrency=4, timeout=1.0,
                           patience=Patience(attempts=12, first=0.01, longest=0.5))
 recovery = keyhole.recover(box, journal=journal, seed=3, throw=False)
 recovery.save(out)
-""" % BATCH
+"""
+    % BATCH
+)
 
 
 @pytest.fixture
@@ -96,7 +99,9 @@ def test_ten_thousand_questions_through_faults_and_kills(served, tmp_path):
     assert recovery.ledger.replayed > 0
     assert all(count > 0 for count in seen["faults"].values()), seen["faults"]
     assert seen["unanswered"] == 0  # no question was lost
-    assert seen["distinct"] + RECALLED == recovery.ledger.paid  # none was counted twice, none is missing
+    assert (
+        seen["distinct"] + RECALLED == recovery.ledger.paid
+    )  # none was counted twice, none is missing
     in_flight = KILLS * 512  # a kill may cost the chunk that was under way, never more
     assert seen["answered"] <= recovery.ledger.paid + in_flight
     secret = attention(np.random.default_rng(1), WIDTH)
@@ -123,7 +128,9 @@ def test_one_fault_of_each_kind_changes_nothing(secret, faulty, kind, encoding):
 
 
 @pytest.mark.parametrize("kind", ["drop", "cut", "500", "few", "nan"])
-def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(secret, faulty, kind, tmp_path):
+def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(
+    secret, faulty, kind, tmp_path
+):
     endpoint = faulty(secret, plan=["ok", "ok"], share=0.0)
     endpoint.plan += [kind] * 40
     journal = tmp_path / "run.journal"

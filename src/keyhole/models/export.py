@@ -79,7 +79,7 @@ def _(model: Attention, dtype: Any = None) -> Any:
         answer = graph.node("Add", [answer, _head(graph, head, query, f"heads.{number}")])
     graph.node("Identity", [answer], output="answers")
     element = helper.np_dtype_to_tensor_dtype(kind)
-    shape = ["batch"] if model.outputs is None else ["batch", model.outputs]
+    shape: list[Any] = ["batch"] if model.outputs is None else ["batch", model.outputs]
     proto = helper.make_model(
         helper.make_graph(
             graph.nodes,

@@ -194,9 +194,7 @@ class Endpoint:
             url = target
         raise OracleError(f"{self.identity} redirects in circles")
 
-    def _once(
-        self, method: str, url: Any, content: bytes, headers: dict[str, str]
-    ) -> Answer | str:
+    def _once(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer | str:
         """An answer, or where the endpoint sends us."""
         import httpx
 

@@ -57,7 +57,9 @@ class OnnxOracle(Oracle):
         tokens = questions.tokens().astype(ports.dtype)
         if ports.batch is None:
             return self._run(tokens)
-        parts = [self._fixed(tokens[k : k + ports.batch]) for k in range(0, len(tokens), ports.batch)]
+        parts = [
+            self._fixed(tokens[k : k + ports.batch]) for k in range(0, len(tokens), ports.batch)
+        ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def _fixed(self, tokens: Array) -> Array:

@@ -16,10 +16,13 @@ from keyhole.oracles.torch_module import is_module, open_torch
 from keyhole.oracles.wrappers.batching import Batching
 from keyhole.results import RUN_FILE, load
 
-ATTRIBUTE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(\))?")
+ATTRIBUTE = re.compile(
+    r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(\))?"
+)
 EXPECTED = (
     "expected a callable on arrays of shape (batch, length, width), a torch module, a keyhole "
-    "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, package.module:attribute"
+    "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, "
+    "package.module:attribute"
 )
 
 

@@ -20,7 +20,15 @@ from keyhole.extras import need
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.questions import Questions
 
-WIDTH_NAMES = ("width", "input_size", "embed_dim", "d_model", "hidden_size", "in_features", "normalized_shape")
+WIDTH_NAMES = (
+    "width",
+    "input_size",
+    "embed_dim",
+    "d_model",
+    "hidden_size",
+    "in_features",
+    "normalized_shape",
+)
 
 Adapter = Callable[[Any, Any], Any]  # (module, tokens) -> the module's answer
 

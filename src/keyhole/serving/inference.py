@@ -63,9 +63,7 @@ class Inference:
             "name": self.name,
             "versions": ["1"],
             "platform": "keyhole",
-            "inputs": [
-                {"name": INPUT, "datatype": self.datatype, "shape": [-1, -1, spec.width]}
-            ],
+            "inputs": [{"name": INPUT, "datatype": self.datatype, "shape": [-1, -1, spec.width]}],
             "outputs": [{"name": OUTPUT, "datatype": self.datatype, "shape": answer}],
         }
 

@@ -45,7 +45,7 @@ def answering():
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST
+            do_GET = do_POST  # noqa: N815 - the library looks for this name
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads, server.seen = True, []
@@ -69,7 +69,10 @@ def test_a_redirect_on_the_same_host_is_followed(answering):
     server = answering((307, {"Location": "/elsewhere"}, b""), (200, {}, b"here"))
     end = endpoint(server)
     assert end.ask("POST", "/first", content=b"q").body == b"here"
-    assert [(path, body) for path, _, body in server.seen] == [("/first", b"q"), ("/elsewhere", b"q")]
+    assert [(path, body) for path, _, body in server.seen] == [
+        ("/first", b"q"),
+        ("/elsewhere", b"q"),
+    ]
     end.close()
 
 
@@ -217,9 +220,7 @@ def test_retry_after_header():
     assert retry_after("Wed, 21 Oct 2999 07:28:00 GMT") > 1e9
 
 
-@pytest.mark.parametrize(
-    "options", [{"timeout": 0}, {"rate": 0}, {"rate": -1}, {"concurrency": 0}]
-)
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"rate": 0}, {"rate": -1}, {"concurrency": 0}])
 def test_access_makes_sense(options):
     with pytest.raises(keyhole.InvalidArgument):
         Access(**options)
@@ -264,7 +265,11 @@ def test_json_endpoints(answering):
         asked = json.loads(handler.server.seen[-1][2])
         tokens = np.array(asked["data"]["x"])
         answers = secret(tokens if tokens.ndim == 3 else tokens[None]).tolist()
-        return 200, {}, json.dumps({"out": [{"y": answers if tokens.ndim == 3 else answers[0]}]}).encode()
+        return (
+            200,
+            {},
+            json.dumps({"out": [{"y": answers if tokens.ndim == 3 else answers[0]}]}).encode(),
+        )
 
     server = answering(predict)
     request = {"data": {"x": "$tokens"}, "fixed": 1}

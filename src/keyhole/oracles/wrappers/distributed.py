@@ -56,7 +56,7 @@ class Distributed(Wrapper):
             for start, part in grid(questions, self.batch)
         }
         try:
-            for task in as_completed(list(tasks)):
+            for task in as_completed(list(tasks)):  # type: ignore[no-untyped-call]
                 yield tasks[task], self._result(task)
         finally:
             self.client.cancel([task for task in tasks if not task.done()], force=True)

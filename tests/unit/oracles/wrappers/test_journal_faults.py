@@ -68,7 +68,9 @@ def test_parts_that_arrived_are_kept_when_the_next_fails(tmp_path):
     second = Journal(box, path, {})
     answers = second.ask(asked())
     second.release()
-    np.testing.assert_array_equal(answers, np.concatenate([secret()(p.tokens()) for _, p in grid(asked(), 4)]))
+    np.testing.assert_array_equal(
+        answers, np.concatenate([secret()(p.tokens()) for _, p in grid(asked(), 4)])
+    )
     assert (second.replayed, second.asked, box.seen) == (12, 8, 20)
     assert set(box.batches) == {4}  # the gaps were asked on the same grid
 
