@@ -20,18 +20,15 @@ PROGRAM = faulty_endpoint.__file__
 WIDTH, SHARE, KILLS, BATCH = 100, 0.2, 5, 50
 RECALLED = 1  # verification asks one old question again, on purpose
 QUICK = Patience(attempts=12, first=0.01, longest=0.5)
-CLIENT = (
-    """
+CLIENT = f"""
 import sys, keyhole
 from keyhole.oracles.wrappers.retry import Patience
 url, journal, out = sys.argv[1:]
-box = keyhole.open_oracle(url, batch=%d, concurrency=4, timeout=1.0,
+box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=1.0,
                           patience=Patience(attempts=12, first=0.01, longest=0.5))
 recovery = keyhole.recover(box, journal=journal, seed=3, throw=False)
 recovery.save(out)
 """
-    % BATCH
-)
 
 
 @pytest.fixture
