@@ -49,8 +49,18 @@ def protected(tmp_path):
 
 def command(folder, url, token):
     return subprocess.run(
-        [sys.executable, "-m", "keyhole", "recover", url, "--json"]
-        + ["--journal", str(folder / "run.journal"), "--out", str(folder / "run")],
+        [
+            sys.executable,
+            "-m",
+            "keyhole",
+            "recover",
+            url,
+            "--json",
+            "--journal",
+            str(folder / "run.journal"),
+            "--out",
+            str(folder / "run"),
+        ],
         env={**os.environ, "KEYHOLE_TOKEN": token},
         capture_output=True,
         text=True,
