@@ -8,6 +8,7 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
+from keyhole.cli.serve import serve
 
 if TYPE_CHECKING:
     from keyhole.results import Recovery
@@ -186,3 +187,6 @@ def check(
     for name, value in found.items():
         table.add_row(f"[dim]{name.replace('_', ' ')}[/]", str(value))
     Console().print(table)
+
+
+app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)

@@ -57,7 +57,7 @@ def verify(
         if found is not None and example is None:
             example = found
     recalled, drift = _recall(box, past or [], precision)
-    worst, example = max(worst, recalled), example or drift
+    worst, example = max(worst, recalled), drift or example  # a change explains the rest
     replayed, mismatch = _replay(model, errors, past or [], precision, rng)
     example = example or mismatch
     return Verdict(

@@ -1,66 +1,144 @@
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-import boxes
-from keyhole.errors import FileFormatError, InvalidArgument
+import keyhole
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
-from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.wrappers.batching import Batching
 
-MODEL = attention(np.random.default_rng(0), 4, outputs=2)
-TOKENS = np.random.default_rng(1).standard_normal((3, 2, 4))
-
-
-def test_a_model_tells_its_width_and_outputs() -> None:
-    box = open_oracle(MODEL)
-    assert (box.spec.width, box.spec.outputs) == (4, 2)
-    np.testing.assert_array_equal(box.ask(Questions.of(TOKENS, "")), MODEL(TOKENS))
-
-
-def test_a_function_needs_a_width_from_somewhere() -> None:
-    with pytest.raises(InvalidArgument, match="--width"):
-        open_oracle(lambda tokens: tokens[:, 0, 0])
-    assert open_oracle(lambda tokens: tokens[:, 0, 0], width=3).spec.width == 3
-    assert open_oracle(boxes.CountingBox(MODEL, 4)).spec.width == 4
-    assert open_oracle(lambda tokens: 0, vocabulary=np.eye(5)).spec.width == 5
-
-
-def test_an_oracle_is_itself() -> None:
-    box = open_oracle(MODEL)
-    assert open_oracle(box) is box
+MODULE = """
+import numpy as np
+from keyhole.models.draw import attention
+head = attention(np.random.default_rng(0), 5)
+number = 3
+class Holder:
+    inner = head
+class Box:
+    width = 5
+    def __call__(self, tokens): return tokens[:, 0, 0]
+def make(): return head
+def broken(): raise RuntimeError("no")
+"""
+TOKENS = np.random.default_rng(0).standard_normal((4, 3, 5))
+ASKED = keyhole.Questions.of(TOKENS, "test")
 
 
-def test_names_files_and_folders(tmp_path: Path) -> None:
-    path = save_model(MODEL, tmp_path / "model.safetensors")
-    for target in (path, str(path), tmp_path):
-        np.testing.assert_array_equal(
-            open_oracle(target).ask(Questions.of(TOKENS, "")), MODEL(TOKENS)
-        )
-    assert open_oracle("boxes:softmax", width=4).spec.identity == "boxes.softmax"
+@pytest.fixture
+def boxes_module(tmp_path, monkeypatch):
+    (tmp_path / "some_boxes.py").write_text(MODULE)
+    (tmp_path / "raising_boxes.py").write_text("raise RuntimeError('at import')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("some_boxes", None)
 
 
-def test_the_domain_is_passed_on() -> None:
-    domain = open_oracle(MODEL, max_length=3, max_norm=2.0, low=-1.0, high=1.0).spec.domain
-    limits = (domain.max_length, domain.max_norm, domain.low, domain.high)
-    assert limits == (3, 2.0, -1.0, 1.0)
+@pytest.mark.parametrize(
+    "name", ["some_boxes:head", "some_boxes:Holder.inner", "some_boxes:make()"]
+)
+def test_an_attribute_of_a_module(boxes_module, name):
+    secret = attention(np.random.default_rng(0), 5)
+    np.testing.assert_array_equal(keyhole.open_oracle(name).ask(ASKED), secret(TOKENS))
 
 
-def test_two_models_have_two_identities() -> None:
-    other = attention(np.random.default_rng(9), 4, outputs=2)
-    same = attention(np.random.default_rng(0), 4, outputs=2)
-    assert open_oracle(MODEL).spec.identity == open_oracle(same).spec.identity
-    assert open_oracle(MODEL).spec.identity != open_oracle(other).spec.identity
+def test_a_class_is_called_on_request_only(boxes_module):
+    assert keyhole.open_oracle("some_boxes:Box()").spec.width == 5
+    with pytest.raises(keyhole.InvalidArgument, match="is a class"):
+        keyhole.open_oracle("some_boxes:Box")
 
 
-def test_what_cannot_be_opened_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="cannot open a int"):
-        open_oracle(3, width=4)
-    with pytest.raises(InvalidArgument, match="cannot import nowhere:box"):
-        open_oracle("nowhere:box")
-    with pytest.raises(InvalidArgument, match="cannot import boxes:nothing"):
-        open_oracle("boxes:nothing")
-    with pytest.raises(FileFormatError, match="does not exist"):
-        open_oracle(tmp_path / "none.safetensors")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_boxes:head", "no module"),
+        ("some_boxes:tail", "has no 'tail'"),
+        ("some_boxes:number", "cannot open a int"),
+        ("some_boxes:broken()", "raised RuntimeError"),
+        ("raising_boxes:x", "at import"),
+        ("nothing at all", "no file, no URL"),
+        ("model.safetensors", "no file, no URL"),
+        ("some_boxes:head; import os", "no file, no URL"),
+    ],
+)
+def test_names_that_lead_nowhere(boxes_module, name, message):
+    with pytest.raises(keyhole.InvalidArgument, match=message):
+        keyhole.open_oracle(name)
+
+
+def test_a_saved_model_and_a_saved_run(tmp_path):
+    secret = attention(np.random.default_rng(0), 5)
+    save_model(secret, tmp_path / "model.safetensors")
+    box = keyhole.open_oracle(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(box.ask(ASKED), secret(TOKENS))
+    keyhole.recover(secret).save(tmp_path / "run")
+    box = keyhole.open_oracle(str(tmp_path / "run"))
+    np.testing.assert_allclose(box.ask(ASKED), secret(TOKENS), rtol=1e-12)
+
+
+def test_paths_that_hold_no_model(tmp_path):
+    (tmp_path / "weights.pt").write_bytes(b"x")
+    (tmp_path / "text.safetensors").write_text("no")
+    with pytest.raises(keyhole.FileFormatError, match="no code"):
+        keyhole.open_oracle(tmp_path / "weights.pt")
+    with pytest.raises(keyhole.FileFormatError, match="safetensors"):
+        keyhole.open_oracle(tmp_path / "text.safetensors")
+    with pytest.raises(keyhole.FileFormatError, match="folder"):
+        keyhole.open_oracle(tmp_path)
+
+
+def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
+    with pytest.raises(keyhole.InvalidArgument, match="no option timeout"):
+        keyhole.open_oracle(attention(np.random.default_rng(0), 3), timeout=3)
+    with pytest.raises(keyhole.InvalidArgument, match=r"no option tiemout; it has access, model"):
+        keyhole.open_oracle("http://127.0.0.1:1/", tiemout=3)
+    with pytest.raises(keyhole.InvalidArgument, match="no option rate"):
+        keyhole.open_oracle(FunctionOracle(len, keyhole.Spec(2)), rate=1)
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_batch_must_be_positive(batch):
+    with pytest.raises(keyhole.InvalidArgument, match="batch"):
+        keyhole.open_oracle(attention(np.random.default_rng(0), 3), batch=batch)
+
+
+def test_batch_limits_what_the_box_gets_at_once():
+    sizes = []
+    box = keyhole.open_oracle(lambda x: sizes.append(len(x)) or x[:, 0, 0], width=5, batch=3)
+    assert isinstance(box, Batching)
+    box.ask(ASKED)
+    assert sizes == [3, 1]
+
+
+LAZY = """
+import sys, keyhole, keyhole.oracles.open, keyhole.recover, keyhole.cli_serve
+heavy = {"torch", "onnx", "onnxruntime", "httpx", "dask", "distributed", "uvicorn"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    run = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("absent", "call", "command"),
+    [
+        ("onnxruntime", "open_oracle(sys.argv[1])", "keyhole[onnx]"),
+        ("distributed", "open_oracle(len, 3, cluster='tcp://x')", "keyhole[distributed]"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(tmp_path, absent, call, command):
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    code = (
+        f"import sys; sys.modules[{absent!r}] = None\n"
+        f"import keyhole\nfrom keyhole import open_oracle\n"
+        f"try:\n    {call}\nexcept keyhole.MissingExtra as error:\n    print(error)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True
+    )
+    assert f"pip install '{command}'" in run.stdout, run.stderr
