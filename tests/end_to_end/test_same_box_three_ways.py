@@ -64,7 +64,7 @@ def serve():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        code = "import typer; from keyhole.cli_serve import serve; typer.run(serve)"
+        code = "import typer; from keyhole.cli.serve import serve; typer.run(serve)"
         command = [sys.executable, "-c", code, str(target), "--port", str(port)]
         running.append(
             subprocess.Popen(

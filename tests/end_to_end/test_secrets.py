@@ -26,7 +26,7 @@ def protected(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    code = "import typer; from keyhole.cli_serve import serve; typer.run(serve)"
+    code = "import typer; from keyhole.cli.serve import serve; typer.run(serve)"
     log = (tmp_path / "server.log").open("w")
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(file), "--port", str(port)],

@@ -29,8 +29,9 @@ LOOSE = 64.0  # and a score with an error this large, in units of the answer's, 
 COMFORTABLE = 2.0  # where that other question puts s
 WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
 FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
+SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
 CAUTION = 2.0  # in standard errors of the scale so far
-FAR_OFF = 16.0  # correction of a scale at which most answers saturate
+FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
 BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
@@ -251,20 +252,20 @@ class _Filling:
 
     def run(self, certain: bool) -> Table:
         groups, size, count = self.product.shape
-        total, limit = groups * count, max(1, BLOCK_NUMBERS // size)
+        order, limit = self._order(groups * count), max(1, BLOCK_NUMBERS // size)
         start, block = 0, limit if certain else FIRST_BLOCK
         again: list[Array] = []
-        while start < total:
-            numbers = np.arange(start, min(start + min(block, limit), total))
+        while start < len(order):
+            numbers = order[start : start + min(block, limit)]
             # few measurements may all be small by chance: assume a larger scale than was seen
             caution = 1.0 if certain else 1.0 + CAUTION / np.sqrt(self.seen)
             length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
             again.append(self._fill(numbers, np.full(len(numbers), length)))
             if not certain:
-                self._learn_scale(start + len(numbers))
+                self._learn_scale()
             start, block = start + len(numbers), block * BLOCK_GROWTH
             anchor, group = np.divmod(numbers, groups)
-            if np.mean(self.length[group, anchor] < 0) > 0.5:  # saturated: the scale was far off
+            if np.mean(self.length[group, anchor] < 0) > SOME:  # saturated: the scale was far off
                 self.spread, block = self.spread * FAR_OFF, FIRST_BLOCK
         self._repeat(np.concatenate(again))
         n = self.meter.probes.count
@@ -298,14 +299,20 @@ class _Filling:
         steep = ((scores > STEEPEST) | loose).any(axis=1)
         return numbers[found.saturated | steep]
 
-    def _learn_scale(self, stop: int) -> None:
+    @staticmethod
+    def _order(total: int) -> Int[Array, " n"]:
+        """All questions; the first few from all over the table, so that the scale learned from
+        them is not that of a single anchor."""
+        spread_out = np.unique(np.linspace(0, total - 1, min(total, SPREAD_OUT)).astype(np.int64))
+        first = np.concatenate([spread_out[k::STRIDE] for k in range(STRIDE)])
+        return np.concatenate([first, np.setdiff1d(np.arange(total), spread_out)])
+
+    def _learn_scale(self) -> None:
         """Root mean square over everything asked so far that was not saturated."""
-        groups, size, _ = self.product.shape
-        anchors = -(-stop // groups)
-        good = self.length[:, :anchors] > 0
-        power = np.sum(np.sum(self.product[:, :, :anchors] ** 2, axis=1), where=good)
-        self.seen = max(1, int(good.sum()) * size)
-        if good.any() and power > 0:
+        good = self.length > 0
+        power = float(np.einsum("gsj,gsj,gj->", self.product, self.product, good))
+        self.seen = max(1, int(good.sum()) * self.product.shape[1])
+        if power > 0:
             self.spread = float(np.sqrt(power / self.seen))
 
     def _ideal(self) -> Array:

@@ -170,7 +170,7 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     token = _inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
     one = oracle.ask(Questions.of(token, PURPOSE))
     found["outputs"] = "one number" if one.ndim == 1 else f"a vector of {one.shape[1]}"
-    measured = measure_precision(oracle, rng)
+    measured, _, _ = look(oracle, rng)
     found["number_format"] = measured.format
     found["deterministic"] = measured.deterministic
     found["noise"] = measured.precision.additive

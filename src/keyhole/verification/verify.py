@@ -46,9 +46,11 @@ def verify(
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
     rng = np.random.default_rng([seed, 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
-    fresh = list(Designer(box.spec, natural, rng).stream(count))
+    known = precision or box.spec.precision
+    spare = 0 if known or count <= REPEATS else REPEATS  # to find out how exact the box is
+    fresh = list(Designer(box.spec, natural, rng).stream(count - spare))
     answers = [box.ask(Questions.of(q.tokens[None], PURPOSE)) for q in fresh]
-    precision = precision or box.spec.precision or _measured(box, fresh[0], answers)
+    precision = known or _measured(box, fresh[0], answers, spare)
     worst, example = 0.0, None
     for question, answer in zip(fresh, answers, strict=True):
         ratio, found = _compare(model, errors, question, answer, precision, rng)
@@ -66,7 +68,7 @@ def verify(
         replayed=replayed,
         worst=worst,
         tolerance=precision.relative,
-        bound=_bound(count, example),
+        bound=_bound(len(fresh), example),
         counterexample=example,
     )
 
@@ -74,11 +76,13 @@ def verify(
 REPEATS = 3  # of one question, to see whether the box is noisy
 
 
-def _measured(box: Oracle, question: Fresh, answers: list[Array]) -> Precision:
+def _measured(box: Oracle, question: Fresh, answers: list[Array], repeats: int) -> Precision:
     """Number format and rounding step from the answers, noise from asking one question again."""
     numbers = np.concatenate([np.asarray(a, dtype=np.float64).ravel() for a in answers])
     kind = observed(roundoff(None, answers[0]), numbers)
-    batch = np.repeat(question.tokens[None], REPEATS, axis=0)
+    if repeats == 0:
+        return Precision(kind.relative, step=decimal_step(numbers))
+    batch = np.repeat(question.tokens[None], repeats, axis=0)
     again = np.asarray(box.ask(Questions.of(batch, PURPOSE)), dtype=np.float64)
     scatter = float(np.max(np.ptp(again, axis=0)))
     noisy = scatter > SAME * kind.relative * float(np.max(np.abs(again)))

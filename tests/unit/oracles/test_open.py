@@ -113,7 +113,7 @@ def test_batch_limits_what_the_box_gets_at_once():
 
 
 LAZY = """
-import sys, keyhole, keyhole.oracles.open, keyhole.recover, keyhole.cli_serve
+import sys, keyhole, keyhole.oracles.open, keyhole.recover, keyhole.cli.serve
 heavy = {"torch", "onnx", "onnxruntime", "httpx", "dask", "distributed", "uvicorn"}
 print(sorted(heavy & set(sys.modules)))
 """

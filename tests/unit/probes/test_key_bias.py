@@ -15,7 +15,7 @@ WIDTH = 16
 def measured(model: Attention) -> tuple[KeyBias, int]:
     box = CountingBox(model, WIDTH)
     oracle = open_oracle(box)
-    linear = measure_values(oracle)
+    linear = measure_values(oracle, np.random.default_rng(0))
     group = 1 if model.outputs is None else min(model.outputs, WIDTH)
     left = np.linalg.svd(linear.value, full_matrices=False)[0][:, :group]
     basis = equal_overlap(np.random.default_rng(0), left)

@@ -20,7 +20,7 @@ def meter(model: Attention, length: float = 1.0, group: int = 1) -> tuple[LogOdd
     """Probes of one length with equal overlap, as the learner sets them up."""
     box = CountingBox(model, WIDTH)
     oracle = open_oracle(box)
-    linear = measure_values(oracle)
+    linear = measure_values(oracle, np.random.default_rng(0))
     left = np.linalg.svd(linear.value, full_matrices=False)[0][:, :group]
     basis = equal_overlap(np.random.default_rng(0), left)
     rows = basis.rows(np.arange(WIDTH))

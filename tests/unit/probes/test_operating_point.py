@@ -22,7 +22,7 @@ WIDTH = 6
 
 def linear(offset: float = 0.0) -> LinearPart:
     drawn = attention(np.random.default_rng(0), WIDTH)
-    return measure_values(open_oracle(Attention(drawn.heads, offset)))
+    return measure_values(open_oracle(Attention(drawn.heads, offset)), np.random.default_rng(0))
 
 
 def shape() -> Shape:
