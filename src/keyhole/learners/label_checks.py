@@ -10,6 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
+from keyhole.models.attention import Attention
 from keyhole.models.labelled import LabelledAttention
 from keyhole.oracles.questions import Questions
 from keyhole.probes.label_values import Reader
@@ -51,7 +52,7 @@ def refuse_other_pairs(
 
 
 def refuse_other_sequences(
-    reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
+    reader: Reader, model: LabelledAttention, errors: Attention, rng: np.random.Generator
 ) -> None:
     """Random sequences of several lengths, moved to both sides of the border."""
     longest = reader.oracle.spec.domain.max_length
@@ -68,7 +69,7 @@ def refuse_other_sequences(
 
 def beside_border(
     model: LabelledAttention,
-    errors: LabelledAttention,
+    errors: Attention,
     length: int,
     size: float,
     radius: float,
@@ -94,7 +95,7 @@ def beside_border(
             low, high = np.where(up, low, middle), np.where(up, middle, high)
         return 0.5 * (low + high)
 
-    if limit <= 0:
+    if limit <= 0 or length < 2:
         return None
     border = moved(crossing(np.zeros(1)))
     spread = max(
@@ -103,12 +104,12 @@ def beside_border(
     )
     goal = MARGIN * spread * np.array([-1.0, 1.0])
     pair = moved(crossing(goal))
-    reached = model.margin(pair) / goal  # both 1, unless the border is out of reach or too steep
-    return pair if ((reached > 0.5) & (reached < 2.0)).all() else None
+    reached = model.margin(pair) * np.sign(goal)  # unless the border is out of reach, or a cliff
+    return pair if ((reached > 0.5 * np.abs(goal)) & (reached < 2.0 * np.abs(goal))).all() else None
 
 
 def disturbed(
-    model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
+    model: LabelledAttention, errors: Attention, rng: np.random.Generator
 ) -> LabelledAttention:
     """The model with parameters off by their standard errors."""
     wrong, parameters = errors.to_arrays(), model.to_arrays()

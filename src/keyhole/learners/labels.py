@@ -25,10 +25,15 @@ from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
-from keyhole.models.labelled import Coding, LabelledAttention
+from keyhole.models.labelled import LabelledAttention
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
 from keyhole.probes.bisection import Brackets, bisect, gallop
-from keyhole.probes.label_values import Direction, check_direction, measure_direction, open_reader
+from keyhole.probes.label_values import (
+    Direction,
+    measure_direction,
+    open_reader,
+    resolution,
+)
 from keyhole.probes.thresholds import Thresholds
 
 MOST_BITS = 40  # beyond, a float64 box's own rounding decides the labels
@@ -39,6 +44,7 @@ VALUE_SHARE = 0.6  # value's ratios: their error, even if all adds up in one col
 SCOUTS = 6  # entries that find the order of magnitude: the largest is rarely a small one
 SCOUT_FACTOR = 8.0  # between the magnitudes tried
 MOST_STEPS = 16  # magnitudes tried: 8^16 = 2^48 up or down, beyond which the score counts as zero
+FEIGNED = 4.0  # standard errors that an entry must have to count
 SAMPLE = 48  # entries bisected first, for the root mean square of all
 ROUGH = 0.5  # width of a bracket in spreads, for that
 COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
@@ -77,11 +83,11 @@ class LabelOnly:
         roundoff = UNIT_ROUNDOFF if stated is None else max(stated.relative, UNIT_ROUNDOFF)
         rough = measure_direction(reader, max(FIRST_WIDTH, 2.0 * roundoff))
         scouting = thresholds(rough, rng, 1.0 / np.sqrt(oracle.spec.width))
-        magnitude = scout(scouting)
+        magnitude = scout(rough, scouting)
         trial = replace(scouting, spread=magnitude or scouting.spread)
         width = max(self._value_width(trial), 2.0 * roundoff)
         direction = rough.refined(width)
-        roundoff = check_direction(direction, roundoff, rng)
+        roundoff = resolution(direction, roundoff, rng)
         table = Table(direction, thresholds(direction, rng, trial.spread), roundoff)
         brackets = zeros(trial) if magnitude is None else self._entries(table)
         return self._learned(table, brackets, rng)
@@ -119,9 +125,7 @@ class LabelOnly:
         model = LabelledAttention(
             Attention([Head(score, None, direction.value)], 0.0), reader.coding
         )
-        errors = LabelledAttention(
-            Attention([Head(error, None, direction.error(table.roundoff))], 0.0), Coding()
-        )
+        errors = Attention([Head(error, None, direction.error(table.roundoff))], 0.0)
         refuse_other_pairs(table.asked, brackets.middle, table.entry_error(brackets), rng)
         refuse_other_sequences(reader, model, errors, rng)
         d = score.shape[0]
@@ -166,8 +170,9 @@ class Table:
 
     def noise(self, brackets: Brackets) -> Float[Array, " m"]:
         """What the box's rounding does to the entries: narrower brackets tell nothing."""
-        rounding = ROUNDINGS * self.roundoff * np.abs(self.direction.value)
-        return self._gain(brackets) * self._relative(rounding)
+        value = ROUNDINGS * self.roundoff * np.abs(self.direction.value)
+        score = ROUNDINGS * self.roundoff * np.sqrt(self.asked.probes.width) * self.asked.spread
+        return np.hypot(self._gain(brackets) * self._relative(value), score)
 
     def _gain(self, brackets: Brackets) -> Float[Array, " m"]:
         return self.asked.amplification(np.arange(len(brackets)), brackets.middle)
@@ -192,14 +197,32 @@ def thresholds(direction: Direction, rng: np.random.Generator, spread: float) ->
     return Thresholds(direction.reader, probes, anchors, first, second, spread)
 
 
-def scout(asked: Thresholds) -> float | None:
+def scout(direction: Direction, asked: Thresholds) -> float | None:
     """The order of magnitude of the entries, None if the score cannot be told from zero."""
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
     unknown = Brackets.unknown(d * d, asked.spread)
-    _, level = gallop(asked.above, unknown, chosen, asked.spread, SCOUT_FACTOR, MOST_STEPS)
+    free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
+    _, level = gallop(
+        free.above,
+        unknown,
+        chosen,
+        asked.spread,
+        factor=SCOUT_FACTOR,
+        most=MOST_STEPS,
+        least=smallest(direction, free),
+    )
     # the largest lies in (level, 8 level] and is about 1.5 root mean squares
     return None if level is None else level * np.sqrt(SCOUT_FACTOR) / 1.5
+
+
+def smallest(direction: Direction, asked: Thresholds) -> float:
+    """Where tokens cannot be long: the entry that the error of the value could feign."""
+    zero = np.zeros(1)
+    gain = float(asked.amplification(np.zeros(1, dtype=np.int64), zero)[0])
+    overlap = float(np.abs(asked.probe_overlap).min())
+    wrong = float(np.linalg.norm(direction.error(UNIT_ROUNDOFF)))
+    return FEIGNED * gain * wrong / overlap
 
 
 def rms(numbers: Float[Array, " m"]) -> float:

@@ -123,26 +123,37 @@ def bisect(
 
 
 def gallop(
-    above: Above, brackets: Brackets, chosen: Int[Array, " n"], start: float, factor: float, most: int
+    above: Above,
+    brackets: Brackets,
+    chosen: Int[Array, " n"],
+    start: float,
+    *,
+    factor: float,
+    most: int,
+    least: float = 0.0,
 ) -> tuple[Brackets, float | None]:
     """The order of magnitude of the largest of some numbers, whatever their signs.
 
     Asks "above t?" and "above -t?" for t = start, then for larger or smaller t by `factor`, until
-    the largest |number| lies in (t, factor t]; None if all are within start / factor**most of zero.
+    the largest |number| lies in (t, factor t]; None if all are within `least` of zero, or within
+    start / factor**most.
     """
 
-    def outside(t: float) -> tuple[Brackets, bool]:
-        twice = np.concatenate([chosen, chosen])
-        at = np.concatenate([np.full(len(chosen), t), np.full(len(chosen), -t)])
-        signs = above(twice, at)
-        known = brackets.told(twice, at, signs)
-        return known, bool((signs[: len(chosen)] > 0).any() or (signs[len(chosen) :] < 0).any())
+    twice, side = np.concatenate([chosen, chosen]), np.repeat([1.0, -1.0], len(chosen))
 
-    brackets, large = outside(start)
+    def outside(known: Brackets, t: float) -> tuple[Brackets, bool]:
+        signs = above(twice, side * t)
+        for part in (side > 0, side < 0):  # one after the other: answers may contradict each other
+            known = known.told(twice[part], side[part] * t, signs[part])
+        return known, bool((signs == side).any())
+
+    brackets, large = outside(brackets, start)
     level = start
     for _ in range(most):
+        if not large and level / factor < least:
+            break
         level = level * factor if large else level / factor
-        brackets, still = outside(level)
+        brackets, still = outside(brackets, level)
         if still != large:
             return brackets, level / factor if large else level
     return brackets, level if large else None

@@ -13,16 +13,15 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.models.labelled import Coding
-from keyhole.oracles.base import Domain, Oracle
+from keyhole.oracles.base import UNIT_ROUNDOFF, Domain, Oracle
 from keyhole.oracles.questions import Questions
 from keyhole.probes.bisection import Brackets, bisect
+from keyhole.probes.precision import FORMATS
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
 LENGTHS = (1.0, 2.0**-10, 2.0**-20, 2.0**10)  # of tokens: an offset shows when they are short
-CHECKS = 16  # labels close to the border that the value draws, each a chance of one half to fail
+CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
 MARGIN = 8.0  # standard errors from that border at which a label must be right
-COARSER = 16.0  # factor of the margin where labels are wrong: the box rounds
-WIDEST = 2.0**-5  # margin beyond which wrong labels are not rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +160,15 @@ class Direction:
         return Direction(self.reader, self.signs, self.pivot, brackets)
 
     def _above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
+        return self.reader.tokens(self.tokens(index, at), PURPOSE_VALUE)
+
+    def tokens(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, "n d"]:
+        """Positive exactly if the ratio of component `index` to the largest is above `at`."""
         tokens, row = np.zeros((len(index), len(self.signs))), np.arange(len(index))
-        tokens[row, index] = self.signs[index]
+        tokens[row, index] = np.where(self.signs[index] == 0, 1.0, self.signs[index])
         tokens[row, self.pivot] -= at * self.signs[self.pivot]
         tokens *= self.reader.length / np.linalg.norm(tokens, axis=1, keepdims=True)
-        return self.reader.tokens(tokens, PURPOSE_VALUE)
+        return tokens
 
 
 def measure_direction(reader: Reader, width: float) -> Direction:
@@ -197,32 +200,71 @@ def _largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, " n"])
     return int(alive[0])
 
 
-def check_direction(found: Direction, roundoff: float, rng: np.random.Generator) -> float:
-    """The roundoff at which labels beside the border are right; WrongFamily if at none.
+def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> float:
+    """The roundoff of the box's number format; raises WrongFamily where no format explains it.
 
-    Random tokens on the border drawn by the value, moved off it by a few standard errors, at
-    several lengths: a box that is not linear in one token, or has an offset, gives itself away.
+    Both ends of every bracket again, with tokens of other lengths, then random tokens of several
+    lengths beside the border: a box that computes coarsely contradicts itself there, one that is
+    not linear in a token or has an offset gives itself away.
     """
-    value, reader = found.value, found.reader
-    margin = MARGIN * float(np.linalg.norm(found.error(roundoff)))
+    if len(found.signs) == 1:
+        return roundoff  # the border is the zero token alone
+    coarser = [r for r in sorted(2.0**-bits for _, bits in FORMATS) if r > roundoff]
+    if _contradicts_itself(found, roundoff, rng):
+        roundoff = coarser.pop(0) if coarser else roundoff
     while True:
-        unit = rng.standard_normal((CHECKS, len(value)))
-        unit -= np.outer(unit @ value, value)
-        unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), np.finfo(float).tiny)
-        side = np.where(np.arange(CHECKS) % 2, 1.0, -1.0)
-        lengths = np.resize(np.minimum(np.array(LENGTHS) * reader.length, reader.size), CHECKS)
-        lengths = np.roll(lengths, int(rng.integers(len(LENGTHS)))) / np.hypot(1.0, margin)
-        tokens = lengths[:, None] * (unit + margin * side[:, None] * value)
-        wrong = reader.tokens(tokens, PURPOSE_CHECK) != side
-        if not wrong.any():
+        wrong = _wrong_beside(found, roundoff, rng)
+        if wrong is None:
             return roundoff
-        if margin > WIDEST:
-            k = int(np.argmax(wrong))
-            box, mine = (float(reader.coding.encode(np.array(s * side[k]))) for s in (-1.0, 1.0))
+        ordinary, example = wrong
+        # rounding does not depend on the length of a token: if ordinary ones are right in a
+        # format that others computed in would explain, the rest is an offset
+        if not coarser or (roundoff > UNIT_ROUNDOFF and not ordinary):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
                 "an attention head without offset; for this box it is not",
-                Counterexample(tokens[k : k + 1], box, mine, "a token beside the border"),
+                example,
             )
-        margin *= COARSER
-        roundoff = margin / (MARGIN * np.sqrt(len(value)))
+        roundoff = coarser.pop(0)
+
+
+def _contradicts_itself(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
+    ratios = found.ratios
+    others = np.delete(np.arange(len(ratios)), found.pivot)
+    index, side = np.concatenate([others, others]), np.repeat([1.0, -1.0], len(others))
+    slack = np.maximum(ratios.width, MARGIN * roundoff)[index]
+    ends = np.where(side > 0, ratios.low[index], ratios.high[index]) - side * slack
+    factor = 1.0 - 0.5 * rng.random((len(index), 1))  # another length rounds differently
+    signs = found.reader.tokens(factor * found.tokens(index, ends), PURPOSE_CHECK)
+    return bool((signs == -side).any())
+
+
+def _wrong_beside(
+    found: Direction, roundoff: float, rng: np.random.Generator
+) -> tuple[bool, Counterexample] | None:
+    """A wrong label beside the border, and whether tokens of ordinary length have one too."""
+    reader = found.reader
+    lengths = np.minimum(np.array(LENGTHS) * reader.length, reader.size)
+    lengths = np.repeat(lengths, CHECKS // len(LENGTHS))
+    tokens, side = _beside(found, roundoff, lengths, rng)
+    wrong = reader.tokens(tokens, PURPOSE_CHECK) != side
+    if not wrong.any():
+        return None
+    k = int(np.argmax(wrong))
+    box, mine = (float(reader.coding.encode(np.array(s * side[k]))) for s in (-1.0, 1.0))
+    example = Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
+    return bool(wrong[lengths >= reader.length].any()), example
+
+
+def _beside(
+    found: Direction, roundoff: float, lengths: Float[Array, " n"], rng: np.random.Generator
+) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
+    """Random tokens on alternating sides of the border, a few standard errors from it."""
+    value = found.value
+    margin = MARGIN * float(np.linalg.norm(found.error(roundoff))) / np.sqrt(len(value))
+    unit = rng.standard_normal((len(lengths), len(value)))
+    unit -= np.outer(unit @ value, value)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    side = np.where(np.arange(len(lengths)) % 2, 1.0, -1.0)
+    tokens = unit + margin * side[:, None] * value
+    return lengths[:, None] * tokens / np.hypot(1.0, margin), side

@@ -56,8 +56,8 @@ def label_allowance(
     """
     if precision.relative >= LABEL_ROUNDOFF:
         precision = replace(precision, relative=UNIT_ROUNDOFF)
-    inner, wrong = model.model, None if errors is None else errors.model
-    uncertain = allowance(inner, wrong, tokens, precision, rng)
+    inner = model.model
+    uncertain = allowance(inner, errors, tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 
