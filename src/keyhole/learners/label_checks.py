@@ -38,7 +38,8 @@ def refuse_other_pairs(
     chosen = rng.choice(len(entries), size=min(PAIRS, len(entries)), replace=False)
     index = np.concatenate([chosen, chosen]).astype(np.int64)
     side = np.repeat([1.0, -1.0], len(chosen))
-    at = entries[index] - PAIR_MARGIN * side * errors[index]
+    # at the smaller scale an error of the value weighs more, by at most its inverse
+    at = entries[index] - PAIR_MARGIN / SHRUNK * side * errors[index]
     questions = asked.questions(index, at, purpose=PURPOSE, shrink=SHRUNK, mirror=True)
     wrong = asked.reader.ask(questions) != -side
     if wrong.any():

@@ -21,7 +21,7 @@ import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap
 from keyhole.arrays import Array, Float
-from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
@@ -49,6 +49,7 @@ SAMPLE = 48  # entries bisected first, for the root mean square of all
 ROUGH = 0.5  # width of a bracket in spreads, for that
 COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
 PREDICTION = 0.8  # spread of the prediction in root mean squares: best for normal entries
+USELESS = 0.1  # error of a typical entry, relative to it, beyond which asking on is pointless
 ROUNDINGS = 3.0  # rounding errors of a token's value, in units of the roundoff
 
 
@@ -83,14 +84,21 @@ class LabelOnly:
         roundoff = UNIT_ROUNDOFF if stated is None else max(stated.relative, UNIT_ROUNDOFF)
         rough = measure_direction(reader, max(FIRST_WIDTH, 2.0 * roundoff))
         scouting = thresholds(rough, rng, 1.0 / np.sqrt(oracle.spec.width))
-        magnitude = scout(rough, scouting)
-        trial = replace(scouting, spread=magnitude or scouting.spread)
+        magnitude, seen = scout(rough, scouting)
+        if not seen and np.isfinite(reader.size):  # short tokens need a more exact value
+            rough = rough.refined(2.0 * roundoff)
+            scouting = thresholds(rough, rng, magnitude)
+            magnitude, seen = scout(rough, scouting)
+        trial = replace(scouting, spread=magnitude) if seen else scouting
         width = max(self._value_width(trial), 2.0 * roundoff)
         direction = rough.refined(width)
         roundoff = resolution(direction, roundoff, rng)
         table = Table(direction, thresholds(direction, rng, trial.spread), roundoff)
-        brackets = zeros(trial) if magnitude is None else self._entries(table)
-        return self._learned(table, brackets, rng)
+        if seen:
+            refuse_short_tokens(table)
+            return self._learned(table, self._entries(table), rng)
+        note = f"No score was seen: its entries are below about {magnitude:.1e}."
+        return self._learned(table, within(magnitude, oracle.spec.width), rng, note)
 
     def _value_width(self, trial: Thresholds) -> float:
         typical = np.array([trial.spread])
@@ -118,7 +126,9 @@ class LabelOnly:
         brackets = brackets.predicted(PREDICTION * spread)
         return bisect(asked.above, brackets, np.maximum(width, noise))
 
-    def _learned(self, table: "Table", brackets: Brackets, rng: np.random.Generator) -> Learned:
+    def _learned(
+        self, table: "Table", brackets: Brackets, rng: np.random.Generator, *notes: str
+    ) -> Learned:
         direction, reader = table.direction, table.direction.reader
         table = replace(table, asked=replace(table.asked, spread=rms(brackets.middle)))
         score, error = table.score(brackets), table.error(brackets)
@@ -129,14 +139,14 @@ class LabelOnly:
         refuse_other_pairs(table.asked, brackets.middle, table.entry_error(brackets), rng)
         refuse_other_sequences(reader, model, errors, rng)
         d = score.shape[0]
-        notes = ["Labels tell the value up to a positive factor: it is given with norm one."]
+        notes = ("Labels tell the value up to a positive factor: it has norm one.", *notes)
         if table.roundoff > UNIT_ROUNDOFF:
-            notes.append(f"Labels are exact to about {table.roundoff:.1e} of a token's value.")
+            notes += (f"Labels are exact to about {table.roundoff:.1e} of a token's value.",)
         return Learned(
             model,
             errors,
             floor=float(self.bits * (d * d + d - 1)),
-            notes=tuple(notes),
+            notes=notes,
             details={"bits": self.bits, "resolution": table.roundoff},
         )
 
@@ -152,9 +162,7 @@ class Table:
     def score(self, brackets: Brackets) -> Float[Array, "d d"]:
         entries = (self.asked.flips * brackets.middle).reshape(-1, self.asked.anchors.width)
         half = self.asked.anchors.combine(np.ascontiguousarray(entries))
-        return np.ascontiguousarray(
-            self.asked.probes.combine(np.ascontiguousarray(half.T)).T
-        )
+        return np.ascontiguousarray(self.asked.probes.combine(np.ascontiguousarray(half.T)).T)
 
     def error(self, brackets: Brackets) -> Float[Array, "d d"]:
         variance = self.entry_error(brackets).reshape(-1, self.asked.anchors.width) ** 2
@@ -165,7 +173,9 @@ class Table:
         """Bracket, error of the value and the box's rounding, of each entry."""
         wrong = self._relative(self.direction.error(self.roundoff))
         return np.sqrt(
-            brackets.width**2 / 12.0 + (self._gain(brackets) * wrong) ** 2 + self.noise(brackets) ** 2
+            brackets.width**2 / 12.0
+            + (self._gain(brackets) * wrong) ** 2
+            + self.noise(brackets) ** 2
         )
 
     def noise(self, brackets: Brackets) -> Float[Array, " m"]:
@@ -197,15 +207,14 @@ def thresholds(direction: Direction, rng: np.random.Generator, spread: float) ->
     return Thresholds(direction.reader, probes, anchors, first, second, spread)
 
 
-def scout(direction: Direction, asked: Thresholds) -> float | None:
-    """The order of magnitude of the entries, None if the score cannot be told from zero."""
+def scout(direction: Direction, asked: Thresholds) -> tuple[float, bool]:
+    """The order of magnitude of the entries; a bound and False where none was seen."""
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
-    unknown = Brackets.unknown(d * d, asked.spread)
     free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
-    _, level = gallop(
+    _, level, seen = gallop(
         free.above,
-        unknown,
+        Brackets.unknown(d * d, asked.spread),
         chosen,
         asked.spread,
         factor=SCOUT_FACTOR,
@@ -213,7 +222,7 @@ def scout(direction: Direction, asked: Thresholds) -> float | None:
         least=smallest(direction, free),
     )
     # the largest lies in (level, 8 level] and is about 1.5 root mean squares
-    return None if level is None else level * np.sqrt(SCOUT_FACTOR) / 1.5
+    return (level * np.sqrt(SCOUT_FACTOR) / 1.5 if seen else level), seen
 
 
 def smallest(direction: Direction, asked: Thresholds) -> float:
@@ -225,12 +234,23 @@ def smallest(direction: Direction, asked: Thresholds) -> float:
     return FEIGNED * gain * wrong / overlap
 
 
+def refuse_short_tokens(table: Table) -> None:
+    """Raises before paying for the entries where the domain hides them in the box's rounding."""
+    d, spread = table.asked.probes.width, table.asked.spread
+    noise = float(np.median(table.entry_error(within(0.0, d))))
+    if noise > USELESS * spread:
+        raise IllConditioned(
+            f"tokens of norm up to {table.direction.reader.size:.2g} move the scores so little "
+            "that the box's rounding hides them: entries of the score could be told to within "
+            f"{noise / spread:.0%} of their size only. Allow longer tokens"
+        )
+
+
 def rms(numbers: Float[Array, " m"]) -> float:
     return float(max(np.sqrt(np.mean(numbers**2)), np.finfo(float).tiny))
 
 
-def zeros(trial: Thresholds) -> Brackets:
-    """No entry was seen to differ from zero: all are as small as the smallest threshold tried."""
-    d, reach = trial.probes.width, trial.spread / SCOUT_FACTOR**MOST_STEPS
-    everywhere = np.ones(d * d)
+def within(reach: float, width: int) -> Brackets:
+    """All entries somewhere within reach of zero."""
+    everywhere = np.ones(width * width)
     return Brackets(-reach * everywhere, reach * everywhere, 0.0 * everywhere, everywhere)

@@ -131,14 +131,13 @@ def gallop(
     factor: float,
     most: int,
     least: float = 0.0,
-) -> tuple[Brackets, float | None]:
+) -> tuple[Brackets, float, bool]:
     """The order of magnitude of the largest of some numbers, whatever their signs.
 
-    Asks "above t?" and "above -t?" for t = start, then for larger or smaller t by `factor`, until
-    the largest |number| lies in (t, factor t]; None if all are within `least` of zero, or within
-    start / factor**most.
+    Asks "above t?" and "above -t?" for t = start, then for larger or smaller t by `factor`, at most
+    `most` times and never below `least`. Returns the t with the largest |number| in (t, factor t]
+    and True; or, where it is smaller than all t tried, the smallest t and False.
     """
-
     twice, side = np.concatenate([chosen, chosen]), np.repeat([1.0, -1.0], len(chosen))
 
     def outside(known: Brackets, t: float) -> tuple[Brackets, bool]:
@@ -155,5 +154,5 @@ def gallop(
         level = level * factor if large else level / factor
         brackets, still = outside(brackets, level)
         if still != large:
-            return brackets, level / factor if large else level
-    return brackets, level if large else None
+            return brackets, level / factor if large else level, True
+    return brackets, level, large

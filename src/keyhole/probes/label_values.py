@@ -19,7 +19,8 @@ from keyhole.probes.bisection import Brackets, bisect
 from keyhole.probes.precision import FORMATS
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
-LENGTHS = (1.0, 2.0**-10, 2.0**-20, 2.0**10)  # of tokens: an offset shows when they are short
+LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
+NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may underflow in float16
 CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
 MARGIN = 8.0  # standard errors from that border at which a label must be right
 
@@ -244,8 +245,8 @@ def _wrong_beside(
 ) -> tuple[bool, Counterexample] | None:
     """A wrong label beside the border, and whether tokens of ordinary length have one too."""
     reader = found.reader
-    lengths = np.minimum(np.array(LENGTHS) * reader.length, reader.size)
-    lengths = np.repeat(lengths, CHECKS // len(LENGTHS))
+    lengths = np.minimum(np.array(NEAR_LENGTHS) * reader.length, reader.size)
+    lengths = np.repeat(lengths, CHECKS // len(NEAR_LENGTHS))
     tokens, side = _beside(found, roundoff, lengths, rng)
     wrong = reader.tokens(tokens, PURPOSE_CHECK) != side
     if not wrong.any():

@@ -1,9 +1,9 @@
 """Labels of pairs of tokens: "is probe · score · anchor above t?", for any t.
 
 X = [u + x ; x] with u · value > 0 > x · value has a positive label exactly if
-u · score x > log(B / A), where B = -x · value and A = (u + x) · value. Multiply u by λ and x by 1/λ:
-the left side stays, the right side takes every real value. So the threshold is chosen freely, a
-root always exists, and each question of a bisection is a full bit of the entry itself.
+u · score x > log(B / A), where B = -x · value and A = (u + x) · value. Multiply u by λ and x by
+1/λ: the left side stays, the right side takes every real value. So the threshold is chosen freely,
+a root always exists, and each question of a bisection is a full bit of the entry itself.
 
 With unit vectors and s = κ · entry, κ = |u| |x|, an error r of a token's value relative to it moves
 the entry by (1 + e^s) r / κ. Hence κ is chosen question by question: as large as the threshold
