@@ -13,7 +13,7 @@ from keyhole.extras import need
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.endpoint import loopback
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.labels import Labels
+from keyhole.oracles.wrappers.labels import BITS, Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.serving.app import App
@@ -39,7 +39,7 @@ class Blur:
             box = Noisy(box, additive=self.noise, seed=self.seed)
         if self.decimals is not None or self.bits is not None:
             box = Rounded(box, self.decimals, self.bits)
-        return Labels(box) if self.labels else box
+        return Labels(box, BITS) if self.labels else box
 
 
 @dataclass(frozen=True)
