@@ -1,0 +1,73 @@
+"""One pass over a box that is a ReLU network: a line, the gradients beside it, a network.
+
+The line orders the neurons: all are off at its beginning, and piece p has the first p of them
+on. What is known badly is the gradient of a narrow piece p: its error moves from neuron p-1 to
+neuron p, their sum stays exact. `Pass.doubt` holds the predicted size of that error.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.probes.gradients import AskPoints, Frame, Gradients, measure
+from keyhole.probes.lines import Line, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A network in normal form, neurons in the order of the line, unit rows, and its doubts."""
+
+    network: ReluNetwork
+    unit: float  # rounding error of one answer, per 1 + |t|
+    doubt: Float[Array, " pieces"]  # error of the function between the two planes of a piece
+    error: Float[Array, " n"]  # error of w_j a_j per neuron, in the units of the function
+    batches: int
+
+
+def run_pass(
+    ask: AskPoints,
+    frame: Frame,
+    reach: tuple[float, float],
+    room: Callable[[Array], Array],
+    relative: float,
+    floor: float,
+) -> Pass:
+    """Learns all neurons whose planes the line crosses."""
+    line = trace(lambda times: ask(frame.points(times)), relative, floor, reach)
+    gradients = measure(ask, line, frame, room)
+    network = assembled(line, frame, gradients)
+    doubt = predicted_doubt(line, gradients)
+    error = doubt[:-1] + doubt[1:] if len(doubt) > 1 else np.zeros(0)
+    return Pass(network, line.unit, doubt, error, line.batches)
+
+
+def assembled(line: Line, frame: Frame, gradients: Gradients) -> ReluNetwork:
+    """The network whose neurons are off where the line begins."""
+    square = float(frame.direction @ frame.direction)
+    normals = (frame.direction + gradients.across @ frame.across) / square
+    crossings = frame.points(line.kinks)
+    bias = -np.einsum("nd,nd->n", normals, crossings)
+    lengths = np.linalg.norm(normals, axis=1)
+    first = np.concatenate([line.slopes[:1], gradients.table[0]])
+    skip = np.concatenate([frame.direction[None], frame.across]).T @ first / square
+    anchor = frame.points(line.anchors[:1])
+    offset = (line.values[:1] - anchor @ skip)[0]
+    return ReluNetwork(
+        normals / lengths[:, None],
+        bias / lengths,
+        line.jumps * lengths[:, None],
+        skip,
+        offset,
+    )
+
+
+def predicted_doubt(line: Line, gradients: Gradients) -> Array:
+    """Rounding of an answer over the length of the step, per measured piece; pieces that were
+    not measured (vector answers) take the doubt of the anchors around them."""
+    if gradients.steps.shape[1] == 0:
+        return np.full(len(line.slopes), line.unit)
+    measured = line.unit * ((1 + np.abs(gradients.bases)) / gradients.steps).max(axis=1)
+    return np.interp(np.arange(len(line.slopes)), gradients.anchors, measured)

@@ -1,0 +1,396 @@
+"""Questions along a line through a piecewise affine box: where its kinks are, and its slopes.
+
+A line x(t) = origin + t * direction crosses every hyperplane that is not parallel to it, once.
+Between two crossings the answers are affine in t. The search keeps *pieces* (two or more points
+known to lie on one affine stretch) and resolves the intervals between neighbouring pieces, all
+intervals at once, one batch per level:
+
+1. The two lines agree at both ends: no kink.
+2. They cross at t* well inside: a single kink would sit at t*. One answer on either side of t*
+   settles it. A one-sided check does not: two kinks of opposite sign can move t* to the left of
+   both, where the left line holds trivially. An answer that refutes the guess starts a new piece.
+3. Otherwise the interval is split, in the middle as seen by a Cauchy law, which is how crossings
+   of a random line are spread.
+
+With vector answers the lines live in R^k and two lines that meet are themselves the proof of a
+single kink; one value between two kinks fixes both. These shortcuts are trusted only after the
+jumps seen have shown to span at least three dimensions.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+
+STEP = 3e-4  # a tangent's length relative to the free distance: rarely holds a kink, keeps digits
+LONG_STEP = 0.02  # the same where lines of vectors that meet are never checked: digits first
+SIDE = 3e-4  # distance of the two checks from a supposed kink, relative to the free distance
+MARGIN = 0.01  # a crossing this close to an end (in arctan t) is no evidence of a single kink
+BESIDE = 8.0  # how far from a crossing near an end a pair of kinks is looked for, in its distance
+SHORTEST = 1e-2  # least part of half an interval that a split may cut off
+SAFETY = 40.0  # tolerance in units of the rounding error of one answer
+NARROW = 1e-11  # relative width at which an interval is a point
+EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
+GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
+PATIENCE = 18  # batches in which answers are asked one at a time to save questions
+SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
+SMOOTH_RATE = 50  # questions granted per kink found
+TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
+
+Ask = Callable[[Float[Array, " n"]], Float[Array, "n k"]]
+
+
+class Step(Enum):
+    """What a question about an interval led to, where it did not lead to a new piece."""
+
+    SETTLED = "the kinks inside are known"
+    SHRUNK = "one of the two pieces has grown into the interval"
+
+
+@dataclass(eq=False)
+class Piece:
+    """A stretch of the line on which the answers are affine, known by its points."""
+
+    times: list[float]
+    values: list[Array]
+    implied: Array | None = None  # slope that follows from the neighbours (a single point)
+    low: int = 0  # where the leftmost and rightmost points are in the lists
+    high: int = 0
+    before: "Piece | None" = None  # a neighbour whose line runs through the leftmost point
+    after: "Piece | None" = None  # a neighbour whose line runs through the rightmost point
+
+    def __post_init__(self) -> None:
+        order = np.argsort(self.times)
+        self.low, self.high = int(order[0]), int(order[-1])
+
+    @property
+    def left(self) -> float:
+        return self.times[self.low]
+
+    @property
+    def right(self) -> float:
+        return self.times[self.high]
+
+    @property
+    def span(self) -> float:
+        return self.right - self.left
+
+    @property
+    def checked(self) -> bool:
+        """Whether more than two answers (or the neighbours) speak for the line."""
+        return len(self.times) > 2 or self.implied is not None
+
+    @property
+    def slope(self) -> Array:
+        if self.implied is not None:
+            return self.implied
+        return (self.values[self.high] - self.values[self.low]) / self.span
+
+    def at(self, t: float) -> Array:
+        near = self.low if abs(t - self.left) < abs(t - self.right) else self.high
+        return self.values[near] + self.slope * (t - self.times[near])
+
+    def add(self, t: float, value: Array) -> None:
+        self.times.append(t)
+        self.values.append(value)
+        if t < self.left:
+            self.low = len(self.times) - 1
+        if t > self.right:
+            self.high = len(self.times) - 1
+
+
+Pair = tuple[Piece, Piece]
+Request = Generator[list[float], list[Array], list[Pair]]
+Answer = Generator[list[float], list[Array], Piece | Step]
+
+
+class NotPiecewiseAffine(Exception):
+    """The answers along the line have a jump, or bend everywhere: `t` is where, `value` the
+    answer there, `expected` what a continuous piecewise affine function would have answered."""
+
+    def __init__(self, message: str, t: float, value: Array, expected: Array) -> None:
+        super().__init__(message)
+        self.t, self.value, self.expected = t, value, expected
+
+
+@dataclass(eq=False)
+class Search:
+    """State of one line search. `unit` is the error of an answer at t, divided by 1 + |t|."""
+
+    ask: Ask
+    unit: float
+    trusted: bool = False  # two lines of vectors that meet prove a kink
+    batches: int = 0
+    questions: int = 0
+    found: int = 0
+    merged: list[Pair] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def noise(self, t: float) -> float:
+        return SAFETY * self.unit * (1 + abs(t))
+
+    def slack(self, piece: Piece, t: float) -> float:
+        """Allowed distance of an answer at t from the line of a piece."""
+        near, far = self.noise(piece.left), self.noise(piece.right)
+        if t > piece.right:
+            near, far = far, near
+        lever = max(piece.left - t, t - piece.right, 0.0) / piece.span
+        return self.noise(t) + near + lever * (near + far)
+
+    def on(self, piece: Piece, t: float, value: Array) -> bool:
+        return bool(np.linalg.norm(value - piece.at(t)) <= self.slack(piece, t))
+
+    def run(self, intervals: list[Pair]) -> None:
+        """Resolves all intervals between the given pieces, a batch at a time."""
+        waiting: list[tuple[Request, list[float]]] = []
+
+        def enter(pairs: list[Pair]) -> None:
+            while pairs:
+                task = self.resolve(*pairs.pop())
+                try:
+                    waiting.append((task, next(task)))
+                except StopIteration as stop:
+                    pairs.extend(stop.value)
+
+        enter(list(intervals))
+        while waiting:
+            self.refuse_smooth(waiting[0][1][0])
+            answers = self.ask(np.array([t for _, request in waiting for t in request]))
+            self.batches += 1
+            self.questions += len(answers)
+            served, waiting, position = waiting, [], 0
+            for task, request in served:
+                part = list(answers[position : position + len(request)])
+                position += len(request)
+                try:
+                    waiting.append((task, task.send(part)))
+                except StopIteration as stop:
+                    enter(list(stop.value))
+
+    def generic(self, pieces: list[Piece]) -> bool:
+        """Whether the jumps span enough dimensions for a meeting of two lines to be a proof."""
+        rows = []
+        for left, right in zip(pieces[:-1], pieces[1:], strict=True):
+            rows += [right.slope - left.slope, left.at(0.0) - right.at(0.0)]
+        table = np.array(rows)
+        if table.shape[1] < GENERIC_RANK:
+            return False
+        norms = np.linalg.norm(table, axis=1)
+        if not norms.all():
+            return False
+        values = np.linalg.svd(table / norms[:, None], compute_uv=False)
+        return bool((values > EVIDENCE).sum() >= GENERIC_RANK)
+
+    def refuse_smooth(self, t: float) -> None:
+        """Raises where far more questions were asked than kinks can explain."""
+        if self.questions <= SMOOTH_QUESTIONS + SMOOTH_RATE * self.found:
+            return
+        value = self.ask(np.array([t]))[0]
+        ends = sorted(self.pieces, key=lambda p: max(p.left - t, t - p.right))[:2]
+        expected = min((p.at(t) for p in ends), key=lambda y: float(np.linalg.norm(value - y)))
+        raise NotPiecewiseAffine(
+            f"after {self.questions} answers along a line only {self.found} kinks are certain: "
+            "the answers bend everywhere (a smooth activation?)",
+            t,
+            value,
+            expected,
+        )
+
+    def resolve(self, left: Piece, right: Piece) -> Request:
+        """Settles what lies between two pieces; returns the intervals this opens."""
+        while True:
+            a, b = left.right, right.left
+            if self.agree(left, right):
+                self.merged.append((left, right))
+                return []
+            if b - a <= NARROW * (1 + min(abs(a), abs(b))):
+                self.accept_point(left, right)
+                return []
+            if (dissolved := self.dissolve(left, right)) is not None:
+                return dissolved
+            t = self.crossing(left, right)
+            inside = t is not None and well_inside(a, b, t)
+            if t is None or not inside:
+                hurry = self.batches >= PATIENCE
+                s = beside(a, b, t) if hurry else middle(a, b)
+                step = yield from self.split(left, right, s)
+            elif not self.meet(left, right, t):
+                step = yield from self.split(left, right, t)
+            elif self.proven(left, right, t):
+                step = Step.SETTLED
+                self.found += 1
+            else:
+                step = yield from self.check(left, right, t)
+            if step is Step.SETTLED:
+                return []
+            if isinstance(step, Piece):
+                self.pieces.append(step)
+                return [(left, step), (step, right)]
+
+    def agree(self, left: Piece, right: Piece) -> bool:
+        return self.on(right, left.right, left.values[left.high]) and self.on(
+            left, right.left, right.values[right.low]
+        )
+
+    def dissolve(self, left: Piece, right: Piece) -> list[Pair] | None:
+        """A pair of points that a neighbour's line enters had a kink between its two points.
+
+        The neighbour takes the point. Once both points are taken, the interval between the two
+        neighbours is opened in place of the pair."""
+        if not right.checked and self.on(left, right.left, right.values[right.low]):
+            left.add(right.left, right.values[right.low])
+            right.before, false = left, right
+        elif not left.checked and self.on(right, left.right, left.values[left.high]):
+            right.add(left.right, left.values[left.high])
+            left.after, false = right, left
+        else:
+            return None
+        if false.before is None or false.after is None:
+            return []
+        self.pieces.remove(false)
+        return [(false.before, false.after)]
+
+    def accept_point(self, left: Piece, right: Piece) -> None:
+        """An interval that is a point holds kinks if the lines meet there, else a jump."""
+        a, b = left.right, right.left
+        gap = float(np.linalg.norm(left.at(b) - right.values[right.low]))
+        steep = float(np.linalg.norm(left.slope) + np.linalg.norm(right.slope))
+        if gap > self.slack(left, b) + 10 * steep * (b - a):
+            raise NotPiecewiseAffine(
+                f"the answers jump by {gap:.3g} within a step of {b - a:.1g}",
+                b,
+                right.values[right.low],
+                left.at(b),
+            )
+        self.found += 1
+
+    def crossing(self, left: Piece, right: Piece) -> float | None:
+        """Where the two lines come closest."""
+        bend = right.slope - left.slope
+        size = float(bend @ bend)
+        if size == 0:
+            return None
+        a = left.right
+        return a + float((left.values[left.high] - right.at(a)) @ bend) / size
+
+    def meet(self, left: Piece, right: Piece, t: float) -> bool:
+        """Whether the two lines meet at t; numbers always do."""
+        gap = float(np.linalg.norm(left.at(t) - right.at(t)))
+        return gap <= self.slack(left, t) + self.slack(right, t)
+
+    def proven(self, left: Piece, right: Piece, t: float) -> bool:
+        """Whether lines of vectors that meet at t leave no room for more than one kink."""
+        room = min(t - left.right, right.left - t)
+        effect = float(np.linalg.norm(right.slope - left.slope)) * room
+        allowed = self.slack(left, t) + self.slack(right, t)
+        return self.trusted and allowed <= EVIDENCE * effect
+
+    def check(self, left: Piece, right: Piece, t: float) -> Answer:
+        """Answers on both sides of a supposed kink; a new piece where they refute it."""
+        room = min(t - left.right, right.left - t)
+        bend = float(np.linalg.norm(right.slope - left.slope))
+        side = max(SIDE * room, 8 * (self.slack(left, t) + self.slack(right, t)) / bend)
+        if side > 0.25 * room:
+            return (yield from self.split(left, right, middle(left.right, right.left)))
+        one, two = t - side, t + side
+        first, *more = yield ([one] if self.batches < PATIENCE else [one, two])
+        if self.on(right, one, first):
+            right.add(one, first)
+            return Step.SHRUNK
+        if not more:
+            more = yield [two]
+        second = more[0]
+        if self.on(left, one, first):
+            left.add(one, first)
+            if self.on(right, two, second):
+                right.add(two, second)
+                self.found += 1
+                return Step.SETTLED
+            if self.on(left, two, second):
+                left.add(two, second)
+                return Step.SHRUNK
+            (third,) = yield [two + side]
+            return Piece([two, two + side], [second, third])
+        if self.on(right, two, second):
+            right.add(two, second)
+            (third,) = yield [one - side]
+            return Piece([one - side, one], [third, first])
+        return Piece([one, two], [first, second])
+
+    def split(self, left: Piece, right: Piece, s: float) -> Answer:
+        """An answer inside, at s: which piece does it belong to?"""
+        a, b = left.right, right.left
+        step = (LONG_STEP if self.trusted else STEP) * min(s - a, b - s, 1 + abs(s))
+        first, *more = yield ([s] if self.batches < PATIENCE else [s, s + step])
+        for piece in (left, right):
+            if self.on(piece, s, first):
+                piece.add(s, first)
+                return Step.SHRUNK
+        between = self.two_kinks(left, right, s, first)
+        if between is not None:
+            self.pieces.append(between)
+            self.found += 2
+            return Step.SETTLED
+        if not more:
+            more = yield [s + step]
+        return Piece([s, s + step], [first, more[0]])
+
+    def two_kinks(self, left: Piece, right: Piece, s: float, value: Array) -> Piece | None:
+        """The piece through one vector answer between two kinks, if two kinks explain it.
+
+        The distances from the two lines point along the two jumps, and the jumps add up to the
+        difference of the slopes: two unknown factors against k equations."""
+        if not self.trusted:
+            return None
+        rise, fall = value - left.at(s), value - right.at(s)
+        bend = right.slope - left.slope
+        basis = np.stack([rise, fall], axis=1)
+        factors, *_ = np.linalg.lstsq(basis, bend)
+        if not (factors > 0).all():
+            return None
+        first, second = s - 1 / factors[0], s + 1 / factors[1]
+        if not (well_inside(left.right, s, first) and well_inside(s, right.left, second)):
+            return None
+        off = float(np.linalg.norm(basis @ factors - bend))
+        allowed = factors[0] * self.slack(left, s) + factors[1] * self.slack(right, s)
+        for piece in (left, right):
+            allowed += (self.noise(piece.left) + self.noise(piece.right)) / piece.span
+        effect = min(np.linalg.norm(rise) * factors[0], np.linalg.norm(fall) * factors[1])
+        if not off <= allowed <= EVIDENCE * effect:
+            return None
+        slope = left.slope + factors[0] * rise
+        step = 0.3 * min(s - first, second - s)
+        return Piece([s, s + step], [value, value + step * slope], implied=slope)
+
+
+def middle(a: float, b: float) -> float:
+    """The middle of an interval as a Cauchy law sees it."""
+    if b - a < 1:
+        return (a + b) / 2
+    return float(np.tan((np.arctan(a) + np.arctan(b)) / 2))
+
+
+def beside(a: float, b: float, t: float | None) -> float:
+    """Where to split an interval whose lines do not cross well inside.
+
+    Two close kinks of opposite sign have the crossing beside them, not between them: a crossing
+    near an end says that they are near that end, within a few times its distance."""
+    centre = middle(a, b)
+    if t is None:
+        return centre
+    if abs(t - a) < abs(t - b):
+        return min(centre, a + max(BESIDE * abs(t - a), SHORTEST * (centre - a)))
+    return max(centre, b - max(BESIDE * abs(t - b), SHORTEST * (b - centre)))
+
+
+def well_inside(a: float, b: float, t: float) -> bool:
+    """Whether t lies between a and b, and not too close to either: an end of a piece that hides
+    a kink is where its false line crosses the true one."""
+    if not a < t < b:
+        return False
+    low, high, angle = np.arctan([a, b, t])
+    margin = MARGIN * (high - low)
+    return bool(angle - low > margin and high - angle > margin)
