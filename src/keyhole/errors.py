@@ -4,7 +4,18 @@ Each message says what was wrong, what was expected and what to do. An error rai
 `keyhole.recover` carries the unfinished `recovery`: what was learned before it stopped.
 """
 
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Counterexample:
+    """A question on which box and model differ, or on which the box differs from itself."""
+
+    input: Any  # (length, width)
+    box_answer: Any
+    model_answer: Any
+    reason: str = ""
 
 
 class KeyholeError(Exception):
@@ -28,7 +39,7 @@ class OracleError(KeyholeError):
 class Inconsistent(OracleError):
     """The box answered the same question differently than its stated precision allows."""
 
-    def __init__(self, message: str, counterexample: Any = None) -> None:
+    def __init__(self, message: str, counterexample: Counterexample | None = None) -> None:
         super().__init__(message)
         self.counterexample = counterexample
 
@@ -48,7 +59,7 @@ class IllConditioned(KeyholeError):
 class WrongFamily(KeyholeError):
     """The box is not a member of the model class the learner assumes."""
 
-    def __init__(self, message: str, counterexample: Any = None) -> None:
+    def __init__(self, message: str, counterexample: Counterexample | None = None) -> None:
         super().__init__(message)
         self.counterexample = counterexample
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from keyhole.arrays import Array
+from keyhole.errors import Counterexample
 
 
 class Outcome(enum.Enum):
@@ -51,16 +51,6 @@ class Ledger:
     @property
     def paid(self) -> int:
         return sum(self.by_purpose.values())
-
-
-@dataclass(frozen=True, eq=False)
-class Counterexample:
-    """A question on which box and model differ (or the box differs from itself)."""
-
-    input: Array  # (length, width)
-    box_answer: Array
-    model_answer: Array
-    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,6 +48,71 @@ class Listed:
 
 
 @dataclass(frozen=True, eq=False)
+class Scaled:
+    """Another bank, every token times a number."""
+
+    inner: Bank
+    factor: float
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        rows = self.inner.rows(index)
+        rows *= self.factor
+        return rows
+
+    def digest(self) -> bytes:
+        return digest(self.inner.digest(), np.array([self.factor]))
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Sums of a token of one bank and a token of another: number i * count + j is a_i + b_j."""
+
+    first: Bank
+    second: Bank
+    count: int  # tokens of the second bank
+
+    @property
+    def width(self) -> int:
+        return self.first.width
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        high, low = np.divmod(index, self.count)
+        rows = self.first.rows(high)
+        rows += self.second.rows(low)
+        return rows
+
+    def digest(self) -> bytes:
+        return digest(self.first.digest(), self.second.digest(), np.array([self.count]))
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Two banks under one numbering: `first` up to `split`, then `second` from its own zero."""
+
+    first: Bank
+    second: Bank
+    split: int
+
+    @property
+    def width(self) -> int:
+        return self.first.width
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        rows = np.empty((len(index), self.width))
+        early = index < self.split
+        rows[early] = self.first.rows(index[early])
+        rows[~early] = self.second.rows(index[~early] - self.split)
+        return rows
+
+    def digest(self) -> bytes:
+        return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
+
+
+@dataclass(frozen=True, eq=False)
 class Questions:
     """Sequences of equal length, asked for one purpose (the ledger's heading)."""
 

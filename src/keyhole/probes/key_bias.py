@@ -1,0 +1,173 @@
+"""Questions of probes against the zero token: [u_1; …; u_k; 0] gives u_i · key_bias.
+
+One question with long probes decides whether there is a key bias at all: without one the weights
+are equal to the last digit, however long the probes.
+
+A strong key bias forces short probes, whose value then drowns in the rounding of the offset. The
+probes of a scalar box are therefore carried by a vector n with n · key_bias = 0 and a long value:
+u_i = λ t_i + L n. Two rough measurements determine n, one more each few digits; L balances the
+rounding of the offset against that of n · key_bias, whose terms cancel only in exact arithmetic.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.algebra.bases import Basis
+from keyhole.arrays import Array, Float
+from keyhole.errors import IllConditioned
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.questions import Listed, Scaled, Summed
+from keyhole.probes.log_odds import (
+    ROUNDS,
+    SHRINK,
+    STEEPEST,
+    TARGET_SPREAD,
+    UNSEEN,
+    LogOdds,
+    ProbeSet,
+    Weights,
+)
+from keyhole.probes.precision import Roundoff
+from keyhole.probes.values import LinearPart
+
+FIRST_LENGTH = 2.0**10  # of the probes that look for a key bias, in units of offset / value
+MODERATE = 0.125  # step of the length where a score came out steep
+CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias:
+    vector: Float[Array, " d"]
+    error: Float[Array, " d"]
+    roundoff: Roundoff
+
+
+@dataclass(frozen=True, eq=False)
+class Carrier:
+    """n in coordinates of the probe basis, times its length L."""
+
+    coordinates: Float[Array, " d"]
+
+
+class _Zero:
+    """Asks probe groups of one basis against the zero token."""
+
+    def __init__(self, oracle: Oracle, linear: LinearPart, basis: Basis, group: int) -> None:
+        self.oracle, self.linear, self.basis, self.group = oracle, linear, basis, group
+        self.values = np.ascontiguousarray(
+            basis.coordinates(np.ascontiguousarray(linear.value.T)).T
+        )
+        self.roundoff = linear.roundoff
+
+    def ask(self, length: float, groups: Array, carrier: Carrier | None = None) -> Weights:
+        width = self.basis.width
+        bank, values = Scaled(self.basis, length), length * self.values
+        if carrier is None:
+            probes = ProbeSet(bank, width, self.group, values, np.zeros(width))
+        else:
+            shift = self.basis.combine(carrier.coordinates[None])
+            carried = Summed(bank, Listed(shift), 1)
+            values = values + carrier.coordinates @ self.values
+            probes = ProbeSet(carried, width, self.group, values, np.zeros(width))
+        return self._against_zero(probes, groups)
+
+    def ask_vector(self, coordinates: Float[Array, " d"]) -> tuple[float, float, bool]:
+        """Score, its error, and whether it is saturated, of one vector as the only probe."""
+        vector = Listed(self.basis.combine(coordinates[None]))
+        value = coordinates[None] @ self.values
+        found = self._against_zero(
+            ProbeSet(vector, 1, 1, value, np.zeros(1)), np.zeros(1, dtype=np.int64)
+        )
+        return float(found.scores[0, 0]), float(found.errors[0, 0]), bool(found.saturated[0])
+
+    def _against_zero(self, probes: ProbeSet, groups: Array) -> Weights:
+        meter = LogOdds(self.oracle, self.linear, probes, "key bias")
+        zero, rows = Listed(np.zeros((1, self.basis.width))), np.zeros(len(groups), dtype=np.int64)
+        found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), self.values.shape[1])))
+        self.roundoff = meter.roundoff
+        return found
+
+
+def measure_key_bias(
+    oracle: Oracle, linear: LinearPart, basis: Basis, group: int, longest: float = np.inf
+) -> KeyBias:
+    """One question where there is no key bias, about ceil(d / group) + 5 where there is."""
+    width = basis.width
+    zero = _Zero(oracle, linear, basis, group)
+    first = np.zeros(1, dtype=np.int64)
+    offset = float(np.linalg.norm(linear.offset)) / float(np.linalg.norm(zero.values[:group]))
+    length = min(FIRST_LENGTH * max(1.0, offset), longest)
+    found = zero.ask(length, first)
+    if not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all():
+        return KeyBias(np.zeros(width), np.zeros(width), zero.roundoff)
+    for _ in range(ROUNDS):
+        if not found.saturated[0]:
+            break
+        length *= SHRINK
+        found = zero.ask(length, first)
+    # one score of a few may be small by chance, so assume a larger scale than was seen
+    spread = 2.0 * float(np.sqrt(np.mean(found.scores**2))) / length
+    length = min(TARGET_SPREAD / spread, longest)
+    if group == 1 and linear.offset.any() and np.isinf(longest):
+        return _sweep(zero, length, _carrier(zero, length))
+    return _sweep(zero, length, None)
+
+
+def _carrier(zero: _Zero, length: float) -> Carrier | None:
+    """A vector without score and with a value far above the offset."""
+    width = zero.basis.width
+    if width < 2:
+        return None
+    found = zero.ask(length, np.arange(2))
+    if found.saturated.any():
+        return None
+    (a, b), error = found.scores[:, 0] / length, float(found.errors.max())
+    coordinates = np.zeros(width)
+    coordinates[:2] = np.array([b, -a]) / np.hypot(a, b)
+    value = float(np.linalg.norm(coordinates @ zero.values))
+    if a == 0.0 or value == 0.0:
+        return None
+    # the box rounds n · key_bias too, term by term: the offset's rounding, which falls with the
+    # carrier's length, is balanced against that one, which grows with it
+    offset = float(np.linalg.norm(zero.linear.offset))
+    final, long = np.sqrt(2.0 * length * offset / value), length
+    if final <= long:
+        return None
+    while error * final / long > CERTAIN:
+        long = min(final, long * CERTAIN / error)
+        score, error, saturated = zero.ask_vector(long * coordinates)
+        if saturated:
+            return None
+        coordinates[0] -= score / long / a
+    return Carrier(final * coordinates)
+
+
+def _sweep(zero: _Zero, length: float, carrier: Carrier | None) -> KeyBias:
+    """All probe groups against zero; what comes out steep is asked again with shorter probes."""
+    width, group = zero.basis.width, zero.group
+    groups = -(-width // group)
+    scores, errors = np.zeros((groups, group)), np.zeros((groups, group))
+    lengths = np.full((groups, 1), length)
+    pending = np.arange(groups)
+    for _ in range(ROUNDS):
+        found = zero.ask(length, pending, carrier)
+        scores[pending], errors[pending], lengths[pending] = found.scores, found.errors, length
+        pending = pending[found.saturated | (found.scores.max(axis=1) > STEEPEST)]
+        if not len(pending):
+            break
+        length *= MODERATE
+    else:
+        raise IllConditioned("the key bias spans more decades than the box's precision can show")
+    plain = (scores / lengths).ravel()[:width]
+    inverse = np.broadcast_to(1.0 / lengths, scores.shape).ravel()[:width]
+    if carrier is not None:  # its own small score is in every measurement, and in their sum
+        weight = carrier.coordinates
+        own = (weight @ plain) / (1.0 + weight @ inverse)
+        plain = plain - own * inverse
+    noise = (errors / lengths).ravel()[:width]
+    return KeyBias(
+        zero.basis.combine(plain[None])[0],
+        np.sqrt(zero.basis.combine_squared(noise[None] ** 2))[0],
+        zero.roundoff,
+    )

@@ -1,0 +1,311 @@
+"""Questions of probes against an anchor: [u_1 + x; …; u_k + x; x], answered by log-odds.
+
+With the value map known, the answer is a known mixture of known values, so the attention weights
+can be solved for; their logarithms against the weight of the anchor's own token are
+
+    s_i = u_i · (score x + key_bias)                             (the x-on-x score cancels)
+
+k = 1 for a scalar box. A box with vector answers reads off up to rank(value) probes at once.
+
+Operating point. An error ε of the answer is an error ε(1 + e^s) of s, so s should be small and
+rather negative than large: the anchor's length is set so that s has root mean square TARGET_SPREAD,
+from the answers so far, in blocks that grow; only answers outside the useful range are asked again.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.errors import Counterexample, IllConditioned, WrongFamily
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
+from keyhole.probes.precision import Roundoff, observed
+from keyhole.probes.values import LinearPart, answer_noise
+
+TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
+STEEPEST = 3.5  # above, the factor 1 + e^s is worth another question
+COMFORTABLE = 2.0  # where that other question puts s
+WEAKEST = 0.125  # an anchor this much shorter than it could be is worth another question
+FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
+BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
+SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
+GROW = 2.0**20  # and where no score is seen at all
+GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is called zero
+NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
+ROUNDS = 40  # of shrinking; a score that still saturates is no score
+OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
+SATURATED = 64.0  # in the same units: a weight this close to 0 or 1 carries no digits
+UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeSet:
+    """Probe tokens, by groups of `group` that are asked together, and what is known of them."""
+
+    bank: Bank  # rows are the probes u
+    count: int
+    group: int
+    values: Float[Array, "n D"]  # u · value
+    bias: Float[Array, " n"]  # u · key_bias, zero where there is none
+
+    @property
+    def groups(self) -> int:
+        return -(-self.count // self.group)
+
+    def members(self, group: int) -> slice:
+        return slice(group * self.group, min((group + 1) * self.group, self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measured probe_i · score · anchor_j."""
+
+    product: Float[Array, "n m"]
+    error: Float[Array, "n m"]  # standard errors
+    roundoff: Roundoff
+    spread: float  # root mean square of the products: the next table starts from here
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Log-odds of a batch with their standard errors, and which of them are usable."""
+
+    scores: Float[Array, "n k"]
+    errors: Float[Array, "n k"]
+    saturated: Array  # (n,) some weight is 0 or 1 as far as one can see
+
+
+class LogOdds:
+    """Measures log-odds with one probe set."""
+
+    def __init__(self, oracle: Oracle, linear: LinearPart, probes: ProbeSet, purpose: str) -> None:
+        self.oracle, self.linear, self.probes, self.purpose = oracle, linear, probes, purpose
+        self.roundoff = linear.roundoff
+        self._inverse = [
+            np.linalg.pinv(probes.values[probes.members(g)]) for g in range(probes.groups)
+        ]
+
+    def ask(
+        self,
+        anchors: Bank,
+        count: int,
+        rows: Int[Array, " n"],
+        groups: Int[Array, " n"],
+        values: Float[Array, "n D"],
+    ) -> Weights:
+        """Question q: probe group groups[q] against anchor rows[q], of `count`, and its value.
+
+        The last group may be smaller than the others; its missing members read as score 0 with
+        error 0.
+        """
+        probes = self.probes
+        tokens = Joined(Summed(probes.bank, anchors, count), anchors, probes.count * count)
+        shape = (len(rows), probes.group)
+        found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
+        short = probes.count % probes.group
+        last = (groups == probes.groups - 1) if short else np.zeros(len(rows), dtype=bool)
+        for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
+            if not len(chosen):
+                continue
+            members = groups[chosen, None] * probes.group + np.arange(size)
+            anchor = rows[chosen, None]
+            index = np.hstack([members * count + anchor, probes.count * count + anchor])
+            questions = Questions(tokens, index, self.purpose)
+            answers = self.oracle.ask(questions)
+            self.roundoff = observed(self.roundoff, answers)
+            part = self._invert(
+                np.asarray(answers, dtype=np.float64).reshape(len(chosen), -1),
+                questions,
+                groups[chosen],
+                values[chosen],
+            )
+            found.scores[chosen, :size] = part.scores
+            found.errors[chosen, :size] = part.errors
+            found.saturated[chosen] = part.saturated
+        return found
+
+    def _invert(
+        self, answers: Array, questions: Questions, groups: Array, values: Array
+    ) -> Weights:
+        size = questions.length - 1
+        rest = answers - self.linear.offset - values
+        if size == 1 == answers.shape[1]:
+            swing = self.probes.values[groups]
+            weights, gain = rest / swing, 1.0 / np.abs(swing)
+            own, own_gain = ((swing - rest) / swing)[:, 0], gain[:, 0]
+        else:
+            weights, gain = np.empty((len(answers), size)), np.empty((len(answers), size))
+            own_gain = np.empty(len(answers))
+            for g in np.unique(groups):
+                here, inverse = groups == g, self._inverse[g]
+                weights[here] = rest[here] @ inverse
+                gain[here] = np.linalg.norm(inverse, axis=0)
+                own_gain[here] = np.linalg.norm(inverse.sum(axis=1))
+            own = 1.0 - weights.sum(axis=1)
+        noise = answer_noise(self.roundoff, questions.width)
+        level = noise * np.linalg.norm(
+            np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
+        )
+        fuzz, own_fuzz = level[:, None] * gain, level * own_gain
+        self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
+        saturated = (weights <= SATURATED * fuzz).any(axis=1) | (own <= SATURATED * own_fuzz)
+        safe, safe_own = np.maximum(weights, fuzz), np.maximum(own, own_fuzz)[:, None]
+        if size == 1:  # the two weights share one error, of opposite sign
+            errors = fuzz / (safe * safe_own)
+        else:
+            errors = np.hypot(fuzz / safe, own_fuzz[:, None] / safe_own)
+        return Weights(np.log(safe / safe_own), errors, saturated)
+
+    def _refuse_impossible(
+        self, answers: Array, questions: Questions, weights: Array, own: Array
+    ) -> None:
+        """Weights in units of their rounding error: far below zero is no attention head."""
+        low = np.minimum(weights.min(axis=1), own)
+        worst = int(np.argmin(low))
+        if low[worst] < -OUTSIDE:
+            tokens = questions[worst : worst + 1].tokens()[0]
+            values = self.linear.offset + self.linear.at(tokens)
+            nearest = np.clip(answers[worst], values.min(axis=0), values.max(axis=0))
+            raise WrongFamily(
+                "an attention head answers with a mean of its tokens' values, and the box's "
+                "answer to a question of "
+                f"{questions.length} tokens is not such a mean",
+                Counterexample(tokens, answers[worst], nearest, "not a mean of the values"),
+            )
+
+    def scale(self, anchor: Float[Array, " d"], natural: float, longest: float) -> float | None:
+        """|probe · score · anchor| of one probe and one unit anchor, to a digit or better.
+
+        Asks one question after another until a score is seen: None if there is none to see.
+        """
+        length, value = min(natural, longest), self.linear.at(anchor[None])
+        unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
+        for _ in range(ROUNDS):
+            token, first = Listed(length * anchor[None]), np.zeros(1, dtype=np.int64)
+            found = self.ask(token, 1, first, first, length * value)
+            score = np.abs(found.scores[0] - self.probes.bias[: self.probes.group])
+            if not found.saturated[0]:
+                if (score > UNSEEN * found.errors[0]).any() or saturated < NARROW * length:
+                    size = np.maximum(score, found.errors[0])
+                    return float(np.sqrt(np.mean(size**2)) / length)
+                unseen = length
+                if length >= min(natural * GROW**GROWTHS, longest):
+                    return None
+            else:
+                saturated = length
+            if unseen > 0 and np.isfinite(saturated):
+                length = float(np.sqrt(unseen * saturated))
+            else:
+                length = min(length * (SHRINK if unseen == 0 else GROW), longest)
+        raise IllConditioned("at every length of the tokens, one token takes all the attention")
+
+    def table(
+        self,
+        anchors: Bank,
+        anchor_values: Float[Array, "m D"],
+        spread: float,
+        longest: float = np.inf,
+        certain: bool = False,
+    ) -> Table:
+        """Every probe against every anchor; `anchors` has unit rows.
+
+        `spread` is the expected root mean square of probe · score · anchor; it is refined from
+        the answers unless `certain`.
+        """
+        return _Filling(self, anchors, anchor_values, spread, longest).run(certain)
+
+
+class _Filling:
+    """One table while it is being filled. Arrays are (groups, members of a group, anchors)."""
+
+    def __init__(
+        self,
+        meter: LogOdds,
+        anchors: Bank,
+        anchor_values: Array,
+        spread: float,
+        longest: float,
+    ) -> None:
+        self.meter, self.anchors, self.longest = meter, anchors, longest
+        self.values = anchor_values
+        probes = meter.probes
+        shape = (probes.groups, probes.group, len(anchor_values))
+        self.product, self.error = np.zeros(shape), np.zeros(shape)
+        self.length = np.zeros((shape[0], shape[2]))
+        self.bias = np.zeros(shape[:2])
+        self.bias.flat[: probes.count] = probes.bias
+        self.spread, self.seen = spread, 1
+
+    def run(self, certain: bool) -> Table:
+        groups, size, count = self.product.shape
+        total, limit = groups * count, max(1, BLOCK_NUMBERS // size)
+        start, block = 0, limit if certain else FIRST_BLOCK
+        again: list[Array] = []
+        while start < total:
+            numbers = np.arange(start, min(start + min(block, limit), total))
+            # few measurements may all be small by chance: assume a larger scale than was seen
+            caution = 1.0 if certain else 1.0 + 1.0 / np.sqrt(self.seen)
+            length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
+            again.append(self._fill(numbers, np.full(len(numbers), length)))
+            self._learn_scale(numbers[-1] + 1)
+            start, block = start + len(numbers), block * BLOCK_GROWTH
+        self._repeat(np.concatenate(again))
+        n = self.meter.probes.count
+        return Table(
+            self.product.reshape(-1, count)[:n],
+            self.error.reshape(-1, count)[:n],
+            self.meter.roundoff,
+            self.spread,
+        )
+
+    def _fill(self, numbers: Int[Array, " n"], lengths: Float[Array, " n"]) -> Array:
+        """Asks questions (anchor · groups + group); returns those that must be asked again."""
+        groups = self.length.shape[0]
+        anchor, group = np.divmod(numbers, groups)
+        if (lengths == lengths[0]).all():
+            bank: Bank = Scaled(self.anchors, float(lengths[0]))
+            rows, count = anchor, len(self.values)
+        else:
+            bank = Listed(lengths[:, None] * self.anchors.rows(anchor))
+            rows, count = np.arange(len(numbers)), len(numbers)
+        found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
+        scores = found.scores - self.bias[group]
+        self.product[group, :, anchor] = scores / lengths[:, None]
+        self.error[group, :, anchor] = found.errors / lengths[:, None]
+        self.length[group, anchor] = np.where(found.saturated, -lengths, lengths)
+        steep = found.scores.max(axis=1) > STEEPEST
+        return numbers[found.saturated | steep]
+
+    def _learn_scale(self, stop: int) -> None:
+        """Root mean square over everything asked so far that was not saturated."""
+        groups, size, _ = self.product.shape
+        anchors = -(-stop // groups)
+        good = self.length[:, :anchors] > 0
+        power = np.sum(np.sum(self.product[:, :, :anchors] ** 2, axis=1), where=good)
+        self.seen = max(1, int(good.sum()) * size)
+        if good.any() and power > 0:
+            self.spread = float(np.sqrt(power / self.seen))
+
+    def _ideal(self) -> Array:
+        """The best length for each question: the target, or less for a large score."""
+        goal = min(TARGET_SPREAD / self.spread, self.longest)
+        top = self.product.max(axis=1)
+        with np.errstate(divide="ignore"):
+            return np.where(top * goal > STEEPEST, COMFORTABLE / np.maximum(top, 0.0), goal)
+
+    def _repeat(self, numbers: Array) -> None:
+        """Asks again what was saturated or steep, then what was asked with too short anchors."""
+        groups = self.length.shape[0]
+        group, anchor = np.nonzero((self.length > 0) & (self.length < WEAKEST * self._ideal()))
+        numbers = np.union1d(numbers, anchor * groups + group)
+        for _ in range(ROUNDS):
+            if not len(numbers):
+                return
+            anchor, group = np.divmod(numbers, groups)
+            old = self.length[group, anchor]
+            lengths = np.where(old < 0, -old * SHRINK, self._ideal()[group, anchor])
+            rest = self._fill(numbers, lengths)
+            weak = (old < 0) & (lengths < WEAKEST * self._ideal()[group, anchor])
+            numbers = np.union1d(rest, numbers[weak])
+        raise IllConditioned("the scores span more decades than the box's precision can show")
