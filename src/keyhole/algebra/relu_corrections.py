@@ -71,8 +71,8 @@ def corrected_pieces(
     network: ReluNetwork, pieces: Array, points: Array, difference: Float[Array, " n"]
 ) -> ReluNetwork:
     """The network after removing the differences (box minus network) at the points."""
-    rows = piece_rows(network, pieces, points)
-    errors = np.linalg.lstsq(rows, difference)[0].reshape(len(pieces), -1)
+    errors = small_least_squares(piece_rows(network, pieces, points), difference)
+    errors = errors.reshape(len(pieces), -1)
     parts = np.concatenate([parts_of(network), np.zeros((1, network.width + 1))])
     np.add.at(parts, pieces, errors)
     np.subtract.at(parts, pieces + 1, errors)
@@ -88,12 +88,19 @@ def polished(
     shape = (on.shape[1], flat.shape[1])
     if shape[0] * shape[1] <= DENSE_UNKNOWNS:
         rows = np.einsum("nm,nd->nmd", on, flat).reshape(len(points), -1)
-        normal = rows.T @ rows
-        normal[np.diag_indices_from(normal)] += RIDGE * normal.diagonal().max()
-        step = cho_solve(cho_factor(normal), rows.T @ difference)
+        step = small_least_squares(rows, difference)
     else:
         step = iterated(on, flat, difference)
     return with_parts(network, parts_of(network) + step.reshape(shape))
+
+
+def small_least_squares(rows: Array, difference: Array) -> Array:
+    """Normal equations: the differences have few digits to lose, and a second step finds those."""
+    normal = rows.T @ rows
+    normal[np.diag_indices_from(normal)] += RIDGE * normal.diagonal().max()
+    factor = cho_factor(normal, overwrite_a=True)
+    step = cho_solve(factor, rows.T @ difference)
+    return np.asarray(step + cho_solve(factor, rows.T @ (difference - rows @ step)))
 
 
 def iterated(on: Array, flat: Array, difference: Array) -> Array:

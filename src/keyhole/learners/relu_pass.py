@@ -5,14 +5,14 @@ on. What is known badly is the gradient of a narrow piece p: its error moves fro
 neuron p, their sum stays exact. `Pass.doubt` holds the predicted size of that error.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.probes.gradients import AskPoints, Frame, Gradients, measure
+from keyhole.probes.gradients import AskPoints, Frame, Gradients, Room, measure
+from keyhole.probes.kinks import TINY
 from keyhole.probes.lines import Line, trace
 
 
@@ -22,6 +22,7 @@ class Pass:
 
     network: ReluNetwork
     unit: float  # rounding error of one answer, per 1 + |t|
+    scale: float  # size of the answers, per 1 + |t|
     doubt: Float[Array, " pieces"]  # error of the function between the two planes of a piece
     error: Float[Array, " n"]  # error of w_j a_j per neuron, in the units of the function
     batches: int
@@ -31,7 +32,7 @@ def run_pass(
     ask: AskPoints,
     frame: Frame,
     reach: tuple[float, float],
-    room: Callable[[Array], Array],
+    room: Room,
     relative: float,
     floor: float,
 ) -> Pass:
@@ -41,7 +42,7 @@ def run_pass(
     network = assembled(line, frame, gradients)
     doubt = predicted_doubt(line, gradients)
     error = doubt[:-1] + doubt[1:] if len(doubt) > 1 else np.zeros(0)
-    return Pass(network, line.unit, doubt, error, line.batches)
+    return Pass(network, line.unit, line.scale, doubt, error, line.batches)
 
 
 def assembled(line: Line, frame: Frame, gradients: Gradients) -> ReluNetwork:
@@ -65,9 +66,28 @@ def assembled(line: Line, frame: Frame, gradients: Gradients) -> ReluNetwork:
 
 
 def predicted_doubt(line: Line, gradients: Gradients) -> Array:
-    """Rounding of an answer over the length of the step, per measured piece; pieces that were
-    not measured (vector answers) take the doubt of the anchors around them."""
+    """Rounding of an answer over the length of the step, per piece."""
     if gradients.steps.shape[1] == 0:
         return np.full(len(line.slopes), line.unit)
-    measured = line.unit * ((1 + np.abs(gradients.bases)) / gradients.steps).max(axis=1)
-    return np.interp(np.arange(len(line.slopes)), gradients.anchors, measured)
+    doubt = line.unit * ((1 + np.abs(gradients.bases)) / gradients.steps).max(axis=1)
+    if line.jumps.shape[1] == 1:
+        return np.asarray(doubt)
+    return doubt_between(line, gradients, doubt)
+
+
+def doubt_between(line: Line, gradients: Gradients, measured: Array) -> Array:
+    """Vector answers: pieces between two anchors take the anchors' doubts and those of their own
+    slopes, amplified by taking the jumps apart."""
+    doubt = np.zeros(len(line.slopes))
+    doubt[gradients.anchors] = measured
+    slopes = line.unit * (1 + np.abs(line.anchors)) / line.spans
+    for i, (start, stop) in enumerate(
+        zip(gradients.anchors[:-1], gradients.anchors[1:], strict=True)
+    ):
+        jumps = line.jumps[start:stop]
+        sizes = np.linalg.norm(jumps, axis=1)
+        values = np.linalg.svd(jumps / np.maximum(sizes, TINY)[:, None], compute_uv=False)
+        own = float(np.linalg.norm(slopes[start : stop + 1])) + measured[i : i + 2].max()
+        inside = slice(start, stop + 1)
+        doubt[inside] = np.maximum(doubt[inside], own / max(float(values[-1]), TINY))
+    return doubt

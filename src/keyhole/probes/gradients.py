@@ -27,11 +27,12 @@ CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plan
 SHORTER = 0.25  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
 FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
-INDEPENDENT = 0.02  # smallest sine between a jump and the ones before it in a group
+INDEPENDENT = 0.05  # smallest sine between a jump and the ones before it in a group
 END_ROOM = (0.5, 1.0, 2.0, 5.0, 20.0)  # places to try beyond the outermost kinks
 INNER_ROOM = (0.2, 0.35, 0.5, 0.65, 0.8)  # and within an inner piece
 
 AskPoints = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
+Room = Callable[[Float[Array, "n d"], float], Float[Array, " n"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,7 @@ class Frame:
     @classmethod
     def random(cls, origin: Array, direction: Array) -> "Frame":
         length = float(np.linalg.norm(direction))
-        basis, _ = np.linalg.qr(
-            np.column_stack([direction, np.eye(len(direction))[:, : len(direction)]])
-        )
+        basis, _ = np.linalg.qr(np.column_stack([direction, np.eye(len(direction))]))
         return cls(origin, direction, length * basis[:, 1 : len(direction)].T)
 
     def points(self, times: Array) -> Float[Array, "n d"]:
@@ -66,11 +65,12 @@ class Gradients:
     crossings: int  # answers that had to be asked again
 
 
-def measure(ask: AskPoints, line: Line, frame: Frame, room: Callable[[Array], Array]) -> Gradients:
-    """Asks the gradients stage by stage. `room` says how far a point is from the domain's edge,
-    in units of the direction's length."""
+def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
+    """Asks the gradients stage by stage. `room` says how many steps of the direction's length a
+    point is away from the edge of the domain."""
     anchors = chosen_anchors(line)
     count, width = len(anchors), len(frame.across)
+    length = float(np.linalg.norm(frame.direction))
     answer = line.slopes.shape[1]
     table = np.zeros((count, width, answer))
     steps, bases = np.zeros((count, width)), np.zeros((count, width))
@@ -85,7 +85,7 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Callable[[Array], Ar
         if end <= done:
             continue
         base, free = best_bases(line, anchors, steep)
-        step = np.minimum(share * free, 0.9 * room(frame.points(base)))
+        step = np.minimum(share * free, 0.9 * room(frame.points(base), length))
         steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
         fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())
@@ -182,7 +182,7 @@ def chosen_anchors(line: Line) -> Array:
     count, answer = line.jumps.shape
     if answer == 1 or count == 0:
         return np.arange(count + 1)
-    most = max(1, int(FILL * answer))
+    most = answer if count <= answer else max(1, int(FILL * answer))
     edges = np.concatenate([[-np.inf], line.kinks, [np.inf]])
     ends = np.arctan(edges)
     narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, 1e-12)) * 0.05

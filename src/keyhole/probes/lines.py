@@ -15,7 +15,7 @@ LONGER = 4.0  # if that makes the stretch this much longer
 INSET = 0.05  # how far from the ends of a piece that answer stays
 CLUSTER = 1e-3  # spacing of the answers that measure rounding, relative to the first tangent
 CLUSTER_SIZE = 8  # answers in that cluster
-ROUGH = 100.0  # a second difference beyond this many rounding errors asks for a measurement
+ROUGH = 20.0  # a second difference beyond this many rounding errors asks for a measurement
 SECOND_DIFFERENCE = np.sqrt(6.0)  # standard deviation of a second difference of unit noise
 
 
@@ -28,7 +28,9 @@ class Line:
     slopes: Float[Array, "pieces k"]
     anchors: Float[Array, " pieces"]  # a time in each piece at which its value is known best
     values: Float[Array, "pieces k"]
+    spans: Float[Array, " pieces"]  # length over which each piece's slope was measured
     unit: float  # rounding error of one answer, per 1 + |t|
+    scale: float  # size of the answers, per 1 + |t|
     reach: tuple[float, float]
     batches: int
 
@@ -49,7 +51,7 @@ def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -
     values = ask(times)
     scale = float((np.abs(values).max(axis=1) / (1 + np.abs(times))).max())
     bend = float(np.abs(values[2] - 2 * values[3] + values[4]).max())
-    if bend > ROUGH * relative * scale:
+    if bend > ROUGH * max(relative * scale, floor):
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
     search = Search(ask, max(relative * scale, floor, TINY))
     start = Piece(list(times[3:5]), list(values[3:5]))
@@ -60,9 +62,9 @@ def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -
     search.trusted = search.generic(search.pieces)
     search.run([(first, start), (start, last)])
     search.run(far_intervals(search, first, last))
-    line = fitted(search, reach)
+    line = fitted(search, scale, reach)
     if search.trusted and lengthen(search, line):
-        line = fitted(search, reach)
+        line = fitted(search, scale, reach)
     return line
 
 
@@ -86,6 +88,7 @@ def lengthen(search: Search, line: Line) -> bool:
             continue
         if piece.implied is not None:
             piece.times, piece.values, piece.implied = piece.times[:1], piece.values[:1], None
+            piece.low = piece.high = 0
         piece.add(t, answer)
     return True
 
@@ -133,7 +136,7 @@ def measured_rounding(ask: Ask, step: float) -> float:
     return float(np.median(second.max(axis=1))) / SECOND_DIFFERENCE
 
 
-def fitted(search: Search, reach: tuple[float, float]) -> Line:
+def fitted(search: Search, scale: float, reach: tuple[float, float]) -> Line:
     """Each piece's line through all its answers, kinks where neighbouring lines cross."""
     groups = grouped(search)
     lines = [weighted_line(group) for group in groups]
@@ -143,6 +146,7 @@ def fitted(search: Search, reach: tuple[float, float]) -> Line:
     anchors = np.array([line[0] for line in lines])
     values = np.array([line[1] for line in lines])
     slopes = np.array([line[2] for line in lines])
+    spans = np.array([known_length(group) for group in groups])
     jumps = np.diff(slopes, axis=0)
     kinks = np.zeros(len(jumps))
     for i, jump in enumerate(jumps):
@@ -153,7 +157,13 @@ def fitted(search: Search, reach: tuple[float, float]) -> Line:
         size = float(jump @ jump)
         t = a + float(gap @ jump) / size if size > 0 else a
         kinks[i] = min(max(t, a), b)
-    return Line(kinks, jumps, slopes, anchors, values, search.unit, reach, search.batches)
+    return Line(
+        kinks, jumps, slopes, anchors, values, spans, search.unit, scale, reach, search.batches
+    )
+
+
+def known_length(group: list[Piece]) -> float:
+    return max(piece.right for piece in group) - min(piece.left for piece in group)
 
 
 def grouped(search: Search) -> list[list[Piece]]:
