@@ -46,7 +46,7 @@ VALIDATION_NUMBERS = 6  # numbers compared at the least, and two points in any c
 VALID = 1e-7  # difference to the box, relative to the answers, that is not rounding any more
 VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
 CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
-PASSES = 4  # lines tried before the box is refused
+PASSES = 3  # lines tried before the box is refused
 BOUNDED_PASSES = 24  # the same where a line cannot leave the domain and misses planes
 SAME_PLANE = 1e-6  # distance of unit planes that are one plane, found by two passes
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
@@ -141,13 +141,18 @@ class _Work:
         return lambda points: self.ask(points, "network again") - model(points)
 
     def passes(self) -> ReluNetwork:
-        """Lines through the box, then through what the network so far leaves unexplained."""
+        """Lines through the box until a network agrees with it at fresh points.
+
+        In the whole space one line sees every plane; another is only needed where two planes
+        were so close on the first that they passed for one. In a bounded domain each line sees
+        some planes, and the next one looks at what the network so far leaves unexplained."""
         best: ReluNetwork | None = None
         witness: Counterexample | None = None
         floor = self.noise
         for _ in range(PASSES if self.region.unbounded else BOUNDED_PASSES):
-            found = self.one_pass(best, floor)
-            network = self.corrected(found) if best is None else joined(best, found.network)
+            known = None if self.region.unbounded else best
+            found = self.one_pass(known, floor)
+            network = self.corrected(found) if known is None else joined(known, found.network)
             difference, seen = self.validate(network)
             if best is None or difference < self.agreement:
                 best, self.agreement, witness = network, difference, seen

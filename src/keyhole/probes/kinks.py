@@ -27,7 +27,8 @@ from keyhole.arrays import Array, Float
 
 STEP = 3e-4  # a tangent's length relative to the free distance: rarely holds a kink, keeps digits
 LONG_STEP = 0.02  # the same where lines of vectors that meet are never checked: digits first
-SIDE = 3e-4  # distance of the two checks from a supposed kink, relative to the free distance
+SIDE = 1e-6  # distance of the two checks from a supposed kink, relative to the free distance:
+# two kinks closer than that pass for one
 MARGIN = 0.01  # a crossing this close to an end (in arctan t) is no evidence of a single kink
 BESIDE = 8.0  # how far from a crossing near an end a pair of kinks is looked for, in its distance
 SHORTEST = 1e-2  # least part of half an interval that a split may cut off
@@ -296,29 +297,27 @@ class Search:
         if side > 0.25 * room:
             return (yield from self.split(left, right, middle(left.right, right.left)))
         one, two = t - side, t + side
+        tangent = STEP * room
         first, *more = yield ([one] if self.batches < PATIENCE else [one, two])
         if self.on(right, one, first):
             right.add(one, first)
             return Step.SHRUNK
+        if not self.on(left, one, first):
+            (partner,) = yield [one - tangent]
+            return Piece([one - tangent, one], [partner, first])
+        left.add(one, first)
         if not more:
             more = yield [two]
         second = more[0]
-        if self.on(left, one, first):
-            left.add(one, first)
-            if self.on(right, two, second):
-                right.add(two, second)
-                self.found += 1
-                return Step.SETTLED
-            if self.on(left, two, second):
-                left.add(two, second)
-                return Step.SHRUNK
-            (third,) = yield [two + side]
-            return Piece([two, two + side], [second, third])
         if self.on(right, two, second):
             right.add(two, second)
-            (third,) = yield [one - side]
-            return Piece([one - side, one], [third, first])
-        return Piece([one, two], [first, second])
+            self.found += 1
+            return Step.SETTLED
+        if self.on(left, two, second):
+            left.add(two, second)
+            return Step.SHRUNK
+        (partner,) = yield [two + tangent]
+        return Piece([two, two + tangent], [second, partner])
 
     def split(self, left: Piece, right: Piece, s: float) -> Answer:
         """An answer inside, at s: which piece does it belong to?"""
