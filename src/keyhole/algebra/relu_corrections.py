@@ -2,12 +2,14 @@
 
 With the neurons' on/off patterns held fixed, f(x) = G (x, 1) + sum_j on_j(x) g_j (x, 1) is linear
 in G and the g_j = output_j (weight_j, bias_j). Differences to the box of the size of rounding are
-therefore removed by linear least squares: for a few pieces of a line (`piece_features`), or for
-all parameters at once (`polished`). Scalar answers only.
+therefore removed by linear least squares: where a line has left doubts (`corrected`), or for all
+parameters at once (`polished`). Scalar answers only.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, qr
+from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import LinearOperator, lsqr
 
 from keyhole.arrays import Array, Float
@@ -17,7 +19,7 @@ DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, the
 RIDGE = 1e-13  # of the largest diagonal entry: what no answer determines stays as it is
 ITERATIONS = 400  # of the iterative solver
 ITERATION_TOLERANCE = 1e-9  # reduction of the remaining difference per solve
-PIVOTED_UNKNOWNS = 400  # up to here questions are chosen by pivoted QR among random candidates
+PIVOTED_QUESTIONS = 400  # up to here questions are chosen among random candidates
 
 
 def lifted(points: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
@@ -44,39 +46,74 @@ def parts_of(network: ReluNetwork) -> Float[Array, "m+1 d+1"]:
     return np.concatenate([np.append(network.skip, network.offset)[None], own])
 
 
-def piece_features(on: Array, pieces: Array) -> Float[Array, "n pieces"]:
-    """How an error in the gradient of piece p of the line shows at points: neuron p-1 (the
-    affine part for p = 0) has too much of it, neuron p too little."""
-    signs = np.concatenate([np.ones((len(on), 1)), on, np.zeros((len(on), 1))], axis=1)
-    return np.asarray(signs[:, pieces] - signs[:, pieces + 1])
+@dataclass(frozen=True, eq=False)
+class Doubts:
+    """What a line leaves open: the gradient of piece p is known up to `sizes[p]` per `length`,
+    its value at `centres[p]` exactly. The error shows between the planes of neurons p-1 and p."""
+
+    sizes: Float[Array, " pieces"]
+    centres: Float[Array, "pieces d"]
+    length: float
+
+    def features(self, network: ReluNetwork, points: Array) -> Float[Array, "n pieces"]:
+        """Neuron p-1 (the affine part for p = 0) has too much of error p, neuron p too little."""
+        on = active(network, points).astype(float)
+        signs = np.concatenate([np.ones((len(on), 1)), on, np.zeros((len(on), 1))], axis=1)
+        return np.asarray(signs[:, :-1] - signs[:, 1:])
+
+    def covariance(self, features: Array, points: Array) -> Float[Array, "n n"]:
+        """Of the network's errors at the points."""
+        weights = (self.sizes / self.length) ** 2
+        weighted = features * weights
+        mixed = (weighted * (points @ self.centres.T)) @ features.T
+        constant = (weighted * np.einsum("pd,pd->p", self.centres, self.centres)) @ features.T
+        return np.asarray((weighted @ features.T) * (points @ points.T) - mixed - mixed.T + constant)
 
 
 def informative(
-    network: ReluNetwork, pieces: Array, candidates: Float[Array, "n d"], count: int
+    network: ReluNetwork, doubts: Doubts, candidates: Float[Array, "n d"], count: int
 ) -> Array:
-    """Candidates whose answers determine the errors of the pieces best (pivoted QR)."""
-    if len(pieces) * (network.width + 1) > PIVOTED_UNKNOWNS:
-        return candidates[: 5 * count // 4]
-    rows = piece_rows(network, pieces, candidates)
-    order = qr(rows.T, mode="r", pivoting=True)[1]
-    return candidates[order[:count]]
+    """Candidates whose answers leave the least doubt: each the most doubtful given those before
+    (a pivoted Cholesky factorisation of the covariance)."""
+    if count > PIVOTED_QUESTIONS:
+        return candidates[:count]
+    covariance = doubts.covariance(doubts.features(network, candidates), candidates)
+    left = covariance.diagonal().copy()
+    factor = np.zeros((count, len(candidates)))
+    chosen = []
+    for i in range(count):
+        best = int(np.argmax(left))
+        if left[best] <= 0:
+            break
+        row = covariance[best] - factor[:i, best] @ factor[:i]
+        factor[i] = row / np.sqrt(left[best])
+        left = left - factor[i] ** 2
+        left[best] = -np.inf
+        chosen.append(best)
+    return candidates[chosen]
 
 
-def piece_rows(network: ReluNetwork, pieces: Array, points: Array) -> Array:
-    features = piece_features(active(network, points).astype(float), pieces)
-    return np.einsum("np,nd->npd", features, lifted(points)).reshape(len(points), -1)
-
-
-def corrected_pieces(
-    network: ReluNetwork, pieces: Array, points: Array, difference: Float[Array, " n"]
+def corrected(
+    network: ReluNetwork,
+    doubts: Doubts,
+    points: Array,
+    difference: Float[Array, " n"],
+    noise: float,
 ) -> ReluNetwork:
-    """The network after removing the differences (box minus network) at the points."""
-    errors = small_least_squares(piece_rows(network, pieces, points), difference)
-    errors = errors.reshape(len(pieces), -1)
-    parts = np.concatenate([parts_of(network), np.zeros((1, network.width + 1))])
-    np.add.at(parts, pieces, errors)
-    np.subtract.at(parts, pieces + 1, errors)
-    return with_parts(network, parts[:-1])
+    """The network given the differences (box minus network) at the points: the most likely one
+    for normal errors of the stated sizes. What the answers say nothing about stays as it is."""
+    features = doubts.features(network, points)
+    covariance = doubts.covariance(features, points)
+    covariance[np.diag_indices_from(covariance)] += noise**2
+    weights = cho_solve(cho_factor(covariance, overwrite_a=True), difference)
+    by_piece = features * weights[:, None]
+    slopes = by_piece.T @ points - by_piece.sum(axis=0)[:, None] * doubts.centres
+    slopes *= (doubts.sizes[:, None] / doubts.length) ** 2
+    errors = np.column_stack([slopes, -np.einsum("pd,pd->p", slopes, doubts.centres)])
+    parts = parts_of(network)
+    parts += errors
+    parts[1:] -= errors[:-1]
+    return with_parts(network, parts)
 
 
 def polished(

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.algebra.relu_corrections import (
-    corrected_pieces,
+    Doubts,
+    corrected,
     informative,
     merged,
     polished,
@@ -39,7 +40,7 @@ from keyhole.probes.input_region import InputRegion
 from keyhole.probes.kinks import NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
-CORRECTED = 2e-11  # a piece's predicted error, relative to the answers, that is worth a correction
+CORRECTED = 4e-11  # a piece's predicted error, relative to the answers, that is worth a correction
 CORRECTION_SHARE = 0.05  # most questions spent on corrections, relative to those spent before
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points
 VALIDATION_NUMBERS = 6  # numbers compared at the least, and two points in any case
@@ -51,7 +52,8 @@ BOUNDED_PASSES = 24  # the same where a line cannot leave the domain and misses 
 SAME_PLANE = 1e-6  # distance of unit planes that are one plane, found by two passes
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
 POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
-CANDIDATES = 5  # random points per correction question, of which the best are asked
+ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
+CANDIDATES = 4  # random points per correction question, of which the best are asked
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
 POLISH_ROUNDS = 3  # solutions of the least squares problem, each with fresh on/off patterns
 
@@ -186,22 +188,20 @@ class _Work:
         return found
 
     def corrected(self, found: Pass) -> ReluNetwork:
-        """Narrow pieces measured again where there is room, by random points."""
-        width = found.network.width
-        worst = np.argsort(-found.doubt)
-        count = int(CORRECTION_SHARE * self.spent / (width + 1))
-        pieces = np.sort(worst[: max(count, 1)])
-        pieces = pieces[found.doubt[pieces] > CORRECTED * self.scale]
-        if not self.scalar or len(pieces) == 0:
+        """Answers at random points decide between the two neurons at a narrow piece."""
+        if not self.scalar or found.network.neurons == 0:
             return found.network
-        unknowns = len(pieces) * (width + 1)
+        pieces = int((found.doubt > CORRECTED * self.scale).sum())
+        unknowns = pieces * (found.network.width + 1)
+        count = min(unknowns, int(CORRECTION_SHARE * self.spent))
+        if count == 0:
+            return found.network
         network = flat(found.network)
-        candidates = self.region.points(self.rng, CANDIDATES * unknowns)
-        points = informative(network, pieces, candidates, unknowns)
+        doubts = Doubts(found.doubt, found.centres, found.length)
+        candidates = self.region.points(self.rng, CANDIDATES * count)
+        points = informative(network, doubts, candidates, count)
         difference = self.ask(points, "corrections")[:, 0] - network(points)
-        network = corrected_pieces(network, pieces, points, difference)
-        found.doubt[pieces] = np.minimum(found.doubt[pieces], CORRECTED * self.scale)
-        self.error = found.doubt[:-1] + found.doubt[1:]
+        network = corrected(network, doubts, points, difference, ANSWER_NOISE * self.unit)
         return unflat(network)
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:

@@ -24,8 +24,13 @@ class Pass:
     unit: float  # rounding error of one answer, per 1 + |t|
     scale: float  # size of the answers, per 1 + |t|
     doubt: Float[Array, " pieces"]  # error of the function between the two planes of a piece
-    error: Float[Array, " n"]  # error of w_j a_j per neuron, in the units of the function
-    batches: int
+    centres: Float[Array, "pieces d"]  # where the gradients of the pieces were measured
+    length: float  # of the line's direction
+
+    @property
+    def error(self) -> Float[Array, " n"]:
+        """Of output_j weight_j per neuron, in units of the answers."""
+        return np.asarray(self.doubt[:-1] + self.doubt[1:])
 
 
 def run_pass(
@@ -41,8 +46,8 @@ def run_pass(
     gradients = measure(ask, line, frame, room)
     network = assembled(line, frame, gradients)
     doubt = predicted_doubt(line, gradients)
-    error = doubt[:-1] + doubt[1:] if len(doubt) > 1 else np.zeros(0)
-    return Pass(network, line.unit, line.scale, doubt, error, line.batches)
+    length = float(np.linalg.norm(frame.direction))
+    return Pass(network, line.unit, line.scale, doubt, centres(line, frame, gradients), length)
 
 
 def assembled(line: Line, frame: Frame, gradients: Gradients) -> ReluNetwork:
@@ -63,6 +68,12 @@ def assembled(line: Line, frame: Frame, gradients: Gradients) -> ReluNetwork:
         skip,
         offset,
     )
+
+
+def centres(line: Line, frame: Frame, gradients: Gradients) -> Array:
+    if gradients.bases.shape[1] == 0 or len(gradients.anchors) < len(line.anchors):
+        return frame.points(line.anchors)
+    return frame.points(gradients.bases[:, -1])
 
 
 def predicted_doubt(line: Line, gradients: Gradients) -> Array:
