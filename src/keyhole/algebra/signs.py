@@ -24,6 +24,7 @@ SAFETY = 5.0  # allowed remainder in units of the summed errors of the products
 NEARLY_BINARY = 1e-3  # distance of a computed y from 0 or 1 that may be rounded away
 CHANCE_BITS = 20.0  # a coincidence must be this many bits less likely than one
 WEAKEST = 1e-9  # relative singular value below which the linear system has no unique answer
+PROGRAM_NEURONS = 2.2  # neurons per equation up to which the box [0, 1]^m can leave one point
 LATTICE_NEURONS = 160  # beyond, lattice reduction is not tried
 
 
@@ -111,6 +112,8 @@ def unlikely_by_chance(network: ReluNetwork, columns: Array, allowed: float) -> 
 def by_program(columns: Array, target: Array, allowed: float) -> Array | None:
     """A point of [0, 1]^m on the equations; where it is the only one it is the subset."""
     rows, neurons = columns.shape
+    if neurons > PROGRAM_NEURONS * rows:
+        return None
     scale = np.linalg.norm(columns, axis=1)
     found = linprog(
         np.zeros(neurons),

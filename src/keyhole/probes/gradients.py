@@ -24,7 +24,7 @@ from keyhole.probes.lines import Line
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
 CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
-SHORTER = 0.25  # the next step after a crossing
+SHORTER = 0.15  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
 FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
 INDEPENDENT = 0.05  # smallest sine between a jump and the ones before it in a group

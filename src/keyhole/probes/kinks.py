@@ -37,6 +37,8 @@ NARROW = 1e-11  # relative width at which an interval is a point
 EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
 GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
+CROWD = 50  # intervals at once from which on batches are saved instead
+END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
 SMOOTH_RATE = 50  # questions granted per kink found
 TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
@@ -123,12 +125,19 @@ class Search:
 
     ask: Ask
     unit: float
+    reach: tuple[float, float]
+    crowd: int = 0  # intervals that wait for an answer
     trusted: bool = False  # two lines of vectors that meet prove a kink
     batches: int = 0
     questions: int = 0
     found: int = 0
     merged: list[Pair] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def patient(self) -> bool:
+        """Whether to spend a batch in order to save questions."""
+        return self.batches < PATIENCE and self.crowd < CROWD
 
     def noise(self, t: float) -> float:
         return SAFETY * self.unit * (1 + abs(t))
@@ -158,6 +167,7 @@ class Search:
 
         enter(list(intervals))
         while waiting:
+            self.crowd = len(waiting)
             self.refuse_smooth(waiting[0][1][0])
             answers = self.ask(np.array([t for _, request in waiting for t in request]))
             self.batches += 1
@@ -210,13 +220,12 @@ class Search:
             if b - a <= NARROW * (1 + min(abs(a), abs(b))):
                 self.accept_point(left, right)
                 return []
-            if (dissolved := self.dissolve(left, right)) is not None:
-                return dissolved
+            if (false := self.taken(left, right)) is not None:
+                return (yield from self.dissolve(false))
             t = self.crossing(left, right)
             inside = t is not None and well_inside(a, b, t)
             if t is None or not inside:
-                hurry = self.batches >= PATIENCE
-                s = beside(a, b, t) if hurry else middle(a, b)
+                s = beside(a, b, t) if self.batches >= PATIENCE else middle(a, b)
                 step = yield from self.split(left, right, s)
             elif not self.meet(left, right, t):
                 step = yield from self.split(left, right, t)
@@ -236,23 +245,41 @@ class Search:
             left, right.left, right.values[right.low]
         )
 
-    def dissolve(self, left: Piece, right: Piece) -> list[Pair] | None:
-        """A pair of points that a neighbour's line enters had a kink between its two points.
-
-        The neighbour takes the point. Once both points are taken, the interval between the two
-        neighbours is opened in place of the pair."""
+    def taken(self, left: Piece, right: Piece) -> Piece | None:
+        """A pair of points that a neighbour's line enters has a kink between its two points: the
+        neighbour takes the point."""
         if not right.checked and self.on(left, right.left, right.values[right.low]):
             left.add(right.left, right.values[right.low])
-            right.before, false = left, right
-        elif not left.checked and self.on(right, left.right, left.values[left.high]):
+            right.before = left
+            return right
+        if not left.checked and self.on(right, left.right, left.values[left.high]):
             right.add(left.right, left.values[left.high])
-            left.after, false = right, left
-        else:
-            return None
+            left.after = right
+            return left
+        return None
+
+    def dissolve(self, false: Piece) -> Request:
+        """Once both points of a pair are taken, the interval between the takers is opened in its
+        place. At an end of the line the far point gets a tangent of its own."""
+        outer = {false.left: false.after, false.right: false.before}.get(self.far_end(false))
+        if outer is not None:
+            end = self.far_end(false)
+            assert end is not None
+            (value,) = yield [end * (1 - END_STEP)]
+            known = false.values[false.times.index(end)]
+            fresh = Piece([end, end * (1 - END_STEP)], [known, value])
+            self.pieces.remove(false)
+            self.pieces.append(fresh)
+            return [(fresh, outer) if end < 0 else (outer, fresh)]
         if false.before is None or false.after is None:
             return []
         self.pieces.remove(false)
         return [(false.before, false.after)]
+
+    def far_end(self, piece: Piece) -> float | None:
+        """The end of the line, if the piece reaches it."""
+        low, high = self.reach
+        return low if piece.left == low else high if piece.right == high else None
 
     def accept_point(self, left: Piece, right: Piece) -> None:
         """An interval that is a point holds kinks if the lines meet there, else a jump."""
@@ -298,7 +325,7 @@ class Search:
             return (yield from self.split(left, right, middle(left.right, right.left)))
         one, two = t - side, t + side
         tangent = STEP * room
-        first, *more = yield ([one] if self.batches < PATIENCE else [one, two])
+        first, *more = yield ([one] if self.patient else [one, two])
         if self.on(right, one, first):
             right.add(one, first)
             return Step.SHRUNK
@@ -323,7 +350,7 @@ class Search:
         """An answer inside, at s: which piece does it belong to?"""
         a, b = left.right, right.left
         step = (LONG_STEP if self.trusted else STEP) * min(s - a, b - s, 1 + abs(s))
-        first, *more = yield ([s] if self.batches < PATIENCE else [s, s + step])
+        first, *more = yield ([s] if self.patient else [s, s + step])
         for piece in (left, right):
             if self.on(piece, s, first):
                 piece.add(s, first)

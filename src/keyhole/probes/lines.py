@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.probes.kinks import STEP, TINY, Ask, Pair, Piece, Search
+from keyhole.probes.kinks import STEP, TINY, Ask, Piece, Search
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
 # beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)
-END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
 SHORT = 3e-3  # a line known over a shorter stretch gets one more answer (vector boxes)
 LONGER = 4.0  # if that makes the stretch this much longer
 INSET = 0.05  # how far from the ends of a piece that answer stays
@@ -53,7 +52,7 @@ def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -
     bend = float(np.abs(values[2] - 2 * values[3] + values[4]).max())
     if bend > ROUGH * max(relative * scale, floor):
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
-    search = Search(ask, max(relative * scale, floor, TINY))
+    search = Search(ask, max(relative * scale, floor, TINY), reach)
     start = Piece(list(times[3:5]), list(values[3:5]))
     if search.on(start, times[2], values[2]):
         start.add(float(times[2]), values[2])
@@ -61,7 +60,6 @@ def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -
     search.pieces = [first, start, last]
     search.trusted = search.generic(search.pieces)
     search.run([(first, start), (start, last)])
-    search.run(far_intervals(search, first, last))
     line = fitted(search, scale, reach)
     if search.trusted and lengthen(search, line):
         line = fitted(search, scale, reach)
@@ -109,23 +107,6 @@ def further(line: Line, i: int, group: list[Piece], last: int) -> float | None:
         far = ends[0] if piece.right - ends[0] > ends[1] - piece.left else ends[1]
         length = max(piece.right - far, far - piece.left)
     return float(far) if known < SHORT and length > LONGER * known else None
-
-
-def far_intervals(search: Search, first: Piece, last: Piece) -> list[Pair]:
-    """Where the pair of points at an end was torn apart by a kink between them: a tangent at the
-    far point, and the interval that it opens."""
-    opened: list[Pair] = []
-    for pair, neighbour in ((first, first.after), (last, last.before)):
-        if neighbour is None:
-            continue
-        end = pair.left if pair is first else pair.right
-        inward = end * (1 - END_STEP)
-        value = pair.values[pair.times.index(end)]
-        fresh = Piece([end, inward], [value, search.ask(np.array([inward]))[0]])
-        search.pieces.remove(pair)
-        search.pieces.append(fresh)
-        opened.append((fresh, neighbour) if pair is first else (neighbour, fresh))
-    return opened
 
 
 def measured_rounding(ask: Ask, step: float) -> float:
