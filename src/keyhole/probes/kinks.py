@@ -39,6 +39,8 @@ GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines pro
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
 CROWD = 50  # intervals at once from which on batches are saved instead
 END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
+LATE, FEW = 24, 10  # batches after which so few intervals are settled without counting questions
+SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
 SMOOTH_RATE = 50  # questions granted per kink found
 TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
@@ -139,6 +141,11 @@ class Search:
         """Whether to spend a batch in order to save questions."""
         return self.batches < PATIENCE and self.crowd < CROWD
 
+    @property
+    def late(self) -> bool:
+        """Whether to spend questions in order to be done."""
+        return self.batches >= LATE and self.crowd < FEW
+
     def noise(self, t: float) -> float:
         return SAFETY * self.unit * (1 + abs(t))
 
@@ -224,6 +231,8 @@ class Search:
                 return (yield from self.dissolve(false))
             t = self.crossing(left, right)
             inside = t is not None and well_inside(a, b, t)
+            if self.late and (t is None or not inside):
+                return (yield from self.scatter(left, right, t))
             if t is None or not inside:
                 s = beside(a, b, t) if self.batches >= PATIENCE else middle(a, b)
                 step = yield from self.split(left, right, s)
@@ -363,6 +372,31 @@ class Search:
         if not more:
             more = yield [s + step]
         return Piece([s, s + step], [first, more[0]])
+
+    def scatter(self, left: Piece, right: Piece, t: float | None) -> Request:
+        """Several tangents inside at once: for the last few intervals, which would otherwise take
+        one batch after the other."""
+        a, b = left.right, right.left
+        places = {beside(a, b, t), *(a + (b - a) * np.array(SCATTER))}
+        spots = sorted(float(s) for s in places)
+        steps = [STEP * min(s - a, b - s, 1 + abs(s)) for s in spots]
+        answers = yield [
+            time for s, step in zip(spots, steps, strict=True) for time in (s, s + step)
+        ]
+        pieces = [left]
+        for i, (s, step) in enumerate(zip(spots, steps, strict=True)):
+            first, second = answers[2 * i : 2 * i + 2]
+            if len(pieces) == 1 and self.on(left, s, first):
+                left.add(s, first)
+            elif self.on(right, s, first):
+                right.add(s, first)
+                break
+            else:
+                fresh = Piece([s, s + step], [first, second])
+                pieces.append(fresh)
+                self.pieces.append(fresh)
+        pieces.append(right)
+        return list(zip(pieces[:-1], pieces[1:], strict=True))
 
     def two_kinks(self, left: Piece, right: Piece, s: float, value: Array) -> Piece | None:
         """The piece through one vector answer between two kinks, if two kinks explain it.
