@@ -104,7 +104,7 @@ def corrected(
     for normal errors of the stated sizes. What the answers say nothing about stays as it is."""
     features = doubts.features(network, points)
     covariance = doubts.covariance(features, points)
-    covariance[np.diag_indices_from(covariance)] += noise**2
+    covariance[np.diag_indices_from(covariance)] += noise**2 + RIDGE * covariance.diagonal().max()
     weights = cho_solve(cho_factor(covariance, overwrite_a=True), difference)
     by_piece = features * weights[:, None]
     slopes = by_piece.T @ points - by_piece.sum(axis=0)[:, None] * doubts.centres
@@ -169,7 +169,7 @@ def merged(network: ReluNetwork, tolerance: float) -> ReluNetwork:
     """Neurons with the same plane (within `tolerance`) taken together; a pair that faces each
     other leaves a linear part. Rows must have unit length."""
     sequence = np.arange(network.neurons)
-    output = np.array(network.output.reshape(network.neurons, -1))
+    output = np.array(network.output_table)
     skip = np.array(network.skip.reshape(network.width, -1))
     offset = np.array(network.offset.reshape(-1))
     planes = np.column_stack([network.weight, network.bias])

@@ -62,15 +62,14 @@ def decided_signs(network: ReluNetwork, error: float) -> Signs:
 
 
 def subset_problem(network: ReluNetwork) -> tuple[Float[Array, "kd m"], Float[Array, " kd"]]:
-    output = network.output.reshape(network.neurons, -1)
-    columns = np.einsum("mk,md->dkm", output, network.weight)
-    return columns.reshape(-1, network.neurons), -network.skip.reshape(-1)
+    columns = np.einsum("mk,md->dkm", network.output_table, network.weight)
+    return columns.reshape(network.skip.size, network.neurons), -network.skip.reshape(-1)
 
 
 def turned(network: ReluNetwork, flip: Array) -> ReluNetwork:
     """The same function with some neurons turned around."""
     sign = np.where(flip, -1.0, 1.0)
-    output = network.output.reshape(network.neurons, -1)[flip]
+    output = network.output_table[flip]
     answer = network.output.shape[1:]
     skip = network.skip + (network.weight[flip].T @ output).reshape(network.width, *answer)
     offset = network.offset + (network.bias[flip] @ output).reshape(answer)

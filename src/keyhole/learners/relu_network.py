@@ -42,8 +42,9 @@ from keyhole.probes.kinks import NotPiecewiseAffine
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CORRECTED = 4e-11  # a piece's predicted error, relative to the answers, that is worth a correction
 CORRECTION_SHARE = 0.05  # most questions spent on corrections, relative to those spent before
-VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points
-VALIDATION_NUMBERS = 6  # numbers compared at the least, and two points in any case
+VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
+VALIDATION_SHARE = 0.01  # validation points per question spent before,
+VALIDATION_POINTS = 4, 12  # within these bounds
 VALID = 1e-7  # difference to the box, relative to the answers, that is not rounding any more
 VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
 CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
@@ -117,7 +118,7 @@ class _Work:
     relative: float = ROUNDING
     noise: float = 0.0  # stated error of an answer that does not depend on its size
     unit: float = 0.0  # rounding of an answer as met along the lines
-    scale: float = 0.0  # size of the answers
+    scale: float = 0.0  # how much the answers vary
     spent: int = 0
     scalar: bool = True
     agreement: float = np.inf  # largest difference at the validation points
@@ -160,7 +161,8 @@ class _Work:
                 best, self.agreement, witness = network, difference, seen
             if self.agreement <= self.allowed():
                 return best
-            floor = max(floor, found.unit, float(found.doubt.sum()))
+            if not self.region.unbounded:
+                floor = max(floor, found.unit, float(found.doubt.sum()))
         raise self.refusal(
             f"{best.neurons} neurons explain the lines that were asked but not the box: at a "
             f"fresh point they are off by {self.agreement:.2g}, where {self.allowed():.2g} "
@@ -172,7 +174,15 @@ class _Work:
         frame, reach = self.region.line(self.rng)
         ask = self.asking(model)
         try:
-            found = run_pass(ask, frame, reach, self.region.room, self.relative, floor)
+            found = run_pass(
+                ask,
+                frame,
+                reach,
+                self.region.room,
+                self.relative,
+                floor,
+                trusting=self.passes_run == 0,
+            )
         except NotPiecewiseAffine as error:
             point = frame.points(np.array([error.t]))
             known = np.zeros_like(error.value) if model is None else model(point)[0]
@@ -205,8 +215,8 @@ class _Work:
         return unflat(network)
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
-        answer = network.output.shape[1]
-        sizes = np.array(VALIDATION_SIZES[: max(2, -(-VALIDATION_NUMBERS // answer))])
+        count = int(np.clip(VALIDATION_SHARE * self.spent, *VALIDATION_POINTS))
+        sizes = np.resize(VALIDATION_SIZES, count)
         points = np.concatenate([self.region.points(self.rng, 1, size) for size in sizes])
         answers = self.ask(points, "validation")
         predicted = network(points)
@@ -316,7 +326,7 @@ def standard_errors(
 ) -> ReluNetwork:
     """Errors in the model's own structure, from those of the products output_j weight_j."""
     length = np.sqrt(model.width) * scale
-    size = np.linalg.norm(model.output.reshape(model.neurons, -1), axis=1)
+    size = np.linalg.norm(model.output_table, axis=1)
     size = np.maximum(size, np.finfo(float).tiny)
     rows = error / size
     weight = np.repeat((rows / length)[:, None], model.width, axis=1)
@@ -332,8 +342,8 @@ def notes_on(decided: Signs) -> tuple[str, ...]:
     notes = []
     if decided.leak is not None:
         notes.append(
-            f"The neurons are leaky ReLUs of slope {decided.leak:.6g} below zero: the skip holds "
-            "the leak."
+            f"Below zero the neurons have slope {decided.leak:.6g} (leaky ReLUs; -1 means absolute "
+            "values): the skip holds it."
         )
     elif not decided.certified:
         notes.append(

@@ -22,7 +22,7 @@ class Pass:
 
     network: ReluNetwork
     unit: float  # rounding error of one answer, per 1 + |t|
-    scale: float  # size of the answers, per 1 + |t|
+    scale: float  # how much the answers vary, per 1 + |t|
     doubt: Float[Array, " pieces"]  # error of the function between the two planes of a piece
     centres: Float[Array, "pieces d"]  # where the gradients of the pieces were measured
     length: float  # of the line's direction
@@ -40,9 +40,12 @@ def run_pass(
     room: Room,
     relative: float,
     floor: float,
+    trusting: bool,
 ) -> Pass:
     """Learns all neurons whose planes the line crosses."""
-    line = trace(lambda times: ask(frame.points(times)), relative, floor, reach)
+    line = trace(
+        lambda times: ask(frame.points(times)), relative, floor, reach, trusting=trusting
+    )
     gradients = measure(ask, line, frame, room)
     network = assembled(line, frame, gradients)
     doubt = predicted_doubt(line, gradients)

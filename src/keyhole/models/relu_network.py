@@ -74,6 +74,11 @@ class ReluNetwork:
         return None if self.output.ndim == 1 else int(self.output.shape[1])
 
     @property
+    def output_table(self) -> Float[Array, "m k"]:
+        """`output` as a table also where the answer is a number."""
+        return self.output if self.output.ndim == 2 else self.output[:, None]
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return np.result_type(self.weight.dtype, self.output.dtype)
 

@@ -23,6 +23,7 @@ from keyhole.probes.kinks import middle
 from keyhole.probes.lines import Line
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
 CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
 SHORTER = 0.15  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
@@ -86,6 +87,7 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
             continue
         base, free = best_bases(line, anchors, steep)
         step = np.minimum(share * free, 0.9 * room(frame.points(base), length))
+        step = np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
         steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
         fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())

@@ -35,12 +35,17 @@ SHORTEST = 1e-2  # least part of half an interval that a split may cut off
 SAFETY = 40.0  # tolerance in units of the rounding error of one answer
 NARROW = 1e-11  # relative width at which an interval is a point
 EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
+VANISHING = 1e-7  # entry of a jump, relative to its largest, that counts as zero
 GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
 CROWD = 50  # intervals at once from which on batches are saved instead
 END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
 LATE, FEW = 24, 10  # batches after which so few intervals are settled without counting questions
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
+SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
+CLUSTER = 1e-3  # spacing of the answers that measure rounding, relative to the first tangent
+CLUSTER_SIZE = 8  # answers in that cluster
+SECOND_DIFFERENCE = np.sqrt(6.0)  # standard deviation of a second difference of unit noise
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
 SMOOTH_RATE = 50  # questions granted per kink found
 TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
@@ -112,6 +117,14 @@ Request = Generator[list[float], list[Array], list[Pair]]
 Answer = Generator[list[float], list[Array], Piece | Step]
 
 
+class Rougher(Exception):
+    """The answers have an error of `noise`, more than was assumed."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__(f"the answers are exact to {noise:.2g} only")
+        self.noise = noise
+
+
 class NotPiecewiseAffine(Exception):
     """The answers along the line have a jump, or bend everywhere: `t` is where, `value` the
     answer there, `expected` what a continuous piecewise affine function would have answered."""
@@ -128,6 +141,8 @@ class Search:
     ask: Ask
     unit: float
     reach: tuple[float, float]
+    suspicious: bool = False  # something was seen that rounding would explain
+    measured: bool = False  # the rounding has been measured
     crowd: int = 0  # intervals that wait for an answer
     trusted: bool = False  # two lines of vectors that meet prove a kink
     batches: int = 0
@@ -175,6 +190,7 @@ class Search:
         enter(list(intervals))
         while waiting:
             self.crowd = len(waiting)
+            self.suspect_rounding()
             self.refuse_smooth(waiting[0][1][0])
             answers = self.ask(np.array([t for _, request in waiting for t in request]))
             self.batches += 1
@@ -187,6 +203,16 @@ class Search:
                     waiting.append((task, task.send(part)))
                 except StopIteration as stop:
                     enter(list(stop.value))
+
+    def suspect_rounding(self) -> None:
+        """Raises where the answers are less exact than was thought."""
+        wasteful = self.questions > SUSPECT_QUESTIONS + SUSPECT_RATE * self.found
+        if self.measured or not (wasteful or self.suspicious):
+            return
+        self.measured = True
+        noise = measured_rounding(self.ask, STEP * min(1.0, -self.reach[0], self.reach[1]))
+        if noise > 2 * self.unit:
+            raise Rougher(noise)
 
     def generic(self, pieces: list[Piece]) -> bool:
         """Whether the jumps span enough dimensions for a meeting of two lines to be a proof."""
@@ -303,6 +329,7 @@ class Search:
                 left.at(b),
             )
         self.found += 1
+        self.suspicious = True
 
     def crossing(self, left: Piece, right: Piece) -> float | None:
         """Where the two lines come closest."""
@@ -323,7 +350,7 @@ class Search:
         room = min(t - left.right, right.left - t)
         effect = float(np.linalg.norm(right.slope - left.slope)) * room
         allowed = self.slack(left, t) + self.slack(right, t)
-        return self.trusted and allowed <= EVIDENCE * effect
+        return self.trusted and allowed <= EVIDENCE * effect and dense(right.slope - left.slope)
 
     def check(self, left: Piece, right: Piece, t: float) -> Answer:
         """Answers on both sides of a supposed kink; a new piece where they refute it."""
@@ -419,7 +446,7 @@ class Search:
         for piece in (left, right):
             allowed += (self.noise(piece.left) + self.noise(piece.right)) / piece.span
         effect = min(np.linalg.norm(rise) * factors[0], np.linalg.norm(fall) * factors[1])
-        if not off <= allowed <= EVIDENCE * effect:
+        if not off <= allowed <= EVIDENCE * effect or not (dense(rise) and dense(fall)):
             return None
         slope = left.slope + factors[0] * rise
         step = 0.3 * min(s - first, second - s)
@@ -431,6 +458,13 @@ def middle(a: float, b: float) -> float:
     if b - a < 1:
         return (a + b) / 2
     return float(np.tan((np.arctan(a) + np.arctan(b)) / 2))
+
+
+def dense(jump: Array) -> bool:
+    """Whether at most one entry vanishes. Two neurons that reach the same few outputs only can
+    have parallel jumps, and then lines that meet prove nothing."""
+    sizes = np.abs(jump)
+    return int((sizes <= VANISHING * sizes.max()).sum()) <= 1
 
 
 def beside(a: float, b: float, t: float | None) -> float:
@@ -454,3 +488,11 @@ def well_inside(a: float, b: float, t: float) -> bool:
     low, high, angle = np.arctan([a, b, t])
     margin = MARGIN * (high - low)
     return bool(angle - low > margin and high - angle > margin)
+
+
+def measured_rounding(ask: Ask, step: float) -> float:
+    """The error of one answer, from second differences of answers that lie close together."""
+    times = CLUSTER * step * np.arange(CLUSTER_SIZE)
+    values = ask(times)
+    second = np.abs(values[:-2] - 2 * values[1:-1] + values[2:])
+    return float(np.median(second.max(axis=1))) / SECOND_DIFFERENCE

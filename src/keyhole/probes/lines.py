@@ -5,17 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.probes.kinks import STEP, TINY, Ask, Piece, Search
+from keyhole.probes.kinks import STEP, TINY, Ask, Piece, Rougher, Search, measured_rounding
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
 # beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)
 SHORT = 3e-3  # a line known over a shorter stretch gets one more answer (vector boxes)
 LONGER = 4.0  # if that makes the stretch this much longer
 INSET = 0.05  # how far from the ends of a piece that answer stays
-CLUSTER = 1e-3  # spacing of the answers that measure rounding, relative to the first tangent
-CLUSTER_SIZE = 8  # answers in that cluster
-ROUGH = 20.0  # a second difference beyond this many rounding errors asks for a measurement
-SECOND_DIFFERENCE = np.sqrt(6.0)  # standard deviation of a second difference of unit noise
+ROUGH = 6.0  # a second difference beyond this many rounding errors asks for a measurement
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +26,7 @@ class Line:
     values: Float[Array, "pieces k"]
     spans: Float[Array, " pieces"]  # length over which each piece's slope was measured
     unit: float  # rounding error of one answer, per 1 + |t|
-    scale: float  # size of the answers, per 1 + |t|
+    scale: float  # how much the answers vary, per 1 + |t|
     reach: tuple[float, float]
     batches: int
 
@@ -38,8 +35,11 @@ class Line:
         return self.values[piece] + self.slopes[piece] * (t - self.anchors[piece])[:, None]
 
 
-def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -> Line:
-    """Finds all kinks between the ends of `reach`.
+def trace(
+    ask: Ask, relative: float, floor: float, reach: tuple[float, float], *, trusting: bool = True
+) -> Line:
+    """Finds all kinks between the ends of `reach`; if `trusting`, lines of vectors that meet are
+    taken as proof of a single kink, which parallel jumps can feign.
 
     `relative` is the stated (or best possible) rounding error of an answer relative to the scale
     of the answers, `floor` an absolute error per 1 + |t| below which nothing is a kink."""
@@ -49,21 +49,32 @@ def trace(ask: Ask, relative: float, floor: float, reach: tuple[float, float]) -
     times = np.array([low, low * near, -inner, 0.0, inner, high * near, high])
     values = ask(times)
     scale = float((np.abs(values).max(axis=1) / (1 + np.abs(times))).max())
+    moves = np.linalg.norm(values - values[3], axis=1) / (1 + np.abs(times))
     bend = float(np.abs(values[2] - 2 * values[3] + values[4]).max())
     if bend > ROUGH * max(relative * scale, floor):
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
-    search = Search(ask, max(relative * scale, floor, TINY), reach)
+    noise = max(relative * scale, floor, TINY)
+    try:
+        search = resolved(Search(ask, noise, reach), times, values, trusting)
+    except Rougher as rougher:
+        again = Search(ask, rougher.noise, reach, measured=True)
+        search = resolved(again, times, values, trusting)
+    line = fitted(search, float(moves.max()), reach)
+    if search.trusted and lengthen(search, line):
+        line = fitted(search, float(moves.max()), reach)
+    return line
+
+
+def resolved(search: Search, times: Array, values: Array, trusting: bool) -> Search:
+    """The search after all intervals between the first three pieces are settled."""
     start = Piece(list(times[3:5]), list(values[3:5]))
     if search.on(start, times[2], values[2]):
         start.add(float(times[2]), values[2])
     first, last = (Piece(list(times[i : i + 2]), list(values[i : i + 2])) for i in (0, 5))
     search.pieces = [first, start, last]
-    search.trusted = search.generic(search.pieces)
+    search.trusted = trusting and search.generic(search.pieces)
     search.run([(first, start), (start, last)])
-    line = fitted(search, scale, reach)
-    if search.trusted and lengthen(search, line):
-        line = fitted(search, scale, reach)
-    return line
+    return search
 
 
 def lengthen(search: Search, line: Line) -> bool:
@@ -107,14 +118,6 @@ def further(line: Line, i: int, group: list[Piece], last: int) -> float | None:
         far = ends[0] if piece.right - ends[0] > ends[1] - piece.left else ends[1]
         length = max(piece.right - far, far - piece.left)
     return float(far) if known < SHORT and length > LONGER * known else None
-
-
-def measured_rounding(ask: Ask, step: float) -> float:
-    """The error of one answer, from second differences of answers that lie close together."""
-    times = CLUSTER * step * np.arange(CLUSTER_SIZE)
-    values = ask(times)
-    second = np.abs(values[:-2] - 2 * values[1:-1] + values[2:])
-    return float(np.median(second.max(axis=1))) / SECOND_DIFFERENCE
 
 
 def fitted(search: Search, scale: float, reach: tuple[float, float]) -> Line:
