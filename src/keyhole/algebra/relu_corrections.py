@@ -116,6 +116,24 @@ def corrected(
     return with_parts(network, parts)
 
 
+def balanced_points(network: ReluNetwork, points: Float[Array, "n d"], least: int) -> Array:
+    """The points, some of them mirrored at planes that have fewer than `least` points on one
+    side: every neuron must be seen at work and at rest."""
+    points = np.array(points)
+    unused = 0
+    for j in range(network.neurons):
+        height = points @ network.weight[j] + network.bias[j]
+        rare = height > 0 if (height > 0).sum() < len(points) / 2 else height <= 0
+        missing = least - int(rare.sum())
+        common = np.nonzero(~rare[unused:])[0][: max(missing, 0)] + unused
+        if missing <= 0 or len(common) == 0 or unused > len(points) // 2:
+            continue
+        square = float(network.weight[j] @ network.weight[j])
+        points[common] -= np.outer(2 * height[common] / square, network.weight[j])
+        unused = int(common[-1]) + 1
+    return points
+
+
 def polished(
     network: ReluNetwork, points: Float[Array, "n d"], difference: Float[Array, " n"]
 ) -> ReluNetwork:
@@ -141,9 +159,12 @@ def small_least_squares(rows: Array, difference: Array) -> Array:
 
 
 def iterated(on: Array, flat: Array, difference: Array) -> Array:
-    """The same by LSQR: two matrix products an iteration, columns of equal length."""
+    """The same by LSQR, two matrix products an iteration. Counting a neuron as +1/2 and -1/2
+    instead of 1 and 0 makes the neurons' columns nearly orthogonal: few iterations."""
     shape = (on.shape[1], flat.shape[1])
-    scale = np.sqrt(np.maximum(on.T @ flat**2, 1e-3)).ravel()
+    on = on - 0.5
+    on[:, 0] = 1.0
+    scale = np.sqrt((on**2).T @ flat**2).ravel()
 
     def forward(step: Array) -> Array:
         table = (step.ravel() / scale).reshape(shape)
@@ -162,7 +183,9 @@ def iterated(on: Array, flat: Array, difference: Array) -> Array:
         btol=ITERATION_TOLERANCE,
         iter_lim=ITERATIONS,
     )
-    return np.asarray(found[0]) / scale
+    step = (np.asarray(found[0]) / scale).reshape(shape)
+    step[0] -= 0.5 * step[1:].sum(axis=0)
+    return step
 
 
 def merged(network: ReluNetwork, tolerance: float) -> ReluNetwork:

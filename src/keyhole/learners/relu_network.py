@@ -23,6 +23,7 @@ import numpy as np
 
 from keyhole.algebra.relu_corrections import (
     Doubts,
+    balanced_points,
     corrected,
     informative,
     merged,
@@ -41,7 +42,7 @@ from keyhole.probes.kinks import NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CORRECTED = 4e-11  # a piece's predicted error, relative to the answers, that is worth a correction
-CORRECTION_SHARE = 0.05  # most questions spent on corrections, relative to those spent before
+CORRECTION_SHARE = 0.08  # most questions spent on corrections, relative to those spent before
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
 VALIDATION_SHARE = 0.01  # validation points per question spent before,
 VALIDATION_POINTS = 4, 12  # within these bounds
@@ -56,6 +57,7 @@ POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, pe
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
 CANDIDATES = 4  # random points per correction question, of which the best are asked
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
+SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
 POLISH_ROUNDS = 3  # solutions of the least squares problem, each with fresh on/off patterns
 
 
@@ -251,6 +253,8 @@ class _Work:
         floor = network.neurons * (network.width + 1) + 1
         count = min(int(POLISH_SHARE * unknowns), int(POLISH_LIMIT * floor) - self.spent)
         points = self.region.points(self.rng, max(count, unknowns + 1))
+        if self.region.unbounded:
+            points = balanced_points(network, points, int(SEEN * (network.width + 1)))
         answers = self.ask(points, "polish")[:, 0]
         best, smallest = network, np.inf
         current = flat(network)
