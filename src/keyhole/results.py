@@ -1,12 +1,19 @@
 """What a recovery returns: outcome, model, errors, verdict and ledger. All frozen."""
 
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from keyhole.errors import Counterexample
+import numpy as np
+
+from keyhole.errors import Counterexample, FileFormatError
+from keyhole.models.files import load_model, replacing, save_model
+
+RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
 
 
 class Outcome(enum.Enum):
@@ -82,3 +89,86 @@ class Recovery:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the run to a folder: model and errors as safetensors, the rest as JSON."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, part in (("model", self.model), ("errors", self.errors)):
+            if part is not None:
+                save_model(part, folder / f"{name}.safetensors")
+        with replacing(folder / RUN_FILE) as temporary:
+            temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        return folder
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the parameters, in plain types."""
+        verdict = None if self.verdict is None else plain(vars(self.verdict))
+        return {
+            "format": RUN_FORMAT,
+            "outcome": self.outcome.name,
+            "advice": self.outcome.value,
+            "reason": self.reason,
+            "ledger": {
+                "paid": self.ledger.paid,
+                "floor": self.ledger.floor,
+                "replayed": self.ledger.replayed,
+                "by_purpose": dict(self.ledger.by_purpose),
+            },
+            "verdict": verdict,
+            "notes": list(self.notes),
+            "details": plain(dict(self.details)),
+        }
+
+
+def plain(value: Any) -> Any:
+    """Arrays, mappings and records as what JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Counterexample):
+        return plain(vars(value))
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def load(path: str | Path) -> Any:
+    """What was saved there: the Recovery in a run's folder, the model in a model file."""
+    path = Path(path)
+    if not path.is_dir():
+        return load_model(path)
+    try:
+        record = json.loads((path / RUN_FILE).read_text())
+        if record["format"] != RUN_FORMAT:
+            raise KeyError(f"format {record['format']!r}")
+        verdict = record["verdict"]
+        if verdict is not None:
+            example = verdict.pop("counterexample")
+            if example is not None:
+                arrays = {k: np.array(v) for k, v in example.items() if k != "reason"}
+                example = Counterexample(**arrays, reason=example["reason"])
+            verdict = Verdict(**verdict, counterexample=example)
+        ledger = record["ledger"]
+        parts = {
+            name: load_model(path / f"{name}.safetensors")
+            if (path / f"{name}.safetensors").exists()
+            else None
+            for name in ("model", "errors")
+        }
+        return Recovery(
+            outcome=Outcome[record["outcome"]],
+            verdict=verdict,
+            ledger=Ledger(ledger["by_purpose"], ledger["floor"], ledger["replayed"]),
+            reason=record["reason"],
+            notes=tuple(record["notes"]),
+            details=record["details"],
+            **parts,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(
+            f"{path} is not the folder of a keyhole run ({RUN_FILE}: {error})"
+        ) from error

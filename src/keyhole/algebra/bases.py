@@ -129,7 +129,7 @@ def equal_overlap(rng: np.random.Generator, value: Float[Array, "d k"]) -> Basis
         outer, inner = _factor_rotations(rng, width)
         level = np.outer(outer.sum(axis=0), inner.sum(axis=0)).ravel() / np.sqrt(width)
         return KroneckerBasis(outer, inner, _mirror(level, value[:, 0]))
-    target = _level_columns(width, rank)
+    target = _level_columns(width, rank) @ random_rotation(rng, rank)
     rest = _complement(target) @ random_rotation(rng, width - rank)
     return DenseBasis(target @ value.T + rest @ _complement(value).T)
 

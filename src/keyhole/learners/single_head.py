@@ -19,21 +19,27 @@ import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap, random_basis
 from keyhole.arrays import Array, Float
-from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.questions import Listed
 from keyhole.probes.key_bias import measure_key_bias
 from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, Table
 from keyhole.probes.operating_point import (
+    MEASURED_BIAS_ERROR,
     Stretched,
     bias_length,
+    computed_bias_error,
+    evening,
     free_lengths,
     probe_set,
     stretch,
 )
-from keyhole.probes.values import LinearPart, measure_values
+from keyhole.probes.values import LinearPart, measure_values, refuse_nonlinear
 
+CHEAP_GROUP = 8  # probes read off at once from which a second look at the key bias is cheap
+EVENING_ROUNDS = 6  # the length along the key bias settles in two or three
 VALUE_RANK = 1e-4  # singular values of the value map below this, relative, read no weights off
 
 
@@ -61,18 +67,16 @@ class SingleHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         linear = measure_values(oracle)
-        pairs = prepare(oracle, linear, rng)
-        score, error = zero_score(oracle.spec.width), zero_score(oracle.spec.width)
-        notes: tuple[str, ...] = ()
-        if pairs.spread is None:
-            notes = ("No question showed a score: attention is uniform up to the key bias.",)
-        else:
-            score, error = full_score(pairs, anchor_basis(pairs, rng))
-        return assemble(pairs, score, error, notes)
-
-
-def zero_score(width: int) -> Array:
-    return np.zeros((width, width))
+        try:
+            pairs = prepare(oracle, linear, rng)
+            if pairs.spread is None:
+                nothing = np.zeros((oracle.spec.width, oracle.spec.width))
+                note = "No question showed a score: attention is uniform up to the key bias."
+                return assemble(pairs, nothing, nothing, (note,))
+            return assemble(pairs, *full_score(pairs, anchor_basis(pairs, rng)))
+        except IllConditioned:
+            refuse_nonlinear(oracle, linear, rng)  # a plainer reason, if there is one
+            raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +88,14 @@ class Pairs:
     key_bias: Float[Array, " d"]
     key_bias_error: Float[Array, " d"]
     probes: Stretched
+    bias: Float[Array, " d"]  # probe · key_bias
     group: int  # probes read off at once
     spread: float | None  # root mean square of probe · score · unit anchor; None: no score seen
     longest: float
 
     @property
     def meter(self) -> LogOdds:
-        probes = probe_set(self.probes, self.linear, self.group, self.key_bias)
+        probes = probe_set(self.probes, self.linear, self.group, self.bias)
         return LogOdds(self.oracle, self.linear, probes, "score")
 
 
@@ -112,20 +117,24 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
     basis = equal_overlap(rng, left[:, :group])
     bias = measure_key_bias(oracle, linear, basis, group, longest)
     linear = replace(linear, roundoff=bias.roundoff)
+    shape = evening(left[:, :group], singular[:group]) if group > 1 else None
     plain = Pairs(
         oracle=oracle,
         linear=linear,
         key_bias=bias.vector,
         key_bias_error=bias.error,
-        probes=Stretched(basis, 1.0, 1.0, np.zeros(spec.width)),
+        probes=Stretched(basis, 1.0, 1.0, np.zeros(spec.width), shape),
+        bias=np.zeros(spec.width),
         group=group,
         spread=None,
         longest=longest,
     )
-    overlap = float(singular[0] * np.sqrt(group / spec.width))
+    # what a probe of length one is worth: an error of the answer becomes 1/overlap of a weight
+    gains = float(np.mean(1.0 / singular[:group]))
+    overlap = float(np.sqrt(group / spec.width) / gains)
     start = random_basis(rng, spec.width).rows(np.zeros(1, dtype=np.int64))[0]
     if bias.vector.any():
-        return _with_bias(plain, basis, left, overlap, start, rng)
+        return _with_bias(plain, overlap, start, rng)
     return _without_bias(plain, overlap, start)
 
 
@@ -143,24 +152,65 @@ def _without_bias(plain: Pairs, overlap: float, start: Array) -> Pairs:
     return replace(plain, probes=probes, spread=seen * better / probe)
 
 
-def _with_bias(
-    plain: Pairs, basis: Basis, left: Array, overlap: float, start: Array, rng: np.random.Generator
-) -> Pairs:
+def _with_bias(plain: Pairs, overlap: float, start: Array, rng: np.random.Generator) -> Pairs:
     width, longest = plain.probes.width, plain.longest
     size = float(np.linalg.norm(plain.key_bias))
     axis = plain.key_bias / size
     along = bias_length(size, width, longest)
-    trial = replace(plain, probes=Stretched(basis, along, along, axis))
+    probes = replace(plain.probes, across=along, along=along, axis=axis)
+    trial = replace(plain, probes=probes, bias=probes.products(plain.key_bias[None])[:, 0])
     seen = trial.meter.scale(start, TARGET_SPREAD * np.sqrt(width) / along, longest)
     if seen is None:
         return trial
-    across = stretch(along, TARGET_SPREAD / seen, plain.linear, overlap, longest)
-    # equal overlap is wanted of the stretched probes: level the stretched value map instead
-    lengthened = across * left[:, : plain.group]
-    lengthened += np.outer((along - across) * axis, axis @ left[:, : plain.group])
-    levelled = equal_overlap(rng, np.linalg.qr(lengthened)[0])
-    probes = Stretched(levelled, across, along, axis)
-    return replace(plain, probes=probes, spread=seen * across / along)
+    measure_again = plain.group >= CHEAP_GROUP
+    error = (
+        MEASURED_BIAS_ERROR if measure_again else computed_bias_error(plain.linear, along, overlap)
+    )
+    across = stretch(along, TARGET_SPREAD / seen, plain.linear, overlap, error, longest)
+    probes = _levelled(plain, replace(probes, across=across), rng)
+    pairs = replace(
+        plain,
+        probes=probes,
+        bias=probes.products(plain.key_bias[None])[:, 0],
+        spread=seen * across / along,  # roughly: it is refined from the first answers
+    )
+    return _bias_measured_again(pairs) if measure_again else pairs
+
+
+def _levelled(plain: Pairs, probes: Stretched, rng: np.random.Generator) -> Stretched:
+    """Overlap and shape for what the stretched probes see of the value map. Evening a weak
+    direction out may lengthen the probes along the key bias again: then start with less."""
+    value, axis = plain.linear.value, probes.axis
+    for _ in range(EVENING_ROUNDS):
+        seen = probes.across * value
+        seen += np.outer((probes.along - probes.across) * axis, axis @ value)
+        left, singular, _ = np.linalg.svd(seen, full_matrices=False)
+        left, singular = left[:, : plain.group], singular[: plain.group]
+        shape = evening(left, singular) if plain.group > 1 else None
+        probes = replace(probes, basis=equal_overlap(rng, left), shape=shape)
+        size = float(np.sqrt(np.mean(probes.products(plain.key_bias[None]) ** 2)))
+        if size < 2.0 * TARGET_SPREAD or plain.group == 1:
+            break
+        probes = replace(probes, along=probes.along * (TARGET_SPREAD / size) ** 2)
+    return probes
+
+
+def _bias_measured_again(pairs: Pairs) -> Pairs:
+    """Probe · key_bias with the probes that will measure the score: no error to multiply."""
+    meter, groups = pairs.meter, np.arange(pairs.meter.probes.groups)
+    zero, rows = Listed(np.zeros((1, pairs.probes.width))), np.zeros_like(groups)
+    meter.purpose = "key bias"
+    found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), pairs.linear.offset.size)))
+    if found.saturated.any():
+        return pairs
+    bias = found.scores.ravel()[: pairs.probes.width]
+    errors = found.errors.ravel()[: pairs.probes.width]
+    return replace(
+        pairs,
+        bias=bias,
+        key_bias=pairs.probes.solve(bias[None])[0],
+        key_bias_error=pairs.probes.solve_errors(errors[None])[0],
+    )
 
 
 def full_score(pairs: Pairs, anchors: Basis) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
@@ -188,7 +238,7 @@ def measured(pairs: Pairs, anchors: Basis, values: Array) -> Table:
     return pairs.meter.table(anchors, values, pairs.spread, pairs.longest)
 
 
-def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...]) -> Learned:
+def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...] = ()) -> Learned:
     """The hypothesis in the shape of the box's answers."""
     linear, width = pairs.linear, pairs.probes.width
 
@@ -196,7 +246,7 @@ def assemble(pairs: Pairs, score: Array, error: Array, notes: tuple[str, ...]) -
         return value[:, 0] if linear.scalar else value
 
     def number(offset: Array) -> Array:
-        return offset[0] if linear.scalar else offset
+        return offset.reshape(()) if linear.scalar else offset
 
     model = Attention([Head(score, pairs.key_bias, shaped(linear.value))], number(linear.offset))
     errors = Attention(

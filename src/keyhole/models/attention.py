@@ -6,7 +6,7 @@ X has rows x_1 ... x_N; the last row is the query. Only the product `score` of t
 maps can be seen from outside, never the two maps, so the product is what a `Head` holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +166,51 @@ class Attention:
             else:
                 answer += (weights[:, None, :] @ tokens)[:, 0, :] @ head.value
         return answer
+
+    def natural_length(self) -> float:
+        """Length of random tokens at which the scores of the median head are of order one."""
+        lengths = []
+        for head in self.heads:
+            factors = head.score_factors
+            if factors is None:
+                size = float(np.linalg.norm(head.score))
+            else:
+                size = float(
+                    np.sqrt(
+                        np.sum((factors.left.T @ factors.left) * (factors.right @ factors.right.T))
+                    )
+                )
+            quadratic, linear = size / self.width, np.linalg.norm(head.key_bias) / self.width**0.5
+            slope = float(linear + np.sqrt(linear**2 + 4.0 * quadratic))
+            lengths.append(2.0 / slope if slope > 0 else self.width**0.5)
+        return float(np.median(lengths))
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Every parameter by name; `from_arrays` is the inverse."""
+        arrays = {"offset": self.offset}
+        for i, head in enumerate(self.heads):
+            if head.score_factors is None:
+                arrays[f"heads.{i}.score"] = head.score
+            else:
+                arrays[f"heads.{i}.score_left"] = head.score_factors.left
+                arrays[f"heads.{i}.score_right"] = head.score_factors.right
+            arrays[f"heads.{i}.key_bias"] = head.key_bias
+            arrays[f"heads.{i}.value"] = head.value
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "Attention":
+        heads: list[Head] = []
+        try:
+            while f"heads.{len(heads)}.value" in arrays:
+                name = f"heads.{len(heads)}"
+                score: Any = arrays.get(f"{name}.score")
+                if score is None:
+                    score = (arrays[f"{name}.score_left"], arrays[f"{name}.score_right"])
+                heads.append(Head(score, arrays[f"{name}.key_bias"], arrays[f"{name}.value"]))
+            return cls(heads, arrays["offset"])
+        except KeyError as missing:
+            raise InvalidArgument(f"parameter {missing} is missing") from missing
 
     def __repr__(self) -> str:
         return (

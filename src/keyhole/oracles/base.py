@@ -116,3 +116,16 @@ class Oracle(ABC):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class Wrapper(Oracle):
+    """An oracle around another: the same box, seen through something."""
+
+    inner: Oracle
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        return self.inner.spec
+
+    def close(self) -> None:
+        self.inner.close()

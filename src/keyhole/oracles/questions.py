@@ -6,13 +6,14 @@ arrays only slice by slice, when they are asked.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
 
 
+@runtime_checkable
 class Bank(Protocol):
     """Tokens by number. Rows may be computed on demand."""
 

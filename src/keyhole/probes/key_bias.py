@@ -33,6 +33,7 @@ from keyhole.probes.values import LinearPart
 
 FIRST_LENGTH = 2.0**10  # of the probes that look for a key bias, in units of offset / value
 MODERATE = 0.125  # step of the length where a score came out steep
+WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
 
 
@@ -117,7 +118,11 @@ def measure_key_bias(
 def _carrier(zero: _Zero, length: float) -> Carrier | None:
     """A vector without score and with a value far above the offset."""
     width = zero.basis.width
-    if width < 2:
+    # the box rounds n · key_bias too, term by term: the offset's rounding, which falls with the
+    # carrier's length, is balanced against that one, which grows with it
+    offset = float(np.linalg.norm(zero.linear.offset))
+    typical = float(np.linalg.norm(zero.values[0]))
+    if width < 2 or np.sqrt(2.0 * offset / (typical * length)) < WORTHWHILE:
         return None
     found = zero.ask(length, np.arange(2))
     if found.saturated.any():
@@ -128,12 +133,7 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
     value = float(np.linalg.norm(coordinates @ zero.values))
     if a == 0.0 or value == 0.0:
         return None
-    # the box rounds n · key_bias too, term by term: the offset's rounding, which falls with the
-    # carrier's length, is balanced against that one, which grows with it
-    offset = float(np.linalg.norm(zero.linear.offset))
     final, long = np.sqrt(2.0 * length * offset / value), length
-    if final <= long:
-        return None
     while error * final / long > CERTAIN:
         long = min(final, long * CERTAIN / error)
         score, error, saturated = zero.ask_vector(long * coordinates)

@@ -36,6 +36,7 @@ NARROW = 4.0  # the useful lengths may be few: no point in looking between close
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
 SATURATED = 64.0  # in the same units: a weight this close to 0 or 1 carries no digits
+FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
 
@@ -147,6 +148,7 @@ class LogOdds:
         level = noise * np.linalg.norm(
             np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
         )
+        level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
         saturated = (weights <= SATURATED * fuzz).any(axis=1) | (own <= SATURATED * own_fuzz)
@@ -248,7 +250,7 @@ class _Filling:
             caution = 1.0 if certain else 1.0 + 1.0 / np.sqrt(self.seen)
             length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
             again.append(self._fill(numbers, np.full(len(numbers), length)))
-            self._learn_scale(numbers[-1] + 1)
+            self._learn_scale(start + len(numbers))
             start, block = start + len(numbers), block * BLOCK_GROWTH
         self._repeat(np.concatenate(again))
         n = self.meter.probes.count
@@ -274,7 +276,7 @@ class _Filling:
         self.product[group, :, anchor] = scores / lengths[:, None]
         self.error[group, :, anchor] = found.errors / lengths[:, None]
         self.length[group, anchor] = np.where(found.saturated, -lengths, lengths)
-        steep = found.scores.max(axis=1) > STEEPEST
+        steep = scores.max(axis=1) > STEEPEST  # what a shorter anchor can mend
         return numbers[found.saturated | steep]
 
     def _learn_scale(self, stop: int) -> None:

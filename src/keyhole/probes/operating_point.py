@@ -20,31 +20,66 @@ from keyhole.probes.values import LinearPart
 IMBALANCE = 2.0**20  # probe length over anchor length where both are free
 OFFSET_MARGIN = 2.0**20  # probe value over offset where the length is free
 STRETCH = 2.0**10  # limit of the stretch across a key bias
-BIAS_ERROR = 8.0  # error of probe · key_bias in roundoffs: what the stretch multiplies
+BIAS_ERROR = 8.0  # error of probe · key_bias in roundoffs, where it is computed
+MEASURED_BIAS_ERROR = 2.0  # and where it is measured with the probes themselves
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """A symmetric map that evens out what probes read of a value map with uneven singular values:
+    weak directions get longer probes, by the square root of what they lack."""
+
+    matrix: Float[Array, "d d"]
+    inverse: Float[Array, "d d"]
+
+
+def evening(left: Float[Array, "d k"], singular: Float[Array, " k"]) -> Shape:
+    """The shape for a value map with these left singular vectors and singular values."""
+    gains = np.sqrt(1.0 / singular)
+    gains /= np.sqrt(np.mean(gains**2))
+    eye = np.eye(len(left))
+    return Shape(eye + (left * (gains - 1.0)) @ left.T, eye + (left * (1.0 / gains - 1.0)) @ left.T)
 
 
 @dataclass(frozen=True, eq=False)
 class Stretched:
-    """A basis whose members are scaled by `along` in the direction `axis`, `across` elsewhere."""
+    """A basis whose members are shaped, then scaled by `along` in the direction `axis` and by
+    `across` elsewhere."""
 
     basis: Basis
     across: float
     along: float
     axis: Float[Array, " d"]  # unit vector, or zero where there is no axis
+    shape: Shape | None = None
 
     @property
     def width(self) -> int:
         return self.basis.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        return self._stretch(self.basis.rows(index), self.across, self.along)
+        rows = self.basis.rows(index)
+        if self.shape is not None:
+            rows = rows @ self.shape.matrix
+        return self._stretch(rows, self.across, self.along)
+
+    def products(self, vectors: Float[Array, "n d"]) -> Float[Array, "d n"]:
+        """Every probe times every vector, without forming the probes."""
+        vectors = self._stretch(vectors, self.across, self.along)
+        if self.shape is not None:
+            vectors = vectors @ self.shape.matrix
+        return np.ascontiguousarray(self.basis.coordinates(vectors).T)
 
     def solve(self, products: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """q with rows @ q = product, for each product."""
-        return self._stretch(self.basis.combine(products), 1 / self.across, 1 / self.along)
+        found = self.basis.combine(products)
+        if self.shape is not None:
+            found = found @ self.shape.inverse
+        return self._stretch(found, 1 / self.across, 1 / self.along)
 
     def solve_errors(self, errors: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """Standard errors of `solve` for independent errors of the products."""
+        if self.shape is not None:
+            return np.sqrt(errors**2 @ self.solve(np.eye(self.width)) ** 2)
         return np.sqrt(self.basis.combine_squared(errors**2)) / min(self.across, self.along)
 
     def _stretch(self, vectors: Array, across: float, along: float) -> Array:
@@ -54,22 +89,16 @@ class Stretched:
         return across * vectors + np.outer((along - across) * part, self.axis)
 
     def digest(self) -> bytes:
-        return digest(self.basis.digest(), np.array([self.across, self.along]), self.axis)
+        shape = b"" if self.shape is None else digest(self.shape.matrix)
+        return digest(self.basis.digest(), np.array([self.across, self.along]), self.axis, shape)
 
 
 def probe_set(
-    probes: Stretched, linear: LinearPart, group: int, key_bias: Float[Array, " d"]
+    probes: Stretched, linear: LinearPart, group: int, bias: Float[Array, " d"]
 ) -> ProbeSet:
-    """All members of the basis as probes; their values computed without forming them at once."""
-    axis, value = probes.axis, linear.value
-    stretched = probes.across * value + np.outer(
-        (probes.along - probes.across) * axis, axis @ value
-    )
-    width = probes.width
-    values = probes.basis.coordinates(np.ascontiguousarray(stretched.T)).T
-    along = probes.along if axis.any() else probes.across
-    bias = along * probes.basis.coordinates(key_bias[None])[0]
-    return ProbeSet(probes, width, min(group, width), np.ascontiguousarray(values), bias)
+    """All members as probes, with their values and their products with the key bias."""
+    values = probes.products(np.ascontiguousarray(linear.value.T))
+    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias)
 
 
 def free_lengths(
@@ -86,17 +115,28 @@ def free_lengths(
 
 
 def stretch(
-    along: float, anchor: float, linear: LinearPart, overlap: float, longest: float
+    along: float,
+    anchor: float,
+    linear: LinearPart,
+    overlap: float,
+    bias_error: float,
+    longest: float,
 ) -> float:
     """Length across the key bias, given the length along it and the anchor length that goes
     with an unstretched probe. The stretch shortens the anchors and lengthens the probes, so that
     the anchors' value and the offset cost fewer digits, but multiplies the error of the key bias:
     the two are balanced."""
     offset = float(np.linalg.norm(linear.offset)) / (along * overlap)
-    bias_error = BIAS_ERROR + 2.0 * np.sqrt(offset)  # see the carrier in probes/key_bias
-    anchor_share = anchor / (along * bias_error)
-    factor = max(np.sqrt(offset / bias_error), np.sqrt(anchor_share / 2.0), np.cbrt(anchor_share))
+    value = float(np.linalg.norm(linear.value)) / np.sqrt(len(linear.value)) / overlap
+    share = anchor / (along * bias_error)
+    factor = max(np.sqrt(offset / bias_error), np.sqrt(share / 2.0), np.cbrt(share * value))
     return min(along * float(np.clip(factor, 1.0, STRETCH)), longest)
+
+
+def computed_bias_error(linear: LinearPart, along: float, overlap: float) -> float:
+    """Error of probe · key_bias in roundoffs, from the measured key bias (see its carrier)."""
+    offset = float(np.linalg.norm(linear.offset)) / (along * overlap)
+    return float(BIAS_ERROR + 2.0 * np.sqrt(offset))
 
 
 def bias_length(size: float, width: int, longest: float) -> float:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
+from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Questions
 from keyhole.probes.precision import Roundoff, roundoff
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
 ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at small width
+NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
 BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
 
 
@@ -61,3 +63,19 @@ def measure_values(oracle: Oracle) -> LinearPart:
         scalar=scalar,
         roundoff=kind,
     )
+
+
+def refuse_nonlinear(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> None:
+    """Asks one random token: raises WrongFamily where the box is not linear in a single token."""
+    size = oracle.spec.domain.max_norm or 1.0
+    token = rng.standard_normal((1, oracle.spec.width))
+    token *= size / np.linalg.norm(token)
+    answer = np.asarray(oracle.ask(Questions.of(token[:, None, :], "value")), dtype=np.float64)
+    predicted = (linear.offset + linear.at(token)).reshape(answer.shape)
+    terms = np.abs(linear.offset) + np.abs(token) @ np.abs(linear.value)
+    allowed = NONLINEAR * answer_noise(linear.roundoff, oracle.spec.width) * terms
+    if (np.abs(answer - predicted) > allowed.reshape(answer.shape)).any():
+        raise WrongFamily(
+            "an attention head is linear in a sequence of one token, this box is not",
+            Counterexample(token, answer[0], predicted[0], "not linear in a single token"),
+        )

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
 
 CHUNK_BYTES = 16 * 2**20  # token memory of one chunk: fits the cache hierarchy, feeds a GEMM
@@ -15,7 +15,7 @@ FLOAT_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Batching(Oracle):
+class Batching(Wrapper):
     """Splits by memory and by number. The split depends on the questions alone, so that a
     resumed run asks the very same chunks."""
 
@@ -26,10 +26,6 @@ class Batching(Oracle):
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1 or self.chunk_questions < 1:
             raise InvalidArgument("chunk_bytes and chunk_questions must be positive")
-
-    @property
-    def spec(self) -> Spec:  # type: ignore[override]
-        return self.inner.spec
 
     def chunk(self, questions: Questions) -> int:
         size = FLOAT_BYTES * max(1, questions.length) * questions.width
@@ -44,6 +40,3 @@ class Batching(Oracle):
         if len({part.shape[1:] for part in parts}) > 1:
             raise OracleError("the box changed the shape of its answers between two batches")
         return np.concatenate(parts) if parts else np.zeros(0)
-
-    def close(self) -> None:
-        self.inner.close()

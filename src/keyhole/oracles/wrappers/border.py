@@ -6,19 +6,15 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Oracle, Spec, Wrapper
 from keyhole.oracles.questions import Questions
 
 
 @dataclass(frozen=True, eq=False)
-class Border(Oracle):
+class Border(Wrapper):
     """Checks every question against the domain and every answer for shape, kind and finiteness."""
 
     inner: Oracle
-
-    @property
-    def spec(self) -> Spec:  # type: ignore[override]
-        return self.inner.spec
 
     def ask(self, questions: Questions) -> Array:
         spec = self.spec
@@ -28,9 +24,6 @@ class Border(Oracle):
             spec.domain.check(questions.tokens())
         answers = np.asarray(self.inner.ask(questions))
         return checked_answers(answers, len(questions), spec)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def checked_answers(answers: Array, count: int, spec: Spec) -> Array:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from keyhole.arrays import Array
 from keyhole.errors import BudgetExhausted
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
 
 
-class Counting(Oracle):
+class Counting(Wrapper):
     """Counts every question on its way to the box; refuses the first that exceeds the budget."""
 
     def __init__(
@@ -22,10 +22,6 @@ class Counting(Oracle):
         self.budget = budget
         self.listener = listener
         self.by_purpose: Counter[str] = Counter()
-
-    @property
-    def spec(self) -> Spec:  # type: ignore[override]
-        return self.inner.spec
 
     @property
     def paid(self) -> int:
@@ -44,6 +40,3 @@ class Counting(Oracle):
         if self.listener is not None:
             self.listener(questions.purpose, self.paid)
         return answers
-
-    def close(self) -> None:
-        self.inner.close()

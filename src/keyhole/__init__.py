@@ -1,0 +1,64 @@
+"""Keyhole recovers attention models through their answers alone."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {  # public name -> the file that defines it; loaded on first use
+    "Attention": "keyhole.models.attention",
+    "Head": "keyhole.models.attention",
+    "distance": "keyhole.models.symmetry",
+    "Oracle": "keyhole.oracles.base",
+    "Domain": "keyhole.oracles.base",
+    "Precision": "keyhole.oracles.base",
+    "Spec": "keyhole.oracles.base",
+    "Questions": "keyhole.oracles.questions",
+    "open_oracle": "keyhole.oracles.open",
+    "recover": "keyhole.recover",
+    "Progress": "keyhole.recover",
+    "verify": "keyhole.verification.verify",
+    "SingleHead": "keyhole.learners.single_head",
+    "Outcome": "keyhole.results",
+    "Ledger": "keyhole.results",
+    "Verdict": "keyhole.results",
+    "Recovery": "keyhole.results",
+    "load": "keyhole.results",
+    **dict.fromkeys(
+        (
+            "Counterexample",
+            "KeyholeError",
+            "InvalidArgument",
+            "DomainError",
+            "OracleError",
+            "Inconsistent",
+            "BudgetExhausted",
+            "NotIdentifiable",
+            "IllConditioned",
+            "WrongFamily",
+            "JournalError",
+            "JournalMismatch",
+            "FileFormatError",
+            "MissingExtra",
+            "Interrupted",
+        ),
+        "keyhole.errors",
+    ),
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'keyhole' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    pass

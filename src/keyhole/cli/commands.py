@@ -1,0 +1,173 @@
+"""The commands. Heavy imports wait until a command runs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
+from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
+
+if TYPE_CHECKING:
+    from keyhole.results import Recovery
+
+
+def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
+    """Shows, saves, and leaves with the exit code of the outcome."""
+    from keyhole.results import Outcome
+
+    if out is not None:
+        recovery.save(out)
+    if as_json:
+        typer.echo(json.dumps(recovery.to_json()))
+    else:
+        from rich.console import Console
+
+        from keyhole.report.terminal import show
+
+        console = Console()
+        console.print(show(recovery, colour=console.color_system is not None))
+        if out is not None:
+            console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
+    codes = {
+        Outcome.RECOVERED: OK,
+        Outcome.UNVERIFIED: OK,
+        Outcome.ORACLE_FAILED: ORACLE,
+        Outcome.BUDGET_EXHAUSTED: BUDGET,
+        Outcome.INTERRUPTED: STOPPED,
+    }
+    raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
+
+
+def named_learner(name: str) -> Any:
+    """The learner behind a command-line name."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.learners.single_head import SingleHead
+
+    learners = {"single-head": SingleHead}
+    if name not in learners:
+        raise InvalidArgument(f"unknown learner {name!r}; choose from {', '.join(learners)}")
+    return learners[name]()
+
+
+@app.command(epilog="Example: `keyhole demo --width 48`")
+def demo(
+    width: Annotated[int, typer.Option(min=2, help="Width of the hidden head.")] = 32,
+    seed: Seed = 0,
+    out: Out = Path("keyhole-demo"),
+    as_json: Json = False,
+) -> None:
+    """Hides a random attention head, recovers it through its answers, shows the result."""
+    import numpy as np
+
+    from keyhole.cli.progress import shown
+    from keyhole.models.draw import attention
+    from keyhole.models.symmetry import distance
+    from keyhole.recover import recover as run
+
+    secret = attention(np.random.default_rng([seed, 2]), width, bias=True)
+    with shown(not as_json) as progress:
+        recovery = run(secret, seed=seed, progress=progress, throw=False)
+    if not as_json:
+        gap = distance(recovery.model, secret) if recovery.model is not None else float("nan")
+        typer.echo(
+            f"A head with {width * width + 2 * width + 1:,} parameters was hidden behind a "
+            f"function;\nits parameters were found to a relative error of {gap:.1e}.\n"
+        )
+    finish(recovery, as_json, out)
+
+
+@app.command(epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run`")
+def recover(
+    target: Target,
+    width: Width = None,
+    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "single-head",
+    budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Record answers here; run again to continue.")
+    ] = None,
+    out: Out = None,
+    max_length: MaxLength = None,
+    max_norm: MaxNorm = None,
+    seed: Seed = 0,
+    verify: Annotated[bool, typer.Option(help="Compare with fresh answers.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Recovers the model behind TARGET and says whether it is the box."""
+    from keyhole.cli.progress import shown
+    from keyhole.recover import recover as run
+
+    box = opened(target, width, max_length, max_norm)
+    with shown(not as_json) as progress:
+        recovery = run(
+            box,
+            named_learner(learner),
+            budget=budget,
+            journal=journal,
+            seed=seed,
+            verify=verify,
+            progress=progress,
+            throw=False,
+        )
+    finish(recovery, as_json, out)
+
+
+@app.command(epilog="Example: `keyhole verify run/model.safetensors mypackage.models:head`")
+def verify(
+    model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
+    target: Target,
+    width: Width = None,
+    queries: Annotated[int | None, typer.Option(help="Fresh questions to ask.")] = None,
+    max_length: MaxLength = None,
+    max_norm: MaxNorm = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Is the box behind TARGET this model?"""
+    from rich.console import Console
+
+    from keyhole.oracles.wrappers.border import Border
+    from keyhole.report.terminal import counterexample
+    from keyhole.results import Recovery, load, plain
+    from keyhole.verification.verify import verify as compare
+
+    loaded = load(model)
+    claimed = loaded.model if isinstance(loaded, Recovery) else loaded
+    errors = loaded.errors if isinstance(loaded, Recovery) else None
+    box = Border(opened(target, width or getattr(claimed, "width", None), max_length, max_norm))
+    verdict = compare(box, claimed, errors=errors, queries=queries, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(plain(vars(verdict))))
+    else:
+        console = Console()
+        word = "[green]agrees[/]" if verdict.agrees else "[red]differs[/]"
+        console.print(f"The box {word}. {verdict.bound}")
+        if verdict.counterexample is not None:
+            console.print(counterexample(verdict.counterexample))
+    raise typer.Exit(OK if verdict.agrees else DIFFERS)
+
+
+@app.command(epilog="Example: `keyhole check mypackage.models:head --width 64`")
+def check(
+    target: Target,
+    width: Width = None,
+    max_length: MaxLength = None,
+    max_norm: MaxNorm = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """What can this box do: outputs, lengths, determinism, precision. Asks about ten questions."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from keyhole.probes.precision import examine
+
+    found = examine(opened(target, width, max_length, max_norm), seed)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, value in found.items():
+        table.add_row(f"[dim]{name.replace('_', ' ')}[/]", str(value))
+    Console().print(table)

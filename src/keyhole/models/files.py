@@ -1,0 +1,87 @@
+"""Models on disk: one safetensors file, its kind and version in the metadata. Never pickle."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import FileFormatError, InvalidArgument
+
+FORMAT, VERSION = "keyhole-model", "1"
+KINDS = {  # kind in the file -> where its class lives
+    "Attention": "keyhole.models.attention",
+}
+
+
+def save_model(model: Any, path: str | Path) -> Path:
+    """Writes a model; the file appears whole or not at all."""
+    from safetensors.numpy import save
+
+    kind = type(model).__name__
+    if kind not in KINDS:
+        raise InvalidArgument(f"cannot save a {kind}; known kinds: {', '.join(sorted(KINDS))}")
+    arrays = {name: np.array(array, order="C") for name, array in model.to_arrays().items()}
+    metadata = {"format": FORMAT, "version": VERSION, "kind": kind}
+    path = Path(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(arrays, metadata))
+    return path
+
+
+def load_model(path: str | Path) -> Any:
+    """The model in a file, or a FileFormatError that says what is wrong with the file."""
+    path = Path(path)
+    metadata, arrays = _read(path)
+    if metadata.get("format") != FORMAT:
+        raise FileFormatError(
+            f"{path} is a safetensors file but not a keyhole model (its metadata does not say "
+            f"format={FORMAT}); open it with the framework that wrote it"
+        )
+    if metadata.get("version") != VERSION:
+        raise FileFormatError(
+            f"{path} was written by another version (format {metadata.get('version')}, this "
+            f"version reads {VERSION}); upgrade keyhole"
+        )
+    kind = metadata.get("kind", "")
+    if kind not in KINDS:
+        raise FileFormatError(f"{path} holds an unknown kind of model: {kind!r}")
+    try:
+        return getattr(import_module(KINDS[kind]), kind).from_arrays(arrays)
+    except InvalidArgument as error:
+        raise FileFormatError(f"{path} does not hold a valid {kind}: {error}") from error
+
+
+def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Array]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileFormatError(f"{path} does not exist or is not a file")
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, KeyError, OSError, MemoryError) as error:
+        raise FileFormatError(
+            f"{path} cannot be read as safetensors ({error}); it is truncated, damaged or another "
+            "kind of file"
+        ) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,254 @@
+"""recover(): wrap the oracle, learn, verify, return a Recovery. Where all stages meet."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import (
+    BudgetExhausted,
+    IllConditioned,
+    Inconsistent,
+    Interrupted,
+    InvalidArgument,
+    JournalMismatch,
+    KeyholeError,
+    NotIdentifiable,
+    OracleError,
+    WrongFamily,
+)
+from keyhole.learners.base import Learned, Learner
+from keyhole.learners.single_head import SingleHead
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.open import open_oracle
+from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.batching import Batching
+from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.wrappers.counting import Counting
+from keyhole.oracles.wrappers.journal import Journal
+from keyhole.oracles.wrappers.memory import Memory
+from keyhole.results import Ledger, Outcome, Recovery, Verdict
+from keyhole.verification.verify import verify as verify_model
+
+RECOVERY_QUERIES = 6  # one fresh question of each kind: the parameters are few bits short of known
+USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
+
+OUTCOMES: dict[type[KeyholeError], Outcome] = {
+    WrongFamily: Outcome.REJECTED,
+    Inconsistent: Outcome.REJECTED,
+    NotIdentifiable: Outcome.NOT_IDENTIFIABLE,
+    BudgetExhausted: Outcome.BUDGET_EXHAUSTED,
+    IllConditioned: Outcome.ILL_CONDITIONED,
+    OracleError: Outcome.ORACLE_FAILED,
+    Interrupted: Outcome.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every chunk of answers."""
+
+    stage: str  # the purpose of the questions being asked
+    asked: int
+    expected: int | None
+    seconds: float  # since the start
+
+
+def recover(
+    box: Any,
+    learner: Learner | None = None,
+    *,
+    budget: int | None = None,
+    journal: str | Path | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    throw: bool = True,
+) -> Recovery:
+    """Recovers the model behind a box and says whether it *is* the box.
+
+    With `throw`, every outcome but RECOVERED (and UNVERIFIED) raises the error that tells why; the
+    error carries the unfinished `recovery`. Without, look at `recovery.outcome`.
+
+    >>> import numpy as np, keyhole
+    >>> from keyhole.models.draw import attention
+    >>> secret = attention(np.random.default_rng(0), 6)
+    >>> found = recover(secret, keyhole.SingleHead())
+    >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
+    (Outcome.RECOVERED, True)
+    """
+    learner = SingleHead() if learner is None else learner
+    if not isinstance(learner, Learner):
+        raise InvalidArgument(
+            f"learner must be a learner such as SingleHead(), got {type(learner).__name__}"
+        )
+    if budget is not None and budget < 1:
+        raise InvalidArgument(f"budget must be at least 1, got {budget}")
+    run = _Run(open_oracle(box), learner, budget, journal, seed, progress)
+    try:
+        recovery, error = run.finish(verify)
+    finally:
+        run.close()
+    if error is not None:
+        error.recovery = recovery
+        if throw:
+            raise error
+    return recovery
+
+
+class _Run:
+    """The wrapped box and what is known of the run when it stops."""
+
+    def __init__(
+        self,
+        box: Oracle,
+        learner: Learner,
+        budget: int | None,
+        journal: str | Path | None,
+        seed: int,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.learner, self.seed, self.box = learner, seed, Border(box)
+        self.expected, self.start = learner.expected_questions(box.spec), time.monotonic()
+        inner: Oracle = self.box
+        self.journal: Journal | None = None
+        if journal is not None:
+            header = {
+                "box": box.spec.identity,
+                "width": box.spec.width,
+                "learner": repr(learner),
+                "seed": seed,
+            }
+            self.journal = Journal(inner, journal, header)
+            inner = self.journal
+
+        def listen(stage: str, asked: int) -> None:
+            if progress is not None:
+                progress(Progress(stage, asked, self.expected, time.monotonic() - self.start))
+
+        self.counting = Counting(inner, budget, listen)
+        self.oracle = Memory(Batching(self.counting))
+        self.learned: Learned | None = None
+        self.verdict: Verdict | None = None
+
+    def close(self) -> None:
+        """Frees the journal; the box itself belongs to the caller."""
+        if self.journal is not None:
+            self.journal.release()
+
+    def finish(self, check: bool) -> tuple[Recovery, KeyholeError | None]:
+        error: KeyholeError | None = None
+        outcome, reason = Outcome.UNVERIFIED, ""
+        try:
+            self.learned = self.learner.learn(self.oracle, np.random.default_rng(self.seed))
+            if check:
+                outcome, reason = self._judge(self.learned)
+                if outcome is Outcome.REJECTED:
+                    error = WrongFamily(
+                        reason, self.verdict.counterexample if self.verdict else None
+                    )
+                elif outcome is Outcome.ILL_CONDITIONED:
+                    error = IllConditioned(reason)
+            self._same_box()
+        except KeyboardInterrupt:
+            error = Interrupted(
+                f"stopped after {self.counting.paid} questions; "
+                + (
+                    "run again with the same journal to continue"
+                    if self.journal
+                    else "with journal= a stopped run can be continued"
+                )
+            )
+        except KeyholeError as raised:
+            if not any(isinstance(raised, kind) for kind in OUTCOMES):
+                raise
+            error = raised
+        if error is not None:
+            outcome = next(o for kind, o in OUTCOMES.items() if isinstance(error, kind))
+            reason = str(error)
+            self._rejected_while_learning(error)
+        return self._recovery(outcome, reason), error
+
+    def _judge(self, learned: Learned) -> tuple[Outcome, str]:
+        past = list(self.oracle.past)
+        self.verdict = verify_model(
+            self.oracle,
+            learned.model,
+            errors=learned.errors,
+            queries=RECOVERY_QUERIES,
+            seed=self.seed,
+            past=past,
+        )
+        if not self.verdict.agrees:
+            example = self.verdict.counterexample
+            return Outcome.REJECTED, f"box and model differ on {example and example.reason}"
+        loose = loosest(learned)
+        if loose > USELESS:
+            return Outcome.ILL_CONDITIONED, (
+                f"the standard error of some parameter block is {loose:.0%} of the block itself"
+            )
+        return Outcome.RECOVERED, ""
+
+    def _rejected_while_learning(self, error: KeyholeError) -> None:
+        if self.verdict is None and isinstance(error, (WrongFamily, Inconsistent)):
+            self.verdict = Verdict(
+                agrees=False,
+                queries=0,
+                replayed=0,
+                worst=float("inf"),
+                tolerance=0.0,
+                bound="The learner met an answer that no model of its family can give.",
+                counterexample=error.counterexample,
+            )
+
+    def _same_box(self) -> None:
+        """A run that was answered by the journal alone asks the box one of its questions."""
+        if self.journal is None or self.journal.asked or not self.oracle.past:
+            return
+        questions, answers = self.oracle.past[-1]
+        one = Questions(questions.bank, questions.index[-1:], "journal check")
+        live = self.box.ask(one)[0]
+        scale = float(np.max(np.abs(answers[-1]), initial=0.0))
+        if np.max(np.abs(live - answers[-1])) > SAME_ANSWER * max(scale, np.finfo(float).tiny):
+            raise JournalMismatch(
+                f"{self.journal.path} holds the answers of another box: asked again, this box "
+                "answers differently. Name another journal"
+            )
+
+    def _recovery(self, outcome: Outcome, reason: str) -> Recovery:
+        learned = self.learned
+        ledger = Ledger(
+            self.counting.by_purpose,
+            None if learned is None else learned.floor,
+            0 if self.journal is None else self.journal.replayed,
+        )
+        if learned is None:
+            return Recovery(outcome, None, None, self.verdict, ledger, reason)
+        return Recovery(
+            outcome,
+            learned.model,
+            learned.errors,
+            self.verdict,
+            ledger,
+            reason,
+            learned.notes,
+            learned.details,
+        )
+
+
+SAME_ANSWER = 1e-2  # relative: a noisy box may answer a little differently, another box does not
+
+
+def loosest(learned: Learned) -> float:
+    """Largest standard error of a parameter block relative to the block (Frobenius norms)."""
+    if learned.errors is None:
+        return 0.0
+    errors, worst = learned.errors.to_arrays(), 0.0
+    for name, array in learned.model.to_arrays().items():
+        size = float(np.linalg.norm(array))
+        if size > 0 and name in errors:
+            worst = max(worst, float(np.linalg.norm(errors[name])) / size)
+    return worst

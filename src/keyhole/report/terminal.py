@@ -1,0 +1,141 @@
+"""A recovery in the terminal: verdict, numbers, and a picture of the score matrix."""
+
+from typing import Any
+
+import numpy as np
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from keyhole.arrays import Array
+from keyhole.results import Outcome, Recovery
+
+PICTURE = 28  # cells along each side of the picture, at most
+COLD, WARM = np.array([59, 111, 212]), np.array([212, 87, 42])  # negative, positive
+PAPER = np.array([24, 24, 28])  # zero
+SIGNS = "Oo.+#"  # from most negative to most positive, where there is no colour
+
+
+def show(recovery: Recovery, colour: bool = True) -> RenderableType:
+    """Summary and picture side by side, the reason and the counterexample below."""
+    parts: list[RenderableType] = [summary(recovery)]
+    model = recovery.model
+    if model is not None and hasattr(model, "heads"):
+        for i, head in enumerate(model.heads[:2]):
+            if head.width > 2048:  # multiplying factors out would cost more than the picture
+                continue
+            title = "score" if len(model.heads) == 1 else f"score of head {i}"
+            parts.append(Panel(picture(head.score, colour), title=title, expand=False))
+    below: list[RenderableType] = [Columns(parts, padding=(0, 2))]
+    if recovery.verdict is not None and recovery.verdict.counterexample is not None:
+        below.append(counterexample(recovery.verdict.counterexample))
+    below.extend(Text(f"• {note}", style="dim") for note in recovery.notes)
+    return Group(*below)
+
+
+def summary(recovery: Recovery) -> Panel:
+    good = recovery.outcome is Outcome.RECOVERED
+    table = Table.grid(padding=(0, 2))
+    for name, value in facts(recovery):
+        table.add_row(Text(name, style="dim"), value)
+    advice = Text(recovery.reason or recovery.outcome.value, style="italic")
+    return Panel(
+        Group(table, Text(), advice),
+        title=f"[bold]{recovery.outcome.name}[/]",
+        border_style="green" if good else "red",
+        width=62,
+    )
+
+
+def facts(recovery: Recovery) -> list[tuple[str, str]]:
+    """The numbers a reader wants first."""
+    ledger, rows = recovery.ledger, []
+    if recovery.model is not None:
+        rows.append(("model", str(recovery.model)))
+    paid = f"{ledger.paid:,}"
+    if ledger.floor:
+        paid += f"  ({ledger.paid / ledger.floor:.3f} × the floor of {ledger.floor:,.0f})"
+    rows.append(("questions", paid))
+    if ledger.replayed:
+        rows.append(("from the journal", f"{ledger.replayed:,}"))
+    rows.append(("by purpose", ", ".join(f"{k} {v:,}" for k, v in ledger.by_purpose.items())))
+    if recovery.errors is not None and recovery.model is not None:
+        rows.extend(_error_rows(recovery.model, recovery.errors))
+    if "precision" in recovery.details:
+        rows.append(("box computes in", str(recovery.details["precision"])))
+    if recovery.verdict is not None:
+        verdict = recovery.verdict
+        answer = "agrees" if verdict.agrees else "differs"
+        rows.append(("verdict", f"{answer} on {verdict.queries} fresh questions"))
+    return rows
+
+
+def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
+    """Relative standard errors of the parameter blocks of the first head."""
+    known, uncertain = model.to_arrays(), errors.to_arrays()
+    rows = []
+    for name in known:
+        size = float(np.linalg.norm(known[name]))
+        if name in uncertain and size > 0 and not name.startswith("heads.1"):
+            relative = float(np.linalg.norm(uncertain[name])) / size
+            rows.append((f"error of {name.removeprefix('heads.0.')}", f"{relative:.1e} (relative)"))
+        if name.startswith("heads.1"):
+            break
+    return rows
+
+
+def counterexample(example: Any) -> Panel:
+    tokens = np.asarray(example.input)
+    text = (
+        f"{len(tokens)} tokens of width {tokens.shape[1]} ({example.reason})\n"
+        f"box    {_brief(example.box_answer)}\nmodel  {_brief(example.model_answer)}"
+    )
+    return Panel(text, title="counterexample", border_style="red", expand=False)
+
+
+def _brief(answer: Any) -> str:
+    numbers = np.atleast_1d(np.asarray(answer, dtype=float))
+    shown = "  ".join(f"{x:.12g}" for x in numbers[:4])
+    return shown + (" …" if numbers.size > 4 else "")
+
+
+def picture(matrix: Array, colour: bool = True) -> Text:
+    """The matrix as coloured half blocks, two rows of cells per line; as signs without colour."""
+    cells = reduced(matrix)
+    size = float(np.max(np.abs(cells), initial=0.0)) or 1.0
+    levels = np.clip(cells / size, -1, 1)
+    text = Text()
+    if not colour:
+        for row in levels:
+            text.append("".join(SIGNS[round((level + 1) * (len(SIGNS) - 1) / 2)] for level in row))
+            text.append("\n")
+        text.append(f"{SIGNS[0]} is -{size:.3g}, {SIGNS[-1]} is +{size:.3g}")
+        return text
+    if len(levels) % 2:
+        levels = np.vstack([levels, np.zeros((1, levels.shape[1]))])
+    for upper, lower in zip(levels[::2], levels[1::2], strict=True):
+        for top, bottom in zip(upper, lower, strict=True):
+            text.append("▀", style=f"{_colour(top)} on {_colour(bottom)}")
+        text.append("\n")
+    text.append(f"blue −{size:.3g}   red +{size:.3g}", style="dim")
+    return text
+
+
+def reduced(matrix: Array) -> Array:
+    """Down to PICTURE cells a side; each cell shows its entry of largest size."""
+    rows = np.array_split(np.arange(matrix.shape[0]), min(PICTURE, matrix.shape[0]))
+    columns = np.array_split(np.arange(matrix.shape[1]), min(PICTURE, matrix.shape[1]))
+    cells = np.empty((len(rows), len(columns)))
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            block = matrix[np.ix_(row, column)]
+            cells[i, j] = block.flat[np.argmax(np.abs(block))]
+    return cells
+
+
+def _colour(level: float) -> str:
+    goal = WARM if level > 0 else COLD
+    red, green, blue = (PAPER + (goal - PAPER) * abs(level) ** 0.7).astype(int)
+    return f"#{red:02x}{green:02x}{blue:02x}"

@@ -1,0 +1,49 @@
+"""How far apart the answers of one and the same model may lie, question by question.
+
+The box rounds its parameters and tokens, and the recovered parameters have standard errors. Both
+are imitated: the hypothesis is asked again with parameters and tokens disturbed by as much. Where
+a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.oracles.base import Precision
+
+DRAWS = 6  # disturbed copies per question
+SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent
+ROUNDINGS = 64.0  # of the answer itself, in units of the roundoff: sums over long sequences
+DEVIATIONS = 6.0  # standard deviations of additive noise that one answer may be off
+
+
+def allowance(
+    model: Any,
+    errors: Any,
+    tokens: Float[Array, "n length d"],
+    precision: Precision,
+    rng: np.random.Generator,
+) -> Float[Array, "n *out"]:
+    """Largest plausible |box − model| for each answer, if the model is the box."""
+    answers = np.asarray(model(tokens))
+    spread = np.zeros_like(answers)
+    for _ in range(DRAWS):
+        noise = precision.relative * rng.standard_normal(tokens.shape)
+        other = disturbed(model, errors, precision.relative, rng)
+        spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
+    rounding = ROUNDINGS * precision.relative * np.abs(answers)
+    steady = DEVIATIONS * precision.additive + 0.5 * precision.step
+    return np.asarray(SAFETY * spread + rounding + steady)
+
+
+def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Any:
+    """The model with parameters off by their standard errors and by the box's rounding."""
+    uncertain = {} if errors is None else errors.to_arrays()
+    parameters = {}
+    for name, array in model.to_arrays().items():
+        size = relative * np.abs(array)
+        if name in uncertain and uncertain[name].shape == array.shape:
+            size = np.hypot(size, uncertain[name])
+        parameters[name] = np.asarray(array + size * rng.standard_normal(array.shape))
+    return type(model).from_arrays(parameters)

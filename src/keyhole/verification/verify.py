@@ -1,0 +1,151 @@
+"""Is the box this model? Fresh questions, compared one by one.
+
+Agreement is not equality. The verdict says what the agreements allow one to claim: of questions
+drawn like these, at most a certain fraction can be answered differently, with 95% confidence.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import Counterexample, InvalidArgument
+from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.questions import Questions
+from keyhole.probes.precision import observed, roundoff
+from keyhole.results import Verdict
+from keyhole.verification.questions import Designer, Fresh
+from keyhole.verification.tolerance import allowance
+
+DEFAULT_QUERIES = 60
+CONFIDENCE = 0.95
+PURPOSE = "verification"
+
+
+def verify(
+    box: Oracle,
+    model: Any,
+    *,
+    errors: Any = None,
+    queries: int | None = None,
+    seed: int = 0,
+    past: list[tuple[Questions, Array]] | None = None,
+) -> Verdict:
+    """Compares the model with the box on fresh questions, and with `past` answers for free."""
+    count = DEFAULT_QUERIES if queries is None else queries
+    if count < 1:
+        raise InvalidArgument(f"queries must be at least 1, got {queries}")
+    if getattr(model, "width", box.spec.width) != box.spec.width:
+        raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
+    rng = np.random.default_rng([seed, 1])
+    natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
+    fresh = list(Designer(box.spec, natural, rng).stream(count))
+    answers = [box.ask(Questions.of(q.tokens[None], PURPOSE)) for q in fresh]
+    stated = box.spec.precision
+    kind = observed(roundoff(stated, answers[0]), np.concatenate([a.ravel() for a in answers]))
+    precision = stated or Precision(relative=kind.relative)
+    worst, example = 0.0, None
+    for question, answer in zip(fresh, answers, strict=True):
+        ratio, found = _compare(model, errors, question, answer, precision, rng)
+        if ratio > worst:
+            worst = ratio
+        if found is not None and example is None:
+            example = found
+    recalled, drift = _recall(box, past or [], precision)
+    worst, example = max(worst, recalled), example or drift
+    replayed, mismatch = _replay(model, errors, past or [], precision, rng)
+    example = example or mismatch
+    return Verdict(
+        agrees=example is None,
+        queries=count + (1 if past else 0),
+        replayed=replayed,
+        worst=worst,
+        tolerance=precision.relative,
+        bound=_bound(count, example),
+        counterexample=example,
+    )
+
+
+def _compare(
+    model: Any,
+    errors: Any,
+    fresh: Fresh,
+    answer: Array,
+    precision: Precision,
+    rng: np.random.Generator,
+) -> tuple[float, Counterexample | None]:
+    tokens = fresh.tokens[None]
+    predicted = np.asarray(model(tokens))
+    if predicted.shape != answer.shape:
+        reason = "answers of another shape"
+        return np.inf, Counterexample(fresh.tokens, answer[0], predicted[0], reason)
+    allowed = allowance(model, errors, tokens, precision, rng)
+    gap = np.abs(np.asarray(answer, dtype=np.float64) - predicted)
+    ratio = float(np.max(gap / np.maximum(allowed, np.finfo(float).tiny)))
+    if ratio <= 1.0:
+        return ratio, None
+    return ratio, Counterexample(fresh.tokens, answer[0], predicted[0], fresh.reason)
+
+
+REPEATABLE = 64.0  # roundoffs by which a deterministic box may differ from itself across batches
+
+
+def _recall(
+    box: Oracle, past: list[tuple[Questions, Array]], precision: Precision
+) -> tuple[float, Counterexample | None]:
+    """One old question again: has the box changed meanwhile?"""
+    if not past:
+        return 0.0, None
+    longest = max(q.length for q, _ in past)
+    questions, answers = next((q, a) for q, a in past if q.length == longest)
+    again = box.ask(Questions(questions.bank, questions.index[:1], PURPOSE))[0]
+    first = np.asarray(answers[0], dtype=np.float64)
+    allowed = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
+    allowed += 8.0 * precision.additive + precision.step
+    gap = float(np.max(np.abs(again - first)))
+    if gap <= allowed:
+        return gap / max(allowed, np.finfo(float).tiny), None
+    return np.inf, Counterexample(
+        questions[:1].tokens()[0], again, first, "the box answered this question differently before"
+    )
+
+
+REPLAYED = 512  # past answers compared, spread over the run
+
+
+def _replay(
+    model: Any,
+    errors: Any,
+    past: list[tuple[Questions, Array]],
+    precision: Precision,
+    rng: np.random.Generator,
+) -> tuple[int, Counterexample | None]:
+    total, seen = sum(len(q) for q, _ in past), 0
+    for questions, answers in past:
+        share = max(1, round(REPLAYED * len(questions) / max(total, 1)))
+        chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
+        tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
+        allowed = allowance(model, errors, tokens, precision, rng)
+        predicted = np.asarray(model(tokens))
+        if predicted.shape != answers[chosen].shape:
+            continue
+        gap = np.abs(answers[chosen] - predicted) / np.maximum(allowed, np.finfo(float).tiny)
+        gap = gap.reshape(len(chosen), -1).max(axis=1)
+        seen += len(chosen)
+        if (gap > 1.0).any():
+            k = int(np.argmax(gap > 1.0))
+            return seen, Counterexample(
+                tokens[k], answers[chosen][k], predicted[k], "a question asked while learning"
+            )
+    return seen, None
+
+
+def _bound(count: int, example: Counterexample | None) -> str:
+    if example is not None:
+        return f"The box and the model differ: {example.reason}."
+    share = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / count)
+    return (
+        f"All {count} fresh answers agree within the box's precision. With {CONFIDENCE:.0%} "
+        f"confidence, at most {share:.1%} of questions drawn like these are answered differently; "
+        "nothing is claimed about questions of other kinds."
+    )
