@@ -7,6 +7,7 @@ plain network has skip zero; a leaky or parametric ReLU with slope a below zero 
 output (1 - a) and a skip of a times the linear part. One form holds them all.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,18 @@ class ReluNetwork:
             *(a.astype(dtype) for a in (self.weight, self.bias, self.output, self.skip)),
             offset=self.offset.astype(dtype),
         )
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Every parameter by name; `from_arrays` is the inverse."""
+        names = ("weight", "bias", "output", "skip", "offset")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "ReluNetwork":
+        try:
+            return cls(*(arrays[name] for name in ("weight", "bias", "output", "skip", "offset")))
+        except KeyError as missing:
+            raise InvalidArgument(f"parameter {missing} is missing") from missing
 
     def __call__(self, points: Float[Array, "*any width"]) -> Float[Array, "batch *out"]:
         points = np.asarray(points, dtype=self.dtype)

@@ -81,6 +81,12 @@ class InputRegion:
             low, high = max(low, -along - root), min(high, -along + root)
         return frame, (low, high)
 
+    def holds(self, points: Float[Array, "n d"]) -> Array:
+        """Which points may be asked."""
+        if self.unbounded:
+            return np.ones(len(points), dtype=bool)
+        return np.asarray(self.room(points, 1.0) > 0)
+
     def room(self, points: Float[Array, "n d"], length: float) -> Float[Array, " n"]:
         """How many steps of the given length are safe in every direction."""
         free = np.full(len(points), np.inf)

@@ -1,0 +1,87 @@
+"""Two-token questions about a Transformer layer whose network is known.
+
+X = [x + u ; x] makes the network see x + a u, where a = sigmoid(u . (score x + key_bias)): the
+x-on-x score cancels. Along the segment from x to x + u the network is a known polyline, so the
+answer tells a, and logit(a) is one number about the score. One question per number; biases do no
+harm. A segment is good where the polyline is steep and does not turn back.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.models.relu_network import ReluNetwork
+
+TINY = 1e-300  # keeps quotients finite where nothing moves
+TURNING = 0.15  # least steepness along a segment, relative to its mean
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Weights of the first token, how well each is known, how far answers are off the segment."""
+
+    weight: Float[Array, " n"]
+    slope: Float[Array, " n"]  # change of the answer per change of the weight
+    off: Float[Array, " n"]  # distance of the answer from the polyline
+
+
+def steepness(
+    network: ReluNetwork, start: Float[Array, "n d"], step: Float[Array, "n d"]
+) -> Float[Array, " n"]:
+    """Least speed of the answer along each segment, in the direction it goes on the whole; zero
+    where it stops or turns back."""
+    height, gain = start @ network.weight.T + network.bias, step @ network.weight.T
+    path = (network(start + step) - network(start)).reshape(len(start), -1)
+    length = np.linalg.norm(path, axis=1)
+    path /= np.maximum(length, TINY)[:, None]
+    pull = path @ network.output_table.T  # what each neuron adds along the path, per its gain
+    on = (height > 0) | ((height == 0) & (gain > 0))
+    speed = (gain * pull * on).sum(axis=1)
+    speed += np.einsum("nk,nk->n", step @ skip_table(network), path)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turns = -height / gain
+    met = (turns > 0) & (turns < 1)
+    order = np.argsort(np.where(met, turns, np.inf), axis=1)
+    changes = np.take_along_axis(np.where(met, np.abs(gain) * pull, 0.0), order, axis=1)
+    later = speed[:, None] + np.cumsum(changes, axis=1)
+    least = np.minimum(speed, later.min(axis=1, initial=np.inf))
+    return np.where(least > TURNING * length, least, 0.0)
+
+
+def skip_table(network: ReluNetwork) -> Float[Array, "d k"]:
+    return network.skip if network.skip.ndim == 2 else network.skip[:, None]
+
+
+def read_weights(
+    network: ReluNetwork,
+    start: Float[Array, "n d"],
+    step: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+) -> Reading:
+    """The weight at which each segment's polyline comes closest to the answer."""
+    weight, slope, off = (np.zeros(len(start)) for _ in range(3))
+    for i in range(len(start)):
+        weight[i], slope[i], off[i] = nearest(network, start[i], step[i], answers[i])
+    return Reading(weight, slope, off)
+
+
+def nearest(
+    network: ReluNetwork, start: Array, step: Array, answer: Array
+) -> tuple[float, float, float]:
+    height = network.weight @ start + network.bias
+    gain = network.weight @ step
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turns = -height / gain
+    inside = np.sort(turns[(turns > 0) & (turns < 1)])
+    knots = np.concatenate([[0.0], inside, [1.0]])
+    corners = network(start + knots[:, None] * step).reshape(len(knots), -1)
+    sides = np.diff(corners, axis=0)
+    squares = np.maximum(np.einsum("sk,sk->s", sides, sides), TINY)
+    part = np.clip(np.einsum("sk,sk->s", answer - corners[:-1], sides) / squares, 0.0, 1.0)
+    gaps = np.linalg.norm(answer - corners[:-1] - part[:, None] * sides, axis=1)
+    best = int(np.argmin(gaps))
+    length = knots[best + 1] - knots[best]
+    weight = knots[best] + part[best] * length
+    slope = np.sqrt(squares[best]) / max(length, TINY)
+    return float(weight), float(slope), float(gaps[best])
