@@ -214,6 +214,8 @@ class _Work:
         points = informative(network, doubts, candidates, count)
         difference = self.ask(points, "corrections")[:, 0] - network(points)
         network = corrected(network, doubts, points, difference, ANSWER_NOISE * self.unit)
+        np.minimum(found.doubt, CORRECTED * self.scale, out=found.doubt)
+        self.error = found.error
         return unflat(network)
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
@@ -288,6 +290,7 @@ class _Work:
             "sides": decided.method,
             "sides_certified": decided.certified,
             "validation_difference": self.agreement,
+            "function_error": max(self.agreement, float(np.linalg.norm(error))),
             "rounding": self.unit,
             "scale": self.scale,
             "passes": self.passes_run,

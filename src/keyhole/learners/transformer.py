@@ -19,7 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.algebra.bases import random_rotation
 from keyhole.arrays import Array, Float
 from keyhole.errors import (
     Counterexample,
@@ -108,16 +107,10 @@ class Transformer:
         self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
     ) -> Learned:
         region = InputRegion.of(oracle.spec.domain, network.width, None)
-        exactness = inner.details.get("validation_difference", 0.0)
+        exactness = inner.details.get("function_error", 0.0)
         scale = inner.details.get("scale", 1.0)
-        work = ScoreSegments(
-            oracle,
-            network,
-            region,
-            random_rotation(rng, network.width),
-            random_rotation(rng, network.width),
-            max(exactness, 4 * UNIT_ROUNDOFF * scale),
-        )
+        exactness = max(exactness, 4 * UNIT_ROUNDOFF * scale)
+        work = ScoreSegments.design(oracle, network, region, exactness, rng)
         key_bias, bias_error = work.key_bias(rng)
         score, error = work.score(key_bias)
         model = TransformerModel(score, key_bias, network)

@@ -9,21 +9,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.algebra.bases import equal_overlap, random_rotation
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import NotIdentifiable
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.segments import read_weights, steepness
+from keyhole.probes.segments import Lifted, gradients_at, read_weights, steepness
 
-SIZES = (0.3, 1.0, 3.0)  # of an anchor, in typical lengths of an input
-LENGTHS = (0.2, 0.7, 2.0, 6.0)  # of a probe
+SIZES = (0.2, 0.5, 1.0, 2.0, 4.0)  # of an anchor, in typical lengths of an input
+LENGTHS = (0.02, 0.1, 0.3, 0.7, 1.5, 3.0, 6.0)  # of a probe
 SIGNS = (-1.0, 1.0)
-HARD = 5.0  # log-odds beyond this are measured again with a shorter probe
+EASE = 1.5  # how fast log-odds larger than one half spoil a segment
+HARD = 7.0  # log-odds beyond this are measured again with a shorter probe
 GROWTH = 10.0  # of the supposed size of the score, where a first answer is saturated
 FAINT = 0.02  # log-odds below this say that the score is smaller than supposed
-FIRST = 4  # entries measured before the size of the score is settled
+FIRST = 6  # entries measured before the size of the score is settled
+INFLATED = 1.2  # size of the score after a few entries, times this: they may all be small
 CALIBRATIONS = 12  # rounds of looking for the size of the score
 REPEATS = 6  # rounds of measuring entries again
 ZERO_BIAS = 30.0  # a key bias is zero if its log-odds are this many errors from zero at most
@@ -36,9 +39,30 @@ class ScoreSegments:
     oracle: Oracle
     network: ReluNetwork
     region: InputRegion
-    probes: Float[Array, "d d"]
+    probes: Float[Array, "d d d"]  # a basis for each anchor
     anchors: Float[Array, "d d"]
     exactness: float
+
+    @classmethod
+    def design(
+        cls,
+        oracle: Oracle,
+        network: ReluNetwork,
+        region: InputRegion,
+        exactness: float,
+        rng: np.random.Generator,
+    ) -> "ScoreSegments":
+        """Random anchors, each with probes that overlap equally with the gradient there: none of
+        them runs along a level set of the network."""
+        anchors = random_rotation(rng, network.width)
+        typical = region.scale * np.sqrt(network.width)
+        probes = []
+        for anchor in anchors:
+            slopes = gradients_at(network, np.outer(np.array(SIGNS) * typical, anchor))
+            steepest = slopes[int(np.argmax(np.linalg.norm(slopes, axis=(1, 2))))]
+            direction = np.linalg.svd(steepest, full_matrices=False)[0][:, :1]
+            probes.append(equal_overlap(rng, direction).rows(np.arange(network.width)))
+        return cls(oracle, network, region, np.stack(probes), anchors, exactness)
 
     def score(self, key_bias: Float[Array, " d"]) -> tuple[Array, Array]:
         """The matrix and its standard errors."""
@@ -57,8 +81,9 @@ class ScoreSegments:
                 2 * np.abs(value[hard]), GROWTH * sizes[open_entries[hard]]
             )
             open_entries = open_entries[hard]
-        spread = np.sqrt((self.probes.T**2) @ error**2 @ self.anchors**2)
-        return self.probes.T @ table @ self.anchors, spread
+        columns_of = np.einsum("jid,ij->dj", self.probes, table)
+        spread = np.einsum("jid,ij->dj", self.probes**2, error**2)
+        return columns_of @ self.anchors, np.sqrt(spread @ self.anchors**2)
 
     def first_entries(self, key_bias: Array) -> tuple[Array, Array, float]:
         """A few entries, until the size of the score is known."""
@@ -73,7 +98,7 @@ class ScoreSegments:
             error[i, j] = spread
             found = float(np.sqrt(np.mean(value**2)))
             if not hard.any() and found > FAINT * size:
-                return table, error, max(found, 0.3 * size)
+                return table, error, INFLATED * max(found, 0.3 * size)
             if hard.any():
                 i, j = i[hard], j[hard]
                 size *= GROWTH
@@ -87,75 +112,66 @@ class ScoreSegments:
         width = self.network.width
         direction = rng.standard_normal(width)
         direction /= np.linalg.norm(direction)
-        zero = np.zeros((1, width))
-        odds, error, length = self.odds(zero, direction[None], np.full(1, 1e-9))
+        odds, error, length = self.odds(direction[None], np.zeros(1))
         if abs(odds[0]) <= ZERO_BIAS * error[0]:
             return np.zeros(width), np.zeros(width)
-        size = abs(odds[0]) / length[0]
+        size, basis = abs(odds[0] / length[0]), self.probes[0]
         values, spread = np.zeros(width), np.zeros(width)
         left, sizes = np.arange(width), np.full(width, size)
         for _ in range(REPEATS):
-            odds, error, length = self.odds(
-                np.zeros((len(left), width)), self.probes[left], sizes[left]
-            )
+            odds, error, length = self.odds(basis[left], sizes[left])
             values[left], spread[left] = odds / length, error / np.abs(length)
             hard = np.abs(odds) > HARD
             sizes[left[hard]] *= GROWTH
             left = left[hard]
             if len(left) == 0:
                 break
-        return self.probes.T @ values, np.sqrt(self.probes.T**2 @ spread**2)
+        return basis.T @ values, np.sqrt(basis.T**2 @ spread**2)
 
     def entries(
         self, rows: Int[Array, " n"], columns: Int[Array, " n"], sizes: Array, key_bias: Array
     ) -> tuple[Array, Array, Array]:
         """Entries of the table, their errors, and which have log-odds too large to trust."""
-        typical = self.region.scale * np.sqrt(self.network.width)
-        value, spread = np.zeros(len(rows)), np.zeros(len(rows))
-        start, step, product = self.chosen(
-            [sign * size * typical * self.anchors[columns] for size in SIZES for sign in SIGNS],
-            [sign * size * typical for size in SIZES for sign in SIGNS],
-            self.probes[rows],
-            sizes,
-        )
+        start, step, product = self.chosen(self.anchors[columns], self.probes[columns, rows], sizes)
         odds, error = self.measured(start, step)
         odds = odds - step @ key_bias
-        value, spread = odds / product, error / np.abs(product)
-        return value, spread, np.abs(odds) > HARD
+        return odds / product, error / np.abs(product), np.abs(odds) > HARD
 
     def odds(
-        self, start: Array, directions: Array, sizes: Array
+        self, directions: Float[Array, "n d"], sizes: Array
     ) -> tuple[Array, Array, Float[Array, " n"]]:
-        """Log-odds along the best segment in the given directions from fixed points."""
-        begin, step, length = self.chosen([start], [1.0], directions, sizes)
-        odds, error = self.measured(begin, step)
+        """Log-odds along the best segments in the given directions from zero."""
+        start, step, length = self.chosen(None, directions, sizes)
+        odds, error = self.measured(start, step)
         return odds, error, length
 
     def chosen(
-        self, starts: list[Array], factors: list[float], directions: Array, sizes: Array
+        self, anchors: Array | None, directions: Array, sizes: Array
     ) -> tuple[Array, Array, Array]:
-        """For each direction the start and step that measure best, and the product of their
-        signed lengths."""
+        """For each anchor (zero if there are none) and direction the start and step that measure
+        best, and the product of their signed lengths."""
         typical = self.region.scale * np.sqrt(self.network.width)
-        best = np.zeros(len(directions))
-        begin, step = np.zeros_like(directions), np.zeros_like(directions)
-        product = np.ones(len(directions))
-        for start, factor in zip(starts, factors, strict=True):
+        begin = np.zeros_like(directions) if anchors is None else anchors
+        lifted = Lifted.of(self.network, begin), Lifted.of(self.network, directions)
+        best, at, by = (np.zeros(len(directions)) for _ in range(3))
+        places = [1.0] if anchors is None else [g * z * typical for z in SIZES for g in SIGNS]
+        for place in places:
             for length in (sign * size * typical for size in LENGTHS for sign in SIGNS):
-                move = length * directions
-                figure = np.abs(length * factor) * steepness(self.network, start, move)
-                figure *= np.exp(-np.maximum(0.0, np.abs(length * factor) * sizes - 1.0))
-                figure *= self.region.holds(start) & self.region.holds(start + move)
+                odds = np.abs(length * place) * sizes
+                figure = np.abs(length * place) * np.exp(-EASE * np.maximum(0.0, odds - 0.5))
+                figure *= steepness(self.network, lifted[0], place, lifted[1], length)
+                if not self.region.unbounded:
+                    figure *= self.region.holds(place * begin)
+                    figure *= self.region.holds(place * begin + length * directions)
                 better = figure > best
                 best = np.where(better, figure, best)
-                begin[better], step[better] = start[better], move[better]
-                product[better] = length * factor
+                at, by = np.where(better, place, at), np.where(better, length, by)
         if not best.all():
             raise NotIdentifiable(
                 "the network does not change along any segment that was tried, so the answers "
                 "say nothing about the attention in front of it"
             )
-        return begin, step, product
+        return at[:, None] * begin, by[:, None] * directions, at * by
 
     def measured(self, start: Array, step: Array) -> tuple[Array, Array]:
         """Log-odds of the first token in [start + step ; start], and their errors."""

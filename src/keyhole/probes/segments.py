@@ -14,6 +14,7 @@ from keyhole.arrays import Array, Float
 from keyhole.models.relu_network import ReluNetwork
 
 TINY = 1e-300  # keeps quotients finite where nothing moves
+BEGINNING = 1e-6  # part of a segment in which turns are rounding: planes through its start
 TURNING = 0.15  # least steepness along a segment, relative to its mean
 
 
@@ -26,27 +27,46 @@ class Reading:
     off: Float[Array, " n"]  # distance of the answer from the polyline
 
 
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """Points as the network's first layer sees them: `hidden` before the bias, `linear` by the
+    skip. Scaling and adding points scales and adds these."""
+
+    hidden: Float[Array, "n m"]
+    linear: Float[Array, "n k"]
+
+    @classmethod
+    def of(cls, network: ReluNetwork, points: Float[Array, "n d"]) -> "Lifted":
+        return cls(points @ network.weight.T, points @ skip_table(network))
+
+
 def steepness(
-    network: ReluNetwork, start: Float[Array, "n d"], step: Float[Array, "n d"]
+    network: ReluNetwork, start: Lifted, at: float, step: Lifted, by: float
 ) -> Float[Array, " n"]:
-    """Least speed of the answer along each segment, in the direction it goes on the whole; zero
-    where it stops or turns back."""
-    height, gain = start @ network.weight.T + network.bias, step @ network.weight.T
-    path = (network(start + step) - network(start)).reshape(len(start), -1)
+    """Least speed of the answer along the segments from at * start to at * start + by * step, in
+    the direction it goes on the whole; zero where it stops or turns back."""
+    height, gain = at * start.hidden + network.bias, by * step.hidden
+    path = (np.maximum(height + gain, 0) - np.maximum(height, 0)) @ network.output_table
+    path += by * step.linear
     length = np.linalg.norm(path, axis=1)
     path /= np.maximum(length, TINY)[:, None]
     pull = path @ network.output_table.T  # what each neuron adds along the path, per its gain
-    on = (height > 0) | ((height == 0) & (gain > 0))
-    speed = (gain * pull * on).sum(axis=1)
-    speed += np.einsum("nk,nk->n", step @ skip_table(network), path)
+    on = height + BEGINNING * gain > 0
+    speed = (gain * pull * on).sum(axis=1) + np.einsum("nk,nk->n", by * step.linear, path)
     with np.errstate(divide="ignore", invalid="ignore"):
         turns = -height / gain
-    met = (turns > 0) & (turns < 1)
+    met = (turns > BEGINNING) & (turns < 1)
     order = np.argsort(np.where(met, turns, np.inf), axis=1)
     changes = np.take_along_axis(np.where(met, np.abs(gain) * pull, 0.0), order, axis=1)
     later = speed[:, None] + np.cumsum(changes, axis=1)
     least = np.minimum(speed, later.min(axis=1, initial=np.inf))
     return np.where(least > TURNING * length, least, 0.0)
+
+
+def gradients_at(network: ReluNetwork, points: Float[Array, "n d"]) -> Float[Array, "n d k"]:
+    on = points @ network.weight.T + network.bias > 0
+    parts = np.einsum("nm,md,mk->ndk", on, network.weight, network.output_table, optimize=True)
+    return np.asarray(parts + skip_table(network))
 
 
 def skip_table(network: ReluNetwork) -> Float[Array, "d k"]:
