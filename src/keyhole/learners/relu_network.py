@@ -41,7 +41,7 @@ from keyhole.probes.input_region import InputRegion
 from keyhole.probes.kinks import NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
-CORRECTED = 4e-11  # a piece's predicted error, relative to the answers, that is worth a correction
+CORRECTED = 2.5e-11  # a piece's predicted error, relative to the answers, that is worth a correction
 CORRECTION_SHARE = 0.08  # most questions spent on corrections, relative to those spent before
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
 VALIDATION_SHARE = 0.01  # validation points per question spent before,

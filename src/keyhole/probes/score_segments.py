@@ -18,11 +18,12 @@ from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.segments import Lifted, gradients_at, read_weights, steepness
 
-SIZES = (0.2, 0.5, 1.0, 2.0, 4.0)  # of an anchor, in typical lengths of an input
+SIZES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)  # of an anchor, in typical lengths of an input
 LENGTHS = (0.02, 0.1, 0.3, 0.7, 1.5, 3.0, 6.0)  # of a probe
 SIGNS = (-1.0, 1.0)
-EASE = 1.5  # how fast log-odds larger than one half spoil a segment
+EASY, HARDENING = 1.2, 5  # log-odds beyond the first spoil a segment, with this power
 HARD = 7.0  # log-odds beyond this are measured again with a shorter probe
+FLAT = 0.03  # speed at the answer, relative to the mean along the segment, that tells nothing
 GROWTH = 10.0  # of the supposed size of the score, where a first answer is saturated
 FAINT = 0.02  # log-odds below this say that the score is smaller than supposed
 FIRST = 6  # entries measured before the size of the score is settled
@@ -39,7 +40,7 @@ class ScoreSegments:
     oracle: Oracle
     network: ReluNetwork
     region: InputRegion
-    probes: Float[Array, "d d d"]  # a basis for each anchor
+    probes: Float[Array, "bases d d"]  # a basis for each anchor, and one for zero
     anchors: Float[Array, "d d"]
     exactness: float
 
@@ -57,8 +58,9 @@ class ScoreSegments:
         anchors = random_rotation(rng, network.width)
         typical = region.scale * np.sqrt(network.width)
         probes = []
-        for anchor in anchors:
-            slopes = gradients_at(network, np.outer(np.array(SIGNS) * typical, anchor))
+        for anchor in [*anchors, np.zeros(network.width)]:
+            around = np.outer(np.array(SIGNS) * typical, anchor) + region.centre
+            slopes = gradients_at(network, around)
             steepest = slopes[int(np.argmax(np.linalg.norm(slopes, axis=(1, 2))))]
             direction = np.linalg.svd(steepest, full_matrices=False)[0][:, :1]
             probes.append(equal_overlap(rng, direction).rows(np.arange(network.width)))
@@ -81,8 +83,8 @@ class ScoreSegments:
                 2 * np.abs(value[hard]), GROWTH * sizes[open_entries[hard]]
             )
             open_entries = open_entries[hard]
-        columns_of = np.einsum("jid,ij->dj", self.probes, table)
-        spread = np.einsum("jid,ij->dj", self.probes**2, error**2)
+        columns_of = np.einsum("jid,ij->dj", self.probes[:-1], table)
+        spread = np.einsum("jid,ij->dj", self.probes[:-1] ** 2, error**2)
         return columns_of @ self.anchors, np.sqrt(spread @ self.anchors**2)
 
     def first_entries(self, key_bias: Array) -> tuple[Array, Array, float]:
@@ -112,16 +114,15 @@ class ScoreSegments:
         width = self.network.width
         direction = rng.standard_normal(width)
         direction /= np.linalg.norm(direction)
-        odds, error, length = self.odds(direction[None], np.zeros(1))
-        if abs(odds[0]) <= ZERO_BIAS * error[0]:
+        odds, error, hard, length = self.odds(direction[None], np.zeros(1))
+        if abs(odds[0]) <= ZERO_BIAS * error[0] and not hard[0]:
             return np.zeros(width), np.zeros(width)
-        size, basis = abs(odds[0] / length[0]), self.probes[0]
+        size, basis = 2 * abs(odds[0] / length[0]), self.probes[-1]
         values, spread = np.zeros(width), np.zeros(width)
         left, sizes = np.arange(width), np.full(width, size)
         for _ in range(REPEATS):
-            odds, error, length = self.odds(basis[left], sizes[left])
+            odds, error, hard, length = self.odds(basis[left], sizes[left])
             values[left], spread[left] = odds / length, error / np.abs(length)
-            hard = np.abs(odds) > HARD
             sizes[left[hard]] *= GROWTH
             left = left[hard]
             if len(left) == 0:
@@ -132,24 +133,26 @@ class ScoreSegments:
         self, rows: Int[Array, " n"], columns: Int[Array, " n"], sizes: Array, key_bias: Array
     ) -> tuple[Array, Array, Array]:
         """Entries of the table, their errors, and which have log-odds too large to trust."""
-        start, step, product = self.chosen(self.anchors[columns], self.probes[columns, rows], sizes)
-        odds, error = self.measured(start, step)
-        odds = odds - step @ key_bias
-        return odds / product, error / np.abs(product), np.abs(odds) > HARD
+        directions = self.probes[columns, rows]
+        start, step, product = self.chosen(
+            self.anchors[columns], directions, sizes, np.abs(directions @ key_bias)
+        )
+        odds, error, hard = self.measured(start, step)
+        return (odds - step @ key_bias) / product, error / np.abs(product), hard
 
     def odds(
         self, directions: Float[Array, "n d"], sizes: Array
-    ) -> tuple[Array, Array, Float[Array, " n"]]:
+    ) -> tuple[Array, Array, Array, Float[Array, " n"]]:
         """Log-odds along the best segments in the given directions from zero."""
-        start, step, length = self.chosen(None, directions, sizes)
-        odds, error = self.measured(start, step)
-        return odds, error, length
+        start, step, length = self.chosen(None, directions, sizes, np.zeros(len(sizes)))
+        return *self.measured(start, step), length
 
     def chosen(
-        self, anchors: Array | None, directions: Array, sizes: Array
+        self, anchors: Array | None, directions: Array, sizes: Array, shifts: Array
     ) -> tuple[Array, Array, Array]:
         """For each anchor (zero if there are none) and direction the start and step that measure
-        best, and the product of their signed lengths."""
+        best, and the product of their signed lengths. Log-odds are expected to be `sizes` per
+        product plus `shifts` per length of the step."""
         typical = self.region.scale * np.sqrt(self.network.width)
         begin = np.zeros_like(directions) if anchors is None else anchors
         lifted = Lifted.of(self.network, begin), Lifted.of(self.network, directions)
@@ -157,8 +160,8 @@ class ScoreSegments:
         places = [1.0] if anchors is None else [g * z * typical for z in SIZES for g in SIGNS]
         for place in places:
             for length in (sign * size * typical for size in LENGTHS for sign in SIGNS):
-                odds = np.abs(length * place) * sizes
-                figure = np.abs(length * place) * np.exp(-EASE * np.maximum(0.0, odds - 0.5))
+                odds = np.abs(length * place) * sizes + np.abs(length) * shifts
+                figure = np.abs(length * place) / (1 + (odds / EASY) ** HARDENING)
                 figure *= steepness(self.network, lifted[0], place, lifted[1], length)
                 if not self.region.unbounded:
                     figure *= self.region.holds(place * begin)
@@ -173,8 +176,9 @@ class ScoreSegments:
             )
         return at[:, None] * begin, by[:, None] * directions, at * by
 
-    def measured(self, start: Array, step: Array) -> tuple[Array, Array]:
-        """Log-odds of the first token in [start + step ; start], and their errors."""
+    def measured(self, start: Array, step: Array) -> tuple[Array, Array, Array]:
+        """Log-odds of the first token in [start + step ; start], their errors, and which of them
+        lie where the segment says little."""
         tokens = np.stack([start + step, start], axis=1)
         raw = self.oracle.ask(Questions.of(tokens, "score"))
         answers = raw.astype(np.float64).reshape(len(tokens), -1)
@@ -182,4 +186,6 @@ class ScoreSegments:
         off = self.exactness / np.maximum(reading.slope, 1e-300)
         weight = np.clip(reading.weight, 1e-16, 1 - 1e-16)
         odds = np.log(weight) - np.log1p(-weight)
-        return odds, off / (weight * (1 - weight))
+        whole = self.network(start + step) - self.network(start)
+        flat = reading.slope < FLAT * np.linalg.norm(whole.reshape(len(start), -1), axis=1)
+        return odds, off / (weight * (1 - weight)), flat | (np.abs(odds) > HARD)

@@ -15,7 +15,9 @@ from keyhole.models.relu_network import ReluNetwork
 
 TINY = 1e-300  # keeps quotients finite where nothing moves
 BEGINNING = 1e-6  # part of a segment in which turns are rounding: planes through its start
-TURNING = 0.15  # least steepness along a segment, relative to its mean
+TURNING = 0.15  # least steepness of the middle part, relative to the mean
+MIDDLE = (0.2, 0.8)  # weights that log-odds of about one lead to
+ROUNDING = 1e-9  # speed, relative to the mean, that is not distinguished from standing still
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +45,8 @@ class Lifted:
 def steepness(
     network: ReluNetwork, start: Lifted, at: float, step: Lifted, by: float
 ) -> Float[Array, " n"]:
-    """Least speed of the answer along the segments from at * start to at * start + by * step, in
-    the direction it goes on the whole; zero where it stops or turns back."""
+    """Least speed of the answer along the middle part of the segments from at * start to
+    at * start + by * step, in the direction it goes on the whole; zero where it turns back."""
     height, gain = at * start.hidden + network.bias, by * step.hidden
     path = (np.maximum(height + gain, 0) - np.maximum(height, 0)) @ network.output_table
     path += by * step.linear
@@ -56,11 +58,17 @@ def steepness(
     with np.errstate(divide="ignore", invalid="ignore"):
         turns = -height / gain
     met = (turns > BEGINNING) & (turns < 1)
-    order = np.argsort(np.where(met, turns, np.inf), axis=1)
+    turns = np.where(met, turns, np.inf)
+    order = np.argsort(turns, axis=1)
     changes = np.take_along_axis(np.where(met, np.abs(gain) * pull, 0.0), order, axis=1)
-    later = speed[:, None] + np.cumsum(changes, axis=1)
-    least = np.minimum(speed, later.min(axis=1, initial=np.inf))
-    return np.where(least > TURNING * length, least, 0.0)
+    knots = np.take_along_axis(turns, order, axis=1)
+    knots = np.concatenate([np.zeros((len(knots), 1)), knots, np.full((len(knots), 1), 2.0)], 1)
+    speeds = np.concatenate([speed[:, None], speed[:, None] + np.cumsum(changes, axis=1)], axis=1)
+    real = knots[:, :-1] < 1
+    central = (knots[:, :-1] < MIDDLE[1]) & (knots[:, 1:] > MIDDLE[0])
+    backward = np.where(real, speeds, np.inf).min(axis=1) < -ROUNDING * length
+    least = np.where(central, speeds, np.inf).min(axis=1)
+    return np.where((least > TURNING * length) & ~backward, least, 0.0)
 
 
 def gradients_at(network: ReluNetwork, points: Float[Array, "n d"]) -> Float[Array, "n d k"]:
