@@ -5,18 +5,18 @@ without skip is hidden in the normal form as the subset y of neurons to be turne
 
     sum_j y_j output_j weight_j = -skip,      y in {0, 1}^m.
 
-Up to m = k d neurons this is a linear system. Beyond, it is a subset sum in d dimensions: the box
-[0, 1]^m leaves a single point while m < 2d (a linear program), branching and lattice reduction
-go on from there. Every answer is certified by substituting it, at the accuracy of the parameters,
-and by counting: 2^m subsets cannot meet d equations to that accuracy by chance.
+Up to m = k d neurons this is a linear system. Beyond, it is a subset sum in k d dimensions: the
+box [0, 1]^m leaves nearly a single point while m < 2 k d, and branch and bound finds it at once;
+for small networks it goes on to m = 4 k d. Every answer is certified by substituting it, at the
+accuracy of the parameters, and by counting: 2^m subsets cannot meet that many equations to that
+accuracy by chance.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 
-from keyhole.algebra.lattice import subset_by_reduction
 from keyhole.arrays import Array, Float
 from keyhole.models.relu_network import ReluNetwork
 
@@ -24,8 +24,10 @@ SAFETY = 5.0  # allowed remainder in units of the summed errors of the products
 NEARLY_BINARY = 1e-3  # distance of a computed y from 0 or 1 that may be rounded away
 CHANCE_BITS = 20.0  # a coincidence must be this many bits less likely than one
 WEAKEST = 1e-9  # relative singular value below which the linear system has no unique answer
-PROGRAM_NEURONS = 2.2  # neurons per equation up to which the box [0, 1]^m can leave one point
-LATTICE_NEURONS = 160  # beyond, lattice reduction is not tried
+EASY_NEURONS = 2.2  # neurons per equation up to which the box [0, 1]^m leaves nearly one point
+HARD_NEURONS = 72  # neurons up to which the search goes on to four per equation
+NODES = 20000  # branches looked at before giving up: a few seconds
+SLACK = 1e-8  # of the equations in the search; its result is substituted exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +56,9 @@ def decided_signs(network: ReluNetwork, error: float) -> Signs:
         return by_linear_system(network, columns, target, allowed)
     if not unlikely_by_chance(network, columns, allowed):
         return Signs(network, False, "the parameters are too coarse to decide")
-    for method, search in (("linear program", by_program), ("lattice", by_lattice)):
-        y = search(columns, target, allowed)
-        if y is not None and float(np.linalg.norm(columns @ y - target)) <= allowed:
-            return Signs(without_skip(turned(network, y > 0.5)), True, method)
+    y = by_program(columns, target)
+    if y is not None and float(np.linalg.norm(columns @ y - target)) <= allowed:
+        return Signs(without_skip(turned(network, y > 0.5)), True, "branch and bound")
     return Signs(network, False, "undecided")
 
 
@@ -108,25 +109,18 @@ def unlikely_by_chance(network: ReluNetwork, columns: Array, allowed: float) -> 
     return bool(bits > network.neurons + CHANCE_BITS)
 
 
-def by_program(columns: Array, target: Array, allowed: float) -> Array | None:
-    """A point of [0, 1]^m on the equations; where it is the only one it is the subset."""
+def by_program(columns: Array, target: Array) -> Array | None:
+    """A subset on the equations, by branch and bound over [0, 1]^m."""
     rows, neurons = columns.shape
-    if neurons > PROGRAM_NEURONS * rows:
+    if neurons > EASY_NEURONS * rows and neurons > min(HARD_NEURONS, 4 * rows):
         return None
     scale = np.linalg.norm(columns, axis=1)
-    found = linprog(
+    sides = target / scale
+    found = milp(
         np.zeros(neurons),
-        A_eq=columns / scale[:, None],
-        b_eq=target / scale,
-        bounds=(0, 1),
-        method="highs-ds",
+        constraints=LinearConstraint(columns / scale[:, None], sides - SLACK, sides + SLACK),
+        bounds=Bounds(0, 1),
+        integrality=np.ones(neurons),
+        options={"node_limit": NODES},
     )
-    if found.x is None:
-        return None
-    return np.round(found.x)
-
-
-def by_lattice(columns: Array, target: Array, allowed: float) -> Array | None:
-    if columns.shape[1] > LATTICE_NEURONS:
-        return None
-    return subset_by_reduction(columns, target, allowed)
+    return None if found.x is None else np.round(found.x)
