@@ -52,6 +52,8 @@ CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' di
 PASSES = 3  # lines tried before the box is refused
 BOUNDED_PASSES = 24  # the same where a line cannot leave the domain and misses planes
 SAME_PLANE = 1e-6  # distance of unit planes that are one plane, found by two passes
+ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
+NEGLIGIBLE = 1e-8  # if it is as small as this beside inputs and answers
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
 POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
@@ -284,6 +286,7 @@ class _Work:
             decided = decided_signs(network, accuracy)
         model = flat(decided.network) if self.scalar else decided.network
         errors = standard_errors(model, error, self.affine_error, self.region.scale)
+        model = without_rounding(model, errors, self.scale, self.region.scale)
         floor = (network.neurons * (network.width + answer) + answer) / answer
         details = {
             "neurons": network.neurons,
@@ -342,6 +345,18 @@ def standard_errors(
     )
     skip = np.full_like(model.skip, affine_error / length if model.skip.any() else 0.0)
     return ReluNetwork(weight, rows, output, skip, np.full_like(model.offset, affine_error))
+
+
+def without_rounding(
+    model: ReluNetwork, errors: ReluNetwork, answers: float, inputs: float
+) -> ReluNetwork:
+    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero."""
+    parts = model.to_arrays()
+    for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
+        size, doubt = float(np.linalg.norm(parts[name])), np.linalg.norm(getattr(errors, name))
+        if size <= min(ZERO * doubt, NEGLIGIBLE * yardstick):
+            parts[name] = np.zeros_like(parts[name])
+    return ReluNetwork.from_arrays(parts)
 
 
 def notes_on(decided: Signs) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from keyhole.probes.gradients import AskPoints, Frame, Gradients, Room, measure
 from keyhole.probes.kinks import TINY
 from keyhole.probes.lines import Line, trace
 
+VECTOR_SAFETY = 5.0  # errors of kinks that were proven, not checked, are met in measurements only
+
 
 @dataclass(frozen=True, eq=False)
 class Pass:
@@ -104,4 +106,4 @@ def doubt_between(line: Line, gradients: Gradients, measured: Array) -> Array:
         own = float(np.linalg.norm(slopes[start : stop + 1])) + measured[i : i + 2].max()
         inside = slice(start, stop + 1)
         doubt[inside] = np.maximum(doubt[inside], own / max(float(values[-1]), TINY))
-    return doubt
+    return VECTOR_SAFETY * doubt
