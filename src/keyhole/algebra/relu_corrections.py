@@ -67,7 +67,9 @@ class Doubts:
         weighted = features * weights
         mixed = (weighted * (points @ self.centres.T)) @ features.T
         constant = (weighted * np.einsum("pd,pd->p", self.centres, self.centres)) @ features.T
-        return np.asarray((weighted @ features.T) * (points @ points.T) - mixed - mixed.T + constant)
+        return np.asarray(
+            (weighted @ features.T) * (points @ points.T) - mixed - mixed.T + constant
+        )
 
 
 def informative(
@@ -185,7 +187,7 @@ def iterated(on: Array, flat: Array, difference: Array) -> Array:
     )
     step = (np.asarray(found[0]) / scale).reshape(shape)
     step[0] -= 0.5 * step[1:].sum(axis=0)
-    return step
+    return np.asarray(step)
 
 
 def merged(network: ReluNetwork, tolerance: float) -> ReluNetwork:

@@ -38,10 +38,12 @@ from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.kinks import NotPiecewiseAffine
+from keyhole.probes.pieces import NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
-CORRECTED = 2.5e-11  # a piece's predicted error, relative to the answers, that is worth a correction
+CORRECTED = (
+    2.5e-11  # a piece's predicted error, relative to the answers, that is worth a correction
+)
 CORRECTION_SHARE = 0.08  # most questions spent on corrections, relative to those spent before
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
 VALIDATION_SHARE = 0.01  # validation points per question spent before,
@@ -167,8 +169,9 @@ class _Work:
                 return best
             if not self.region.unbounded:
                 floor = max(floor, found.unit, float(found.doubt.sum()))
+        count = 0 if best is None else best.neurons
         raise self.refusal(
-            f"{best.neurons} neurons explain the lines that were asked but not the box: at a "
+            f"{count} neurons explain the lines that were asked but not the box: at a "
             f"fresh point they are off by {self.agreement:.2g}, where {self.allowed():.2g} "
             "would be rounding",
             witness,
@@ -353,7 +356,8 @@ def without_rounding(
     """Biases, skip and offset that cannot be told from zero, and would not matter, are zero."""
     parts = model.to_arrays()
     for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
-        size, doubt = float(np.linalg.norm(parts[name])), np.linalg.norm(getattr(errors, name))
+        size = float(np.linalg.norm(parts[name]))
+        doubt = float(np.linalg.norm(getattr(errors, name)))
         if size <= min(ZERO * doubt, NEGLIGIBLE * yardstick):
             parts[name] = np.zeros_like(parts[name])
     return ReluNetwork.from_arrays(parts)

@@ -12,8 +12,8 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.gradients import AskPoints, Frame, Gradients, Room, measure
-from keyhole.probes.kinks import TINY
 from keyhole.probes.lines import Line, trace
+from keyhole.probes.pieces import TINY
 
 VECTOR_SAFETY = 5.0  # errors of kinks that were proven, not checked, are met in measurements only
 
@@ -45,9 +45,7 @@ def run_pass(
     trusting: bool,
 ) -> Pass:
     """Learns all neurons whose planes the line crosses."""
-    line = trace(
-        lambda times: ask(frame.points(times)), relative, floor, reach, trusting=trusting
-    )
+    line = trace(lambda times: ask(frame.points(times)), relative, floor, reach, trusting=trusting)
     gradients = measure(ask, line, frame, room)
     network = assembled(line, frame, gradients)
     doubt = predicted_doubt(line, gradients)

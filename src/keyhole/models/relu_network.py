@@ -85,10 +85,8 @@ class ReluNetwork:
 
     def astype(self, dtype: Any) -> "ReluNetwork":
         """The same network that computes in another precision."""
-        return ReluNetwork(
-            *(a.astype(dtype) for a in (self.weight, self.bias, self.output, self.skip)),
-            offset=self.offset.astype(dtype),
-        )
+        parts = self.to_arrays()
+        return ReluNetwork.from_arrays({name: part.astype(dtype) for name, part in parts.items()})
 
     def to_arrays(self) -> dict[str, Array]:
         """Every parameter by name; `from_arrays` is the inverse."""
@@ -120,11 +118,9 @@ class ReluNetwork:
 
     def _answer(self, points: Array) -> Array:
         hidden = np.maximum(points @ self.weight.T + self.bias, 0)
-        return hidden @ self.output + points @ self.skip + self.offset
+        return np.asarray(hidden @ self.output + points @ self.skip + self.offset)
 
     def __repr__(self) -> str:
         skip = ", with skip" if self.skip.any() else ""
         outputs = "scalar" if self.outputs is None else self.outputs
-        return (
-            f"ReluNetwork(width={self.width}, neurons={self.neurons}, outputs={outputs}{skip})"
-        )
+        return f"ReluNetwork(width={self.width}, neurons={self.neurons}, outputs={outputs}{skip})"

@@ -15,12 +15,13 @@ k normals with known independent jumps, and least squares takes them apart.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.probes.kinks import middle
 from keyhole.probes.lines import Line
+from keyhole.probes.pieces import middle
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
 SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
@@ -51,7 +52,7 @@ class Frame:
         return cls(origin, direction, length * basis[:, 1 : len(direction)].T)
 
     def points(self, times: Array) -> Float[Array, "n d"]:
-        return self.origin + np.asarray(times)[:, None] * self.direction
+        return np.asarray(self.origin + np.asarray(times)[:, None] * self.direction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +219,7 @@ def solved(line: Line, anchors: Array, table: Array) -> Float[Array, "n e"]:
     if line.jumps.shape[1] == 1:
         return np.asarray(differences[:, :, 0] / line.jumps)
     across = np.zeros((len(line.kinks), table.shape[1]))
-    for i, (start, stop) in enumerate(zip(anchors[:-1], anchors[1:], strict=True)):
+    for i, (start, stop) in enumerate(pairwise(anchors)):
         jumps = line.jumps[start:stop]
         across[start:stop] = np.linalg.lstsq(jumps.T, differences[i].T)[0]
     return across

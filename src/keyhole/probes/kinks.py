@@ -17,25 +17,33 @@ single kink; one value between two kinks fixes both. These shortcuts are trusted
 jumps seen have shown to span at least three dimensions.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array
+from keyhole.probes.pieces import (
+    Ask,
+    NotPiecewiseAffine,
+    Piece,
+    Rougher,
+    beside,
+    dense,
+    measured_rounding,
+    middle,
+    well_inside,
+)
 
 STEP = 3e-4  # a tangent's length relative to the free distance: rarely holds a kink, keeps digits
 LONG_STEP = 0.02  # the same where lines of vectors that meet are never checked: digits first
 SIDE = 1e-6  # distance of the two checks from a supposed kink, relative to the free distance:
 # two kinks closer than that pass for one
-MARGIN = 0.01  # a crossing this close to an end (in arctan t) is no evidence of a single kink
-BESIDE = 8.0  # how far from a crossing near an end a pair of kinks is looked for, in its distance
-SHORTEST = 1e-2  # least part of half an interval that a split may cut off
 SAFETY = 40.0  # tolerance in units of the rounding error of one answer
 NARROW = 1e-11  # relative width at which an interval is a point
 EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
-VANISHING = 1e-7  # entry of a jump, relative to its largest, that counts as zero
 GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
 CROWD = 50  # intervals at once from which on batches are saved instead
@@ -43,14 +51,12 @@ END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
 LATE, FEW = 24, 10  # batches after which so few intervals are settled without counting questions
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
 SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
-CLUSTER = 1e-3  # spacing of the answers that measure rounding, relative to the first tangent
-CLUSTER_SIZE = 8  # answers in that cluster
-SECOND_DIFFERENCE = np.sqrt(6.0)  # standard deviation of a second difference of unit noise
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
 SMOOTH_RATE = 50  # questions granted per kink found
-TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
 
-Ask = Callable[[Float[Array, " n"]], Float[Array, "n k"]]
+Pair = tuple[Piece, Piece]
+Request = Generator[list[float], list[Array], list[Pair]]
+Answer = Generator[list[float], list[Array], "Piece | Step"]
 
 
 class Step(Enum):
@@ -58,80 +64,6 @@ class Step(Enum):
 
     SETTLED = "the kinks inside are known"
     SHRUNK = "one of the two pieces has grown into the interval"
-
-
-@dataclass(eq=False)
-class Piece:
-    """A stretch of the line on which the answers are affine, known by its points."""
-
-    times: list[float]
-    values: list[Array]
-    implied: Array | None = None  # slope that follows from the neighbours (a single point)
-    low: int = 0  # where the leftmost and rightmost points are in the lists
-    high: int = 0
-    before: "Piece | None" = None  # a neighbour whose line runs through the leftmost point
-    after: "Piece | None" = None  # a neighbour whose line runs through the rightmost point
-
-    def __post_init__(self) -> None:
-        order = np.argsort(self.times)
-        self.low, self.high = int(order[0]), int(order[-1])
-
-    @property
-    def left(self) -> float:
-        return self.times[self.low]
-
-    @property
-    def right(self) -> float:
-        return self.times[self.high]
-
-    @property
-    def span(self) -> float:
-        return self.right - self.left
-
-    @property
-    def checked(self) -> bool:
-        """Whether more than two answers (or the neighbours) speak for the line."""
-        return len(self.times) > 2 or self.implied is not None
-
-    @property
-    def slope(self) -> Array:
-        if self.implied is not None:
-            return self.implied
-        return (self.values[self.high] - self.values[self.low]) / self.span
-
-    def at(self, t: float) -> Array:
-        near = self.low if abs(t - self.left) < abs(t - self.right) else self.high
-        return self.values[near] + self.slope * (t - self.times[near])
-
-    def add(self, t: float, value: Array) -> None:
-        self.times.append(t)
-        self.values.append(value)
-        if t < self.left:
-            self.low = len(self.times) - 1
-        if t > self.right:
-            self.high = len(self.times) - 1
-
-
-Pair = tuple[Piece, Piece]
-Request = Generator[list[float], list[Array], list[Pair]]
-Answer = Generator[list[float], list[Array], Piece | Step]
-
-
-class Rougher(Exception):
-    """The answers have an error of `noise`, more than was assumed."""
-
-    def __init__(self, noise: float) -> None:
-        super().__init__(f"the answers are exact to {noise:.2g} only")
-        self.noise = noise
-
-
-class NotPiecewiseAffine(Exception):
-    """The answers along the line have a jump, or bend everywhere: `t` is where, `value` the
-    answer there, `expected` what a continuous piecewise affine function would have answered."""
-
-    def __init__(self, message: str, t: float, value: Array, expected: Array) -> None:
-        super().__init__(message)
-        self.t, self.value, self.expected = t, value, expected
 
 
 @dataclass(eq=False)
@@ -217,7 +149,7 @@ class Search:
     def generic(self, pieces: list[Piece]) -> bool:
         """Whether the jumps span enough dimensions for a meeting of two lines to be a proof."""
         rows = []
-        for left, right in zip(pieces[:-1], pieces[1:], strict=True):
+        for left, right in pairwise(pieces):
             rows += [right.slope - left.slope, left.at(0.0) - right.at(0.0)]
         table = np.array(rows)
         if table.shape[1] < GENERIC_RANK:
@@ -296,10 +228,9 @@ class Search:
     def dissolve(self, false: Piece) -> Request:
         """Once both points of a pair are taken, the interval between the takers is opened in its
         place. At an end of the line the far point gets a tangent of its own."""
-        outer = {false.left: false.after, false.right: false.before}.get(self.far_end(false))
-        if outer is not None:
-            end = self.far_end(false)
-            assert end is not None
+        end = self.far_end(false)
+        outer = false.after if end == false.left else false.before
+        if end is not None and outer is not None:
             (value,) = yield [end * (1 - END_STEP)]
             known = false.values[false.times.index(end)]
             fresh = Piece([end, end * (1 - END_STEP)], [known, value])
@@ -423,7 +354,7 @@ class Search:
                 pieces.append(fresh)
                 self.pieces.append(fresh)
         pieces.append(right)
-        return list(zip(pieces[:-1], pieces[1:], strict=True))
+        return list(pairwise(pieces))
 
     def two_kinks(self, left: Piece, right: Piece, s: float, value: Array) -> Piece | None:
         """The piece through one vector answer between two kinks, if two kinks explain it.
@@ -451,48 +382,3 @@ class Search:
         slope = left.slope + factors[0] * rise
         step = 0.3 * min(s - first, second - s)
         return Piece([s, s + step], [value, value + step * slope], implied=slope)
-
-
-def middle(a: float, b: float) -> float:
-    """The middle of an interval as a Cauchy law sees it."""
-    if b - a < 1:
-        return (a + b) / 2
-    return float(np.tan((np.arctan(a) + np.arctan(b)) / 2))
-
-
-def dense(jump: Array) -> bool:
-    """Whether at most one entry vanishes. Two neurons that reach the same few outputs only can
-    have parallel jumps, and then lines that meet prove nothing."""
-    sizes = np.abs(jump)
-    return int((sizes <= VANISHING * sizes.max()).sum()) <= 1
-
-
-def beside(a: float, b: float, t: float | None) -> float:
-    """Where to split an interval whose lines do not cross well inside.
-
-    Two close kinks of opposite sign have the crossing beside them, not between them: a crossing
-    near an end says that they are near that end, within a few times its distance."""
-    centre = middle(a, b)
-    if t is None:
-        return centre
-    if abs(t - a) < abs(t - b):
-        return min(centre, a + max(BESIDE * abs(t - a), SHORTEST * (centre - a)))
-    return max(centre, b - max(BESIDE * abs(t - b), SHORTEST * (b - centre)))
-
-
-def well_inside(a: float, b: float, t: float) -> bool:
-    """Whether t lies between a and b, and not too close to either: an end of a piece that hides
-    a kink is where its false line crosses the true one."""
-    if not a < t < b:
-        return False
-    low, high, angle = np.arctan([a, b, t])
-    margin = MARGIN * (high - low)
-    return bool(angle - low > margin and high - angle > margin)
-
-
-def measured_rounding(ask: Ask, step: float) -> float:
-    """The error of one answer, from second differences of answers that lie close together."""
-    times = CLUSTER * step * np.arange(CLUSTER_SIZE)
-    values = ask(times)
-    second = np.abs(values[:-2] - 2 * values[1:-1] + values[2:])
-    return float(np.median(second.max(axis=1))) / SECOND_DIFFERENCE

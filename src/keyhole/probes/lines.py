@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.probes.kinks import STEP, TINY, Ask, Piece, Rougher, Search, measured_rounding
+from keyhole.probes.kinks import STEP, Search
+from keyhole.probes.pieces import TINY, Ask, Piece, Rougher, measured_rounding
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
 # beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)
@@ -32,7 +33,8 @@ class Line:
 
     def at(self, piece: Array, t: Array) -> Float[Array, "n k"]:
         """Values of the given pieces' lines at the given times."""
-        return self.values[piece] + self.slopes[piece] * (t - self.anchors[piece])[:, None]
+        rise = self.slopes[piece] * (t - self.anchors[piece])[:, None]
+        return np.asarray(self.values[piece] + rise)
 
 
 def trace(

@@ -33,7 +33,9 @@ class _Recorder(Oracle):
         return np.asarray(self.function(questions.tokens()))
 
 
-def example_network(seed: int, width: int = 4, neurons: int = 5, *, bias: bool = True) -> ReluNetwork:
+def example_network(
+    seed: int, width: int = 4, neurons: int = 5, *, bias: bool = True
+) -> ReluNetwork:
     rng = np.random.default_rng(seed)
     return ReluNetwork(
         rng.standard_normal((neurons, width)),

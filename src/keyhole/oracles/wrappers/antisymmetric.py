@@ -37,9 +37,7 @@ class Antisymmetric(Oracle):
             if one_sided:
                 raise DomainError("the negative of a token lies outside the domain")
             low, high = -min(reach), min(reach)
-        object.__setattr__(
-            self, "spec", replace(spec, domain=replace(domain, low=low, high=high))
-        )
+        object.__setattr__(self, "spec", replace(spec, domain=replace(domain, low=low, high=high)))
 
     def ask(self, questions: Questions) -> Array:
         tokens = questions.tokens()
