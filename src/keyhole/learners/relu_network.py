@@ -52,6 +52,8 @@ VALID = 1e-7  # difference to the box, relative to the answers, that is not roun
 VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
 CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
 PASSES = 3  # lines tried before the box is refused
+BOUNDED_SIZES = (2.0, 3.0, 1.0, 2.0)  # of validation points in a bounded domain: all of it
+BOUNDED_VALIDATION = 32  # validation points there
 BOUNDED_PASSES = 24  # the same where a line cannot leave the domain and misses planes
 SAME_PLANE = 1e-6  # distance of unit planes that are one plane, found by two passes
 ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
@@ -198,8 +200,9 @@ class _Work:
             )
             raise self.refusal(str(error), witness) from error
         self.passes_run += 1
-        self.unit = max(self.unit, found.unit)
-        self.scale = max(self.scale, found.scale)
+        if model is None:  # later lines see what a network leaves over, with its errors
+            self.unit = max(self.unit, found.unit)
+            self.scale = max(self.scale, found.scale)
         self.error = np.append(self.error, found.error)
         self.affine_error += float(found.doubt[0])
         return found
@@ -225,7 +228,9 @@ class _Work:
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
         count = int(np.clip(VALIDATION_SHARE * self.spent, *VALIDATION_POINTS))
-        sizes = np.resize(VALIDATION_SIZES, count)
+        if not self.region.unbounded:  # some planes may not have been met by any line
+            count = BOUNDED_VALIDATION
+        sizes = np.resize(VALIDATION_SIZES if self.region.unbounded else BOUNDED_SIZES, count)
         points = np.concatenate([self.region.points(self.rng, 1, size) for size in sizes])
         answers = self.ask(points, "validation")
         predicted = network(points)
@@ -246,6 +251,12 @@ class _Work:
         return Counterexample(point, answer, predicted, reason)
 
     def refusal(self, message: str, witness: Counterexample | None) -> Exception:
+        if self.passes_run > 1 and not self.region.unbounded:
+            return IllConditioned(
+                f"{message}. In a bounded domain a line meets only some of the planes, and "
+                f"{self.passes_run} lines did not settle what lies between them. A wider domain "
+                "would help"
+            )
         if self.unit > CLEAN * self.scale:
             return IllConditioned(
                 f"{message}. The box's answers are exact to about {self.unit / self.scale:.1g} of "

@@ -169,12 +169,15 @@ def places(line: Line, piece: int) -> Array:
     """Times inside a piece at which its gradient could be measured."""
     if len(line.kinks) == 0:
         return np.zeros(1)
+    low, high = line.reach
     if piece == 0:
         first = line.kinks[0]
-        return np.asarray(first - (1 + abs(first)) * np.array(END_ROOM))
+        outside = first - (1 + abs(first)) * np.array(END_ROOM)
+        return np.append(outside, first + (low - first) * np.array(INNER_ROOM))
     if piece == len(line.kinks):
         last = line.kinks[-1]
-        return np.asarray(last + (1 + abs(last)) * np.array(END_ROOM))
+        outside = last + (1 + abs(last)) * np.array(END_ROOM)
+        return np.append(outside, last + (high - last) * np.array(INNER_ROOM))
     a, b = line.kinks[piece - 1], line.kinks[piece]
     return np.append(a + (b - a) * np.array(INNER_ROOM), middle(float(a), float(b)))
 
