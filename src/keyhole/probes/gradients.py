@@ -24,6 +24,7 @@ from keyhole.probes.lines import Line
 from keyhole.probes.pieces import middle
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+CAUTION = 0.05  # step in a bounded domain relative to its edge: planes may be near that no line met
 SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
 CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
 SHORTER = 0.15  # the next step after a crossing
@@ -87,7 +88,7 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
         if end <= done:
             continue
         base, free = best_bases(line, anchors, steep)
-        step = np.minimum(share * free, 0.9 * room(frame.points(base), length))
+        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
         step = np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
         steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")

@@ -47,7 +47,7 @@ EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a pa
 GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
 CROWD = 50  # intervals at once from which on batches are saved instead
-END_STEP = 0.05  # length of a tangent at the far end, relative to its distance
+END_STEP = 0.05  # length of a tangent at the far end, relative to the pair that it replaces
 LATE, FEW = 24, 10  # batches after which so few intervals are settled without counting questions
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
 SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
@@ -231,9 +231,10 @@ class Search:
         end = self.far_end(false)
         outer = false.after if end == false.left else false.before
         if end is not None and outer is not None:
-            (value,) = yield [end * (1 - END_STEP)]
+            inward = end - np.copysign(END_STEP * false.span, end)
+            (value,) = yield [inward]
             known = false.values[false.times.index(end)]
-            fresh = Piece([end, end * (1 - END_STEP)], [known, value])
+            fresh = Piece([end, inward], [known, value])
             self.pieces.remove(false)
             self.pieces.append(fresh)
             return [(fresh, outer) if end < 0 else (outer, fresh)]
