@@ -52,6 +52,7 @@ LATE, FEW = 24, 10  # batches after which so few intervals are settled without c
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
 SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
+WITNESSES = 16  # places at which a counterexample is looked for
 SMOOTH_RATE = 50  # questions granted per kink found
 
 Pair = tuple[Piece, Piece]
@@ -123,7 +124,7 @@ class Search:
         while waiting:
             self.crowd = len(waiting)
             self.suspect_rounding()
-            self.refuse_smooth(waiting[0][1][0])
+            self.refuse_smooth()
             answers = self.ask(np.array([t for _, request in waiting for t in request]))
             self.batches += 1
             self.questions += len(answers)
@@ -160,13 +161,26 @@ class Search:
         values = np.linalg.svd(table / norms[:, None], compute_uv=False)
         return bool((values > EVIDENCE).sum() >= GENERIC_RANK)
 
-    def refuse_smooth(self, t: float) -> None:
-        """Raises where far more questions were asked than kinks can explain."""
+    def refuse_smooth(self) -> None:
+        """Raises where far more questions were asked than kinks can explain, with the answer that
+        shows it best: between the two neighbours whose lines lie furthest apart."""
         if self.questions <= SMOOTH_QUESTIONS + SMOOTH_RATE * self.found:
             return
-        value = self.ask(np.array([t]))[0]
-        ends = sorted(self.pieces, key=lambda p: max(p.left - t, t - p.right))[:2]
-        expected = min((p.at(t) for p in ends), key=lambda y: float(np.linalg.norm(value - y)))
+
+        def apart(pair: Pair) -> float:
+            t = (pair[0].right + pair[1].left) / 2
+            return float(np.linalg.norm(pair[0].at(t) - pair[1].at(t))) / (1 + abs(t))
+
+        ordered = sorted(self.pieces, key=lambda piece: piece.left)
+        pairs = sorted(pairwise(ordered), key=apart)[-WITNESSES:]
+        times = np.array([(left.right + right.left) / 2 for left, right in pairs])
+        seen = []
+        for t, value, pair in zip(times, self.ask(times), pairs, strict=True):
+            lines = [piece.at(t) for piece in pair]
+            gaps = [float(np.linalg.norm(value - line)) for line in lines]
+            near = int(np.argmin(gaps))
+            seen.append((gaps[near] / (1 + abs(t)), float(t), value, lines[near]))
+        _, t, value, expected = max(seen, key=lambda entry: entry[0])
         raise NotPiecewiseAffine(
             f"after {self.questions} answers along a line only {self.found} kinks are certain: "
             "the answers bend everywhere (a smooth activation?)",
