@@ -33,7 +33,7 @@ class KnownPlanes:
         fit = np.linalg.lstsq(columns, answers)[0]
         model = ReluNetwork(self.weight, self.bias, fit[:-1], offset=fit[-1])
         unknown = ReluNetwork(0 * self.weight, 0 * self.bias, 0 * fit[:-1])
-        return Learned(model, unknown, floor=neurons + 1)
+        return Learned(model, unknown, floor=neurons + 1.0)
 
     def expected_questions(self, spec: Spec) -> int | None:
         return 2 * (len(self.bias) + 1)

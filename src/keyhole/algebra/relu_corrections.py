@@ -22,7 +22,7 @@ ITERATION_TOLERANCE = 1e-9  # reduction of the remaining difference per solve
 PIVOTED_QUESTIONS = 400  # up to here questions are chosen among random candidates
 
 
-def lifted(points: Float[Array, "n d"]) -> Float[Array, "n d+1"]:
+def lifted(points: Float[Array, "n d"]) -> Float[Array, "n e"]:
     return np.concatenate([points, np.ones((len(points), 1))], axis=1)
 
 
@@ -31,7 +31,7 @@ def active(network: ReluNetwork, points: Array) -> Array:
     return np.asarray(points @ network.weight.T + network.bias > 0)
 
 
-def with_parts(network: ReluNetwork, parts: Float[Array, "m+1 d+1"]) -> ReluNetwork:
+def with_parts(network: ReluNetwork, parts: Float[Array, "parts e"]) -> ReluNetwork:
     """The network with affine part parts[0] and neurons parts[1:], rows of unit length, each
     neuron's sign kept."""
     lengths = np.linalg.norm(parts[1:, :-1], axis=1)
@@ -41,7 +41,7 @@ def with_parts(network: ReluNetwork, parts: Float[Array, "m+1 d+1"]) -> ReluNetw
     return ReluNetwork(rows[:, :-1], rows[:, -1], sign * lengths, parts[0, :-1], parts[0, -1])
 
 
-def parts_of(network: ReluNetwork) -> Float[Array, "m+1 d+1"]:
+def parts_of(network: ReluNetwork) -> Float[Array, "parts e"]:
     own = network.output[:, None] * np.column_stack([network.weight, network.bias])
     return np.concatenate([np.append(network.skip, network.offset)[None], own])
 

@@ -48,7 +48,7 @@ def canonical_network(network: ReluNetwork, tolerance: float = SAME_PLANE) -> Re
 
 
 def merged_planes(
-    planes: Float[Array, "m d+1"], output: Float[Array, "m k"], tolerance: float
+    planes: Float[Array, "m e"], output: Float[Array, "m k"], tolerance: float
 ) -> tuple[Array, Array]:
     """Planes that coincide, once, with the sum of their outputs."""
     kept: list[int] = []
@@ -73,7 +73,7 @@ def matched_neurons(a: ReluNetwork, b: ReluNetwork) -> tuple[Array, Array]:
     return rows, columns
 
 
-def jumps(network: ReluNetwork) -> Float[Array, "m d+1 k"]:
+def jumps(network: ReluNetwork) -> Float[Array, "m e k"]:
     """output_j (weight_j, bias_j): what a neuron changes at its plane."""
     planes = np.column_stack([network.weight, network.bias])
     return np.asarray(planes[:, :, None] * network.output_table[:, None, :])

@@ -289,14 +289,15 @@ class Search:
     def meet(self, left: Piece, right: Piece, t: float) -> bool:
         """Whether the two lines meet at t; numbers always do."""
         gap = float(np.linalg.norm(left.at(t) - right.at(t)))
-        return gap <= self.slack(left, t) + self.slack(right, t)
+        return bool(gap <= self.slack(left, t) + self.slack(right, t))
 
     def proven(self, left: Piece, right: Piece, t: float) -> bool:
         """Whether lines of vectors that meet at t leave no room for more than one kink."""
         room = min(t - left.right, right.left - t)
         effect = float(np.linalg.norm(right.slope - left.slope)) * room
         allowed = self.slack(left, t) + self.slack(right, t)
-        return self.trusted and allowed <= EVIDENCE * effect and dense(right.slope - left.slope)
+        enough = bool(allowed <= EVIDENCE * effect)
+        return self.trusted and enough and dense(right.slope - left.slope)
 
     def check(self, left: Piece, right: Piece, t: float) -> Answer:
         """Answers on both sides of a supposed kink; a new piece where they refute it."""

@@ -69,10 +69,10 @@ def trace(
 
 def resolved(search: Search, times: Array, values: Array, trusting: bool) -> Search:
     """The search after all intervals between the first three pieces are settled."""
-    start = Piece(list(times[3:5]), list(values[3:5]))
+    start = Piece(times[3:5].tolist(), list(values[3:5]))
     if search.on(start, times[2], values[2]):
         start.add(float(times[2]), values[2])
-    first, last = (Piece(list(times[i : i + 2]), list(values[i : i + 2])) for i in (0, 5))
+    first, last = (Piece(times[i : i + 2].tolist(), list(values[i : i + 2])) for i in (0, 5))
     search.pieces = [first, start, last]
     search.trusted = trusting and search.generic(search.pieces)
     search.run([(first, start), (start, last)])

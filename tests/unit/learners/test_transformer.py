@@ -88,7 +88,7 @@ class TinyAttentionLearner:
         weight = (answers - value[:, None]) / value[None, :]
         score = np.log(weight / (1 - weight)).T
         model = Attention([Head(score, None, value)])
-        return Learned(model, model, d * d + d)
+        return Learned(model, model, float(d * d + d))
 
     def expected_questions(self, spec):
         return None
