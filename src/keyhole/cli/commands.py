@@ -41,15 +41,23 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
 
 
+LEARNERS = {  # command-line name -> public name
+    "single-head": "SingleHead",
+    "low-rank": "LowRank",
+    "label-only": "LabelOnly",
+    "relu-network": "ReluNetworkLearner",
+    "transformer": "Transformer",
+}
+
+
 def named_learner(name: str) -> Any:
     """The learner behind a command-line name."""
+    import keyhole
     from keyhole.errors import InvalidArgument
-    from keyhole.learners.single_head import SingleHead
 
-    learners = {"single-head": SingleHead}
-    if name not in learners:
-        raise InvalidArgument(f"unknown learner {name!r}; choose from {', '.join(learners)}")
-    return learners[name]()
+    if name not in LEARNERS:
+        raise InvalidArgument(f"unknown learner {name!r}; choose from {', '.join(LEARNERS)}")
+    return getattr(keyhole, LEARNERS[name])()
 
 
 @app.command(epilog="Example: `keyhole demo --width 48`")

@@ -17,8 +17,8 @@ class Learned:
     errors: Any
     floor: float  # unknowns per number in an answer
     notes: tuple[str, ...] = ()  # sentences for the reader
-    precision: Precision | None = None  # of the box, as measured on the way
     details: Mapping[str, Any] = field(default_factory=dict)  # numbers for the report
+    precision: Precision | None = None  # of the box, as measured on the way
 
 
 @runtime_checkable

@@ -18,6 +18,9 @@ FORMAT, VERSION = "keyhole-model", "1"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, MemoryError)
 KINDS = {  # kind in the file -> where its class lives
     "Attention": "keyhole.models.attention",
+    "LabelledAttention": "keyhole.models.labelled",
+    "ReluNetwork": "keyhole.models.relu_network",
+    "TransformerModel": "keyhole.models.transformer",
 }
 
 

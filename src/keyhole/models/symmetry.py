@@ -7,6 +7,7 @@ dropping and sorting is the canonical form (Proposition 7.1 of Bhattamishra, Sha
 """
 
 from functools import singledispatch
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Factors, Head
 
+OTHER_MODELS = ("keyhole.models.relu_symmetry", "keyhole.models.labelled")
 MERGE_TOLERANCE = 1e-12  # relative score difference below which two heads cannot be told apart
 
 
@@ -28,7 +30,12 @@ def distance(a: Any, b: Any) -> float:
     `b` that is zero is compared in units of the block family it belongs to, absolute if that is
     zero too. Infinite where the structures (number of heads, shapes) differ.
     """
-    raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
+    for name in OTHER_MODELS:  # they register themselves when they are loaded
+        import_module(name)
+    known = distance.dispatch(type(a))
+    if known is distance.dispatch(object):
+        raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
+    return float(known(a, b))
 
 
 def relative(error: float, scale: float) -> float:
