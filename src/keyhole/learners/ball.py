@@ -37,6 +37,8 @@ SEEN = 5.0  # standard errors from which an offset or a key bias is there
 LOOKS = 3  # questions that look for a key bias
 RESERVE = 5  # questions of a budget that are left for verification
 NEWTON_STEPS = 4
+MODERATE_SCORE = 1.5  # root mean square of scores above which shorter tokens tell more
+SHORTENINGS, SHORTEN = 8, 0.25  # attempts, and the least factor of one
 SHARED_DRAWS = 64  # disturbed value vectors from which the shared error is estimated
 CHUNK_ANCHORS = 64  # anchors asked at once
 EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is taken
@@ -63,6 +65,7 @@ class Ball:
         self.offset, self.key_bias = 0.0, np.zeros(self.width)
         self.key_bias_error = np.zeros(self.width)
         self.notes: list[str] = []
+        self.share = 1.0  # of the longest lengths: less where the scores would be large
 
     def run(self, thrifty: bool) -> Learned:
         """All questions, then the estimate; `thrifty`: no question beyond the unknowns."""
@@ -72,6 +75,7 @@ class Ball:
         self._design()
         if not thrifty:
             self._measure_key_bias()
+            self._find_scale()
         self._ask_scores()
         return self._estimate()
 
@@ -138,6 +142,7 @@ class Ball:
         anchor = (
             self.radius / np.sqrt(np.maximum(apart, 1.0)) * self._dithered(cosine.shape, number)
         )
+        anchor = self.share * anchor
         sign = np.where(cosine > 0, -1.0, 1.0)
         return sign * PROBE_OVER_ANCHOR * anchor, anchor
 
@@ -160,6 +165,20 @@ class Ball:
         scores, errors = self._scores(answers - self.offset, seen, self.noise)
         self.key_bias = self.inverse @ scores / length
         self.key_bias_error = np.sqrt(self.inverse**2 @ errors**2) / length
+
+    def _find_scale(self) -> None:
+        """Shortens all lengths until the scores of a few pairs are moderate."""
+        for _ in range(SHORTENINGS):
+            probe, anchor = self._lengths(0)
+            tokens = self._pair_tokens(slice(0, 1), probe, anchor)[:LOOKS]
+            rest = self._ask(tokens, "scale") - self.offset
+            rest = rest - anchor[:LOOKS, 0] * (self.anchors[0] @ self.value)
+            swing = probe[:LOOKS, 0] * (self.probes[:LOOKS] @ self.value)
+            scores, _ = self._scores(rest, swing, self.noise)
+            size = float(np.sqrt(np.mean(scores**2)))
+            if size <= MODERATE_SCORE:
+                return
+            self.share *= max(SHORTEN, float(np.sqrt(MODERATE_SCORE / size)))
 
     def _bias_answers(self, index: Array) -> Array:
         tokens = np.zeros((len(index), 2, self.width))

@@ -8,7 +8,7 @@ from keyhole.learners.base import Learned
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.probes.precision import REPEATS, look
 
-OVERHEAD = 3 + LOOKS + REPEATS  # questions beyond the unknowns: precision, offset, key bias
+OVERHEAD = 3 + 3 * LOOKS + REPEATS  # beyond the unknowns: precision, offset, key bias, scale
 ROUGH = 1e3  # additive errors above this many roundoffs of the largest answers ask for the ball
 
 
@@ -42,7 +42,7 @@ def noisy_in_ball(
     passes = 1
     if left is not None:
         passes = max(
-            1, ((oracle.remaining or 0) - (0 if thrifty else LOOKS + RESERVE)) // (unknowns + 1)
+            1, ((oracle.remaining or 0) - (0 if thrifty else 3 * LOOKS + RESERVE)) // (unknowns + 1)
         )
     learned = Ball(oracle, rng, precision, passes).run(thrifty)
     while accuracy is not None and learned.details["cramer_rao"] > accuracy:
