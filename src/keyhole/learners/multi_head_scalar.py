@@ -1,0 +1,757 @@
+"""Several heads through scalar answers: hard attention, gates, and one head opened at a time.
+
+Statement. f(X) = offset + sum_h sum_i softmax_i(x_i . (W_h x_N + c_h)) x_i . v_h is determined up to
+the canonical form (equal heads merged, heads without value dropped, order free) by
+H(d² + d) questions plus a few; with key biases and an offset H(d² + 2d) + 1.
+
+Questions. (1) d of length one: the sum of the values. (2) Huge tokens at one query: who attends where
+(probes/hard_attention), and with small moves all v_h. (3) At the same query, each head opened along d
+directions: p_h = W_h x + c_h. (4) Gates of least norm (probes/gates), and the same openings at d - 1
+more queries nearby, where the gates still hold.
+
+Algebra. p_h at d queries is W_h. A head whose columns stop growing in rank is opened along its range alone
+from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on perturbed answers.
+
+When it fails. Bounded tokens (no hard attention). Nearly parallel p_h: digits are lost like the square of
+their angle, and the error bars say so. Two random questions validate; a failure starts over at another
+query, and after several the family is wrong.
+
+Source. The canonical form: Kim, Kim, Guo, arXiv 2608.03294; non-identifiability beyond it: Bhattamishra,
+Shah, Hahn, Kanade, "Provably Learning Attention with Queries", Proposition 7.1. The method is Keyhole's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import IllConditioned, WrongFamily
+from keyhole.learners.base import Learned
+from keyhole.models.attention import Attention, Head
+from keyhole.oracles.base import UNIT_ROUNDOFF
+from keyhole.probes.asking import Asker
+from keyhole.probes.gates import gate_tokens, margins
+from keyhole.probes.hard_attention import (
+    Leaves,
+    directions,
+    find_leaves,
+    measure_values,
+    split,
+)
+from keyhole.probes.openings import Chamber, fan, log_odds, open_heads
+from keyhole.results import Counterexample
+
+TARGET = 1.2  # typical log-odds of an opening: long enough to see, short enough to invert
+TILT = 0.5  # how far an opening leans towards the head's value
+SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
+HOLDS = 14.0  # margin below which a column is asked again closer to the first query
+TIGHT = 36.0  # margin below which leakage is corrected for
+WIDE = 1e4  # size of the first, undesigned gates in units of a head's soft length
+STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
+SINGLE = 1e2  # misfit of a second opening, in standard errors, that betrays two heads
+LOWER = 1e-7  # relative size of a column outside the range so far that counts as rank reached
+REPLICATES = 8  # repetitions of the algebra on perturbed answers for the error bars
+VALIDATIONS = 2  # own fresh questions; a later verification asks more
+VALIDATION_LENGTH = 7
+VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
+UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
+SMALL = 1e-6  # norm of the base query where noise does not scale: tokens grow instead
+CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
+BARS = 2.0  # error bars are this much wider than the replicates' spread
+
+
+@dataclass
+class Columns:
+    """What was measured of one head: for each query the openings, and the rank once known."""
+
+    queries: list[Array] = field(default_factory=list)
+    moves: list[Array] = field(default_factory=list)
+    changes: list[Array] = field(default_factory=list)
+    doubts: list[Array] = field(default_factory=list)  # standard error of each change
+    keys: list[Array] = field(default_factory=list)  # p at these queries
+    rank: int | None = None
+    searching: bool = True
+
+
+@dataclass
+class Draft:
+    """A finished attempt: the parameters and how far replicates of them spread."""
+
+    scores: Float[Array, "h d d"]
+    biases: Float[Array, "h d"]
+    values: Float[Array, "h d outputs"]
+    score_errors: Float[Array, "h d d"]
+    bias_errors: Float[Array, "h d"]
+    value_errors: Float[Array, "h d outputs"]
+    uniform: bool
+    ranks: tuple[int, ...]
+    factors: list[tuple[Array, Array] | None]
+    gate_norm: float
+
+
+@dataclass
+class Scalar:
+    """One attempt from one base query; holds what the stages hand on."""
+
+    ask: Asker
+    rng: np.random.Generator
+    total: Float[Array, "d outputs"]
+    total_rows: Float[Array, "n d"]
+    total_answers: Float[Array, "n outputs"]
+    offset: Float[Array, " outputs"]
+    heads: int | None
+    rank: int | None
+    search_rank: bool
+    bias: bool
+    reach: float  # norm of the base query
+
+    def run(self) -> Draft:
+        width = self.ask.width
+        self.mix = (
+            self.rng.standard_normal(self.total.shape[1])
+            if self.total.shape[1] > 1
+            else np.ones(1)
+        )
+        self.query = self.reach * directions(self.rng, 1, width)[0]
+        self.sizes: dict[int, float] = {}
+        if self.heads == 1:
+            self.set_values(self.total[None], None, np.zeros((width, 0)))
+            self.chamber = self.chamber_at(self.query, None)
+        else:
+            self.partition()
+        self.records = [Columns(rank=self.rank, searching=self.search_rank) for _ in self.values]
+        self.first_column()
+        self.redesign()
+        self.other_columns()
+        return self.conclude()
+
+    # --- values and gates -----------------------------------------------------------------
+
+    def set_values(self, blocks: Array, leaves: Leaves | None, inverse: Array) -> None:
+        """`blocks` holds the uniform head last, if there is one."""
+        self.leaves, self.inverse, self.blocks = leaves, inverse, blocks
+        mixed = blocks @ self.mix
+        uniform = leaves is not None and leaves.uniform
+        self.values = mixed[:-1] if uniform else mixed
+        self.uniform = mixed[-1] if uniform else None
+
+    def chamber_at(self, query: Array, gates: Array | None, base: float | None = None) -> Chamber:
+        if base is None:
+            base = float(query @ self.total @ self.mix) if gates is None else 0.0
+            base += float(self.offset @ self.mix)
+        return Chamber(query, gates, base, self.values, self.uniform, self.mix)
+
+    def partition(self) -> None:
+        """Leaves, all values, and first gates; leaves with several heads are split."""
+        leaves = find_leaves(self.ask, self.query, self.total, self.heads, self.rng)
+        shared = np.repeat(self.total_rows[:, None], leaves.blocks, axis=1)
+        leaves.equations.add(shared, self.total_answers)
+        checked = 0
+        while True:
+            measure_values(self.ask, leaves)
+            blocks, inverse = leaves.equations.solve()
+            self.set_values(blocks, leaves, inverse)
+            if len(leaves) == 1 and not leaves.uniform:
+                self.chamber = self.chamber_at(self.query, None)
+            else:
+                self.chamber = self.first_gates(leaves)
+            if self.heads is not None and leaves.blocks >= self.heads:
+                return
+            crowded = next((h for h in range(checked, len(leaves)) if self.crowded(h)), None)
+            if crowded is None:
+                return
+            if not split(self.ask, leaves, crowded, self.rng):
+                checked = crowded + 1
+
+    def first_gates(self, leaves: Leaves) -> Chamber:
+        """The leaves as gates, as small as they still hold."""
+        size = self.sizes.get(0, self.reach)
+        tokens = leaves.tokens * (WIDE / size)
+        for _ in range(6):
+            chamber = self.measured_base(self.query, tokens)
+            expected = float(np.einsum("hd,hd->", tokens, self.values))
+            loudness = float(np.linalg.norm(tokens, axis=1) @ np.linalg.norm(self.values, axis=1))
+            if abs(chamber.base - float(self.offset @ self.mix) - expected) <= 1e-8 * loudness:
+                return chamber
+            tokens = tokens * 30.0
+        raise IllConditioned("the gates do not hold at any size that was tried")
+
+    def measured_base(self, query: Array, gates: Array) -> Chamber:
+        """Gates with their own answer asked: no error of the values enters it."""
+        tokens = np.concatenate([gates, query[None]])[None]
+        mixed = float(self.ask(tokens, "gates")[0] @ self.mix)
+        if self.uniform is not None:
+            mixed -= float(tokens[0].mean(axis=0) @ self.uniform)
+        return self.chamber_at(query, gates, mixed)
+
+    # --- openings at the first query ------------------------------------------------------
+
+    def scale_of(self, head: int) -> float:
+        """Estimate of |p_h| at the first query, measured by one opening where unknown."""
+        return self.sizes.get(head, float(np.median(list(self.sizes.values()) or [self.reach])))
+
+    def crowded(self, head: int) -> bool:
+        """Whether a leaf answers unlike a single head when the same opening is doubled."""
+        width = self.ask.width
+        move = fan(np.zeros((width, 0)), self.values[head], self.rng)[0]
+        move = move + TILT * self.values[head] / np.linalg.norm(self.values[head])
+        length = TARGET * np.sqrt(width) / self.scale_of(head)
+        which = np.array([head])
+        reading = open_heads(self.ask, self.chamber, which, length * move[None], "single?")
+        if abs(reading.log_odds[0]) < 0.1:
+            longer = 1.0 / max(abs(float(reading.log_odds[0])), 1e-9)
+            again = reading.moves * min(longer, 1e9)
+            reading = open_heads(self.ask, self.chamber, which, again, "single?")
+        size = abs(float(reading.log_odds[0])) / float(np.linalg.norm(reading.moves))
+        self.sizes.setdefault(head, max(size * np.sqrt(width), 1e-12))
+        factor = 2.0 if abs(reading.log_odds[0]) < 3 else 0.5
+        second = open_heads(self.ask, self.chamber, which, factor * reading.moves, "single?")
+        used = float(second.moves[0] @ reading.moves[0] / (reading.moves[0] @ reading.moves[0]))
+        misfit = abs(float(second.log_odds[0] - used * reading.log_odds[0]))
+        doubt = self.doubt(self.chamber, which, second.moves)[0]
+        weight = abs(float(second.moves[0] @ self.values[head]))
+        odds = abs(float(second.log_odds[0]))
+        slope = np.exp(-odds) / (1 + np.exp(-odds)) ** 2
+        return bool(misfit > SINGLE * doubt / (weight * slope) * (1 + used))
+
+    def doubt(self, chamber: Chamber, heads: Array, moves: Array) -> Float[Array, " n"]:
+        """Standard error of the change of an answer: rounding of sums over all gates."""
+        sizes = np.linalg.norm(self.values, axis=1)
+        if chamber.gates is None:
+            loud = float(np.linalg.norm(chamber.query) * sizes.sum())
+        else:
+            loud = float(np.linalg.norm(chamber.gates, axis=1) @ sizes)
+        if self.uniform is not None and chamber.gates is not None:
+            mean = float(np.linalg.norm(chamber.gates, axis=1).sum()) / (len(self.values) + 2)
+            loud += mean * float(np.linalg.norm(self.uniform))
+        each = np.linalg.norm(moves, axis=1) * sizes[heads]
+        noise = self.ask.additive * float(np.linalg.norm(self.mix)) * np.sqrt(2.0)
+        return np.asarray(np.hypot(self.ask.unit * (loud + each), noise))
+
+    def first_column(self) -> None:
+        """p_h at the base query: d openings per head, their length found on the way."""
+        width = self.ask.width
+        for head in range(len(self.values)):
+            value = self.values[head]
+            lean = TILT * value / np.linalg.norm(value)
+            rows = fan(np.zeros((width, 0)), value, self.rng) + lean
+            lengths: list[float] = []
+            moves, changes = np.zeros((0, width)), np.zeros(0)
+            odds = np.zeros(0)
+            for stop in sorted({1, min(3, width), width}):
+                known = head in self.sizes
+                scale = self.sizes[head] if known else self.scale_of(head)
+                if lengths:
+                    scale = float(np.sqrt(np.mean(np.square(lengths)))) * np.sqrt(width)
+                asked = rows[len(moves) : stop] * (TARGET * np.sqrt(width) / scale)
+                which = np.full(len(asked), head)
+                got = open_heads(self.ask, self.chamber, which, asked, "first column")
+                weak = np.abs(got.log_odds) < 0.02
+                if not lengths and not known and weak.all():
+                    factor = min(TARGET / max(float(np.abs(got.log_odds).max()), 1e-10), 1e10)
+                    got = open_heads(
+                        self.ask, self.chamber, which, factor * got.moves, "first column"
+                    )
+                lengths.extend(np.abs(got.log_odds) / np.linalg.norm(got.moves, axis=1))
+                moves = np.concatenate([moves, got.moves])
+                changes = np.concatenate([changes, got.changes])
+                odds = np.concatenate([odds, got.log_odds])
+            record = self.records[head]
+            record.queries.append(self.query)
+            record.moves.append(moves)
+            record.changes.append(changes)
+            record.doubts.append(self.doubt(self.chamber, np.full(width, head), moves))
+            record.keys.append(np.linalg.solve(moves, odds))
+            self.sizes[head] = float(np.linalg.norm(record.keys[0]))
+        self.correct_leaks(0)
+
+    # --- gates of least norm, and the other queries -----------------------------------------
+
+    def redesign(self) -> None:
+        """Gates that hold around the base query, from the measured p_h."""
+        self.gate_norm, self.step = 0.0, 1.0
+        if self.chamber.gates is None:
+            return
+        width = self.ask.width
+        keys = np.stack([record.keys[0] for record in self.records])
+        gates = gate_tokens(keys)
+        self.gate_norm = float(np.linalg.norm(gates, axis=1).max())
+        smallest = float(np.linalg.norm(keys, axis=1).min())
+        scores = keys @ gates.T
+        own = float((np.diag(scores) - keys @ self.query).min())
+        scale = SHUT / smallest
+        if own * scale < SHUT / 2:  # the query must lose against the gates as well
+            scale *= 2.0
+        self.chamber = self.measured_base(self.query, gates * scale)
+        self.step = 0.5 * min(1.0, np.sqrt(width) / 8) / max(1.0, self.gate_norm / 4)
+
+    def other_columns(self) -> None:
+        """p_h at the remaining queries, closer to the first where the gates demand it."""
+        width = self.ask.width
+        frame = fan((self.query / np.linalg.norm(self.query))[:, None], self.query, self.rng)
+        if self.chamber.gates is None:
+            others = list(self.reach * frame[1:])
+            if self.bias:
+                others.append(np.zeros(width))
+        else:
+            rows = frame if self.bias else frame[1:]
+            others = [self.query + self.step * self.reach * row for row in rows]
+        for query in others:
+            near = query
+            for _ in range(8):
+                if self.column(near):
+                    break
+                near = self.query + 0.25 * (near - self.query)
+            else:
+                raise IllConditioned("the gates do not hold at any other query")
+
+    def range_of(self, record: Columns) -> Float[Array, "d k"]:
+        """Orthonormal basis of the keys so far, the first key's direction first."""
+        first = record.keys[0]
+        if self.chamber.gates is None:
+            stack = np.stack(record.keys, axis=1)
+        else:
+            stack = np.stack([first, *(key - first for key in record.keys[1:])], axis=1)
+        full = [len(moves) == self.ask.width for moves in record.moves]
+        return np.linalg.qr(stack[:, full] / np.linalg.norm(stack[:, full], axis=0))[0]
+
+    def lengths(self, head: int, rows: Array, query: Array) -> Float[Array, " n"]:
+        """How far to open along each row at a new query, from what p_h is expected to be."""
+        record = self.records[head]
+        width = self.ask.width
+        if self.chamber.gates is None:
+            spread = float(np.mean([np.linalg.norm(key) for key in record.keys])) / np.sqrt(width)
+            inside = np.linalg.norm(rows @ self.range_of(record), axis=1)
+            share = np.sqrt(max(1, width / max(1, len(record.keys))))
+            expected = spread * np.where(inside > 0.9, min(share, 3.0), 1.0)
+            return np.asarray(TARGET / expected)
+        first = record.keys[0]
+        slopes = [
+            np.linalg.norm(key - first) / np.linalg.norm(other - self.query)
+            for key, other in zip(record.keys[1:], record.queries[1:], strict=True)
+        ]
+        slope = float(np.sqrt(np.mean(np.square(slopes)))) if slopes else (
+            float(np.linalg.norm(first)) / self.reach
+        )
+        step = float(np.linalg.norm(query - self.query))
+        count = record.rank or width
+        expected = np.abs(rows @ first) + slope * step / np.sqrt(min(width, count))
+        keys = np.stack([other.keys[0] for other in self.records])
+        reach = np.abs(rows @ keys.T)
+        reach[:, head] = 0.0
+        return np.asarray(np.minimum(TARGET / expected, STRETCH / (reach.max(axis=1) + 1e-300)))
+
+    def column(self, query: Array) -> bool:
+        """One more query for every head; False where the gates did not hold there."""
+        base = None if self.chamber.gates is None else self.chamber.base
+        chamber = self.chamber_at(query, self.chamber.gates, base)
+        plans, firsts = [], []
+        for head, record in enumerate(self.records):
+            known = self.range_of(record)
+            count = known.shape[1]
+            rows = fan(self.turned(known), self.values[head], self.rng)
+            rows = rows + TILT * self.lean(head, record)
+            rows = rows * self.lengths(head, rows, query)[:, None]
+            plans.append(rows)
+            if record.rank is not None and count >= record.rank:
+                firsts.append(record.rank)
+            else:
+                firsts.append(min(count + 1, self.ask.width) if record.searching else len(rows))
+        got = self.open_many(chamber, plans, [(0, first) for first in firsts])
+        rest = []
+        for head, record in enumerate(self.records):
+            done = record.rank is not None and len(record.keys) >= record.rank
+            if not done and record.searching and self.explained(head, got[head]):
+                record.rank = self.range_of(record).shape[1]
+                done = True
+            rest.append((firsts[head], firsts[head] if done else len(plans[head])))
+        more = self.open_many(chamber, plans, rest)
+        joined = [
+            tuple(np.concatenate([a, b]) for a, b in zip(x, y, strict=True))
+            for x, y in zip(got, more, strict=True)
+        ]
+        keys = [self.key(head, moves, odds) for head, (moves, _, odds) in enumerate(joined)]
+        if chamber.gates is not None:
+            hold = margins(chamber.gates, np.stack(keys)).min()
+            if not hold > HOLDS:
+                return False
+        for head, (moves, changes, _) in enumerate(joined):
+            record = self.records[head]
+            record.queries.append(query)
+            record.moves.append(moves)
+            record.changes.append(changes)
+            record.doubts.append(self.doubt(chamber, np.full(len(moves), head), moves))
+            record.keys.append(keys[head])
+        self.correct_leaks(-1)
+        return True
+
+    def turned(self, known: Float[Array, "d k"]) -> Float[Array, "d k"]:
+        """The known directions, those after the first in a random rotation; for a single head,
+        which has no gates to respect, all of them."""
+        start = 0 if self.chamber.gates is None else 1
+        count = known.shape[1] - start
+        if count < 2:
+            return known
+        turn = np.linalg.qr(self.rng.standard_normal((count, count)))[0]
+        return np.concatenate([known[:, :start], known[:, start:] @ turn], axis=1)
+
+    def lean(self, head: int, record: Columns) -> Float[Array, " d"]:
+        """The value's direction without its part along the first key, which would saturate."""
+        value = self.values[head] / np.linalg.norm(self.values[head])
+        if self.chamber.gates is not None:
+            first = record.keys[0] / np.linalg.norm(record.keys[0])
+            value = value - first * (first @ value)
+        return np.asarray(value)
+
+    def open_many(
+        self, chamber: Chamber, plans: list[Array], parts: list[tuple[int, int]]
+    ) -> list[tuple[Array, Array, Array]]:
+        """Openings of several heads in one batch: moves, changes and log-odds per head."""
+        counts = [stop - start for start, stop in parts]
+        which = np.repeat(np.arange(len(plans)), counts)
+        moves = np.concatenate([p[a:b] for p, (a, b) in zip(plans, parts, strict=True)])
+        if not len(moves):
+            return [(moves, np.zeros(0), np.zeros(0)) for _ in plans]
+        got = open_heads(self.ask, chamber, which, moves, "columns")
+        cuts = np.cumsum(counts)[:-1]
+        return list(
+            zip(
+                np.split(got.moves, cuts),
+                np.split(got.changes, cuts),
+                np.split(got.log_odds, cuts),
+                strict=True,
+            )
+        )
+
+    def explained(self, head: int, got: tuple[Array, Array, Array]) -> bool:
+        """Whether a column lies in the range of those before it, judged by one opening more than
+        that range has dimensions."""
+        record = self.records[head]
+        moves, _, odds = got
+        known = self.range_of(record)
+        if len(moves) <= known.shape[1]:
+            return False
+        seen = odds if self.chamber.gates is None else odds - moves @ record.keys[0]
+        fit = np.linalg.lstsq(moves @ known, seen, rcond=None)[0]
+        weights = np.abs(moves @ self.values[head])
+        noise = self.doubt(self.chamber, np.full(len(moves), head), moves) / weights
+        allowed = LOWER * np.linalg.norm(seen) + 200 * np.linalg.norm(noise)
+        return bool(np.linalg.norm(moves @ known @ fit - seen) <= allowed)
+
+    def key(self, head: int, moves: Array, odds: Array) -> Float[Array, " d"]:
+        """p from log-odds: all of it, or its coordinates in the known range."""
+        if len(moves) == self.ask.width:
+            return np.asarray(np.linalg.solve(moves, odds))
+        record = self.records[head]
+        known = self.range_of(record)
+        if self.chamber.gates is None:
+            return np.asarray(known @ np.linalg.lstsq(moves @ known, odds, rcond=None)[0])
+        first = record.keys[0]
+        rest = np.linalg.lstsq(moves @ known, odds - moves @ first, rcond=None)[0]
+        return np.asarray(first + known @ rest)
+
+    def correct_leaks(self, column: int) -> None:
+        """Where gates hold only just, what leaks through them is computed and removed."""
+        gates = self.chamber.gates
+        if gates is None:
+            return
+        for _ in range(4):
+            keys = np.stack([record.keys[column] for record in self.records])
+            if margins(gates, keys).min() > TIGHT:
+                return
+            for head, record in enumerate(self.records):
+                moves = record.moves[column]
+                which = np.full(len(moves), head)
+                query = record.queries[column]
+                chamber = self.chamber_at(query, gates, self.chamber.base)
+                tokens = chamber.sequences(which, moves)
+                leak = leakage(tokens, keys, self.values, gates, head, moves)
+                weights = moves @ self.values[head]
+                odds = log_odds(record.changes[column] - leak, weights)
+                if np.isnan(odds).any():
+                    return
+                record.keys[column] = self.key(head, moves, odds)
+
+    # --- from openings to parameters ----------------------------------------------------------
+
+    def conclude(self) -> Draft:
+        """Parameters, and their spread over replicates with perturbed answers."""
+        best = self.parameters(self.values, None)
+        spread = [np.zeros_like(part) for part in best[:2]]
+        value_spread = np.zeros_like(self.blocks)
+        for _ in range(REPLICATES):
+            blocks = self.perturbed_blocks()
+            value_spread += (blocks - self.blocks) ** 2
+            mixed = (blocks @ self.mix)[: len(self.values)]
+            other = self.parameters(mixed, self.rng)
+            for total, a, b in zip(spread, other, best, strict=False):
+                total += (a - b) ** 2
+        scores, biases, factors = best
+        errors = [BARS * np.sqrt(part / REPLICATES) for part in spread]
+        value_errors = BARS * np.sqrt(value_spread / REPLICATES)
+        ranks = tuple(
+            record.rank if record.rank is not None else self.ask.width for record in self.records
+        )
+        uniform = self.uniform is not None
+        return Draft(
+            scores,
+            biases,
+            self.blocks,
+            *(smoothed(part) for part in errors),
+            smoothed(value_errors),
+            uniform,
+            ranks,
+            factors,
+            self.gate_norm,
+        )
+
+    def perturbed_blocks(self) -> Float[Array, "b d outputs"]:
+        loud = float(np.linalg.norm(self.blocks, axis=1).sum(axis=0).max())
+        if self.leaves is None:
+            noise = self.ask.unit * loud + self.ask.additive
+            return np.asarray(self.blocks + noise * self.rng.standard_normal(self.blocks.shape))
+        count = self.inverse.shape[1]
+        noise = self.ask.unit * loud * self.rng.standard_normal((count, self.blocks.shape[2]))
+        return np.asarray(self.blocks + (self.inverse @ noise).reshape(self.blocks.shape))
+
+    def parameters(
+        self, values: Float[Array, "h d"], rng: np.random.Generator | None
+    ) -> tuple[Array, Array, list[tuple[Array, Array] | None]]:
+        """Scores and key biases; with `rng`, from answers perturbed by their errors."""
+        scores, biases, factors = [], [], []
+        for head, record in enumerate(self.records):
+            keys: list[Array] = []
+            shared = 0.0 if rng is None else rng.standard_normal()
+            for j, moves in enumerate(record.moves):
+                odds = moves @ record.keys[j]
+                if rng is not None:
+                    # First order around what was measured: later leaks stay corrected.
+                    weights = moves @ self.values[head]
+                    ratio = 1 / (1 + np.exp(-odds))
+                    slope = weights * ratio * (1 - ratio)
+                    noise = record.doubts[j] * (rng.standard_normal(len(moves)) + shared)
+                    tilt = -(moves @ (values[head] - self.values[head])) * ratio
+                    odds = odds + (noise + tilt) / slope
+                    odds = odds + self.score_noise(record, j) * rng.standard_normal(len(moves))
+                keys.append(self.solved(record, j, odds, keys))
+            stack = np.stack(keys, axis=1)
+            design = np.stack(record.queries, axis=1)
+            if self.bias:
+                design = np.vstack([design, np.ones(design.shape[1])])
+            map_ = np.linalg.solve(design.T, stack.T).T
+            scores.append(map_[:, : self.ask.width])
+            biases.append(map_[:, self.ask.width] if self.bias else np.zeros(self.ask.width))
+            factors.append(low_rank_factors(scores[-1], record.rank))
+        return np.stack(scores), np.stack(biases), factors
+
+    def score_noise(self, record: Columns, column: int) -> float:
+        """Rounding of the scores themselves, which are large at the gates."""
+        gates = self.chamber.gates
+        size = float(np.linalg.norm(record.queries[column]))
+        if gates is not None:
+            size = max(size, float(np.linalg.norm(gates, axis=1).max()))
+        return self.ask.unit * size * float(np.linalg.norm(record.keys[column]))
+
+    def solved(self, record: Columns, column: int, odds: Array, keys: list[Array]) -> Array:
+        """The key of one column, given the columns before it."""
+        moves = record.moves[column]
+        if len(moves) == self.ask.width:
+            return np.asarray(np.linalg.solve(moves, odds))
+        full = [k for k, m in zip(keys, record.moves, strict=False) if len(m) == self.ask.width]
+        gated = self.chamber.gates is not None
+        stack = np.stack([full[0], *(k - full[0] if gated else k for k in full[1:])], axis=1)
+        known = np.linalg.qr(stack / np.linalg.norm(stack, axis=0))[0]
+        start = full[0] if gated else np.zeros(self.ask.width)
+        rest = np.linalg.lstsq(moves @ known, odds - moves @ start, rcond=None)[0]
+        return np.asarray(start + known @ rest)
+
+
+def leakage(
+    tokens: Array, keys: Array, values: Array, gates: Array, head: int, moves: Array
+) -> Float[Array, " n"]:
+    """How far the answer exceeds the one with perfectly shut gates."""
+    query = tokens[:, -1]
+    answer = np.zeros(len(tokens))
+    for h in range(len(keys)):
+        scores = (tokens - query[:, None]) @ keys[h]
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        answer += np.einsum("nl,nl->n", weights, (tokens - gates[h]) @ values[h])
+    odds = moves @ keys[head]
+    return np.asarray(answer - (moves @ values[head]) / (1 + np.exp(-odds)))
+
+
+def low_rank_factors(score: Array, rank: int | None) -> tuple[Array, Array] | None:
+    """The score in factors where its rank is known to be smaller than the width."""
+    if rank is None or rank >= len(score):
+        return None
+    u, s, vt = np.linalg.svd(score)
+    root = np.sqrt(s[:rank])
+    return u[:, :rank] * root, root[:, None] * vt[:rank]
+
+
+def smoothed(errors: Array) -> Array:
+    """Each error at least the root mean square over its block: few replicates make single
+    entries look better than they are."""
+    flat = errors.reshape(len(errors), -1)
+    level = np.sqrt((flat**2).mean(axis=1))
+    return np.asarray(np.maximum(flat, level[:, None]).reshape(errors.shape))
+
+
+# --- the learner: attempts, validation, result -------------------------------------------------
+
+
+class Claims(Protocol):
+    """What the user said about the box."""
+
+    @property
+    def heads(self) -> int | None: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def bias(self) -> bool | None: ...
+    @property
+    def attempts(self) -> int: ...
+
+
+def learn_scalar(
+    ask: Asker,
+    rng: np.random.Generator,
+    claims: Claims,
+    frame: Float[Array, "d d"],
+    first: Float[Array, "one outputs"],
+) -> Learned:
+    """The whole recovery; `first` is the answer to the first row of `frame` alone."""
+    total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
+    offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
+    centred = total_answers - offset
+    total = frame.T @ centred
+    trouble: Exception | None = None
+    heads = claims.heads
+    for _ in range(claims.attempts):
+        reach = SMALL if ask.additive and not bias else 1.0
+        attempt = Scalar(
+            ask, rng, total, frame, centred, offset, heads, claims.rank, claims.rank is None,
+            bias, reach,
+        )  # fmt: skip
+        try:
+            draft = attempt.run()
+        except (IllConditioned, np.linalg.LinAlgError) as error:
+            trouble = error
+            continue
+        model, errors = assembled(draft, offset, ask)
+        counterexample = validated(ask, model, errors, rng)
+        if counterexample is None:
+            return finished(ask, model, errors, draft, bias, heads)
+        trouble = WrongFamily(
+            "the hypothesis disagrees with the box on a fresh question: it is not attention with "
+            "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),
+            counterexample,
+        )
+    if isinstance(trouble, WrongFamily):
+        raise trouble
+    raise IllConditioned(f"no base query led to a model: {trouble}")
+
+
+def find_bias(
+    ask: Asker, frame: Array, answers: Array, claimed: bool | None, rng: np.random.Generator
+) -> tuple[Float[Array, " outputs"], bool]:
+    """The offset, and whether there are key biases: at the query 0 all scores vanish without them,
+    and two tokens count half each."""
+    nothing = np.zeros(answers.shape[1])
+    if claimed is False:
+        return nothing, False
+    width = len(frame)
+    if claimed is None:
+        token = directions(rng, 1, width)[0] * np.sqrt(width)
+        pair = np.stack([token, np.zeros(width)])[None]
+        half = 0.5 * (frame @ token) @ answers
+        scale = float(np.abs(answers).max()) * np.sqrt(width)
+        noise = UNBIASED * (ask.unit * scale * np.sqrt(width) + ask.additive)
+        if np.abs(ask(pair, "bias?")[0] - half).max() <= noise:
+            return nothing, False
+    return ask(np.zeros((1, 1, width)), "bias?")[0], True
+
+
+def assembled(draft: Draft, offset: Array, ask: Asker) -> tuple[Attention, Attention]:
+    """The model, and its standard errors in the same structure."""
+    heads, errors = [], []
+    count = len(draft.scores)
+    squeeze = (lambda a: a[:, 0]) if ask.scalar else (lambda a: a)
+    for h in range(count):
+        score = draft.factors[h] if draft.factors[h] is not None else draft.scores[h]
+        heads.append(Head(score, draft.biases[h], squeeze(draft.values[h])))
+        errors.append(
+            Head(draft.score_errors[h], draft.bias_errors[h], squeeze(draft.value_errors[h]))
+        )
+    if draft.uniform:
+        blank = np.zeros((ask.width, ask.width))
+        heads.append(Head(blank, None, squeeze(draft.values[count])))
+        errors.append(Head(blank, None, squeeze(draft.value_errors[count])))
+    constant = offset[0] if ask.scalar else offset
+    doubt = np.abs(constant) * ask.unit + ask.additive
+    return Attention(heads, constant), Attention(errors, doubt)
+
+
+def validated(
+    ask: Asker, model: Attention, errors: Attention, rng: np.random.Generator
+) -> Counterexample | None:
+    """Fresh random questions with scores of order one; the first that disagrees."""
+    width = model.width
+    norms = [float(np.linalg.norm(head.score)) for head in model.heads]
+    typical = float(np.median([n for n in norms if n > 0] or [1.0]))
+    size = np.sqrt(1.5 / typical)
+    limit = ask.oracle.spec.domain.max_length
+    length = VALIDATION_LENGTH if limit is None else min(limit, VALIDATION_LENGTH)
+    tokens = size * rng.standard_normal((VALIDATIONS, length, width))
+    answers = ask(tokens, "validation")
+    guesses = model(tokens).reshape(answers.shape)
+    allowed = 0.0
+    for head, error in zip(model.heads, errors.heads, strict=True):
+        loud = float(np.linalg.norm(head.value)) * size * np.sqrt(width)
+        doubt = float(np.linalg.norm(error.score)) * size**2 + float(
+            np.linalg.norm(error.key_bias)
+        ) * size
+        allowed += loud * (VALID * max(1.0, ask.unit / UNIT_ROUNDOFF * 1e-3) + 3 * doubt)
+        allowed += 3 * float(np.linalg.norm(error.value)) * size * np.sqrt(width)
+    allowed += 5 * ask.additive
+    wrong = np.abs(answers - guesses).max(axis=1) > allowed
+    if not wrong.any():
+        return None
+    worst = int(np.argmax(np.abs(answers - guesses).max(axis=1)))
+    return Counterexample(
+        tokens[worst],
+        np.squeeze(answers[worst]),
+        np.squeeze(guesses[worst]),
+        "random tokens, scores of order one",
+    )
+
+
+def finished(
+    ask: Asker,
+    model: Attention,
+    errors: Attention,
+    draft: Draft,
+    bias: bool,
+    heads: int | None,
+) -> Learned:
+    """The result with its floor and what the reader should know."""
+    width, found = model.width, len(model.heads)
+    floor = float(sum(2 * r * width - r * r + width + bias * width for r in draft.ranks))
+    floor += draft.uniform * width + bias
+    notes = []
+    if heads is not None and found < heads:
+        notes.append(
+            f"{heads} heads were claimed, {found} can be told apart: the others equal one of "
+            "them or have no value, and nobody can know their parameters"
+        )
+    if draft.uniform:
+        notes.append("one head attends to all tokens alike (score zero)")
+    if draft.gate_norm > CLOSE:
+        notes.append(
+            f"two heads attend almost alike (angle about {2 / draft.gate_norm:.1e}): their "
+            "parameters are known only as well as the error bars say"
+        )
+    details = {"heads": found, "ranks": draft.ranks, "gate_norm": draft.gate_norm}
+    return Learned(model, errors, floor, tuple(notes), details)
