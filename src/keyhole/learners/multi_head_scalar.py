@@ -39,7 +39,7 @@ from keyhole.probes.hard_attention import (
     measure_values,
     split,
 )
-from keyhole.probes.openings import Chamber, fan, log_odds, open_heads
+from keyhole.probes.openings import Chamber, Readings, fan, log_odds, open_heads
 from keyhole.results import Counterexample
 
 TARGET = 1.2  # typical log-odds of an opening: long enough to see, short enough to invert
@@ -48,6 +48,16 @@ SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
 HOLDS = 14.0  # margin below which a column is asked again closer to the first query
 TIGHT = 36.0  # margin below which leakage is corrected for
 WIDE = 1e4  # size of the first, undesigned gates in units of a head's soft length
+TOO_WIDE = 30.0  # first gates this much too large are made again
+GROWTH, GROWTHS = 30.0, 6  # first gates that do not hold grow, so often
+GATE_DOUBT = 1e4  # deviation of the gates' answer, in rounding errors, that is not rounding
+VALUE_DOUBT = 1e4  # rounding errors a value may carry after its own measurement
+WEAK, FLAT = 0.02, 1e-9  # log-odds worth a longer opening; log-odds of no reaction at all
+LEAK_ROUNDS = 6
+CAUTION = 0.3  # the first column next to the base query is asked this much closer
+EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
+LOSS = 0.45  # share of the gates' margin that a column may be expected to cost
+RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
 STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
 SINGLE = 1e2  # misfit of a second opening, in standard errors, that betrays two heads
 LOWER = 1e-7  # relative size of a column outside the range so far that counts as rank reached
@@ -56,9 +66,10 @@ VALIDATIONS = 2  # own fresh questions; a later verification asks more
 VALIDATION_LENGTH = 7
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
-SMALL = 1e-6  # norm of the base query where noise does not scale: tokens grow instead
+SMALL = 1e-4  # norm of the base query without biases: it must lose against every gate
+SMALLER = 1e-6  # the same where noise does not scale with the answer: tokens grow instead
 CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
-BARS = 2.0  # error bars are this much wider than the replicates' spread
+BARS = 1.0  # error bars, in units of the spread of the replicates
 
 
 @dataclass
@@ -99,7 +110,6 @@ class Scalar:
     total: Float[Array, "d outputs"]
     total_rows: Float[Array, "n d"]
     total_answers: Float[Array, "n outputs"]
-    offset: Float[Array, " outputs"]
     heads: int | None
     rank: int | None
     search_rank: bool
@@ -115,20 +125,37 @@ class Scalar:
         )
         self.query = self.reach * directions(self.rng, 1, width)[0]
         self.sizes: dict[int, float] = {}
+        self.begun: dict[int, tuple[Array, Readings]] = {}
         if self.heads == 1:
-            self.set_values(self.total[None], None, np.zeros((width, 0)))
+            self.set_values(self.total[None], np.zeros((width, 0)), None)
             self.chamber = self.chamber_at(self.query, None)
         else:
             self.partition()
+        if not len(self.values):
+            return self.all_uniform()
         self.records = [Columns(rank=self.rank, searching=self.search_rank) for _ in self.values]
-        self.first_column()
+        try:
+            self.first_column()
+        except Flat:
+            if len(self.values) > 1:
+                raise IllConditioned("a head does not react to any opening") from None
+            return self.all_uniform()
         self.redesign()
         self.other_columns()
         return self.conclude()
 
+    def all_uniform(self) -> Draft:
+        """Nobody chooses between tokens: one head with score zero holds all the value."""
+        width = self.ask.width
+        none, blocks = np.zeros((0, width, width)), self.total[None]
+        noise = self.ask.unit * np.abs(blocks).max() + self.ask.additive
+        return Draft(
+            none, none[:, 0], blocks, none, none[:, 0], np.full(blocks.shape, noise), True, (), [], 0.0
+        )
+
     # --- values and gates -----------------------------------------------------------------
 
-    def set_values(self, blocks: Array, leaves: Leaves | None, inverse: Array) -> None:
+    def set_values(self, blocks: Array, inverse: Array, leaves: Leaves | None) -> None:
         """`blocks` holds the uniform head last, if there is one."""
         self.leaves, self.inverse, self.blocks = leaves, inverse, blocks
         mixed = blocks @ self.mix
@@ -136,10 +163,9 @@ class Scalar:
         self.values = mixed[:-1] if uniform else mixed
         self.uniform = mixed[-1] if uniform else None
 
-    def chamber_at(self, query: Array, gates: Array | None, base: float | None = None) -> Chamber:
+    def chamber_at(self, query: Array, gates: Array | None, base: Array | None = None) -> Chamber:
         if base is None:
-            base = float(query @ self.total @ self.mix) if gates is None else 0.0
-            base += float(self.offset @ self.mix)
+            base = np.full(len(self.values), float(query @ self.total @ self.mix))
         return Chamber(query, gates, base, self.values, self.uniform, self.mix)
 
     def partition(self) -> None:
@@ -147,73 +173,109 @@ class Scalar:
         leaves = find_leaves(self.ask, self.query, self.total, self.heads, self.rng)
         shared = np.repeat(self.total_rows[:, None], leaves.blocks, axis=1)
         leaves.equations.add(shared, self.total_answers)
-        checked = 0
+        self.checked = 0
         while True:
             measure_values(self.ask, leaves)
-            blocks, inverse = leaves.equations.solve()
-            self.set_values(blocks, leaves, inverse)
-            if len(leaves) == 1 and not leaves.uniform:
-                self.chamber = self.chamber_at(self.query, None)
-            else:
-                self.chamber = self.first_gates(leaves)
+            self.set_values(*leaves.equations.solve(), leaves)
+            if not len(leaves):
+                return
+            self.shut(leaves)
             if self.heads is not None and leaves.blocks >= self.heads:
                 return
-            crowded = next((h for h in range(checked, len(leaves)) if self.crowded(h)), None)
+            crowded = self.first_crowded()
             if crowded is None:
                 return
-            if not split(self.ask, leaves, crowded, self.rng):
-                checked = crowded + 1
+            if split(self.ask, leaves, crowded, self.rng):
+                self.begun.pop(crowded, None)
+            else:
+                self.checked = crowded + 1
 
-    def first_gates(self, leaves: Leaves) -> Chamber:
+    def shut(self, leaves: Leaves) -> None:
+        """Gates around the base query; none where one head is alone."""
+        if len(leaves) == 1 and not leaves.uniform:
+            self.chamber = self.chamber_at(self.query, None)
+            return
+        guess = self.scale_of(0)
+        self.chamber = self.first_gates(leaves, guess)
+        self.begin(0)
+        if self.sizes[0] > TOO_WIDE * guess:  # gates far larger than needed cost digits
+            del self.begun[0]
+            self.chamber = self.first_gates(leaves, self.sizes[0])
+
+    def first_gates(self, leaves: Leaves, size: float) -> Chamber:
         """The leaves as gates, as small as they still hold."""
-        size = self.sizes.get(0, self.reach)
         tokens = leaves.tokens * (WIDE / size)
-        for _ in range(6):
+        for _ in range(GROWTHS):
             chamber = self.measured_base(self.query, tokens)
             expected = float(np.einsum("hd,hd->", tokens, self.values))
             loudness = float(np.linalg.norm(tokens, axis=1) @ np.linalg.norm(self.values, axis=1))
-            if abs(chamber.base - float(self.offset @ self.mix) - expected) <= 1e-8 * loudness:
+            allowed = GATE_DOUBT * self.ask.unit * loudness + 5 * self.ask.additive
+            if np.abs(chamber.base - expected).max() <= allowed:
                 return chamber
-            tokens = tokens * 30.0
+            tokens = tokens * GROWTH
         raise IllConditioned("the gates do not hold at any size that was tried")
 
     def measured_base(self, query: Array, gates: Array) -> Chamber:
-        """Gates with their own answer asked: no error of the values enters it."""
-        tokens = np.concatenate([gates, query[None]])[None]
-        mixed = float(self.ask(tokens, "gates")[0] @ self.mix)
-        if self.uniform is not None:
-            mixed -= float(tokens[0].mean(axis=0) @ self.uniform)
-        return self.chamber_at(query, gates, mixed)
+        """Gates with their own answer asked, so that no error of the values enters it. A uniform
+        head sees the competitor too: then each head has an answer of its own."""
+        blank = self.chamber_at(query, gates)
+        if self.uniform is None:
+            tokens = np.concatenate([gates, query[None]])[None]
+        else:
+            every = np.arange(len(gates))
+            tokens = blank.sequences(every, np.zeros((len(gates), len(query))))
+        base = blank.selective(self.ask(tokens, "gates"), tokens)
+        return self.chamber_at(query, gates, np.broadcast_to(base, (len(gates),)))
 
     # --- openings at the first query ------------------------------------------------------
 
     def scale_of(self, head: int) -> float:
-        """Estimate of |p_h| at the first query, measured by one opening where unknown."""
+        """Estimate of |p_h| at the first query, from other heads where this one is unknown."""
         return self.sizes.get(head, float(np.median(list(self.sizes.values()) or [self.reach])))
 
-    def crowded(self, head: int) -> bool:
-        """Whether a leaf answers unlike a single head when the same opening is doubled."""
-        width = self.ask.width
-        move = fan(np.zeros((width, 0)), self.values[head], self.rng)[0]
-        move = move + TILT * self.values[head] / np.linalg.norm(self.values[head])
-        length = TARGET * np.sqrt(width) / self.scale_of(head)
+    def begin(self, head: int) -> None:
+        """The first opening of a head, which also tells its scale."""
+        if head in self.begun:
+            return
+        width, value = self.ask.width, self.values[head]
+        rows = fan(np.zeros((width, 0)), value, self.rng)
+        rows = rows + TILT * value / np.linalg.norm(value)
         which = np.array([head])
-        reading = open_heads(self.ask, self.chamber, which, length * move[None], "single?")
-        if abs(reading.log_odds[0]) < 0.1:
-            longer = 1.0 / max(abs(float(reading.log_odds[0])), 1e-9)
-            again = reading.moves * min(longer, 1e9)
-            reading = open_heads(self.ask, self.chamber, which, again, "single?")
-        size = abs(float(reading.log_odds[0])) / float(np.linalg.norm(reading.moves))
-        self.sizes.setdefault(head, max(size * np.sqrt(width), 1e-12))
-        factor = 2.0 if abs(reading.log_odds[0]) < 3 else 0.5
-        second = open_heads(self.ask, self.chamber, which, factor * reading.moves, "single?")
-        used = float(second.moves[0] @ reading.moves[0] / (reading.moves[0] @ reading.moves[0]))
-        misfit = abs(float(second.log_odds[0] - used * reading.log_odds[0]))
-        doubt = self.doubt(self.chamber, which, second.moves)[0]
-        weight = abs(float(second.moves[0] @ self.values[head]))
-        odds = abs(float(second.log_odds[0]))
-        slope = np.exp(-odds) / (1 + np.exp(-odds)) ** 2
-        return bool(misfit > SINGLE * doubt / (weight * slope) * (1 + used))
+        moves = rows[:1] * (TARGET * np.sqrt(width) / self.scale_of(head))
+        got = open_heads(self.ask, self.chamber, which, moves, "first column")
+        if abs(got.log_odds[0]) < WEAK:
+            longer = min(TARGET / max(abs(float(got.log_odds[0])), 1e-10), 1e10)
+            got = open_heads(self.ask, self.chamber, which, longer * got.moves, "first column")
+        if abs(got.log_odds[0]) < FLAT:
+            raise Flat
+        self.begun[head] = (rows, got)
+        seen = abs(float(got.log_odds[0])) / float(np.linalg.norm(got.moves[0]))
+        self.sizes[head] = seen * np.sqrt(width)
+
+    def first_crowded(self) -> int | None:
+        """The first leaf that answers unlike a single head when the same opening is doubled."""
+        for head in range(self.checked, len(self.values)):
+            self.begin(head)
+            reading = self.begun[head][1]
+            which = np.array([head])
+            factor = 2.0 if abs(reading.log_odds[0]) < 3 else 0.5
+            second = open_heads(self.ask, self.chamber, which, factor * reading.moves, "single?")
+            used = float(np.linalg.norm(second.moves[0]) / np.linalg.norm(reading.moves[0]))
+            misfit = abs(float(second.log_odds[0] - used * reading.log_odds[0]))
+            allowed = self.odds_doubt(head, second) + used * self.odds_doubt(head, reading)
+            if misfit > SINGLE * allowed:
+                return head
+        return None
+
+    def odds_doubt(self, head: int, reading: Readings) -> float:
+        """Standard error of the log-odds of a single opening."""
+        which = np.array([head])
+        doubt = float(self.doubt(self.chamber, which, reading.moves)[0])
+        weight = abs(float(reading.moves[0] @ self.values[head]))
+        fading = np.exp(-abs(float(reading.log_odds[0])))
+        slope = fading / (1 + fading) ** 2
+        own = VALUE_DOUBT * self.ask.unit * weight
+        return float((doubt + own) / (weight * slope))
 
     def doubt(self, chamber: Chamber, heads: Array, moves: Array) -> Float[Array, " n"]:
         """Standard error of the change of an answer: rounding of sums over all gates."""
@@ -232,37 +294,26 @@ class Scalar:
     def first_column(self) -> None:
         """p_h at the base query: d openings per head, their length found on the way."""
         width = self.ask.width
-        for head in range(len(self.values)):
-            value = self.values[head]
-            lean = TILT * value / np.linalg.norm(value)
-            rows = fan(np.zeros((width, 0)), value, self.rng) + lean
-            lengths: list[float] = []
-            moves, changes = np.zeros((0, width)), np.zeros(0)
-            odds = np.zeros(0)
-            for stop in sorted({1, min(3, width), width}):
-                known = head in self.sizes
-                scale = self.sizes[head] if known else self.scale_of(head)
-                if lengths:
-                    scale = float(np.sqrt(np.mean(np.square(lengths)))) * np.sqrt(width)
-                asked = rows[len(moves) : stop] * (TARGET * np.sqrt(width) / scale)
-                which = np.full(len(asked), head)
-                got = open_heads(self.ask, self.chamber, which, asked, "first column")
-                weak = np.abs(got.log_odds) < 0.02
-                if not lengths and not known and weak.all():
-                    factor = min(TARGET / max(float(np.abs(got.log_odds).max()), 1e-10), 1e10)
-                    got = open_heads(
-                        self.ask, self.chamber, which, factor * got.moves, "first column"
-                    )
-                lengths.extend(np.abs(got.log_odds) / np.linalg.norm(got.moves, axis=1))
-                moves = np.concatenate([moves, got.moves])
-                changes = np.concatenate([changes, got.changes])
-                odds = np.concatenate([odds, got.log_odds])
-            record = self.records[head]
+        for head, record in enumerate(self.records):
+            self.begin(head)
+            rows, got = self.begun[head]
+            which = np.full(width, head)
+            for stop in sorted({min(3, width), width} - {1}):
+                seen = np.abs(got.log_odds) / np.linalg.norm(got.moves, axis=1)
+                length = TARGET / float(np.sqrt(np.mean(np.square(seen))))
+                start = len(got.moves)
+                asked = rows[start:stop] * min(length, TARGET * np.sqrt(width) / seen.max())
+                more = open_heads(self.ask, self.chamber, which[start:stop], asked, "first column")
+                got = Readings(
+                    np.concatenate([got.moves, more.moves]),
+                    np.concatenate([got.changes, more.changes]),
+                    np.concatenate([got.log_odds, more.log_odds]),
+                )
             record.queries.append(self.query)
-            record.moves.append(moves)
-            record.changes.append(changes)
-            record.doubts.append(self.doubt(self.chamber, np.full(width, head), moves))
-            record.keys.append(np.linalg.solve(moves, odds))
+            record.moves.append(got.moves)
+            record.changes.append(got.changes)
+            record.doubts.append(self.doubt(self.chamber, which, got.moves))
+            record.keys.append(np.linalg.solve(got.moves, got.log_odds))
             self.sizes[head] = float(np.linalg.norm(record.keys[0]))
         self.correct_leaks(0)
 
@@ -278,11 +329,9 @@ class Scalar:
         gates = gate_tokens(keys)
         self.gate_norm = float(np.linalg.norm(gates, axis=1).max())
         smallest = float(np.linalg.norm(keys, axis=1).min())
-        scores = keys @ gates.T
-        own = float((np.diag(scores) - keys @ self.query).min())
-        scale = SHUT / smallest
-        if own * scale < SHUT / 2:  # the query must lose against the gates as well
-            scale *= 2.0
+        own = np.einsum("hd,hd->h", keys, gates)
+        itself = float(((SHUT + keys @ self.query) / own).max())
+        scale = max(SHUT / smallest, itself)  # the query must lose against the gates as well
         self.chamber = self.measured_base(self.query, gates * scale)
         self.step = 0.5 * min(1.0, np.sqrt(width) / 8) / max(1.0, self.gate_norm / 4)
 
@@ -297,12 +346,16 @@ class Scalar:
         else:
             rows = frame if self.bias else frame[1:]
             others = [self.query + self.step * self.reach * row for row in rows]
+        self.losses: list[float] = []
         for query in others:
-            near = query
-            for _ in range(8):
+            ease = CAUTION if self.chamber.gates is not None else 1.0
+            if self.losses:  # margins lost grow with the distance: learn from the columns before
+                ease = float(np.clip(LOSS / max(self.losses), *EASE))
+            near = self.query + ease * (query - self.query)
+            for _ in range(RETREATS):
                 if self.column(near):
                     break
-                near = self.query + 0.25 * (near - self.query)
+                near = self.query + RETREAT * (near - self.query)
             else:
                 raise IllConditioned("the gates do not hold at any other query")
 
@@ -358,7 +411,10 @@ class Scalar:
                 firsts.append(record.rank)
             else:
                 firsts.append(min(count + 1, self.ask.width) if record.searching else len(rows))
-        got = self.open_many(chamber, plans, [(0, first) for first in firsts])
+        try:
+            got = self.open_many(chamber, plans, [(0, first) for first in firsts])
+        except IllConditioned:  # answers that no opening explains: the gates gave way
+            return False
         rest = []
         for head, record in enumerate(self.records):
             done = record.rank is not None and len(record.keys) >= record.rank
@@ -366,16 +422,23 @@ class Scalar:
                 record.rank = self.range_of(record).shape[1]
                 done = True
             rest.append((firsts[head], firsts[head] if done else len(plans[head])))
-        more = self.open_many(chamber, plans, rest)
+        try:
+            more = self.open_many(chamber, plans, rest)
+        except IllConditioned:
+            return False
         joined = [
             tuple(np.concatenate([a, b]) for a, b in zip(x, y, strict=True))
             for x, y in zip(got, more, strict=True)
         ]
         keys = [self.key(head, moves, odds) for head, (moves, _, odds) in enumerate(joined)]
         if chamber.gates is not None:
-            hold = margins(chamber.gates, np.stack(keys)).min()
-            if not hold > HOLDS:
+            first = np.stack([record.keys[0] for record in self.records])
+            before = margins(chamber.gates, first, self.query)
+            after = margins(chamber.gates, np.stack(keys), query)
+            if not after.min() > HOLDS:
                 return False
+            moved = float(np.linalg.norm(query - self.query)) / (self.step * self.reach)
+            self.losses.append(float((1 - after / before).max()) / moved + 1e-3)
         for head, (moves, changes, _) in enumerate(joined):
             record = self.records[head]
             record.queries.append(query)
@@ -413,7 +476,8 @@ class Scalar:
         moves = np.concatenate([p[a:b] for p, (a, b) in zip(plans, parts, strict=True)])
         if not len(moves):
             return [(moves, np.zeros(0), np.zeros(0)) for _ in plans]
-        got = open_heads(self.ask, chamber, which, moves, "columns")
+        rounds = 3 if chamber.gates is not None else 40
+        got = open_heads(self.ask, chamber, which, moves, "columns", rounds)
         cuts = np.cumsum(counts)[:-1]
         return list(
             zip(
@@ -456,18 +520,20 @@ class Scalar:
         gates = self.chamber.gates
         if gates is None:
             return
-        for _ in range(4):
+        query = self.records[0].queries[column]
+        chamber = self.chamber_at(query, gates, self.chamber.base)
+        for _ in range(LEAK_ROUNDS):
             keys = np.stack([record.keys[column] for record in self.records])
-            if margins(gates, keys).min() > TIGHT:
+            if margins(gates, keys, query).min() > TIGHT:
                 return
+            own = np.stack([record.keys[0] for record in self.records])  # where base was asked
+            still = leakage(np.concatenate([gates, self.query[None]])[None], own, self.values, gates)
             for head, record in enumerate(self.records):
                 moves = record.moves[column]
-                which = np.full(len(moves), head)
-                query = record.queries[column]
-                chamber = self.chamber_at(query, gates, self.chamber.base)
-                tokens = chamber.sequences(which, moves)
-                leak = leakage(tokens, keys, self.values, gates, head, moves)
+                tokens = chamber.sequences(np.full(len(moves), head), moves)
+                leak = leakage(tokens, keys, self.values, gates) - still
                 weights = moves @ self.values[head]
+                leak -= weights / (1 + np.exp(-(moves @ keys[head])))
                 odds = log_odds(record.changes[column] - leak, weights)
                 if np.isnan(odds).any():
                     return
@@ -567,10 +633,12 @@ class Scalar:
         return np.asarray(start + known @ rest)
 
 
-def leakage(
-    tokens: Array, keys: Array, values: Array, gates: Array, head: int, moves: Array
-) -> Float[Array, " n"]:
-    """How far the answer exceeds the one with perfectly shut gates."""
+class Flat(Exception):
+    """A head that no opening moves: its score is zero."""
+
+
+def leakage(tokens: Array, keys: Array, values: Array, gates: Array) -> Float[Array, " n"]:
+    """How far an answer exceeds the one where every head attends to its own gate."""
     query = tokens[:, -1]
     answer = np.zeros(len(tokens))
     for h in range(len(keys)):
@@ -578,8 +646,7 @@ def leakage(
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         answer += np.einsum("nl,nl->n", weights, (tokens - gates[h]) @ values[h])
-    odds = moves @ keys[head]
-    return np.asarray(answer - (moves @ values[head]) / (1 + np.exp(-odds)))
+    return answer
 
 
 def low_rank_factors(score: Array, rank: int | None) -> tuple[Array, Array] | None:
@@ -625,14 +692,15 @@ def learn_scalar(
     """The whole recovery; `first` is the answer to the first row of `frame` alone."""
     total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
     offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
+    ask.offset = offset
     centred = total_answers - offset
     total = frame.T @ centred
     trouble: Exception | None = None
     heads = claims.heads
     for _ in range(claims.attempts):
-        reach = SMALL if ask.additive and not bias else 1.0
+        reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         attempt = Scalar(
-            ask, rng, total, frame, centred, offset, heads, claims.rank, claims.rank is None,
+            ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
             bias, reach,
         )  # fmt: skip
         try:
@@ -705,7 +773,7 @@ def validated(
     limit = ask.oracle.spec.domain.max_length
     length = VALIDATION_LENGTH if limit is None else min(limit, VALIDATION_LENGTH)
     tokens = size * rng.standard_normal((VALIDATIONS, length, width))
-    answers = ask(tokens, "validation")
+    answers = ask(tokens, "validation") + ask.offset
     guesses = model(tokens).reshape(answers.shape)
     allowed = 0.0
     for head, error in zip(model.heads, errors.heads, strict=True):

@@ -1,6 +1,6 @@
 """Ask, and see every answer as a row of float64: a scalar box is a box with one output."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,8 @@ class Asker:
     oracle: Oracle
     scalar: bool | None = None  # known after the first answer
     single: bool = False
-    asked: int = field(default=0)
+    asked: int = 0
+    offset: Float[Array, " outputs"] | float = 0.0  # subtracted from every answer once known
 
     @property
     def width(self) -> int:
@@ -32,7 +33,7 @@ class Asker:
         self.scalar = answers.ndim == 1
         self.single = self.single or answers.dtype == np.float32
         answers = answers.astype(np.float64)
-        return answers[:, None] if self.scalar else answers
+        return (answers[:, None] if self.scalar else answers) - self.offset
 
     @property
     def unit(self) -> float:

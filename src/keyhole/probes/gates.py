@@ -49,9 +49,12 @@ def gate_tokens(keys: Float[Array, "h d"]) -> Float[Array, "h d"]:
     return np.asarray(gates / min(1.0, smallest))
 
 
-def margins(gates: Float[Array, "h d"], keys: Float[Array, "h d"]) -> Float[Array, " h"]:
+def margins(
+    gates: Float[Array, "h d"], keys: Float[Array, "h d"], query: Float[Array, " d"] | None = None
+) -> Float[Array, " h"]:
     """By how much each head prefers its own gate to every other gate and to the query."""
     scores = keys @ gates.T
     own = np.diag(scores).copy()
-    others = scores - np.diag(np.full(len(keys), np.inf))
-    return np.asarray(own - np.maximum(others.max(axis=1), 0.0))
+    others = (scores - np.diag(np.full(len(keys), np.inf))).max(axis=1)
+    itself = np.zeros(len(keys)) if query is None else keys @ query
+    return np.asarray(own - np.maximum(others, itself))

@@ -27,7 +27,7 @@ from keyhole.algebra.trigonometric_moments import (
     trigonometric_patterns,
 )
 from keyhole.arrays import Array, Float
-from keyhole.errors import DomainError, WrongFamily
+from keyhole.errors import DomainError, NotIdentifiable, WrongFamily
 from keyhole.probes.asking import Asker
 from keyhole.results import Counterexample
 
@@ -38,6 +38,7 @@ HARD = 1e10  # token size that makes attention hard for scores of ordinary scale
 HARDER = 1e6  # factor for the second try
 TRIES = 3
 REACH = 3e-3  # relative move of a leaf that does not change who attends to it
+SILENT = 1e-280  # answers that are zero
 MOMENT_DOUBT = 1e3  # misfit of moments, in units of their rounding error, that is not rounding
 PIVOT = 0.02  # size of the two tokens a leaf is split into, relative to the leaf
 WIDENINGS = (12.0, 4.0)  # larger pivots tried afterwards, for wider margins
@@ -112,7 +113,7 @@ def find_leaves(
         raise DomainError(
             f"finding {heads or 'several'} heads needs sequences longer than max_length={limit}"
         )
-    scale = HARD
+    scale = HARD / float(np.linalg.norm(query))
     for attempt in range(TRIES):
         found = _one_bag(ask, query, total, heads, rng, size, scale)
         if isinstance(found, Leaves):
@@ -144,6 +145,7 @@ def _one_bag(
     doubt = MOMENT_DOUBT * ask.unit / step
     base = ask_hard(ask, bag[None], query, scale, "leaves")
     order, most = (1, MOST_HEADS) if heads is None else (heads, 2 * heads + SPARE)
+    suspicious = 2  # how often more heads than claimed must be seen before the claim is doubted
     most = min(most, (size - 1) // 2)
     answers = np.zeros((0, outputs))
     asked = np.zeros((0, size, width))
@@ -153,9 +155,16 @@ def _one_bag(
         fresh = ask_hard(ask, moved, query, scale, "leaves")
         asked, answers = np.concatenate([asked, moved]), np.concatenate([answers, fresh])
         moments = np.concatenate([[shift @ total @ mix], (answers - base) @ mix / step])
+        silent = SILENT + 5 * ask.additive / (step * scale)
+        if max(np.abs(moments).max(), np.abs(base).max()) <= silent:
+            raise NotIdentifiable(
+                "every answer is zero: no head has a value, so no score can be known"
+            )
         support, uniform = _explained(moments, angles, doubt)
         if support.misfit <= doubt:
-            break
+            if heads is None or len(support.nodes) + uniform <= heads or suspicious == 0:
+                break
+            suspicious -= 1
         order += 1
         if order > most:
             return _unexplained(asked, answers @ mix, query, scale, moments, support, angles, step)
@@ -194,6 +203,8 @@ def _rows(tokens: Array, nodes: Array, uniform: bool, query: Array) -> Array:
 def _explained(moments: Array, angles: Array, doubt: float) -> tuple[Support, bool]:
     """The smallest support; where none fits, one next to a uniform head, whose weight is added
     to the constant moment alone and so shifts the whole spectrum of the Toeplitz matrix."""
+    if np.abs(moments[1:]).max() <= doubt * abs(moments[0]):  # nobody chooses: all heads uniform
+        return Support(np.zeros(0, int), np.zeros(0), 0.0), True
     support = support_from_moments(moments, angles, doubt)
     if support.misfit <= doubt or len(moments) < 5:
         return support, False
@@ -233,7 +244,7 @@ def find_vector_leaves(
     each leaf answers to `shift`."""
     limit = ask.oracle.spec.domain.max_length
     size = BAG if limit is None else min(BAG, limit - 1)
-    width, scale = len(query), HARD
+    width, scale = len(query), HARD / float(np.linalg.norm(query))
     step = ask.unit**0.25
     doubt = MOMENT_DOUBT * ask.unit / step
     counterexample = None

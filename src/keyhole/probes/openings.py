@@ -20,7 +20,7 @@ from keyhole.errors import IllConditioned
 from keyhole.probes.asking import Asker
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a question
-SHORTER = 0.25
+SHORTER, SHORTEST = 0.25, 0.01
 ROUNDS = 40  # shortenings: from 1e20 times too long to right
 
 
@@ -30,7 +30,7 @@ class Chamber:
 
     query: Float[Array, " d"]
     gates: Float[Array, "h d"] | None  # None: one head, no gate
-    base: float  # the answer with nothing opened
+    base: Float[Array, " h"]  # the answer before each head is opened
     values: Float[Array, "h d"]
     uniform: Float[Array, " d"] | None  # value of a head that attends to all tokens alike
     mix: Float[Array, " outputs"]
@@ -45,12 +45,16 @@ class Chamber:
         gates = np.broadcast_to(self.gates, (count, *self.gates.shape))
         return np.concatenate([gates, (self.gates[heads] + moves)[:, None], last], axis=1)
 
-    def changes(self, answers: Array, tokens: Array) -> Float[Array, " n"]:
+    def changes(self, answers: Array, tokens: Array, heads: Array) -> Float[Array, " n"]:
         """What opening added to the answer."""
+        return np.asarray(self.selective(answers, tokens) - self.base[heads])
+
+    def selective(self, answers: Array, tokens: Array) -> Float[Array, " n"]:
+        """The answers without the part of a uniform head."""
         mixed = answers @ self.mix
         if self.uniform is not None:
             mixed = mixed - tokens.mean(axis=1) @ self.uniform
-        return np.asarray(mixed - self.base)
+        return np.asarray(mixed)
 
 
 @dataclass
@@ -71,22 +75,27 @@ def log_odds(changes: Array, weights: Array) -> Array:
 
 
 def open_heads(
-    ask: Asker, chamber: Chamber, heads: Int[Array, " n"], moves: Float[Array, "n d"], purpose: str
+    ask: Asker,
+    chamber: Chamber,
+    heads: Int[Array, " n"],
+    moves: Float[Array, "n d"],
+    purpose: str,
+    rounds: int = ROUNDS,
 ) -> Readings:
     """Opens head `heads[i]` along `moves[i]`, shortening the moves that saturate."""
     moves = moves.copy()
     changes, odds = np.zeros(len(moves)), np.full(len(moves), np.nan)
     todo = np.arange(len(moves))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         tokens = chamber.sequences(heads[todo], moves[todo])
-        changes[todo] = chamber.changes(ask(tokens, purpose), tokens)
+        changes[todo] = chamber.changes(ask(tokens, purpose), tokens, heads[todo])
         weights = np.einsum("nd,nd->n", moves[todo], chamber.values[heads[todo]])
         odds[todo] = log_odds(changes[todo], weights)
         todo = todo[~(np.abs(odds[todo]) <= SATURATED)]
         if not len(todo):
             return Readings(moves, changes, odds)
         seen = np.nan_to_num(np.abs(odds[todo]), nan=np.inf)
-        moves[todo] *= np.maximum(SHORTER / ROUNDS, np.minimum(SHORTER, 2.0 / seen))[:, None]
+        moves[todo] *= np.maximum(SHORTEST, np.minimum(SHORTER, 2.0 / seen))[:, None]
     raise IllConditioned(
         "a head stays saturated however short the probe: its value is too small beside the "
         "others, or the box is not attention"
