@@ -11,13 +11,15 @@ multi_head_bounded.
 Source. docs/learners/multi_head.md.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.errors import DomainError, IllConditioned, InvalidArgument
+from keyhole.errors import DomainError, InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_scalar import learn_scalar
+from keyhole.learners.multi_head_vector import learn_vector
+from keyhole.learners.multi_head_vector_attempt import Overcomplete
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import directions
@@ -60,6 +62,11 @@ class MultiHead:
         frame = directions(rng, width, width)
         frame = np.linalg.qr(frame)[0].T
         first = ask(frame[:1, None], "values")
+        if first.shape[1] > 1:
+            try:
+                return learn_vector(ask, rng, self, frame, first)
+            except Overcomplete:  # heads opened one at a time need no separate outputs
+                ask.offset = 0.0
         return learn_scalar(ask, rng, self, frame, first)
 
     def expected_questions(self, spec: Spec) -> int | None:
@@ -70,6 +77,3 @@ class MultiHead:
         rank = self.rank or d
         each = 2 * rank * d - rank**2 + d
         return heads * each + 3 * heads + 6
-
-
-__all__ = ["IllConditioned", "MultiHead", "replace"]
