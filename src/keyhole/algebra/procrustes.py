@@ -1,9 +1,10 @@
 """Orthonormal tokens that every one of several subspaces sees as well conditioned blocks.
 
-Statement. Given orthonormal bases B_1..B_n (d x r_i), find T = [T_1..T_m] with orthonormal columns
-(d x k each) such that every B_i' T_j is close to a multiple of an isometry. Random T leave condition
-numbers of thousands among a hundred blocks; alternating between the nearest isometries of all blocks and
-the nearest orthonormal T (orthogonal Procrustes, twice) brings the worst down to about three.
+Statement. Given orthonormal bases B_1..B_n (d x r_i), find T = [T_1..T_m] with orthonormal
+columns (d x k each) such that every B_i' T_j is close to a multiple of an isometry. Random T
+leave condition numbers of thousands among a hundred blocks; alternating between the nearest
+isometries of all blocks and the nearest orthonormal T (orthogonal Procrustes, twice) brings the
+worst down to about three.
 """
 
 import numpy as np
@@ -28,9 +29,10 @@ def spread_tokens(
     width allows."""
     width = bases[0].shape[0]
     groups = max(1, width // count)
-    parts = []
-    for start in range(0, blocks, groups):
-        parts.append(_group(bases, count, min(groups, blocks - start), width, rng))
+    parts = [
+        _group(bases, count, min(groups, blocks - start), width, rng)
+        for start in range(0, blocks, groups)
+    ]
     return np.concatenate(parts, axis=1)
 
 

@@ -14,6 +14,8 @@ from scipy.linalg import toeplitz
 
 from keyhole.arrays import Array, Float, Int
 
+CANDIDATES = 5  # numbers of nodes tried per set of moments
+
 
 class Support(NamedTuple):
     """The nodes in use, their weights, and the relative misfit of the moments."""
@@ -51,13 +53,8 @@ def support_from_moments(
     first = 0 if constant_known else 1
     patterns = trigonometric_patterns(order, angles)[first:]
     best = Support(np.zeros(0, int), np.zeros(0), np.inf)
-    for count in range(1, order + 1 - first):
-        spare = order + 1 - count
-        if constant_known:
-            null = np.argsort(np.abs(values), kind="stable")[:spare]
-        else:
-            spreads = values[spare - 1 :] - values[: count + 1]
-            null = np.arange(spare) + int(np.argmin(spreads))
+    for count in plausible_counts(values, order - first, constant_known):
+        null = null_space(values, order + 1 - count, constant_known)
         outside = energy[null].sum(axis=0)
         nodes = np.sort(np.argsort(outside, kind="stable")[:count])
         found = fitted(patterns, moments[first:], nodes)
@@ -66,6 +63,23 @@ def support_from_moments(
         if best.misfit <= tolerance:
             break
     return best
+
+
+def null_space(values: Float[Array, " n"], spare: int, constant_known: bool) -> Int[Array, " k"]:
+    """Which `spare` eigenvalues belong to no node: the smallest, or the tightest cluster."""
+    if constant_known:
+        return np.argsort(np.abs(values), kind="stable")[:spare]
+    spreads = values[spare - 1 :] - values[: len(values) - spare + 1]
+    return np.arange(spare) + int(np.argmin(spreads))
+
+
+def plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool) -> list[int]:
+    """How many nodes there may be, in increasing order: where the spectrum drops most."""
+    if not constant_known:
+        return list(range(1, most + 1))[-CANDIDATES:]
+    sizes = np.sort(np.abs(values))[::-1]
+    drops = np.log(np.maximum(sizes[1 : most + 1], 1e-300)) - np.log(sizes[:most] + 1e-300)
+    return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:CANDIDATES])
 
 
 def support_from_vectors(

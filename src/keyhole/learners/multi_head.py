@@ -1,9 +1,9 @@
 """Attention with any number of heads, from scalar or vector answers.
 
-Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order free) is
-all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a few more
-(learners/multi_head_scalar), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
-(learners/multi_head_vector).
+Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order
+free) is all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a
+few more (learners/multi_head_scalar), or for real layers, whose answers are vectors, about 4d +
+2 - 2r of them (learners/multi_head_vector).
 
 Questions, algebra, when it fails: see those two files. Tokens of bounded norm: learners/
 multi_head_bounded.
@@ -19,11 +19,11 @@ from keyhole.errors import DomainError, InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
-from keyhole.learners.multi_head_vector_attempt import Overcomplete
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
+from keyhole.probes.hard_attention import Overcomplete, directions
 
+LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 USUAL_HEADS = 4  # forecast where the number of heads is not given
 
 
@@ -60,7 +60,8 @@ class MultiHead:
             )
         ask = Asker(oracle)
         frame = directions(rng, width, width)
-        frame = np.linalg.qr(frame)[0].T
+        size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
+        frame = size * np.linalg.qr(frame)[0].T
         first = ask(frame[:1, None], "values")
         if first.shape[1] > 1:
             try:

@@ -9,8 +9,9 @@ from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.results import Counterexample
 
-VALIDATIONS = 2  # own fresh questions; a later verification asks more
-VALIDATION_LENGTH = 7
+VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
+SINGLE_SHARE = 1e-3  # a float32 box is trusted with fewer digits in proportion to this
+DOUBT_LIMIT = 1e-3  # error bars excuse a deviation only up to here
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
 
@@ -30,32 +31,32 @@ class Claims(Protocol):
 def validated(
     ask: Asker, model: Attention, errors: Attention, rng: np.random.Generator
 ) -> Counterexample | None:
-    """Fresh random questions with scores of order one; the first that disagrees."""
-    width = model.width
+    """Fresh random questions, short and long, scores of order one; the first that disagrees."""
     norms = [float(np.linalg.norm(head.score)) for head in model.heads]
     typical = float(np.median([n for n in norms if n > 0] or [1.0]))
-    size = np.sqrt(1.5 / typical)
+    size = float(np.sqrt(1.5 / typical))
+    allowed = tolerance(ask, model, errors, size)
     limit = ask.oracle.spec.domain.max_length
-    length = VALIDATION_LENGTH if limit is None else min(limit, VALIDATION_LENGTH)
-    tokens = size * rng.standard_normal((VALIDATIONS, length, width))
-    answers = ask(tokens, "validation") + ask.offset
-    guesses = model(tokens).reshape(answers.shape)
-    allowed = 0.0
+    for length in VALIDATION_LENGTHS:
+        count = length if limit is None else min(limit, length)
+        tokens = size * rng.standard_normal((1, count, model.width))
+        answer = ask(tokens, "validation")[0] + ask.offset
+        guess = model(tokens).reshape(answer.shape)
+        if np.abs(answer - guess).max() > allowed:
+            reason = f"{count} random tokens, scores of order one"
+            return Counterexample(tokens[0], np.squeeze(answer), np.squeeze(guess), reason)
+    return None
+
+
+def tolerance(ask: Asker, model: Attention, errors: Attention, size: float) -> float:
+    """Deviation that rounding and the error bars allow for tokens with entries of `size`."""
+    norm = size * np.sqrt(model.width)
+    precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
+    allowed = 5.0 * ask.additive
     for head, error in zip(model.heads, errors.heads, strict=True):
-        loud = float(np.linalg.norm(head.value)) * size * np.sqrt(width)
-        doubt = float(np.linalg.norm(error.score)) * size**2 + float(
-            np.linalg.norm(error.key_bias)
-        ) * size
-        allowed += loud * (VALID * max(1.0, ask.unit / UNIT_ROUNDOFF * 1e-3) + 3 * doubt)
-        allowed += 3 * float(np.linalg.norm(error.value)) * size * np.sqrt(width)
-    allowed += 5 * ask.additive
-    wrong = np.abs(answers - guesses).max(axis=1) > allowed
-    if not wrong.any():
-        return None
-    worst = int(np.argmax(np.abs(answers - guesses).max(axis=1)))
-    return Counterexample(
-        tokens[worst],
-        np.squeeze(answers[worst]),
-        np.squeeze(guesses[worst]),
-        "random tokens, scores of order one",
-    )
+        loud = float(np.linalg.norm(head.value)) * norm
+        doubt = float(np.linalg.norm(error.score)) * size**2
+        doubt += float(np.linalg.norm(error.key_bias)) * size
+        allowed += loud * (precision + 3 * min(doubt, DOUBT_LIMIT))
+        allowed += 3 * float(np.linalg.norm(error.value)) * norm
+    return float(allowed)

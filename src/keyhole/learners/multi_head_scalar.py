@@ -1,23 +1,25 @@
 """Several heads through scalar answers: hard attention, gates, and one head opened at a time.
 
-Statement. f(X) = offset + sum_h sum_i softmax_i(x_i . (W_h x_N + c_h)) x_i . v_h is determined up to
-the canonical form (equal heads merged, heads without value dropped, order free) by
-H(d² + d) questions plus a few; with key biases and an offset H(d² + 2d) + 1.
+Statement. f(X) = offset + sum_h sum_i softmax_i(x_i . (W_h x_N + c_h)) x_i . v_h is determined
+up to the canonical form (equal heads merged, heads without value dropped, order free) by H(d² +
+d) questions plus a few; with key biases and an offset H(d² + 2d) + 1.
 
-Questions. (1) d of length one: the sum of the values. (2) Huge tokens at one query: who attends where
-(probes/hard_attention), and with small moves all v_h. (3) At the same query, each head opened along d
-directions: p_h = W_h x + c_h. (4) Gates of least norm (probes/gates), and the same openings at d - 1
-more queries nearby, where the gates still hold.
+Questions. (1) d of length one: the sum of the values. (2) Huge tokens at one query: who attends
+where (probes/hard_attention), and with small moves all v_h. (3) At the same query, each head
+opened along d directions: p_h = W_h x + c_h. (4) Gates of least norm (probes/gates), and the
+same openings at d - 1 more queries nearby, where the gates still hold.
 
-Algebra. p_h at d queries is W_h. A head whose columns stop growing in rank is opened along its range alone
-from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on perturbed answers.
+Algebra. p_h at d queries is W_h. A head whose columns stop growing in rank is opened along its
+range alone from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on
+perturbed answers.
 
-When it fails. Bounded tokens (no hard attention). Nearly parallel p_h: digits are lost like the square of
-their angle, and the error bars say so. Two random questions validate; a failure starts over at another
-query, and after several the family is wrong.
+When it fails. Bounded tokens (no hard attention). Nearly parallel p_h: digits are lost like the
+square of their angle, and the error bars say so. Two random questions validate; a failure
+starts over at another query, and after several the family is wrong.
 
-Source. The canonical form: Kim, Kim, Guo, arXiv 2608.03294; non-identifiability beyond it: Bhattamishra,
-Shah, Hahn, Kanade, "Provably Learning Attention with Queries", Proposition 7.1. The method is Keyhole's.
+Source. The canonical form: Kim, Kim, Guo, arXiv 2608.03294; non-identifiability beyond it:
+Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with Queries", Proposition 7.1.
+The method is Keyhole's.
 """
 
 from collections.abc import Callable
@@ -25,13 +27,14 @@ from collections.abc import Callable
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, WrongFamily
+from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import Claims, validated
 from keyhole.learners.multi_head_scalar_attempt import Draft, Scalar
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import directions
+from keyhole.probes.openings import Unexplained
 
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
 SMALL = 1e-4  # norm of the base query without biases: it must lose against every gate
@@ -50,8 +53,11 @@ def learn_scalar(
     total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
     offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
     ask.offset = offset
-    centred = total_answers - offset
+    size = float(np.linalg.norm(frame[0]))
+    frame, centred = frame / size, (total_answers - offset) / size
     total = frame.T @ centred
+    if claims.heads == 1 and np.abs(total).max() <= 5 * ask.additive / size:
+        raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
     heads = claims.heads
     for _ in range(claims.attempts):
@@ -63,7 +69,7 @@ def learn_scalar(
         try:
             draft = attempt.run()
         except (IllConditioned, np.linalg.LinAlgError) as error:
-            trouble = error
+            trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
         model, errors = assembled(draft, offset, ask)
         counterexample = validated(ask, model, errors, rng)
@@ -76,6 +82,8 @@ def learn_scalar(
         )
     if isinstance(trouble, WrongFamily):
         raise trouble
+    if isinstance(trouble, Unexplained):
+        raise WrongFamily(f"no base query led to a model: {trouble}", trouble.counterexample)
     raise IllConditioned(f"no base query led to a model: {trouble}")
 
 
@@ -91,8 +99,8 @@ def find_bias(
     if claimed is None:
         token = directions(rng, 1, width)[0] * np.sqrt(width)
         pair = np.stack([token, np.zeros(width)])[None]
-        half = 0.5 * (frame @ token) @ answers
-        scale = float(np.abs(answers).max()) * np.sqrt(width)
+        half = 0.5 * (frame @ token) @ answers / float(frame[0] @ frame[0])
+        scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
         noise = UNBIASED * (ask.unit * scale * np.sqrt(width) + ask.additive)
         if np.abs(ask(pair, "bias?")[0] - half).max() <= noise:
             return nothing, False

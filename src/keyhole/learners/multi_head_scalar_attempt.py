@@ -15,7 +15,8 @@ from keyhole.probes.hard_attention import (
     measure_values,
     split,
 )
-from keyhole.probes.openings import Chamber, Readings, fan, log_odds, open_heads
+from keyhole.probes.openings import Chamber, Readings, Unexplained, fan, log_odds, open_heads
+from keyhole.results import Counterexample
 
 TARGET = 1.2  # typical log-odds of an opening: long enough to see, short enough to invert
 TILT = 0.5  # how far an opening leans towards the head's value
@@ -31,7 +32,7 @@ WEAK, FLAT = 0.02, 1e-9  # log-odds worth a longer opening; log-odds of no react
 LEAK_ROUNDS = 6
 CAUTION = 0.3  # the first column next to the base query is asked this much closer
 EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
-LOSS = 0.45  # share of the gates' margin that a column may be expected to cost
+LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
 RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
 STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
 SINGLE = 1e2  # misfit of a second opening, in standard errors, that betrays two heads
@@ -87,9 +88,7 @@ class Scalar:
     def run(self) -> Draft:
         width = self.ask.width
         self.mix = (
-            self.rng.standard_normal(self.total.shape[1])
-            if self.total.shape[1] > 1
-            else np.ones(1)
+            self.rng.standard_normal(self.total.shape[1]) if self.total.shape[1] > 1 else np.ones(1)
         )
         self.query = self.reach * directions(self.rng, 1, width)[0]
         self.sizes: dict[int, float] = {}
@@ -118,7 +117,16 @@ class Scalar:
         none, blocks = np.zeros((0, width, width)), self.total[None]
         noise = self.ask.unit * np.abs(blocks).max() + self.ask.additive
         return Draft(
-            none, none[:, 0], blocks, none, none[:, 0], np.full(blocks.shape, noise), True, (), [], 0.0
+            none,
+            none[:, 0],
+            blocks,
+            none,
+            none[:, 0],
+            np.full(blocks.shape, noise),
+            True,
+            (),
+            [],
+            0.0,
         )
 
     # --- values and gates -----------------------------------------------------------------
@@ -134,7 +142,8 @@ class Scalar:
     def chamber_at(self, query: Array, gates: Array | None, base: Array | None = None) -> Chamber:
         if base is None:
             base = np.full(len(self.values), float(query @ self.total @ self.mix))
-        return Chamber(query, gates, base, self.values, self.uniform, self.mix)
+        mix = np.asarray(self.mix)
+        return Chamber(query, gates, base, self.values, self.uniform, mix)
 
     def partition(self) -> None:
         """Leaves, all values, and first gates; leaves with several heads are split."""
@@ -181,7 +190,15 @@ class Scalar:
             if np.abs(chamber.base - expected).max() <= allowed:
                 return chamber
             tokens = tokens * GROWTH
-        raise IllConditioned("the gates do not hold at any size that was tried")
+        raise Unexplained(
+            "the gates do not hold at any size that was tried",
+            Counterexample(
+                input=np.concatenate([tokens / GROWTH, self.query[None]]),
+                box_answer=np.asarray(chamber.base[0]),
+                model_answer=np.asarray(expected),
+                reason="huge tokens: each head should attend to one of them alone",
+            ),
+        )
 
     def measured_base(self, query: Array, gates: Array) -> Chamber:
         """Gates with their own answer asked, so that no error of the values enters it. A uniform
@@ -314,18 +331,38 @@ class Scalar:
         else:
             rows = frame if self.bias else frame[1:]
             others = [self.query + self.step * self.reach * row for row in rows]
-        self.losses: list[float] = []
+        self.gave_way = IllConditioned("the gates do not hold at any other query")
         for query in others:
-            ease = CAUTION if self.chamber.gates is not None else 1.0
-            if self.losses:  # margins lost grow with the distance: learn from the columns before
-                ease = float(np.clip(LOSS / max(self.losses), *EASE))
+            ease = self.ease()
             near = self.query + ease * (query - self.query)
             for _ in range(RETREATS):
                 if self.column(near):
                     break
                 near = self.query + RETREAT * (near - self.query)
             else:
-                raise IllConditioned("the gates do not hold at any other query")
+                raise self.gave_way
+
+    def ease(self) -> float:
+        """How far the next query may lie from the first, in planned steps: as far as the gates
+        can be expected to hold, judged by how much keys have moved so far."""
+        gates = self.chamber.gates
+        if gates is None:
+            return 1.0
+        worst = 0.0
+        for head, record in enumerate(self.records):
+            if len(record.keys) < 2:
+                return CAUTION
+            first = record.keys[0]
+            moved = [
+                np.linalg.norm(key - first) / np.linalg.norm(query - self.query)
+                for key, query in zip(record.keys[1:], record.queries[1:], strict=True)
+            ]
+            spread = float(np.linalg.norm(gates - gates[head], axis=1).max())
+            share = record.rank or min(len(record.keys), self.ask.width)
+            margin = float(margins(gates, np.stack([r.keys[0] for r in self.records]))[head])
+            typical = float(np.sqrt(np.mean(np.square(moved)))) * self.step * self.reach
+            worst = max(worst, typical * spread / (margin * np.sqrt(share)))
+        return float(np.clip(LOSS / (TAIL * worst), *EASE))
 
     def range_of(self, record: Columns) -> Float[Array, "d k"]:
         """Orthonormal basis of the keys so far, the first key's direction first."""
@@ -352,8 +389,10 @@ class Scalar:
             np.linalg.norm(key - first) / np.linalg.norm(other - self.query)
             for key, other in zip(record.keys[1:], record.queries[1:], strict=True)
         ]
-        slope = float(np.sqrt(np.mean(np.square(slopes)))) if slopes else (
-            float(np.linalg.norm(first)) / self.reach
+        slope = (
+            float(np.sqrt(np.mean(np.square(slopes))))
+            if slopes
+            else (float(np.linalg.norm(first)) / self.reach)
         )
         step = float(np.linalg.norm(query - self.query))
         count = record.rank or width
@@ -381,7 +420,8 @@ class Scalar:
                 firsts.append(min(count + 1, self.ask.width) if record.searching else len(rows))
         try:
             got = self.open_many(chamber, plans, [(0, first) for first in firsts])
-        except IllConditioned:  # answers that no opening explains: the gates gave way
+        except Unexplained as error:  # the gates gave way
+            self.gave_way = error
             return False
         rest = []
         for head, record in enumerate(self.records):
@@ -392,21 +432,17 @@ class Scalar:
             rest.append((firsts[head], firsts[head] if done else len(plans[head])))
         try:
             more = self.open_many(chamber, plans, rest)
-        except IllConditioned:
+        except Unexplained as error:
+            self.gave_way = error
             return False
         joined = [
             tuple(np.concatenate([a, b]) for a, b in zip(x, y, strict=True))
             for x, y in zip(got, more, strict=True)
         ]
         keys = [self.key(head, moves, odds) for head, (moves, _, odds) in enumerate(joined)]
-        if chamber.gates is not None:
-            first = np.stack([record.keys[0] for record in self.records])
-            before = margins(chamber.gates, first, self.query)
-            after = margins(chamber.gates, np.stack(keys), query)
-            if not after.min() > HOLDS:
-                return False
-            moved = float(np.linalg.norm(query - self.query)) / (self.step * self.reach)
-            self.losses.append(float((1 - after / before).max()) / moved + 1e-3)
+        gates = chamber.gates
+        if gates is not None and not margins(gates, np.stack(keys), query).min() > HOLDS:
+            return False
         for head, (moves, changes, _) in enumerate(joined):
             record = self.records[head]
             record.queries.append(query)
@@ -495,7 +531,9 @@ class Scalar:
             if margins(gates, keys, query).min() > TIGHT:
                 return
             own = np.stack([record.keys[0] for record in self.records])  # where base was asked
-            still = leakage(np.concatenate([gates, self.query[None]])[None], own, self.values, gates)
+            still = leakage(
+                np.concatenate([gates, self.query[None]])[None], own, self.values, gates
+            )
             for head, record in enumerate(self.records):
                 moves = record.moves[column]
                 tokens = chamber.sequences(np.full(len(moves), head), moves)
@@ -511,49 +549,46 @@ class Scalar:
 
     def conclude(self) -> Draft:
         """Parameters, and their spread over replicates with perturbed answers."""
-        best = self.parameters(self.values, None)
-        spread = [np.zeros_like(part) for part in best[:2]]
+        scores, biases = self.parameters(self.values, None)
+        score_spread, bias_spread = np.zeros_like(scores), np.zeros_like(biases)
         value_spread = np.zeros_like(self.blocks)
         for _ in range(REPLICATES):
             blocks = self.perturbed_blocks()
+            other = self.parameters((blocks @ self.mix)[: len(self.values)], self.rng)
             value_spread += (blocks - self.blocks) ** 2
-            mixed = (blocks @ self.mix)[: len(self.values)]
-            other = self.parameters(mixed, self.rng)
-            for total, a, b in zip(spread, other, best, strict=False):
-                total += (a - b) ** 2
-        scores, biases, factors = best
-        errors = [BARS * np.sqrt(part / REPLICATES) for part in spread]
-        value_errors = BARS * np.sqrt(value_spread / REPLICATES)
-        ranks = tuple(
-            record.rank if record.rank is not None else self.ask.width for record in self.records
-        )
-        uniform = self.uniform is not None
+            score_spread += (other[0] - scores) ** 2
+            bias_spread += (other[1] - biases) ** 2
+        width = self.ask.width
+        ranks = tuple(width if r.rank is None else r.rank for r in self.records)
         return Draft(
             scores,
             biases,
             self.blocks,
-            *(smoothed(part) for part in errors),
-            smoothed(value_errors),
-            uniform,
+            smoothed(BARS * np.sqrt(score_spread / REPLICATES)),
+            smoothed(BARS * np.sqrt(bias_spread / REPLICATES)),
+            smoothed(BARS * np.sqrt(value_spread / REPLICATES)),
+            self.uniform is not None,
             ranks,
-            factors,
+            [low_rank_factors(s, r) for s, r in zip(scores, ranks, strict=True)],
             self.gate_norm,
         )
 
     def perturbed_blocks(self) -> Float[Array, "b d outputs"]:
+        """The values, had the answers been rounded otherwise."""
         loud = float(np.linalg.norm(self.blocks, axis=1).sum(axis=0).max())
+        shape = self.blocks.shape
         if self.leaves is None:
-            noise = self.ask.unit * loud + self.ask.additive
-            return np.asarray(self.blocks + noise * self.rng.standard_normal(self.blocks.shape))
-        count = self.inverse.shape[1]
-        noise = self.ask.unit * loud * self.rng.standard_normal((count, self.blocks.shape[2]))
-        return np.asarray(self.blocks + (self.inverse @ noise).reshape(self.blocks.shape))
+            level = self.ask.unit * loud + self.ask.additive
+            return np.asarray(self.blocks + level * self.rng.standard_normal(shape))
+        noise = self.rng.standard_normal((self.inverse.shape[1], shape[2]))
+        change = self.ask.unit * loud * (self.inverse @ noise)
+        return np.asarray(self.blocks + change.reshape(shape))
 
     def parameters(
         self, values: Float[Array, "h d"], rng: np.random.Generator | None
-    ) -> tuple[Array, Array, list[tuple[Array, Array] | None]]:
+    ) -> tuple[Float[Array, "h d d"], Float[Array, "h d"]]:
         """Scores and key biases; with `rng`, from answers perturbed by their errors."""
-        scores, biases, factors = [], [], []
+        scores, biases = [], []
         for head, record in enumerate(self.records):
             keys: list[Array] = []
             shared = 0.0 if rng is None else rng.standard_normal()
@@ -576,8 +611,7 @@ class Scalar:
             map_ = np.linalg.solve(design.T, stack.T).T
             scores.append(map_[:, : self.ask.width])
             biases.append(map_[:, self.ask.width] if self.bias else np.zeros(self.ask.width))
-            factors.append(low_rank_factors(scores[-1], record.rank))
-        return np.stack(scores), np.stack(biases), factors
+        return np.stack(scores), np.stack(biases)
 
     def score_noise(self, record: Columns, column: int) -> float:
         """Rounding of the scores themselves, which are large at the gates."""

@@ -1,21 +1,22 @@
 """A real attention layer through its vector answers, heads and head width unknown.
 
-Statement. out = offset + sum_h softmax_i(x_i . (W_h x_N + c_h)) X M_h with M_h = V_h O_h of rank r and
-[W_h | c_h] of rank r is recovered from about 4d + 2 - 2r answers of D = d numbers, the number of unknowns
-per answer, and a few percent more.
+Statement. out = offset + sum_h softmax_i(x_i . (W_h x_N + c_h)) X M_h with M_h = V_h O_h of
+rank r and [W_h | c_h] of rank r is recovered from about 4d + 2 - 2r answers of D = d numbers,
+the number of unknowns per answer, and a few percent more.
 
-Questions. (1) Huge tokens name the heads (probes/hard_attention). (2) Each head's token moved along r + r/8
-common directions: answers span the rows of O_h. (3) Length one: offset and M = sum M_h, along the directions
-that (2) has not summed already. (4) Soft questions with r tokens around a query: all attention weights of all
-heads at once, because the O_h keep the heads apart. At r + r/8 queries the tokens cover all directions,
-which gives the ranges U_h of the scores; at the others r tokens suffice.
+Questions. (1) Huge tokens name the heads (probes/hard_attention). (2) Each head's token moved
+along r + r/8 common directions: answers span the rows of O_h. (3) Length one: offset and M =
+sum M_h, along the directions that (2) has not summed already. (4) Soft questions with r tokens
+around a query: all attention weights of all heads at once, because the O_h keep the heads
+apart. At r + r/8 queries the tokens cover all directions, which gives the ranges U_h of the
+scores; at the others r tokens suffice.
 
-Algebra. V = M O⁺. Tokens are designed so that every head sees every block well conditioned (algebra/
-procrustes). Log-ratios of weights are linear in W_h x + c_h.
+Algebra. V = M O⁺. Tokens are designed so that every head sees every block well conditioned
+(algebra/ procrustes). Log-ratios of weights are linear in W_h x + c_h.
 
-When it fails. More inner dimensions than outputs (sum of r over D): then heads are opened one at a time
-(learners/multi_head_scalar). Nearly dependent O_h cost digits: error bars, by repetition of the
-algebra on perturbed answers.
+When it fails. More inner dimensions than outputs (sum of r over D): then heads are opened one
+at a time (learners/multi_head_scalar). Nearly dependent O_h cost digits: error bars, by
+repetition of the algebra on perturbed answers.
 
 Source. Keyhole's own; docs/learners/multi_head.md.
 """
@@ -44,10 +45,12 @@ def learn_vector(
     """The whole recovery; `first` is the answer to the first row of `frame` alone. Raises
     Overcomplete where the answers cannot keep the heads apart."""
     offset = ask(np.zeros((1, 1, ask.width)), "values")[0]
-    first, ask.offset = first - offset, offset
+    size = float(np.linalg.norm(frame[0]))
+    first, ask.offset = (first - offset) / size, offset
+    frame = frame / size
     trouble: Exception | None = None
     for _ in range(claims.attempts):
-        attempt = Vector(ask, rng, frame, first, claims.heads, claims.rank)
+        attempt = Vector(ask, rng, frame, first, claims.heads, claims.rank, size)
         try:
             attempt.run()
         except (IllConditioned, np.linalg.LinAlgError) as error:
@@ -106,9 +109,7 @@ def rms(part: Array) -> Array:
     return np.asarray(np.sqrt((part**2).mean(axis=axes, keepdims=True)))
 
 
-def finished(
-    attempt: Vector, model: Attention, errors: Attention, heads: int | None
-) -> Learned:
+def finished(attempt: Vector, model: Attention, errors: Attention, heads: int | None) -> Learned:
     """The result with its floor and what the reader should know."""
     width, outputs = attempt.width, model.outputs or 1
     unknowns = outputs

@@ -9,7 +9,13 @@ from keyhole.algebra.procrustes import spread_tokens
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import REACH, Leaves, directions, find_vector_leaves
+from keyhole.probes.hard_attention import (
+    REACH,
+    Leaves,
+    Overcomplete,
+    directions,
+    find_vector_leaves,
+)
 
 SPARE = 8  # one direction in so many is asked beyond the rank
 GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
@@ -17,10 +23,6 @@ FLOOR = 1e4  # singular values below this many rounding errors are noise
 PEAK = 2.0  # largest log-odds aimed at
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
 TRIES = 12
-
-
-class Overcomplete(Exception):
-    """The heads' value maps overlap: answers do not keep the heads apart."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Values:
     ) -> tuple[list[Array], list[Array], Float[Array, "d outputs"], float]:
         """V_h, O_h (orthonormal rows), M, and the condition of the stacked O."""
         count = len(self.frame) - len(self.singles)
-        tail = sum(responses[:count] for responses in self.moved)
+        tail = sum(responses[len(responses) - count :] for responses in self.moved)
         total = self.frame.T @ np.concatenate([self.singles, tail])
         outs = [
             np.linalg.svd(moved, full_matrices=False)[2][:rank]
@@ -73,6 +75,7 @@ class Vector:
     first: Float[Array, "one outputs"]
     heads: int | None
     rank: int | None
+    loudness: float = 1.0  # size of single tokens
     blocks: list[list[Block]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -95,22 +98,31 @@ class Vector:
             if len(again) > len(leaves):
                 scale = float(np.abs(fresh).max())
                 gaps = np.abs(fresh[:, None] - responses[None]).max(axis=2) / scale
-                known = {i: int(np.argmin(gaps[i])) for i in range(len(again)) if gaps[i].min() < 1e-6}
+                known = {
+                    i: int(np.argmin(gaps[i])) for i in range(len(again)) if gaps[i].min() < 1e-6
+                }
                 rest = [i for i in range(len(again)) if i not in known]
                 more, more_noise = self.moves(again, rest)
-                moved = [moved[known[i]] if i in known else more[rest.index(i)] for i in range(len(again))]
-                noise = [noise[known[i]] if i in known else more_noise[rest.index(i)] for i in range(len(again))]
+                moved = [
+                    moved[known[i]] if i in known else more[rest.index(i)]
+                    for i in range(len(again))
+                ]
+                noise = [
+                    noise[known[i]] if i in known else more_noise[rest.index(i)]
+                    for i in range(len(again))
+                ]
                 ranks = [self.numerical_rank(m, n) for m, n in zip(moved, noise, strict=True)]
         common = min(len(m) for m in moved)
         rows = self.frame[1 : self.width - common]
-        singles = np.concatenate([self.first, self.ask(rows[:, None], "values")])
+        answers = self.ask(self.loudness * rows[:, None], "values") / self.loudness
+        singles = np.concatenate([self.first, answers])
         self.values = Values(self.frame, singles, moved, noise)
         self.ranks = ranks
         if sum(ranks) > singles.shape[1]:
             raise Overcomplete
 
     def suspicious(self, ranks: list[int]) -> bool:
-        """Whether two heads may share a leaf: fewer leaves than claimed, or one of twice the rank."""
+        """Whether two heads may share a leaf: one is missing, or one leaf has twice the rank."""
         if self.heads is not None:
             return len(ranks) < self.heads
         return len(ranks) > 1 and max(ranks) > 1.5 * float(np.median(ranks))
@@ -222,30 +234,36 @@ class Vector:
         while True:
             for query in self.queries[done:goal]:
                 column = [block] if done == 0 and not self.blocks else []
-                for group in groups[len(column) :]:
-                    column.append(self.soft(query, group, self.reach(), "columns"))
+                column += [
+                    self.soft(query, group, self.reach(), "columns")
+                    for group in groups[len(column) :]
+                ]
                 self.blocks.append(column)
-            done = goal
+            self.wide = done = goal
             keys = self.wide_keys()
             self.score_ranks = [self.score_rank(part) for part in keys]
             if goal >= len(self.queries) or max(self.score_ranks) < goal:
                 break
             goal = min(goal + max(2, goal // 4), len(self.queries))
-        self.wide = done
 
     def reach(self) -> float:
         """Token length that should bring the largest log-odds to PEAK."""
         return PEAK / float(np.quantile(self.peaks[-64:], 0.9))
 
-    def system(self, column: list[Block]) -> Float[Array, "n d"]:
-        return np.concatenate([b.length * self.groups[b.group] for b in column])
+    def measured(self, columns: list[list[Block]]) -> Float[Array, "h k n"]:
+        """t . p_h for the tokens t of each column (which share their tokens)."""
+        rows = [
+            np.concatenate([self.log_odds(b) / b.length for b in column], axis=1)
+            for column in columns
+        ]
+        return np.stack(rows, axis=2)
+
+    def tokens_of(self, column: list[Block]) -> Float[Array, "k d"]:
+        return np.concatenate([self.groups[b.group] for b in column])
 
     def wide_keys(self) -> Float[Array, "h d n"]:
-        keys = []
-        for column in self.blocks:
-            odds = np.concatenate([self.log_odds(b) for b in column], axis=1)
-            keys.append(np.linalg.lstsq(self.system(column), odds.T, rcond=None)[0].T)
-        return np.stack(keys, axis=2)
+        columns = self.blocks[: self.wide]
+        return np.asarray(np.linalg.pinv(self.tokens_of(columns[0])) @ self.measured(columns))
 
     def score_rank(self, keys: Float[Array, "d n"]) -> int:
         sizes = np.linalg.svd(keys, compute_uv=False)
@@ -287,7 +305,12 @@ class Vector:
         other.readers = [other.weight_readers(group) for group in self.groups]
         other.blocks = [
             [
-                Block(b.query, b.group, b.length, noisy(b.answer, np.linalg.norm(b.query) + b.length))
+                Block(
+                    b.query,
+                    b.group,
+                    b.length,
+                    noisy(b.answer, float(np.linalg.norm(b.query)) + b.length),
+                )
                 for b in column
             ]
             for column in self.blocks
@@ -296,22 +319,17 @@ class Vector:
 
     def parameters(self) -> tuple[Float[Array, "h d d"], Float[Array, "h d"]]:
         """Scores and key biases from the answers."""
-        heads = len(self.ranks)
-        odds = [np.concatenate([self.log_odds(b) for b in c], axis=1) for c in self.blocks]
-        systems = [self.system(column) for column in self.blocks]
-        keys = np.zeros((heads, self.width, len(self.blocks)))
-        for j in range(self.wide):
-            keys[:, :, j] = np.linalg.lstsq(systems[j], odds[j].T, rcond=None)[0].T
+        keys = np.zeros((len(self.ranks), self.width, len(self.blocks)))
+        keys[:, :, : self.wide] = self.wide_keys()
+        narrow = self.blocks[self.wide :]
+        seen = self.measured(narrow) if narrow else None
         for h, rank in enumerate(self.score_ranks):
-            if rank < self.wide:  # the columns beyond the rank sharpen its range
-                u, s, vt = np.linalg.svd(keys[h, :, : self.wide], full_matrices=False)
-                keys[h, :, : self.wide] = (u[:, :rank] * s[:rank]) @ vt[:rank]
-                base = u[:, :rank]
-            else:
-                base = np.linalg.svd(keys[h, :, : self.wide], full_matrices=False)[0]
-            for j in range(self.wide, len(self.blocks)):
-                fit = np.linalg.lstsq(systems[j] @ base, odds[j][h], rcond=None)[0]
-                keys[h, :, j] = base @ fit
+            u, s, vt = np.linalg.svd(keys[h, :, : self.wide], full_matrices=False)
+            # the columns beyond the rank sharpen its range
+            keys[h, :, : self.wide] = (u[:, :rank] * s[:rank]) @ vt[:rank]
+            if seen is not None:
+                inside = self.tokens_of(narrow[0]) @ u[:, :rank]
+                keys[h, :, self.wide :] = u[:, :rank] @ (np.linalg.pinv(inside) @ seen[h])
         design = np.stack([column[0].query for column in self.blocks], axis=1)
         design = np.vstack([design, np.ones(design.shape[1])])
         maps = np.linalg.solve(design.T, keys.transpose(0, 2, 1)).transpose(0, 2, 1)

@@ -21,7 +21,7 @@ PASSES = 60  # nonnegative least squares: iterations per constraint before givin
 
 def gate_tokens(keys: Float[Array, "h d"]) -> Float[Array, "h d"]:
     """Least-norm gates with margins at least 1 in units of each head's |p_h|."""
-    heads, width = keys.shape
+    heads = len(keys)
     unit = keys / np.linalg.norm(keys, axis=1, keepdims=True)
     basis = np.linalg.svd(unit, full_matrices=False)[2]  # gates live in the span of the keys
     small = unit @ basis.T

@@ -1,17 +1,17 @@
 """Huge tokens: every head attends to exactly one token, and the box becomes linear.
 
-Questions. At a fixed query x the box gets m tokens s t_i with s enormous. Head h picks the token
-with the largest t_i . p_h(x) and answers with its value: f = sum_h s t_i(h) . v_h, exactly. Moving
-token i by a_i delta changes the answer by sum_h a_i(h) (delta . v_h). The patterns a = cos(k theta),
-sin(k theta) make these answers trigonometric moments, which name the tokens in use (algebra/
-trigonometric_moments). With vector answers a few random patterns do.
+Questions. At a fixed query x the box gets m tokens s t_i with s enormous. Head h picks the
+token with the largest t_i . p_h(x) and answers with its value: f = sum_h s t_i(h) . v_h,
+exactly. Moving token i by a_i delta changes the answer by sum_h a_i(h) (delta . v_h). The
+patterns a = cos(k theta), sin(k theta) make these answers trigonometric moments, which name the
+tokens in use (algebra/ trigonometric_moments). With vector answers a few random patterns do.
 
-Inversion. The tokens in use, one per group of heads that attends to it (a leaf), plus all answers as
-exact linear equations in the values. A head with score zero attends to all tokens alike: it shifts the
-constant moment alone, and is recognised by that.
+Inversion. The tokens in use, one per group of heads that attends to it (a leaf), plus all
+answers as exact linear equations in the values. A head with score zero attends to all tokens
+alike: it shifts the constant moment alone, and is recognised by that.
 
-When it fails. Two heads on one token look like one: `split` separates them by bisection. A box whose
-attention never hardens (a cap on scores) explains no moments.
+When it fails. Two heads on one token look like one: `split` separates them by bisection. A box
+whose attention never hardens (a cap on scores) explains no moments.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from keyhole.results import Counterexample
 
 BAG = 256  # tokens offered: two heads share one in about H²/512 of all cases
 SPARE = 8  # moments beyond the claimed number of heads before the family is doubted
-MOST_HEADS = 128  # unknown number of heads: where to stop looking
+MOST_HEADS = 64  # unknown number of heads: where to stop looking
 HARD = 1e10  # token size that makes attention hard for scores of ordinary scale
 HARDER = 1e6  # factor for the second try
 TRIES = 3
@@ -79,9 +79,7 @@ class Leaves:
         dummy = moves[:, heads] * length - moves[:, :heads].sum(axis=1)
         mean = (leaves.sum(axis=1) + dummy + self.query / self.scale) / length
         tokens = np.concatenate([leaves, dummy[:, None]], axis=1)
-        return tokens, np.concatenate([leaves, mean[:, None]], axis=1).reshape(
-            count, heads + 1, -1
-        )
+        return tokens, np.concatenate([leaves, mean[:, None]], axis=1).reshape(count, heads + 1, -1)
 
     def ask(self, ask: Asker, tokens: Float[Array, "n k d"], purpose: str) -> Array:
         return ask_hard(ask, tokens, self.query, self.scale, purpose)
@@ -237,6 +235,10 @@ def _unexplained(
     )
 
 
+class Overcomplete(Exception):
+    """There are more heads, or wider ones, than outputs: answers do not keep the heads apart."""
+
+
 def find_vector_leaves(
     ask: Asker, query: Array, heads: int | None, shift: Array, rng: np.random.Generator
 ) -> tuple[Leaves, Float[Array, "h outputs"]]:
@@ -266,11 +268,29 @@ def find_vector_leaves(
             goal += 1
         if len(support.nodes) < asked and support.misfit <= doubt:
             nodes = support.nodes
+            if heads is not None and len(nodes) > heads:
+                loudest = np.argsort(-np.linalg.norm(support.weights, axis=1), kind="stable")
+                fewer = fitted(patterns[:asked], answers, np.sort(nodes[loudest[:heads]]))
+                guess = patterns[0, fewer.nodes] @ fewer.weights
+                moved = bag + step * patterns[0][:, None] * shift
+                raise WrongFamily(
+                    f"{len(nodes)} heads answer where {heads} were claimed: huge tokens are "
+                    f"attended to in {len(nodes)} different ways. Pass heads={len(nodes)}, or "
+                    "leave heads= out",
+                    Counterexample(
+                        input=np.concatenate([scale * moved, query[None]]),
+                        box_answer=(base[0] + step * answers[0]) * scale,
+                        model_answer=(base[0] + step * guess) * scale,
+                        reason=f"best explanation by {heads} heads",
+                    ),
+                )
             equations = Equations(len(nodes), width)
             equations.add(bag[None][:, nodes], base)
             reach = np.full(len(nodes), REACH)
             leaves = Leaves(query, bag[nodes], reach, scale, equations, False)
             return leaves, support.weights
+        if len(support.nodes) >= base.shape[1]:
+            raise Overcomplete
         worst = patterns[asked - 1][:, None] * shift
         counterexample = Counterexample(
             input=np.concatenate([scale * (bag + step * worst), query[None]]),

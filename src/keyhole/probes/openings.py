@@ -1,14 +1,15 @@
 """One head opened softly while all others stay shut.
 
-Questions. The sequence holds a gate token z_h per head (probes/gates), one competitor z_g + eta, and
-the query x last. Every head but g attends to its own gate; head g weighs its gate against the
-competitor: f = f_gate + (eta . v_g) sigma(eta . p_g(x)). A single head needs no gate: the query itself
-takes its place, f = x . v + (eta . v) sigma(eta . p(x)).
+Questions. The sequence holds a gate token z_h per head (probes/gates), one competitor z_g +
+eta, and the query x last. Every head but g attends to its own gate; head g weighs its gate
+against the competitor: f = f_gate + (eta . v_g) sigma(eta . p_g(x)). A single head needs no
+gate: the query itself takes its place, f = x . v + (eta . v) sigma(eta . p(x)).
 
 Inversion. eta . p_g(x) = logit((f - f_gate) / (eta . v_g)).
 
-When it fails. A ratio outside (0, 1) or too close to its ends carries no digits: the same direction is
-asked again, shorter. A gate that does not hold shows in its margins once p is known.
+When it fails. A ratio outside (0, 1) or too close to its ends carries no digits: the same
+direction is asked again, shorter. A gate that does not hold shows in its margins once p is
+known.
 """
 
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.probes.asking import Asker
+from keyhole.results import Counterexample
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a question
 SHORTER, SHORTEST = 0.25, 0.01
+DEAF = 1e-9  # share of the answer below which an opening is too short to be heard
 ROUNDS = 40  # shortenings: from 1e20 times too long to right
 
 
@@ -94,11 +97,35 @@ def open_heads(
         todo = todo[~(np.abs(odds[todo]) <= SATURATED)]
         if not len(todo):
             return Readings(moves, changes, odds)
+        spans = np.abs(np.einsum("nd,nd->n", moves[todo], chamber.values[heads[todo]]))
+        if (spans < DEAF * np.abs(chamber.base[heads[todo]])).any():
+            break
         seen = np.nan_to_num(np.abs(odds[todo]), nan=np.inf)
         moves[todo] *= np.maximum(SHORTEST, np.minimum(SHORTER, 2.0 / seen))[:, None]
-    raise IllConditioned(
+    raise unexplained(chamber, heads[todo[0]], moves[todo[0]], changes[todo[0]])
+
+
+class Unexplained(IllConditioned):
+    """An answer that no weight between two tokens gives; the caller may try another query."""
+
+    def __init__(self, message: str, counterexample: Counterexample) -> None:
+        super().__init__(message)
+        self.counterexample = counterexample
+
+
+def unexplained(chamber: Chamber, head: int, move: Array, change: float) -> Unexplained:
+    """A competitor next to the gate itself must share its weight about evenly; it did not."""
+    base = float(chamber.base[head])
+    tokens = chamber.sequences(np.array([head]), move[None])[0]
+    return Unexplained(
         "a head stays saturated however short the probe: its value is too small beside the "
-        "others, or the box is not attention"
+        "others, or the box is not attention",
+        Counterexample(
+            input=tokens,
+            box_answer=np.asarray(base + change),
+            model_answer=np.asarray(base + 0.5 * float(move @ chamber.values[head])),
+            reason="two tokens all but equal must share a head's weight evenly",
+        ),
     )
 
 
