@@ -10,7 +10,7 @@ from keyhole.probes.asking import Asker
 from keyhole.results import Counterexample
 
 VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
-SINGLE_SHARE = 1e-3  # a float32 box is trusted with fewer digits in proportion to this
+SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
 DOUBT_LIMIT = 1e-3  # error bars excuse a deviation only up to here
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
@@ -54,7 +54,7 @@ def tolerance(ask: Asker, model: Attention, errors: Attention, size: float) -> f
     precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
     allowed = 5.0 * ask.additive
     for head, error in zip(model.heads, errors.heads, strict=True):
-        loud = float(np.linalg.norm(head.value)) * norm
+        loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)
         doubt = float(np.linalg.norm(error.score)) * size**2
         doubt += float(np.linalg.norm(error.key_bias)) * size
         allowed += loud * (precision + 3 * min(doubt, DOUBT_LIMIT))

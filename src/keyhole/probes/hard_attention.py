@@ -35,13 +35,14 @@ BAG = 256  # tokens offered: two heads share one in about H²/512 of all cases
 SPARE = 8  # moments beyond the claimed number of heads before the family is doubted
 MOST_HEADS = 64  # unknown number of heads: where to stop looking
 HARD = 1e10  # token size that makes attention hard for scores of ordinary scale
-HARDER = 1e6  # factor for the second try
-TRIES = 3
+HARDER = 1e4  # factor for the next try
+TRIES = 4
 REACH = 3e-3  # relative move of a leaf that does not change who attends to it
 SILENT = 1e-280  # answers that are zero
 MOMENT_DOUBT = 1e3  # misfit of moments, in units of their rounding error, that is not rounding
 PIVOT = 0.02  # size of the two tokens a leaf is split into, relative to the leaf
 WIDENINGS = (12.0, 4.0)  # larger pivots tried afterwards, for wider margins
+COARSE = 1e-10  # rounding error from which on the leaves found are checked by a question
 SAME_SIDE = 1e-6  # relative deviation within which an answer counts as the expected one
 SAFE = 2.5e-3  # share of a split's opening by which its halves may be moved
 BISECTIONS = 45  # halvings of an angle until two heads count as one
@@ -247,7 +248,7 @@ def find_vector_leaves(
     limit = ask.oracle.spec.domain.max_length
     size = BAG if limit is None else min(BAG, limit - 1)
     width, scale = len(query), HARD / float(np.linalg.norm(query))
-    step = ask.unit**0.25
+    step = ask.unit ** (1 / 3)  # vectors need less signal than moments
     doubt = MOMENT_DOUBT * ask.unit / step
     counterexample = None
     for _ in range(TRIES):
@@ -288,7 +289,9 @@ def find_vector_leaves(
             equations.add(bag[None][:, nodes], base)
             reach = np.full(len(nodes), REACH)
             leaves = Leaves(query, bag[nodes], reach, scale, equations, False)
-            return leaves, support.weights
+            if ask.unit < COARSE or _complete(ask, leaves, base[0]):
+                return leaves, support.weights
+            continue
         if len(support.nodes) >= base.shape[1]:
             raise Overcomplete
         worst = patterns[asked - 1][:, None] * shift
@@ -411,3 +414,9 @@ def _adopt(
     leaves.tokens[leaf] = leaves.tokens[leaf] + pivot
     leaves.reach = np.append(leaves.reach, margin)
     leaves.reach[leaf] = margin
+
+
+def _complete(ask: Asker, leaves: Leaves, base: Array) -> bool:
+    """Whether every head still attends to its token when all others are left out."""
+    answer = leaves.ask(ask, leaves.tokens[None], "leaves")[0]
+    return bool(np.abs(answer - base).max() <= MOMENT_DOUBT * ask.unit * np.abs(base).max())
