@@ -26,13 +26,14 @@ class Care:
     share: float  # tokens in a soft question, as a share of the rank
     groups: int  # groups of heads whose value maps are told apart by moving them together
     peak: float  # largest log-odds aimed at in a soft question
+    query: float  # size of an entry of the queries
 
     def beyond(self, rank: int) -> int:
         return rank + max(1, int(rank * self.spare))
 
 
-EXACT = Care(reach=3e-3, spare=0.125, share=1.0, groups=1, peak=2.0)
-COARSE = Care(reach=0.1, spare=0.5, share=0.5, groups=2, peak=1.5)
+EXACT = Care(reach=3e-3, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
+COARSE = Care(reach=0.1, spare=0.5, share=0.5, groups=2, peak=1.5, query=0.5)
 
 
 def care_for(unit: float) -> Care:

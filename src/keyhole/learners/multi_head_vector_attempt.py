@@ -85,7 +85,7 @@ class Vector:
         self.readers: list[Array] = []
         self.peaks: list[float] = []
         self.covering = self.add_tokens(tokens.reshape(cover, self.count, self.width))
-        zero, size = np.zeros(self.width), np.sqrt(self.width)
+        zero, size = np.zeros(self.width), self.care.query * np.sqrt(self.width)
         self.queries = [size * self.frame[0], zero, *(size * self.frame[1:])]
 
     def add_tokens(self, tokens: Float[Array, "g k d"]) -> list[int]:
