@@ -39,6 +39,8 @@ from keyhole.probes.openings import Unexplained
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
 SMALL = 1e-4  # norm of the base query without biases: it must lose against every gate
 SMALLER = 1e-6  # the same where noise does not scale with the answer: tokens grow instead
+SUSPICION = 0.1  # each new attempt looks so much closer for two heads in one
+ALIKE = 1e3  # gate norm beyond which a failed validation may be a loss of digits
 CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
 
 
@@ -60,11 +62,11 @@ def learn_scalar(
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
     heads = claims.heads
-    for _ in range(claims.attempts):
+    for attempt_number in range(claims.attempts):
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         attempt = Scalar(
             ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
-            bias, reach,
+            bias, reach, SUSPICION**attempt_number,
         )  # fmt: skip
         try:
             draft = attempt.run()
@@ -75,6 +77,12 @@ def learn_scalar(
         counterexample = validated(ask, model, errors, rng)
         if counterexample is None:
             return finished(ask, model, errors, draft, bias, heads)
+        if draft.gate_norm > ALIKE:
+            trouble = IllConditioned(
+                f"two heads attend almost alike (angle about {2 / draft.gate_norm:.0e}): the "
+                "answers do not determine their parameters"
+            )
+            continue
         trouble = WrongFamily(
             "the hypothesis disagrees with the box on a fresh question: it is not attention with "
             "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),

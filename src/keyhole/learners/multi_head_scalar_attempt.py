@@ -84,6 +84,7 @@ class Scalar:
     search_rank: bool
     bias: bool
     reach: float  # norm of the base query
+    suspicion: float = 1.0  # factor on the misfit that betrays two heads in one
 
     def run(self) -> Draft:
         width = self.ask.width
@@ -248,7 +249,7 @@ class Scalar:
             used = float(np.linalg.norm(second.moves[0]) / np.linalg.norm(reading.moves[0]))
             misfit = abs(float(second.log_odds[0] - used * reading.log_odds[0]))
             allowed = self.odds_doubt(head, second) + used * self.odds_doubt(head, reading)
-            if misfit > SINGLE * allowed:
+            if misfit > SINGLE * self.suspicion * allowed:
                 return head
         return None
 

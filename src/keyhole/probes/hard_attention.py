@@ -32,7 +32,8 @@ from keyhole.probes.asking import Asker
 from keyhole.results import Counterexample
 
 BAG = 256  # tokens offered: two heads share one in about H²/512 of all cases
-SPARE = 8  # moments beyond the claimed number of heads before the family is doubted
+SHORT = 3  # moments beyond the claimed number of heads before another bag is tried
+SPARE = 24  # the same for the last bag, before the family is doubted
 MOST_HEADS = 64  # unknown number of heads: where to stop looking
 HARD = 1e10  # token size that makes attention hard for scores of ordinary scale
 HARDER = 1e4  # factor for the next try
@@ -114,7 +115,8 @@ def find_leaves(
         )
     scale = HARD / float(np.linalg.norm(query))
     for attempt in range(TRIES):
-        found = _one_bag(ask, query, total, heads, rng, size, scale)
+        patience = SPARE if attempt == TRIES - 1 else SHORT
+        found = _one_bag(ask, query, total, heads, rng, size, scale, patience)
         if isinstance(found, Leaves):
             return found
         scale *= HARDER
@@ -135,6 +137,7 @@ def _one_bag(
     rng: np.random.Generator,
     size: int,
     scale: float,
+    patience: int,
 ) -> Leaves | Counterexample:
     width, outputs = total.shape
     bag, shift = directions(rng, size, width), directions(rng, 1, width)[0]
@@ -143,7 +146,7 @@ def _one_bag(
     step = ask.unit**0.25  # balances rounding of the answer against switching tokens
     doubt = MOMENT_DOUBT * ask.unit / step
     base = ask_hard(ask, bag[None], query, scale, "leaves")
-    order, most = (1, MOST_HEADS) if heads is None else (heads, 2 * heads + SPARE)
+    order, most = (1, MOST_HEADS) if heads is None else (heads, heads + patience)
     suspicious = 2  # how often more heads than claimed must be seen before the claim is doubted
     most = min(most, (size - 1) // 2)
     answers = np.zeros((0, outputs))
