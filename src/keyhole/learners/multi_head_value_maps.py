@@ -4,16 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.algebra.linear_equations import Equations
 from keyhole.arrays import Array, Float
 from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Leaves, Overcomplete, find_vector_leaves
+from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_vector_leaves
 
 GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 SMALL = 1e-5  # singular value, relative to the largest, from which on such a gap is believed
 NOISE = 30.0  # singular values below this many times the norm of the noise are noise
-JUMP = 3.5  # response, in medians, of a head that has left its token
+JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
+EXTRA = 0.4  # extra bags may cost so many questions per dimension
+CLEAN = 0.05  # misfit of the check that every head kept its gate
 SAME = 1e-5  # relative difference within which two responses belong to the same head
 
 
@@ -22,6 +25,7 @@ class Care:
     """How much is asked beyond the minimum, by the precision of the box."""
 
     reach: float  # move of a leaf, relative to its size
+    bags: int  # bags of tokens whose winners are added up to gates that allow longer moves
     spare: float  # directions and queries beyond the rank, as a share of it
     share: float  # tokens in a soft question, as a share of the rank
     groups: int  # groups of heads whose value maps are told apart by moving them together
@@ -32,8 +36,8 @@ class Care:
         return rank + max(1, int(rank * self.spare))
 
 
-EXACT = Care(reach=3e-3, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
-COARSE = Care(reach=0.1, spare=0.5, share=0.5, groups=2, peak=1.5, query=0.5)
+EXACT = Care(reach=3e-3, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
+COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query=0.5)
 
 
 def care_for(unit: float) -> Care:
@@ -51,6 +55,7 @@ class Values:
     grouped: list[Float[Array, "n outputs"]]  # per group but the last: to the first rows
     members: list[list[int]]  # heads of each group
     ranks: list[int]
+    reach: float  # the move that was used
 
     def maps(self) -> tuple[list[Array], list[Array], Float[Array, "d outputs"], float]:
         """V_h, O_h (orthonormal rows), M = sum of V_h O_h, and the worst condition of the O of
@@ -95,9 +100,10 @@ class ValueMaps:
     heads: int | None
     rank: int | None
     care: Care
+    reach: float = 0.0  # of a move; grows with the number of bags behind the gates
 
     def measure(self, query: Float[Array, " d"]) -> Values:
-        width = len(query)
+        width, self.reach = len(query), self.care.reach
         leaves, moved = self.distinct(query)
         ranks = [self.rank_of(responses) for responses in moved]
         if sum(ranks) > self.first.shape[1]:
@@ -107,7 +113,7 @@ class ValueMaps:
         singles = np.concatenate([self.first, asked])
         members = self.partition(len(moved))
         grouped = [self.together(leaves, heads, rows) for heads in members[:-1]]
-        return Values(self.frame, singles, moved, grouped, members, ranks)
+        return Values(self.frame, singles, moved, grouped, members, ranks, self.reach)
 
     def partition(self, heads: int) -> list[list[int]]:
         """Heads in groups of about equal size."""
@@ -120,6 +126,7 @@ class ValueMaps:
         with other tokens, and the responses of the other heads are kept."""
         shift = self.frame[-1]
         leaves, marks = find_vector_leaves(self.ask, query, self.heads, shift, self.rng)
+        leaves = self.strengthened(leaves, marks, query)
         moved = self.responses(leaves, list(range(len(leaves))))
         if not self.suspicious([self.rank_of(responses) for responses in moved]):
             return leaves, moved
@@ -127,11 +134,40 @@ class ValueMaps:
         if len(again) <= len(leaves):
             return leaves, moved
         gaps = np.abs(fresh[:, None] - marks[None]).max(axis=2) / float(np.abs(fresh).max())
-        same = SAME * max(1.0, np.sqrt(self.ask.unit / UNIT_ROUNDOFF))
+        same = self.same()
         known = {i: int(np.argmin(gaps[i])) for i in range(len(again)) if gaps[i].min() < same}
         rest = [i for i in range(len(again)) if i not in known]
         more = dict(zip(rest, self.responses(again, rest), strict=True))
         return again, [moved[known[i]] if i in known else more[i] for i in range(len(again))]
+
+    def same(self) -> float:
+        """Relative difference within which two responses belong to the same head."""
+        return float(SAME * max(1.0, (self.ask.unit / UNIT_ROUNDOFF) ** (1 / 3)))
+
+    def strengthened(self, leaves: Leaves, marks: Array, query: Array) -> Leaves:
+        """Winners of several bags added up, head by head: what they have in common is the head's
+        own direction, so moves may be longer before a head changes its mind."""
+        affordable = int(EXTRA * len(query) / (len(leaves) + 3))
+        sums, used = leaves.tokens.copy(), np.ones(len(leaves))
+        for _ in range(min(self.care.bags - 1, affordable)):
+            more, others = find_vector_leaves(self.ask, query, self.heads, self.frame[-1], self.rng)
+            gaps = np.abs(marks[:, None] - others[None]).max(axis=2) / float(np.abs(marks).max())
+            for head in np.flatnonzero(gaps.min(axis=1) < self.same()):
+                sums[head] += more.tokens[int(np.argmin(gaps[head]))]
+                used[head] += 1
+        if used.min() < 2:
+            return leaves
+        tokens = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+        factors = self.rng.uniform(-1, 1, len(tokens))
+        check = np.stack([tokens, tokens + self.reach * factors[:, None] * self.frame[-1]])
+        base, changed = ask_hard(self.ask, check, query, leaves.scale, "leaves")
+        misfit = np.abs((changed - base) / self.reach - factors @ marks).max()
+        if misfit > CLEAN * np.abs(marks).max():
+            return leaves
+        equations = Equations(len(tokens), len(query))
+        equations.add(tokens[None], base[None])
+        self.reach = self.care.reach * float(used.min())
+        return Leaves(query, tokens, leaves.reach, leaves.scale, equations, False)
 
     def suspicious(self, ranks: list[int]) -> bool:
         """Whether two heads may share a leaf: one is missing, or one leaf has twice the rank."""
@@ -145,12 +181,12 @@ class ValueMaps:
         found: dict[int, list[Array]] = {leaf: [] for leaf in which}
         active, limit = list(which), len(self.frame) - 1
         for row in self.frame[: -limit - 1 : -1]:
-            answers = self.moved(leaves, active, row, self.care.reach)
+            answers = self.moved(leaves, active, row, self.reach)
             typical = float(np.median(np.linalg.norm(answers, axis=1)))
             for leaf, answer in zip(active, answers, strict=True):
                 sizes = [float(np.linalg.norm(a)) for a in found[leaf]] or [typical]
                 if np.linalg.norm(answer) > JUMP * float(np.median(sizes)):
-                    answer = self.moved(leaves, [leaf], row, RETREAT * self.care.reach)[0]
+                    answer = self.moved(leaves, [leaf], row, RETREAT * self.reach)[0]
                 found[leaf].append(answer)
             active = [leaf for leaf in active if not self.enough(np.stack(found[leaf]))]
             if not active:
@@ -166,11 +202,11 @@ class ValueMaps:
 
     def together(self, leaves: Leaves, heads: list[int], rows: Array) -> Array:
         """The same with all leaves of a group moved at once."""
-        found = self.moved_together(leaves, heads, rows, self.care.reach)
+        found = self.moved_together(leaves, heads, rows, self.reach)
         sizes = np.linalg.norm(found, axis=1)
         jumped = np.flatnonzero(sizes > JUMP * np.median(sizes))
         if len(jumped):
-            again = self.moved_together(leaves, heads, rows[jumped], RETREAT * self.care.reach)
+            again = self.moved_together(leaves, heads, rows[jumped], RETREAT * self.reach)
             found[jumped] = again
         return found
 
@@ -188,7 +224,7 @@ class ValueMaps:
         sizes = np.linalg.svd(responses, compute_uv=False)
         count, outputs = responses.shape
         entry = self.ask.unit * float(np.sqrt((responses**2).mean())) * np.sqrt(len(self.frame))
-        noise = entry / self.care.reach * (np.sqrt(count) + np.sqrt(outputs))
+        noise = entry / self.reach * (np.sqrt(count) + np.sqrt(outputs))
         return spectrum_end(sizes, noise)
 
 

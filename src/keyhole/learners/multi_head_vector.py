@@ -53,8 +53,8 @@ def learn_vector(
         attempt = Vector(ask, rng, frame, first, claims.heads, claims.rank, size)
         try:
             attempt.run()
-        except (IllConditioned, np.linalg.LinAlgError) as error:
-            trouble = error
+        except (IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
+            trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
         scores, biases = attempt.parameters()
         model = assembled(attempt, scores, biases, offset)

@@ -227,7 +227,7 @@ class Vector:
             noise = np.hypot(self.ask.unit * loud * size, self.ask.additive) / share
             return np.asarray(answers + noise * rng.standard_normal(answers.shape))
 
-        reach, values = self.care.reach, self.values
+        reach, values = self.values.reach, self.values
         other.read(
             replace(
                 values,

@@ -114,19 +114,26 @@ def find_leaves(
             f"finding {heads or 'several'} heads needs sequences longer than max_length={limit}"
         )
     scale = HARD / float(np.linalg.norm(query))
+    crowd: WrongFamily | None = None
+    found: Leaves | Counterexample | WrongFamily
     for attempt in range(TRIES):
         patience = SPARE if attempt == TRIES - 1 else SHORT
         found = _one_bag(ask, query, total, heads, rng, size, scale, patience)
         if isinstance(found, Leaves):
             return found
-        scale *= HARDER
-        if attempt == TRIES - 1:
-            raise WrongFamily(
-                "no number of heads explains the answers to huge tokens: attention never "
-                "settles on single tokens as softmax attention does",
-                found,
-            )
-    raise AssertionError
+        if isinstance(found, WrongFamily):
+            if crowd is not None:  # two bags agree that there are more heads than claimed
+                raise found
+            crowd = found
+        else:
+            scale *= HARDER
+    if isinstance(found, WrongFamily):
+        raise found
+    raise WrongFamily(
+        "no number of heads explains the answers to huge tokens: attention never "
+        "settles on single tokens as softmax attention does",
+        found,
+    )
 
 
 def _one_bag(
@@ -138,7 +145,8 @@ def _one_bag(
     size: int,
     scale: float,
     patience: int,
-) -> Leaves | Counterexample:
+) -> Leaves | Counterexample | WrongFamily:
+    """One random bag: the leaves, a question nobody explains, or too many heads."""
     width, outputs = total.shape
     bag, shift = directions(rng, size, width), directions(rng, 1, width)[0]
     mix = rng.standard_normal(outputs) if outputs > 1 else np.ones(1)
@@ -174,7 +182,7 @@ def _one_bag(
     count = len(chosen) + int(uniform)
     if heads is not None and count > heads:
         fewer = fewest(support, heads, angles, moments)
-        raise WrongFamily(
+        return WrongFamily(
             f"{count} heads answer where {heads} were claimed: huge tokens are attended to in "
             f"{count} different ways. Pass heads={count}, or leave heads= out",
             _unexplained(asked, answers @ mix, query, scale, moments, fewer, angles, step),
