@@ -21,16 +21,21 @@ from keyhole.learners.multi_head import MultiHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.symmetry import matched, score_gap, score_norm
+from keyhole.oracles.base import Domain
 from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
 
 
 def measured(
-    box: Callable[[np.ndarray], np.ndarray], truth: Attention, learner: MultiHead, seed: int
+    box: Callable[[np.ndarray], np.ndarray],
+    truth: Attention,
+    learner: MultiHead,
+    seed: int,
+    domain: Domain = Domain(),
 ) -> dict[str, float] | None:
     """One run: ratio to the floor, worst and median error of scores, worst of values, bars."""
     start = time.perf_counter()
     try:
-        learned, oracle = ask_all(box, truth.width, learner, seed)
+        learned, oracle = ask_all(box, truth.width, learner, seed, domain=domain)
     except KeyholeError as error:
         print(f"    seed {seed}: {type(error).__name__}: {error}")
         return None
@@ -124,6 +129,17 @@ def layers(quick: bool, single: bool = False) -> None:
             table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
 
 
+def bounded(quick: bool) -> None:
+    for width, heads, radius in ((32, 2, 10.0), (32, 4, 10.0), (64, 4, 12.0), (64, 8, 12.0)):
+        runs = []
+        for seed in range(2 if quick else 10):
+            layer = random_layer(width, heads, seed)
+            domain = Domain(max_norm=radius)
+            truth = layer_truth(layer)
+            runs.append(measured(layer_box(layer), truth, MultiHead(), seed, domain))
+        table(f"bounded d={width} H=?{heads} |x|<={radius:g}", runs)
+
+
 def trained(quick: bool) -> None:
     from multi_head_training import trained_layers
 
@@ -152,9 +168,7 @@ def baselines(quick: bool) -> None:
             asked = round(run["ratio"] * floor)
             result = student(truth, asked, kind, rng, 3.0 if quick else 20.0)
             ratio = result.questions / floor
-            print(
-                f"    student, {kind:5s} {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s"
-            )
+            print(f"    {kind:8s} {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
 
 
 def main() -> None:
@@ -165,6 +179,7 @@ def main() -> None:
         "near": near,
         "layers": layers,
         "float32": lambda quick: layers(quick, single=True),
+        "bounded": bounded,
         "trained": trained,
         "baselines": baselines,
     }

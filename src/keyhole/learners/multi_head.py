@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.errors import DomainError, InvalidArgument
+from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
+from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
@@ -53,12 +54,9 @@ class MultiHead:
         width = oracle.spec.width
         if self.rank is not None and self.rank > width:
             raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
-        if not oracle.spec.domain.unbounded:
-            raise DomainError(
-                "MultiHead needs tokens of any size; the box bounds them (max_norm, low, high or "
-                "a vocabulary). Open it without bounds if it accepts large tokens"
-            )
         ask = Asker(oracle)
+        if not oracle.spec.domain.unbounded:
+            return learn_bounded(ask, rng, self)
         frame = directions(rng, width, width)
         size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
         frame = size * np.linalg.qr(frame)[0].T

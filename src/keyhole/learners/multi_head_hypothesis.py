@@ -29,17 +29,23 @@ class Claims(Protocol):
 
 
 def validated(
-    ask: Asker, model: Attention, errors: Attention, rng: np.random.Generator
+    ask: Asker,
+    model: Attention,
+    errors: Attention,
+    rng: np.random.Generator,
+    radius: float = np.inf,
 ) -> Counterexample | None:
     """Fresh random questions, short and long, scores of order one; the first that disagrees."""
-    norms = [float(np.linalg.norm(head.score)) for head in model.heads]
-    typical = float(np.median([n for n in norms if n > 0] or [1.0]))
-    size = float(np.sqrt(1.5 / typical))
+    scales = [float(np.linalg.norm(head.score)) for head in model.heads]
+    typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
+    size = min(float(np.sqrt(1.5 / typical)), radius / np.sqrt(model.width))
     allowed = tolerance(ask, model, errors, size)
     limit = ask.oracle.spec.domain.max_length
     for length in VALIDATION_LENGTHS:
         count = length if limit is None else min(limit, length)
         tokens = size * rng.standard_normal((1, count, model.width))
+        norms = np.linalg.norm(tokens, axis=2, keepdims=True)
+        tokens = tokens * np.minimum(1.0, radius / norms)
         answer = ask(tokens, "validation")[0] + ask.offset
         guess = model(tokens).reshape(answer.shape)
         if np.abs(answer - guess).max() > allowed:

@@ -45,6 +45,8 @@ class Vector:
     heads: int | None
     rank: int | None
     loudness: float = 1.0  # size of single tokens
+    radius: float = np.inf  # norm that no token may exceed
+    rough: bool = False  # value maps are still rough: ranks of scores are only confirmed
     blocks: list[list[Block]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -85,7 +87,8 @@ class Vector:
         self.readers: list[Array] = []
         self.peaks: list[float] = []
         self.covering = self.add_tokens(tokens.reshape(cover, self.count, self.width))
-        zero, size = np.zeros(self.width), self.care.query * np.sqrt(self.width)
+        zero = np.zeros(self.width)
+        size = min(self.care.query * np.sqrt(self.width), self.radius / 2)
         self.queries = [size * self.frame[0], zero, *(size * self.frame[1:])]
 
     def add_tokens(self, tokens: Float[Array, "g k d"]) -> list[int]:
@@ -104,6 +107,7 @@ class Vector:
 
     def soft(self, query: Array, group: int, length: float) -> Block:
         """Asks one soft question, with shorter tokens where a weight is lost in rounding."""
+        length = min(length, self.radius / 2)
         for _ in range(TRIES):
             sequence = np.concatenate([query + length * self.groups[group], query[None]])[None]
             block = Block(query, group, length, self.ask(sequence, "columns")[0])
@@ -133,7 +137,7 @@ class Vector:
         block = self.soft(self.queries[0], self.covering[0], np.sqrt(self.width))
         for _ in range(TRIES):
             peak = float(np.abs(self.log_odds(block)).max())
-            if WEAKEST <= peak <= STRONGEST:
+            if peak <= STRONGEST and (peak >= WEAKEST or block.length >= self.radius / 2):
                 break
             length = block.length * self.care.peak / max(peak, 1e-9)
             block = self.soft(self.queries[0], self.covering[0], length)
@@ -178,7 +182,7 @@ class Vector:
         sizes = np.linalg.svd(keys, compute_uv=False)
         noise = self.ask.unit * self.condition * float(sizes[0]) * np.sqrt(self.width)
         rank = spectrum_end(sizes, noise)
-        if expected < len(sizes) and self.care.groups > 1:  # too coarse to see the end itself
+        if expected < len(sizes) and (self.rough or self.care.groups > 1):
             ends = sizes[expected] < CLEAR * sizes[expected - 1]
             return expected if ends or rank <= expected else rank
         return rank

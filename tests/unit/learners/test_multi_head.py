@@ -2,6 +2,13 @@
 
 import numpy as np
 import pytest
+
+from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
+from keyhole.learners.multi_head import MultiHead
+from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
+from keyhole.models.symmetry import distance
+from keyhole.oracles.base import Domain, Precision, Spec
 from multi_head_boxes import (
     ask_all,
     layer_box,
@@ -10,13 +17,6 @@ from multi_head_boxes import (
     random_layer,
     worst_bar,
 )
-
-from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
-from keyhole.learners.multi_head import MultiHead
-from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
-from keyhole.models.symmetry import distance
-from keyhole.oracles.base import Domain, Precision, Spec
 
 ALLOWED = {8: 1.10, 16: 1.02, 32: 1.02}  # questions over the floor, heads given
 ALLOWED_UNKNOWN = {8: 1.15, 16: 1.05, 32: 1.05}
@@ -234,3 +234,39 @@ def test_claims_are_checked() -> None:
 def test_short_sequences_are_refused_with_a_sentence() -> None:
     with pytest.raises(DomainError, match="max_length"):
         ask_all(drawn(4, 2, 0), 4, MultiHead(heads=2), domain=Domain(max_length=2))
+
+
+def test_a_layer_with_bounded_tokens() -> None:
+    layer = random_layer(24, 3, 0)
+    domain = Domain(max_norm=8.0)
+    learned, oracle = ask_all(layer_box(layer), 24, MultiHead(), domain=domain)
+    assert learned.details["value_ranks"] == (8, 8, 8)
+    assert oracle.paid <= 4 * learned.floor
+    for found, true, bar in pairs(learned, layer_truth(layer)):
+        gap = np.linalg.norm(found.score - true.score)
+        assert gap <= 1e-4 * np.linalg.norm(true.score)
+        assert gap <= 3 * np.linalg.norm(bar.score)
+        off = np.linalg.norm(found.value - true.value)
+        assert off <= 1e-5 * np.linalg.norm(true.value)
+
+
+def test_bounded_scalar_answers_are_refused() -> None:
+    with pytest.raises(DomainError, match="SingleHead"):
+        ask_all(drawn(6, 2, 0), 6, MultiHead(), domain=Domain(low=-2.0, high=2.0))
+    vocabulary = np.eye(6)
+    with pytest.raises(DomainError, match="vocabulary"):
+        ask_all(drawn(6, 2, 0), 6, MultiHead(), domain=Domain(vocabulary=vocabulary))
+
+
+def test_float32_layer() -> None:
+    layer = random_layer(32, 4, 1).float()
+    learned, oracle = ask_all(layer_box(layer), 32, MultiHead())
+    assert oracle.paid <= 2.3 * learned.floor
+    errors = []
+    for found, true, bar in pairs(learned, layer_truth(layer)):
+        gap = np.linalg.norm(found.score - true.score)
+        assert gap <= 3 * np.linalg.norm(bar.score)
+        errors.append(gap / np.linalg.norm(true.score))
+        off = np.linalg.norm(found.value - true.value)
+        assert off <= 2e-5 * np.linalg.norm(true.value)
+    assert np.median(errors) <= 1e-3
