@@ -24,13 +24,15 @@ from keyhole.models.symmetry import matched, score_gap, score_norm
 from keyhole.oracles.base import Domain
 from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
 
+FREE = Domain()
+
 
 def measured(
     box: Callable[[np.ndarray], np.ndarray],
     truth: Attention,
     learner: MultiHead,
     seed: int,
-    domain: Domain = Domain(),
+    domain: Domain = FREE,
 ) -> dict[str, float] | None:
     """One run: ratio to the floor, worst and median error of scores, worst of values, bars."""
     start = time.perf_counter()

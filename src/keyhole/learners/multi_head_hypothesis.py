@@ -11,7 +11,7 @@ from keyhole.results import Counterexample
 
 VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
 SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
-DOUBT_LIMIT = 1e-3  # error bars excuse a deviation only up to here
+DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to here
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
 
@@ -58,11 +58,12 @@ def tolerance(ask: Asker, model: Attention, errors: Attention, size: float) -> f
     """Deviation that rounding and the error bars allow for tokens with entries of `size`."""
     norm = size * np.sqrt(model.width)
     precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
+    limit = DOUBT_LIMIT * np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF))
     allowed = 5.0 * ask.additive
     for head, error in zip(model.heads, errors.heads, strict=True):
         loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)
         doubt = float(np.linalg.norm(error.score)) * size**2
         doubt += float(np.linalg.norm(error.key_bias)) * size
-        allowed += loud * (precision + 3 * min(doubt, DOUBT_LIMIT))
+        allowed += loud * (precision + 3 * min(doubt, limit))
         allowed += 3 * float(np.linalg.norm(error.value)) * norm
     return float(allowed)

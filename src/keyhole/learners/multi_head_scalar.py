@@ -30,7 +30,8 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import Claims, validated
-from keyhole.learners.multi_head_scalar_attempt import Draft, Scalar
+from keyhole.learners.multi_head_scalar_attempt import attempt
+from keyhole.learners.multi_head_state import Draft, Scalar
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import directions
@@ -62,14 +63,14 @@ def learn_scalar(
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
     heads = claims.heads
-    for attempt_number in range(claims.attempts):
+    for number in range(claims.attempts):
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
-        attempt = Scalar(
+        state = Scalar(
             ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
-            bias, reach, SUSPICION**attempt_number,
+            bias, reach, SUSPICION**number,
         )  # fmt: skip
         try:
-            draft = attempt.run()
+            draft = attempt(state)
         except (IllConditioned, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue

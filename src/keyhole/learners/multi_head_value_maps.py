@@ -13,6 +13,7 @@ from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_v
 GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 SMALL = 1e-5  # singular value, relative to the largest, from which on such a gap is believed
 NOISE = 30.0  # singular values below this many times the norm of the noise are noise
+WEAK = 0.02  # smallest singular value, relative to the largest, of rows that determine a range
 JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
 EXTRA = 0.4  # extra bags may cost so many questions per dimension
@@ -217,8 +218,14 @@ class ValueMaps:
         return np.asarray((answers - leaves.equations.answers[0]) / reach)
 
     def enough(self, responses: Array) -> bool:
+        """Spare rows beyond the rank, and again as many where chance made the rows nearly
+        dependent."""
         rank = self.rank if self.rank is not None else self.rank_of(responses)
-        return len(responses) >= self.care.beyond(rank)
+        goal = self.care.beyond(rank)
+        if len(responses) < goal:
+            return False
+        sizes = np.linalg.svd(responses, compute_uv=False)
+        return bool(len(responses) >= 2 * goal - rank or sizes[rank - 1] > WEAK * sizes[0])
 
     def rank_of(self, responses: Array) -> int:
         sizes = np.linalg.svd(responses, compute_uv=False)
