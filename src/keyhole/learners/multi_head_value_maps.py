@@ -37,7 +37,7 @@ class Care:
         return rank + max(1, int(rank * self.spare))
 
 
-EXACT = Care(reach=3e-3, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
+EXACT = Care(reach=0.03, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
 COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query=0.5)
 
 
