@@ -52,7 +52,7 @@ class Equations:
         rank = int((sizes > DEPENDENT).sum())
         return basis[rank:].reshape(-1, self.heads, self.width)
 
-    def solve(self) -> tuple[Float[Array, "h d outputs"], Float[Array, "k k"]]:
+    def solve(self) -> tuple[Float[Array, "h d outputs"], Float[Array, "k n"]]:
         """Values, and the matrix that takes errors of answers to errors of values."""
         flat = np.stack(self.rows).reshape(len(self.rows), -1)
         # Perturbations are small beside what they perturb: differences first, so that the

@@ -23,7 +23,7 @@ def polar(matrix: Array) -> Array:
 
 
 def spread_tokens(
-    bases: list[Float[Array, "d r"]], count: int, blocks: int, rng: np.random.Generator
+    bases: list[Array], count: int, blocks: int, rng: np.random.Generator
 ) -> Float[Array, "d n"]:
     """`blocks` groups of `count` orthonormal tokens; across groups orthonormal as far as the
     width allows."""

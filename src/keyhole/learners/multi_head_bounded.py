@@ -152,7 +152,7 @@ class Bounded:
         rows, columns = linear_sum_assignment(-overlap)
         return [joined(spaces[0][i], spaces[1][j]) for i, j in zip(rows, columns, strict=True)]
 
-    def clusters(self, matrix: Float[Array, "d d"]) -> list[Float[Array, "d k"]]:
+    def clusters(self, matrix: Float[Array, "d d"]) -> list[Array]:
         """Eigenspaces of H equal groups of r - 1 eigenvalues, for the widest heads possible."""
         values, vectors = np.linalg.eig(matrix)
         order = np.argsort(values.real, kind="stable")

@@ -1,6 +1,6 @@
 """What both ways of learning several heads share: the claims, and the hypothesis' own test."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to 
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
 
+@runtime_checkable
 class Claims(Protocol):
     """What the user said about the box."""
 

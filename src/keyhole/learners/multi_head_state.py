@@ -36,10 +36,10 @@ class Draft:
 
     scores: Float[Array, "h d d"]
     biases: Float[Array, "h d"]
-    values: Float[Array, "h d outputs"]
+    values: Float[Array, "b d outputs"]  # the uniform head last, if there is one
     score_errors: Float[Array, "h d d"]
     bias_errors: Float[Array, "h d"]
-    value_errors: Float[Array, "h d outputs"]
+    value_errors: Float[Array, "b d outputs"]
     uniform: bool
     ranks: tuple[int, ...]
     factors: list[tuple[Array, Array] | None]

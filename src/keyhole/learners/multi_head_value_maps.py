@@ -52,8 +52,8 @@ class Values:
 
     frame: Float[Array, "d d"]  # orthonormal directions
     singles: Float[Array, "n outputs"]  # answers to the first rows of the frame, alone
-    moved: list[Float[Array, "e outputs"]]  # per head: responses to the last rows of the frame
-    grouped: list[Float[Array, "n outputs"]]  # per group but the last: to the first rows
+    moved: list[Array]  # per head, (e, outputs): responses to the last rows of the frame
+    grouped: list[Array]  # per group but the last: to the first rows
     members: list[list[int]]  # heads of each group
     ranks: list[int]
     reach: float  # the move that was used
@@ -176,7 +176,7 @@ class ValueMaps:
             return len(ranks) < self.heads
         return len(ranks) > 1 and max(ranks) > 1.5 * float(np.median(ranks))
 
-    def responses(self, leaves: Leaves, which: list[int]) -> list[Float[Array, "e outputs"]]:
+    def responses(self, leaves: Leaves, which: list[int]) -> list[Array]:
         """What single leaves answer to moves along the last rows of the frame, one row after the
         other until the answers' rank stops growing."""
         found: dict[int, list[Array]] = {leaf: [] for leaf in which}

@@ -102,7 +102,8 @@ def open_heads(
             break
         seen = np.nan_to_num(np.abs(odds[todo]), nan=np.inf)
         moves[todo] *= np.maximum(SHORTEST, np.minimum(SHORTER, 2.0 / seen))[:, None]
-    raise unexplained(chamber, heads[todo[0]], moves[todo[0]], changes[todo[0]])
+    worst = int(todo[0])
+    raise unexplained(chamber, int(heads[worst]), moves[worst], float(changes[worst]))
 
 
 class Unexplained(IllConditioned):
