@@ -42,8 +42,10 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
 
 
 LEARNERS = {  # command-line name -> public name
+    "auto": "Auto",
     "single-head": "SingleHead",
     "low-rank": "LowRank",
+    "multi-head": "MultiHead",
     "label-only": "LabelOnly",
     "relu-network": "ReluNetworkLearner",
     "transformer": "Transformer",
@@ -91,7 +93,7 @@ def demo(
 def recover(
     target: Target,
     width: Width = None,
-    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "single-head",
+    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
     budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Record answers here; run again to continue.")

@@ -36,9 +36,10 @@ def learn_score(
     oracle: Oracle,
     rng: np.random.Generator,
     measure: Callable[["Pairs", np.random.Generator], Learned],
+    linear: LinearPart | None = None,
 ) -> Learned:
     """Everything but the score, then `measure` for the score, if there is one to see."""
-    linear = measure_values(oracle, rng)
+    linear = measure_values(oracle, rng) if linear is None else linear
     pairs = prepare(oracle, linear, rng)
     if pairs.spread is None:
         nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
