@@ -131,7 +131,7 @@ def find_leaves(
     raise WrongFamily(
         "no number of heads explains the answers to huge tokens: attention never "
         "settles on single tokens as softmax attention does",
-        found,
+        found if isinstance(found, Counterexample) else None,
     )
 
 
