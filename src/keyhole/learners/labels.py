@@ -212,14 +212,15 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
     free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
+    least = smallest(direction, free, roundoff)
     _, level, seen = gallop(
         free.above,
         Brackets.unknown(d * d, asked.spread),
         chosen,
-        asked.spread,
+        max(asked.spread, least),
         factor=SCOUT_FACTOR,
         most=MOST_STEPS,
-        least=smallest(direction, free, roundoff),
+        least=least,
     )
     # the largest lies in (level, 8 level] and is about 1.5 root mean squares
     return (level * np.sqrt(SCOUT_FACTOR) / 1.5 if seen else level), seen

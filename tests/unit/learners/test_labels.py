@@ -167,17 +167,18 @@ def test_impossible_domains_are_refused_before_any_question() -> None:
 
 
 @pytest.mark.parametrize("longest", [1e-3, 1e-5, 1e-6, 1e-7, 1e-9])
-def test_tokens_too_short_to_show_a_score_are_said_so(longest: float) -> None:
+def test_short_tokens_show_less_of_the_score_and_that_is_said(longest: float) -> None:
     secret = attention(np.random.default_rng(5), 6)
     box = Labels(keyhole.open_oracle(secret, max_norm=longest))
     found = keyhole.recover(box, LabelOnly(), throw=False)
     if found.outcome is keyhole.Outcome.ILL_CONDITIONED:
-        assert longest < 1e-4
+        assert longest < 1e-6
         return
     assert found.outcome is keyhole.Outcome.RECOVERED
     gap = np.abs(found.model.heads[0].score - secret.heads[0].score)
     assert (gap <= 4 * found.errors.heads[0].score).all()
-    assert longest > 1e-4 or "No score was seen" in found.notes[1]
+    assert longest < 1e-4 or score_error(found.model, secret) <= 4 * 2.0**-20
+    assert longest > 1e-8 or any("No score was seen" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("bits", [12, 20, 26])
