@@ -12,7 +12,6 @@ from keyhole.learners.labels import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.labelled import Coding, LabelledAttention, normalised
-from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.labels import BITS, Labels
 
 
@@ -221,26 +220,6 @@ def test_bits_are_checked() -> None:
     for bits in (0, 41):
         with pytest.raises(keyhole.InvalidArgument, match="bits"):
             LabelOnly(bits)
-
-
-def test_labelled_model_round_trip_and_distance() -> None:
-    secret = attention(np.random.default_rng(1), 4)
-    model = LabelledAttention(secret, BITS)
-    again = LabelledAttention.from_arrays(model.to_arrays())
-    assert again.coding == BITS
-    assert keyhole.distance(again, secret) == 0.0
-    double = with_value(secret, 2.0 * secret.heads[0].value)
-    assert keyhole.distance(model, double) < 1e-15
-    opposite = with_value(secret, -secret.heads[0].value)
-    assert keyhole.distance(model, LabelledAttention(opposite, BITS)) == pytest.approx(2.0)
-    with pytest.raises(keyhole.InvalidArgument, match="labels"):
-        LabelledAttention.from_arrays(secret.to_arrays())
-
-
-def test_labels_need_one_number() -> None:
-    box = Labels(keyhole.open_oracle(attention(np.random.default_rng(0), 3, outputs=2)))
-    with pytest.raises(keyhole.OracleError, match="one number"):
-        box.ask(Questions.of(np.ones((1, 1, 3)), "test"))
 
 
 def test_verification_of_labels_is_sharp() -> None:
