@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.models.labelled import Coding
-from keyhole.oracles.base import UNIT_ROUNDOFF, Domain, Oracle
+from keyhole.oracles.base import Domain, Oracle
 from keyhole.oracles.questions import Questions
 from keyhole.probes.bisection import Brackets, bisect
 from keyhole.probes.precision import FORMATS
@@ -22,6 +22,7 @@ PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
 LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
 NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may underflow in float16
 CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
+OFTEN = 0.6  # share of tokens with the label of their opposites that only an offset explains
 MARGIN = 8.0  # standard errors from that border at which a label must be right
 
 
@@ -214,19 +215,26 @@ def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> f
     if _contradicts_itself(found, roundoff, rng):
         roundoff = coarser.pop(0) if coarser else roundoff
     while True:
-        wrong = _wrong_beside(found, roundoff, rng)
-        if wrong is None:
+        example = _wrong_beside(found, roundoff, rng)
+        if example is None:
             return roundoff
-        ordinary, example = wrong
-        # rounding does not depend on the length of a token: if ordinary ones are right in a
-        # format that others computed in would explain, the rest is an offset
-        if not coarser or (roundoff > UNIT_ROUNDOFF and not ordinary):
+        if not coarser or _has_offset(found, roundoff, rng):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
                 "an attention head without offset; for this box it is not",
                 example,
             )
         roundoff = coarser.pop(0)
+
+
+def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
+    """Whether short tokens beside the border have the label of their opposites. Rounding treats
+    both alike, whatever the format, and rarely makes an exact tie of them."""
+    lengths = np.full(CHECKS // 3, min(NEAR_LENGTHS) * found.reader.length)
+    tokens, _ = _beside(found, roundoff, lengths, rng)
+    signs = found.reader.tokens(np.concatenate([tokens, -tokens]), PURPOSE_CHECK)
+    first, second = signs.reshape(2, -1)
+    return float(np.mean(first * second > 0)) > OFTEN
 
 
 def _contradicts_itself(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
@@ -242,8 +250,8 @@ def _contradicts_itself(found: Direction, roundoff: float, rng: np.random.Genera
 
 def _wrong_beside(
     found: Direction, roundoff: float, rng: np.random.Generator
-) -> tuple[bool, Counterexample] | None:
-    """A wrong label beside the border, and whether tokens of ordinary length have one too."""
+) -> Counterexample | None:
+    """A wrong label beside the border."""
     reader = found.reader
     lengths = np.minimum(np.array(NEAR_LENGTHS) * reader.length, reader.size)
     lengths = np.repeat(lengths, CHECKS // len(NEAR_LENGTHS))
@@ -253,8 +261,7 @@ def _wrong_beside(
         return None
     k = int(np.argmax(wrong))
     box, mine = (float(reader.coding.encode(np.array(s * side[k]))) for s in (-1.0, 1.0))
-    example = Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
-    return bool(wrong[lengths >= reader.length].any()), example
+    return Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
 
 
 def _beside(

@@ -12,7 +12,6 @@ from keyhole.learners.labels import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.labelled import Coding, LabelledAttention, normalised
-from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.labels import BITS, Labels
 
 
@@ -166,11 +165,19 @@ def test_impossible_domains_are_refused_before_any_question() -> None:
     assert box.seen == 0
 
 
-def test_tokens_too_short_to_show_a_score_are_said_so() -> None:
+@pytest.mark.parametrize("longest", [1e-3, 1e-5, 1e-6, 1e-7, 1e-9])
+def test_short_tokens_show_less_of_the_score_and_that_is_said(longest: float) -> None:
     secret = attention(np.random.default_rng(5), 6)
-    box = Labels(keyhole.open_oracle(secret, max_norm=1e-6))
-    with pytest.raises(keyhole.IllConditioned, match="longer tokens"):
-        keyhole.recover(box, LabelOnly())
+    box = Labels(keyhole.open_oracle(secret, max_norm=longest))
+    found = keyhole.recover(box, LabelOnly(), throw=False)
+    if found.outcome is keyhole.Outcome.ILL_CONDITIONED:
+        assert longest < 1e-6
+        return
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    gap = np.abs(found.model.heads[0].score - secret.heads[0].score)
+    assert (gap <= 4 * found.errors.heads[0].score).all()
+    assert longest < 1e-4 or score_error(found.model, secret) <= 4 * 2.0**-20
+    assert longest > 1e-8 or any("No score was seen" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("bits", [12, 20, 26])
@@ -213,26 +220,6 @@ def test_bits_are_checked() -> None:
     for bits in (0, 41):
         with pytest.raises(keyhole.InvalidArgument, match="bits"):
             LabelOnly(bits)
-
-
-def test_labelled_model_round_trip_and_distance() -> None:
-    secret = attention(np.random.default_rng(1), 4)
-    model = LabelledAttention(secret, BITS)
-    again = LabelledAttention.from_arrays(model.to_arrays())
-    assert again.coding == BITS
-    assert keyhole.distance(again, secret) == 0.0
-    double = with_value(secret, 2.0 * secret.heads[0].value)
-    assert keyhole.distance(model, double) < 1e-15
-    opposite = with_value(secret, -secret.heads[0].value)
-    assert keyhole.distance(model, LabelledAttention(opposite, BITS)) == pytest.approx(2.0)
-    with pytest.raises(keyhole.InvalidArgument, match="labels"):
-        LabelledAttention.from_arrays(secret.to_arrays())
-
-
-def test_labels_need_one_number() -> None:
-    box = Labels(keyhole.open_oracle(attention(np.random.default_rng(0), 3, outputs=2)))
-    with pytest.raises(keyhole.OracleError, match="one number"):
-        box.ask(Questions.of(np.ones((1, 1, 3)), "test"))
 
 
 def test_verification_of_labels_is_sharp() -> None:
