@@ -7,6 +7,7 @@ dropping and sorting is the canonical form (Proposition 7.1 of Bhattamishra, Sha
 """
 
 from functools import singledispatch
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Factors, Head
 
+OTHER_MODELS = ("keyhole.models.relu_symmetry", "keyhole.models.labelled")
 MERGE_TOLERANCE = 1e-12  # relative score difference below which two heads cannot be told apart
 
 
@@ -28,7 +30,12 @@ def distance(a: Any, b: Any) -> float:
     `b` that is zero is compared in units of the block family it belongs to, absolute if that is
     zero too. Infinite where the structures (number of heads, shapes) differ.
     """
-    raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
+    for name in OTHER_MODELS:  # they register themselves when they are loaded
+        import_module(name)
+    known = distance.dispatch(type(a))
+    if known is distance.dispatch(object):
+        raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
+    return float(known(a, b))
 
 
 def relative(error: float, scale: float) -> float:
@@ -50,16 +57,17 @@ def _(a: Attention, b: Any) -> float:
     if len(first.heads) != len(second.heads):
         return float("inf")
     pairs = matched(first.heads, second.heads)
-    yardstick = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
+    scores = max(score_norm(h) for h in second.heads)
+    biases = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
     values = max(float(np.linalg.norm(h.value)) for h in second.heads)
     worst = 0.0
     for mine, theirs in pairs:
         worst = max(
             worst,
-            relative(score_gap(mine, theirs), score_norm(theirs)),
+            relative(score_gap(mine, theirs), score_norm(theirs) or scores),
             relative(
                 float(np.linalg.norm(mine.key_bias - theirs.key_bias)),
-                float(np.linalg.norm(theirs.key_bias)) or yardstick or score_norm(theirs),
+                float(np.linalg.norm(theirs.key_bias)) or biases or scores,
             ),
             relative(
                 float(np.linalg.norm(mine.value - theirs.value)),
@@ -96,26 +104,24 @@ def same_attention(a: Head, b: Head, tolerance: float = MERGE_TOLERANCE) -> bool
 
 
 def matched(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
-    """Heads of `a` paired with heads of `b`, least total distance of score and value."""
+    """Heads of `a` paired with heads of `b`, least total distance of their parameters."""
     if len(a) == 1 == len(b):
         return [(a[0], b[0])]
-    cost = np.array(
-        [
-            [
-                min(relative(score_gap(x, y), score_norm(y)), 2.0)
-                + min(
-                    relative(
-                        float(np.linalg.norm(x.value - y.value)), float(np.linalg.norm(y.value))
-                    ),
-                    2.0,
-                )
-                for y in b
-            ]
-            for x in a
-        ]
-    )
+    cost = np.array([[mismatch(x, y) for y in b] for x in a])
     rows, columns = linear_sum_assignment(cost)
     return [(a[i], b[j]) for i, j in zip(rows, columns, strict=True)]
+
+
+def mismatch(a: Head, b: Head) -> float:
+    """Sum of the relative errors of score, key bias and value, each at most 2."""
+    gaps = (
+        (score_gap(a, b), score_norm(b)),
+        *(
+            (float(np.linalg.norm(x - y)), float(np.linalg.norm(y)))
+            for x, y in ((a.key_bias, b.key_bias), (a.value, b.value))
+        ),
+    )
+    return sum(min(relative(gap, size), 2.0) for gap, size in gaps)
 
 
 def score_norm(head: Head) -> float:

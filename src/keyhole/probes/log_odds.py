@@ -24,13 +24,14 @@ from keyhole.probes.precision import Roundoff, observed
 from keyhole.probes.values import LinearPart, answer_noise
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
-STEEPEST = 3.5  # above, the factor 1 + e^s is worth another question
+STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
 LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
 COMFORTABLE = 2.0  # where that other question puts s
-WEAKEST = 0.125  # an anchor this much shorter than it could be is worth another question
+WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
 FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
+SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
 CAUTION = 2.0  # in standard errors of the scale so far
-FAR_OFF = 16.0  # correction of a scale at which most answers saturate
+FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
 BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
@@ -38,7 +39,7 @@ GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is
 NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
-SATURATED = 64.0  # in the same units: a weight this close to 0 or 1 carries no digits
+SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
 FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
@@ -152,6 +153,7 @@ class LogOdds:
         level = noise * np.linalg.norm(
             np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
         )
+        level = level + self.roundoff.additive
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
@@ -196,7 +198,9 @@ class LogOdds:
                     size = np.maximum(score, found.errors[0])
                     return float(np.sqrt(np.mean(size**2)) / length)
                 unseen = length
-                if length >= min(natural * GROW**GROWTHS, longest):
+                if length >= longest:  # longer tokens might show it: all that is known is a bound
+                    return float(np.max(found.errors) / length)
+                if length >= natural * GROW**GROWTHS:
                     return None
             else:
                 saturated = length
@@ -248,20 +252,20 @@ class _Filling:
 
     def run(self, certain: bool) -> Table:
         groups, size, count = self.product.shape
-        total, limit = groups * count, max(1, BLOCK_NUMBERS // size)
+        order, limit = self._order(groups * count), max(1, BLOCK_NUMBERS // size)
         start, block = 0, limit if certain else FIRST_BLOCK
         again: list[Array] = []
-        while start < total:
-            numbers = np.arange(start, min(start + min(block, limit), total))
+        while start < len(order):
+            numbers = order[start : start + min(block, limit)]
             # few measurements may all be small by chance: assume a larger scale than was seen
             caution = 1.0 if certain else 1.0 + CAUTION / np.sqrt(self.seen)
             length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
             again.append(self._fill(numbers, np.full(len(numbers), length)))
             if not certain:
-                self._learn_scale(start + len(numbers))
+                self._learn_scale()
             start, block = start + len(numbers), block * BLOCK_GROWTH
             anchor, group = np.divmod(numbers, groups)
-            if np.mean(self.length[group, anchor] < 0) > 0.5:  # saturated: the scale was far off
+            if np.mean(self.length[group, anchor] < 0) > SOME:  # saturated: the scale was far off
                 self.spread, block = self.spread * FAR_OFF, FIRST_BLOCK
         self._repeat(np.concatenate(again))
         n = self.meter.probes.count
@@ -295,14 +299,20 @@ class _Filling:
         steep = ((scores > STEEPEST) | loose).any(axis=1)
         return numbers[found.saturated | steep]
 
-    def _learn_scale(self, stop: int) -> None:
+    @staticmethod
+    def _order(total: int) -> Int[Array, " n"]:
+        """All questions; the first few from all over the table, so that the scale learned from
+        them is not that of a single anchor."""
+        spread_out = np.unique(np.linspace(0, total - 1, min(total, SPREAD_OUT)).astype(np.int64))
+        first = np.concatenate([spread_out[k::STRIDE] for k in range(STRIDE)])
+        return np.concatenate([first, np.setdiff1d(np.arange(total), spread_out)])
+
+    def _learn_scale(self) -> None:
         """Root mean square over everything asked so far that was not saturated."""
-        groups, size, _ = self.product.shape
-        anchors = -(-stop // groups)
-        good = self.length[:, :anchors] > 0
-        power = np.sum(np.sum(self.product[:, :, :anchors] ** 2, axis=1), where=good)
-        self.seen = max(1, int(good.sum()) * size)
-        if good.any() and power > 0:
+        good = self.length > 0
+        power = float(np.einsum("gsj,gsj,gj->", self.product, self.product, good))
+        self.seen = max(1, int(good.sum()) * self.product.shape[1])
+        if power > 0:
             self.spread = float(np.sqrt(power / self.seen))
 
     def _ideal(self) -> Array:

@@ -5,17 +5,20 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.oracles.base import Precision
+from keyhole.oracles.base import UNIT_ROUNDOFF, Precision
 
 DRAWS = 6  # disturbed copies per question
 SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent
 ROUNDINGS = 64.0  # of the answer itself, in units of the roundoff: sums over long sequences
 DEVIATIONS = 6.0  # standard deviations of additive noise that one answer may be off
+ANY_LABEL = 2.0  # the widest gap between two labels: a tie can turn into either
+LABEL_ROUNDOFF = 2.0**-8  # of the shortest number format that holds all labels
 
 
 def allowance(
@@ -26,6 +29,8 @@ def allowance(
     rng: np.random.Generator,
 ) -> Float[Array, "n *out"]:
     """Largest plausible |box − model| for each answer, if the model is the box."""
+    if hasattr(model, "margin"):
+        return label_allowance(model, errors, tokens, precision, rng)
     answers = np.asarray(model(tokens))
     spread = np.zeros_like(answers)
     for _ in range(DRAWS):
@@ -33,12 +38,33 @@ def allowance(
         other = disturbed(model, errors, precision.relative, rng)
         spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
     rounding = ROUNDINGS * precision.relative * np.abs(answers)
-    steady = DEVIATIONS * precision.additive + 0.5 * precision.step
+    steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
     return np.asarray(SAFETY * spread + rounding + steady)
+
+
+def label_allowance(
+    model: Any,
+    errors: Any,
+    tokens: Float[Array, "n length d"],
+    precision: Precision,
+    rng: np.random.Generator,
+) -> Float[Array, " n"]:
+    """Answers that are labels: any label where the margin is within its uncertainty, else none.
+
+    Labels have too few bits to tell in which format the box computes; a format as coarse as that
+    of the labels themselves is not believed.
+    """
+    if precision.relative >= LABEL_ROUNDOFF:
+        precision = replace(precision, relative=UNIT_ROUNDOFF)
+    inner = model.model
+    uncertain = allowance(inner, errors, tokens, precision, rng)
+    return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 
 def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Any:
     """The model with parameters off by their standard errors and by the box's rounding."""
+    if not hasattr(model, "to_arrays"):
+        return model  # any callable may be compared; its parameters are its own affair
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
     for name, array in model.to_arrays().items():

@@ -1,0 +1,174 @@
+"""One Transformer layer: softmax attention followed by a network of ReLUs.
+
+Statement.  f(X) = network(Σ_i softmax_i(x_i · (score x_N + key_bias)) x_i) is recovered with the
+            questions of any learner of networks plus about one per entry of the score.
+Questions.  Length one: the network is an oracle of its own (oracles/wrappers/single_token), any
+            `FfnLearner` learns it. Then, method "segment": pairs [x + u ; x], read off the known
+            network along the segment from x to x + u (probes/segments). Method "antisymmetric":
+            f(X) − f(−X) is an attention head (oracles/wrappers/antisymmetric) for any learner of
+            attention: two questions per entry, networks without biases only.
+Algebra.    With probes and anchors orthonormal, the log-odds over the lengths are P score Ωᵀ.
+Fails.      A network that does not change along any segment hides the score (NotIdentifiable). A
+            residual connection, several heads or another activation fail validation (WrongFamily).
+Source.     Section 4 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
+            Queries" (2026); reading the known network along segments is ours.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import (
+    Counterexample,
+    DomainError,
+    InvalidArgument,
+    NotIdentifiable,
+    WrongFamily,
+)
+from keyhole.learners.base import Learned, Learner
+from keyhole.learners.ffn import FfnLearner
+from keyhole.learners.relu_network import ReluNetworkLearner
+from keyhole.models.attention import Attention
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.transformer import TransformerModel
+from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
+from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.antisymmetric import Antisymmetric
+from keyhole.oracles.wrappers.single_token import SingleToken
+from keyhole.probes.input_region import InputRegion
+from keyhole.probes.score_segments import ScoreSegments
+
+VALIDATION_LENGTHS = (3, 5, 8)  # of the random sequences that are compared at the end
+VALID = 1e-6  # difference to the box there, relative to how much its answers vary
+BIAS_FREE = 1e-6  # biases below this, relative to the rows of the network, are rounding
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Learner for one layer: a head of attention, then a network that `ffn` learns.
+
+    `method` is "segment" (one question per entry of the score, any network) or "antisymmetric"
+    (the paper's reduction: two per entry, networks without biases; `attention` learns the head,
+    a `SingleHead` unless another learner of attention is given).
+
+    >>> import numpy as np
+    >>> from keyhole.models.relu_network import ReluNetwork
+    >>> from keyhole.oracles.base import Spec
+    >>> from keyhole.oracles.function import FunctionOracle
+    >>> rng = np.random.default_rng(0)
+    >>> network = ReluNetwork(rng.standard_normal((5, 3)), np.ones(5), rng.standard_normal(5))
+    >>> secret = TransformerModel(rng.standard_normal((3, 3)), None, network)
+    >>> found = Transformer().learn(FunctionOracle(secret, Spec(width=3)), rng)
+    >>> bool(np.abs(found.model.score - secret.score).max() < 1e-8)
+    True
+    """
+
+    ffn: FfnLearner = field(default_factory=ReluNetworkLearner)
+    method: Literal["segment", "antisymmetric"] = "segment"
+    attention: Learner | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("segment", "antisymmetric"):
+            raise InvalidArgument(
+                f'method must be "segment" or "antisymmetric", got {self.method!r}'
+            )
+        if not isinstance(self.ffn, FfnLearner):
+            raise InvalidArgument(
+                f"ffn must have learn(oracle, rng) and expected_questions(spec), got {self.ffn!r}"
+            )
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        longest = oracle.spec.domain.max_length
+        if longest is not None and longest < 2:
+            raise DomainError("with questions of length one only, attention cannot be seen")
+        inner = self.ffn.learn(SingleToken(oracle), rng)
+        network = inner.model
+        if not isinstance(network, ReluNetwork):
+            raise InvalidArgument(
+                f"the ffn learner returned a {type(network).__name__}; a ReluNetwork is needed"
+            )
+        if self.method == "segment":
+            found = self._by_segments(oracle, network, inner, rng)
+        else:
+            found = self._by_antisymmetry(oracle, network, inner, rng)
+        validate(oracle, found.model, rng)
+        return found
+
+    def expected_questions(self, spec: Spec) -> int | None:
+        inner = self.ffn.expected_questions(spec)
+        if inner is None:
+            return None
+        per_entry = 1 if self.method == "segment" else 2
+        return inner + per_entry * spec.width**2 + spec.width
+
+    def _by_segments(
+        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
+    ) -> Learned:
+        region = InputRegion.of(oracle.spec.domain, network.width, None)
+        exactness = inner.details.get("function_error", 0.0)
+        scale = inner.details.get("scale", 1.0)
+        exactness = max(exactness, 4 * UNIT_ROUNDOFF * scale)
+        work = ScoreSegments.design(oracle, network, region, exactness, rng)
+        key_bias, bias_error = work.key_bias(rng)
+        score, error = work.score(key_bias)
+        model = TransformerModel(score, key_bias, network)
+        errors = TransformerModel(error, bias_error, inner.errors)
+        return learned(model, errors, inner, ())
+
+    def _by_antisymmetry(
+        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
+    ) -> Learned:
+        rows = np.linalg.norm(network.weight, axis=1)
+        if (np.abs(network.bias) > BIAS_FREE * rows).any():
+            raise NotIdentifiable(
+                "the network has biases, so f(X) − f(−X) is no attention head; use "
+                'method="segment", which needs no symmetry'
+            )
+        learner = self.attention
+        if learner is None:
+            from keyhole.learners.single_head import SingleHead
+
+            learner = SingleHead()
+        found = learner.learn(Antisymmetric(oracle), rng)
+        if not isinstance(found.model, Attention) or len(found.model.heads) != 1:
+            raise InvalidArgument("the attention learner must return one attention head")
+        head, spread = found.model.heads[0], found.errors.heads[0]
+        model = TransformerModel(head.score, head.key_bias, network)
+        errors = TransformerModel(spread.score, spread.key_bias, inner.errors)
+        return learned(model, errors, inner, found.notes)
+
+
+def learned(
+    model: TransformerModel, errors: TransformerModel, inner: Learned, notes: tuple[str, ...]
+) -> Learned:
+    answer = model.outputs or 1
+    unknowns = model.width**2 + (model.width if model.key_bias.any() else 0)
+    return Learned(
+        model,
+        errors,
+        inner.floor + unknowns / answer,
+        (*inner.notes, *notes),
+        {**inner.details, "key_bias": bool(model.key_bias.any())},
+    )
+
+
+def validate(oracle: Oracle, model: TransformerModel, rng: np.random.Generator) -> None:
+    """Random sequences: what neither pairs nor single tokens can show."""
+    region = InputRegion.of(oracle.spec.domain, model.width, None)
+    longest = oracle.spec.domain.max_length
+    for length in VALIDATION_LENGTHS:
+        if longest is not None and length > longest:
+            continue
+        tokens: Float[Array, "n d"] = region.points(rng, length)
+        answer = oracle.ask(Questions.of(tokens[None], "validation"))[0]
+        predicted = model(tokens[None])[0]
+        spread = float(np.linalg.norm(np.std(model(tokens[:, None, :]), axis=0)))
+        gap = float(np.linalg.norm(answer - predicted))
+        if gap > VALID * max(spread, 0.1 * float(np.linalg.norm(answer))):
+            raise WrongFamily(
+                f"not one head of attention followed by a network: a random sequence of length "
+                f"{length} is answered {gap:.2g} apart",
+                Counterexample(tokens, answer, predicted, "a random sequence"),
+            )

@@ -1,0 +1,229 @@
+"""Questions beside a line: how the pieces of a piecewise affine box continue across it.
+
+Piece p of the line lies in one cell of the box, with gradient J_p. Crossing kink j changes it by
+jump_j times the normal a_j (scaled so that a_j . direction = 1). One answer a step beside the line
+gives J_p . u; every gradient is shared by the two kinks at its ends.
+
+The steps are as large as the planes allow: a plane that crosses the line at t_k cuts the ray from
+t in direction u at |t - t_k| / |a_k . u|, and a_k . u is predicted from the directions measured
+before. An answer that did cross a plane shows in the solved normals, at no cost, and is asked
+again with a shorter step.
+
+With answers in R^k only *anchor* pieces are measured: the difference of two gradients holds up to
+k normals with known independent jumps, and least squares takes them apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.probes.lines import Line
+from keyhole.probes.pieces import middle
+
+STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+CAUTION = 0.05  # step in a bounded domain relative to its edge: planes may be near that no line met
+SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
+CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
+SHORTER = 0.15  # the next step after a crossing
+REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
+FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
+INDEPENDENT = 0.05  # smallest sine between a jump and the ones before it in a group
+END_ROOM = (0.5, 1.0, 2.0, 5.0, 20.0)  # places to try beyond the outermost kinks
+INNER_ROOM = (0.2, 0.35, 0.5, 0.65, 0.8)  # and within an inner piece
+
+AskPoints = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
+Room = Callable[[Float[Array, "n d"], float], Float[Array, " n"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A line in input space and directions orthogonal to it, all of the direction's length."""
+
+    origin: Float[Array, " d"]
+    direction: Float[Array, " d"]
+    across: Float[Array, "e d"]
+
+    @classmethod
+    def random(cls, origin: Array, direction: Array) -> "Frame":
+        length = float(np.linalg.norm(direction))
+        basis, _ = np.linalg.qr(np.column_stack([direction, np.eye(len(direction))]))
+        return cls(origin, direction, length * basis[:, 1 : len(direction)].T)
+
+    def points(self, times: Array) -> Float[Array, "n d"]:
+        return np.asarray(self.origin + np.asarray(times)[:, None] * self.direction)
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Gradients of the anchor pieces and the normals that follow, across the line."""
+
+    anchors: Array  # indices of the measured pieces, first and last included
+    table: Float[Array, "a e k"]  # J_p . u_i
+    steps: Float[Array, "a e"]
+    bases: Float[Array, "a e"]
+    across: Float[Array, "n e"]  # a_j . u_i
+    crossings: int  # answers that had to be asked again
+
+
+def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
+    """Asks the gradients stage by stage. `room` says how many steps of the direction's length a
+    point is away from the edge of the domain."""
+    anchors = chosen_anchors(line)
+    count, width = len(anchors), len(frame.across)
+    length = float(np.linalg.norm(frame.direction))
+    answer = line.slopes.shape[1]
+    table = np.zeros((count, width, answer))
+    steps, bases = np.zeros((count, width)), np.zeros((count, width))
+    across = np.zeros((len(line.kinks), width))
+    sizes = np.linalg.norm(line.jumps, axis=1)
+    typical = np.median(sizes) if len(sizes) else 1.0
+    # a weak jump predicts a plane that is nearly parallel to the line
+    steep = np.maximum(1.0, typical / np.maximum(sizes, np.finfo(float).tiny))
+    done = 0
+    for directions, share in STAGES:
+        end = width if directions is None else min(width, directions)
+        if end <= done:
+            continue
+        base, free = best_bases(line, anchors, steep)
+        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
+        step = np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
+        steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
+        rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
+        fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())
+        done = end
+        across[:, :done] = solved(line, anchors, table[:, :done])
+        steep = np.maximum(np.sqrt(np.mean(across[:, :done] ** 2, axis=1)), 0.1)
+    crossings = repair(ask, line, frame, anchors, table, steps, bases, across)
+    return Gradients(anchors, table, steps, bases, across, crossings)
+
+
+def repair(
+    ask: AskPoints,
+    line: Line,
+    frame: Frame,
+    anchors: Array,
+    table: Array,
+    steps: Array,
+    bases: Array,
+    across: Array,
+) -> int:
+    """Asks again, with shorter steps, what crossed a plane."""
+    total = 0
+    for _ in range(REPAIRS):
+        rows, columns = crossed(line, steps, bases, across)
+        if len(rows) == 0:
+            break
+        total += len(rows)
+        steps[rows, columns] *= SHORTER
+        fill(ask, line, frame, anchors, table, steps, bases, rows, columns)
+        across[:] = solved(line, anchors, table)
+    return total
+
+
+def fill(
+    ask: AskPoints,
+    line: Line,
+    frame: Frame,
+    anchors: Array,
+    table: Array,
+    steps: Array,
+    bases: Array,
+    rows: Array,
+    columns: Array,
+) -> None:
+    """One batch: the answers a step beside the line, as derivatives."""
+    base, step = bases[rows, columns], steps[rows, columns]
+    answers = ask(frame.points(base) + step[:, None] * frame.across[columns])
+    table[rows, columns] = (answers - line.at(anchors[rows], base)) / step[:, None]
+
+
+def crossed(line: Line, steps: Array, bases: Array, across: Array) -> tuple[Array, Array]:
+    """Entries whose step reaches a plane, by the normals they themselves led to."""
+    hit = np.zeros(steps.shape, dtype=bool)
+    for row in range(len(steps)):
+        distance = np.abs(bases[row][None, :] - line.kinks[:, None])
+        hit[row] = (np.abs(across) * steps[row] >= CROSSED * distance).any(axis=0)
+    rows, columns = np.nonzero(hit)
+    return rows, columns
+
+
+def best_bases(line: Line, anchors: Array, steep: Array) -> tuple[Array, Array]:
+    """For each anchor piece the time with the most room relative to the rounding there."""
+    low, high = line.reach
+    bases, rooms = np.zeros(len(anchors)), np.zeros(len(anchors))
+    for i, piece in enumerate(anchors):
+        times = places(line, int(piece))
+        times = times[(times >= low) & (times <= high)]
+        if len(line.kinks) == 0:
+            bases[i], rooms[i] = 0.0, 1.0
+            continue
+        free = (np.abs(times[:, None] - line.kinks) / steep).min(axis=1)
+        best = int(np.argmax(free / (1 + np.abs(times) + free)))
+        bases[i], rooms[i] = times[best], free[best]
+    return bases, rooms
+
+
+def places(line: Line, piece: int) -> Array:
+    """Times inside a piece at which its gradient could be measured."""
+    if len(line.kinks) == 0:
+        return np.zeros(1)
+    low, high = line.reach
+    if piece == 0:
+        first = line.kinks[0]
+        outside = first - (1 + abs(first)) * np.array(END_ROOM)
+        return np.append(outside, first + (low - first) * np.array(INNER_ROOM))
+    if piece == len(line.kinks):
+        last = line.kinks[-1]
+        outside = last + (1 + abs(last)) * np.array(END_ROOM)
+        return np.append(outside, last + (high - last) * np.array(INNER_ROOM))
+    a, b = line.kinks[piece - 1], line.kinks[piece]
+    return np.append(a + (b - a) * np.array(INNER_ROOM), middle(float(a), float(b)))
+
+
+def chosen_anchors(line: Line) -> Array:
+    """Pieces to measure: the fewest, and the widest of these, such that the jumps between two
+    neighbours are independent and fewer than the answer has numbers."""
+    count, answer = line.jumps.shape
+    if answer == 1 or count == 0:
+        return np.arange(count + 1)
+    most = answer if count <= answer else max(1, int(FILL * answer))
+    edges = np.concatenate([[-np.inf], line.kinks, [np.inf]])
+    ends = np.arctan(edges)
+    narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, 1e-12)) * 0.05
+    reachable = [independent_jumps(line.jumps[p : p + most]) for p in range(count)]
+    cost = np.full(count + 1, np.inf)
+    origin = np.zeros(count + 1, dtype=int)
+    cost[0] = 0.0
+    for p in range(count):
+        stop = p + 1 + reachable[p]
+        better = cost[p] + 1 + narrow[p + 1 : stop] < cost[p + 1 : stop]
+        targets = np.arange(p + 1, stop)[better]
+        cost[targets] = cost[p] + 1 + narrow[targets]
+        origin[targets] = p
+    path = [count]
+    while path[-1] > 0:
+        path.append(int(origin[path[-1]]))
+    return np.array(path[::-1])
+
+
+def independent_jumps(jumps: Array) -> int:
+    """How many of the first jumps are safely independent (at least one)."""
+    lengths = np.maximum(np.linalg.norm(jumps, axis=1), np.finfo(float).tiny)
+    sines = np.abs(np.diag(np.linalg.qr((jumps / lengths[:, None]).T, mode="r")))
+    weak = np.nonzero(sines < INDEPENDENT)[0]
+    return max(1, int(weak[0])) if len(weak) else len(jumps)
+
+
+def solved(line: Line, anchors: Array, table: Array) -> Float[Array, "n e"]:
+    """a_j . u_i from the differences of neighbouring gradients."""
+    differences = np.diff(table, axis=0)
+    if line.jumps.shape[1] == 1:
+        return np.asarray(differences[:, :, 0] / line.jumps)
+    across = np.zeros((len(line.kinks), table.shape[1]))
+    for i, (start, stop) in enumerate(pairwise(anchors)):
+        jumps = line.jumps[start:stop]
+        across[start:stop] = np.linalg.lstsq(jumps.T, differences[i].T)[0]
+    return across

@@ -1,0 +1,400 @@
+"""Questions along a line through a piecewise affine box: where its kinks are, and its slopes.
+
+A line x(t) = origin + t * direction crosses every hyperplane that is not parallel to it, once.
+Between two crossings the answers are affine in t. The search keeps *pieces* (two or more points
+known to lie on one affine stretch) and resolves the intervals between neighbouring pieces, all
+intervals at once, one batch per level:
+
+1. The two lines agree at both ends: no kink.
+2. They cross at t* well inside: a single kink would sit at t*. One answer on either side of t*
+   settles it. A one-sided check does not: two kinks of opposite sign can move t* to the left of
+   both, where the left line holds trivially. An answer that refutes the guess starts a new piece.
+3. Otherwise the interval is split, in the middle as seen by a Cauchy law, which is how crossings
+   of a random line are spread.
+
+With vector answers the lines live in R^k and two lines that meet are themselves the proof of a
+single kink; one value between two kinks fixes both. These shortcuts are trusted only after the
+jumps seen have shown to span at least three dimensions.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.probes.pieces import (
+    Ask,
+    NotPiecewiseAffine,
+    Piece,
+    Rougher,
+    beside,
+    dense,
+    measured_rounding,
+    middle,
+    well_inside,
+)
+
+STEP = 3e-4  # a tangent's length relative to the free distance: rarely holds a kink, keeps digits
+LONG_STEP = 0.02  # the same where lines of vectors that meet are never checked: digits first
+SIDE = 1e-6  # distance of the two checks from a supposed kink, relative to the free distance:
+# two kinks closer than that pass for one
+SAFETY = 40.0  # tolerance in units of the rounding error of one answer
+NARROW = 1e-11  # relative width at which an interval is a point
+EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
+GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
+PATIENCE = 18  # batches in which answers are asked one at a time to save questions
+CROWD = 50  # intervals at once from which on batches are saved instead
+END_STEP = 0.05  # length of a tangent at the far end, relative to the pair that it replaces
+LATE, FEW = 24, 10  # batches after which so few intervals are settled without counting questions
+SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
+SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
+SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
+WITNESSES = 16  # places at which a counterexample is looked for
+SMOOTH_RATE = 50  # questions granted per kink found
+
+Pair = tuple[Piece, Piece]
+Request = Generator[list[float], list[Array], list[Pair]]
+Answer = Generator[list[float], list[Array], "Piece | Step"]
+
+
+class Step(Enum):
+    """What a question about an interval led to, where it did not lead to a new piece."""
+
+    SETTLED = "the kinks inside are known"
+    SHRUNK = "one of the two pieces has grown into the interval"
+
+
+@dataclass(eq=False)
+class Search:
+    """State of one line search. `unit` is the error of an answer at t, divided by 1 + |t|."""
+
+    ask: Ask
+    unit: float
+    reach: tuple[float, float]
+    suspicious: bool = False  # something was seen that rounding would explain
+    measured: bool = False  # the rounding has been measured
+    crowd: int = 0  # intervals that wait for an answer
+    trusted: bool = False  # two lines of vectors that meet prove a kink
+    batches: int = 0
+    questions: int = 0
+    found: int = 0
+    merged: list[Pair] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def patient(self) -> bool:
+        """Whether to spend a batch in order to save questions."""
+        return self.batches < PATIENCE and self.crowd < CROWD
+
+    @property
+    def late(self) -> bool:
+        """Whether to spend questions in order to be done."""
+        return self.batches >= LATE and self.crowd < FEW
+
+    def noise(self, t: float) -> float:
+        return SAFETY * self.unit * (1 + abs(t))
+
+    def slack(self, piece: Piece, t: float) -> float:
+        """Allowed distance of an answer at t from the line of a piece."""
+        near, far = self.noise(piece.left), self.noise(piece.right)
+        if t > piece.right:
+            near, far = far, near
+        lever = max(piece.left - t, t - piece.right, 0.0) / piece.span
+        return self.noise(t) + near + lever * (near + far)
+
+    def on(self, piece: Piece, t: float, value: Array) -> bool:
+        return bool(np.linalg.norm(value - piece.at(t)) <= self.slack(piece, t))
+
+    def run(self, intervals: list[Pair]) -> None:
+        """Resolves all intervals between the given pieces, a batch at a time."""
+        waiting: list[tuple[Request, list[float]]] = []
+
+        def enter(pairs: list[Pair]) -> None:
+            while pairs:
+                task = self.resolve(*pairs.pop())
+                try:
+                    waiting.append((task, next(task)))
+                except StopIteration as stop:
+                    pairs.extend(stop.value)
+
+        enter(list(intervals))
+        while waiting:
+            self.crowd = len(waiting)
+            self.suspect_rounding()
+            self.refuse_smooth()
+            answers = self.ask(np.array([t for _, request in waiting for t in request]))
+            self.batches += 1
+            self.questions += len(answers)
+            served, waiting, position = waiting, [], 0
+            for task, request in served:
+                part = list(answers[position : position + len(request)])
+                position += len(request)
+                try:
+                    waiting.append((task, task.send(part)))
+                except StopIteration as stop:
+                    enter(list(stop.value))
+
+    def suspect_rounding(self) -> None:
+        """Raises where the answers are less exact than was thought."""
+        wasteful = self.questions > SUSPECT_QUESTIONS + SUSPECT_RATE * self.found
+        if self.measured or not (wasteful or self.suspicious):
+            return
+        self.measured = True
+        noise = measured_rounding(self.ask, STEP * min(1.0, -self.reach[0], self.reach[1]))
+        if noise > 2 * self.unit:
+            raise Rougher(noise)
+
+    def generic(self, pieces: list[Piece]) -> bool:
+        """Whether the jumps span enough dimensions for a meeting of two lines to be a proof."""
+        rows = []
+        for left, right in pairwise(pieces):
+            rows += [right.slope - left.slope, left.at(0.0) - right.at(0.0)]
+        table = np.array(rows)
+        if table.shape[1] < GENERIC_RANK:
+            return False
+        norms = np.linalg.norm(table, axis=1)
+        if not norms.all():
+            return False
+        values = np.linalg.svd(table / norms[:, None], compute_uv=False)
+        return bool((values > EVIDENCE).sum() >= GENERIC_RANK)
+
+    def refuse_smooth(self) -> None:
+        """Raises where far more questions were asked than kinks can explain, with the answer that
+        shows it best: between the two neighbours whose lines lie furthest apart."""
+        if self.questions <= SMOOTH_QUESTIONS + SMOOTH_RATE * self.found:
+            return
+
+        def apart(pair: Pair) -> float:
+            t = (pair[0].right + pair[1].left) / 2
+            return float(np.linalg.norm(pair[0].at(t) - pair[1].at(t))) / (1 + abs(t))
+
+        ordered = sorted(self.pieces, key=lambda piece: piece.left)
+        pairs = sorted(pairwise(ordered), key=apart)[-WITNESSES:]
+        times = np.array([(left.right + right.left) / 2 for left, right in pairs])
+        seen = []
+        for t, value, pair in zip(times, self.ask(times), pairs, strict=True):
+            lines = [piece.at(t) for piece in pair]
+            gaps = [float(np.linalg.norm(value - line)) for line in lines]
+            near = int(np.argmin(gaps))
+            seen.append((gaps[near] / (1 + abs(t)), float(t), value, lines[near]))
+        _, t, value, expected = max(seen, key=lambda entry: entry[0])
+        raise NotPiecewiseAffine(
+            f"after {self.questions} answers along a line only {self.found} kinks are certain: "
+            "the answers bend everywhere (a smooth activation?)",
+            t,
+            value,
+            expected,
+        )
+
+    def resolve(self, left: Piece, right: Piece) -> Request:
+        """Settles what lies between two pieces; returns the intervals this opens."""
+        while True:
+            a, b = left.right, right.left
+            if self.agree(left, right):
+                self.merged.append((left, right))
+                return []
+            if b - a <= NARROW * (1 + min(abs(a), abs(b))):
+                self.accept_point(left, right)
+                return []
+            if (false := self.taken(left, right)) is not None:
+                return (yield from self.dissolve(false))
+            t = self.crossing(left, right)
+            inside = t is not None and well_inside(a, b, t)
+            if self.late and (t is None or not inside):
+                return (yield from self.scatter(left, right, t))
+            if t is None or not inside:
+                s = beside(a, b, t) if self.batches >= PATIENCE else middle(a, b)
+                step = yield from self.split(left, right, s)
+            elif not self.meet(left, right, t):
+                step = yield from self.split(left, right, t)
+            elif self.proven(left, right, t):
+                step = Step.SETTLED
+                self.found += 1
+            else:
+                step = yield from self.check(left, right, t)
+            if step is Step.SETTLED:
+                return []
+            if isinstance(step, Piece):
+                self.pieces.append(step)
+                return [(left, step), (step, right)]
+
+    def agree(self, left: Piece, right: Piece) -> bool:
+        return self.on(right, left.right, left.values[left.high]) and self.on(
+            left, right.left, right.values[right.low]
+        )
+
+    def taken(self, left: Piece, right: Piece) -> Piece | None:
+        """A pair of points that a neighbour's line enters has a kink between its two points: the
+        neighbour takes the point."""
+        if not right.checked and self.on(left, right.left, right.values[right.low]):
+            left.add(right.left, right.values[right.low])
+            right.before = left
+            return right
+        if not left.checked and self.on(right, left.right, left.values[left.high]):
+            right.add(left.right, left.values[left.high])
+            left.after = right
+            return left
+        return None
+
+    def dissolve(self, false: Piece) -> Request:
+        """Once both points of a pair are taken, the interval between the takers is opened in its
+        place. At an end of the line the far point gets a tangent of its own."""
+        end = self.far_end(false)
+        outer = false.after if end == false.left else false.before
+        if end is not None and outer is not None:
+            inward = end - np.copysign(END_STEP * false.span, end)
+            (value,) = yield [inward]
+            known = false.values[false.times.index(end)]
+            fresh = Piece([end, inward], [known, value])
+            self.pieces.remove(false)
+            self.pieces.append(fresh)
+            return [(fresh, outer) if end < 0 else (outer, fresh)]
+        if false.before is None or false.after is None:
+            return []
+        self.pieces.remove(false)
+        return [(false.before, false.after)]
+
+    def far_end(self, piece: Piece) -> float | None:
+        """The end of the line, if the piece reaches it."""
+        low, high = self.reach
+        return low if piece.left == low else high if piece.right == high else None
+
+    def accept_point(self, left: Piece, right: Piece) -> None:
+        """An interval that is a point holds kinks if the lines meet there, else a jump."""
+        a, b = left.right, right.left
+        gap = float(np.linalg.norm(left.at(b) - right.values[right.low]))
+        steep = float(np.linalg.norm(left.slope) + np.linalg.norm(right.slope))
+        if gap > self.slack(left, b) + 10 * steep * (b - a):
+            raise NotPiecewiseAffine(
+                f"the answers jump by {gap:.3g} within a step of {b - a:.1g}",
+                b,
+                right.values[right.low],
+                left.at(b),
+            )
+        self.found += 1
+        self.suspicious = True
+
+    def crossing(self, left: Piece, right: Piece) -> float | None:
+        """Where the two lines come closest."""
+        bend = right.slope - left.slope
+        size = float(bend @ bend)
+        if size == 0:
+            return None
+        a = left.right
+        return a + float((left.values[left.high] - right.at(a)) @ bend) / size
+
+    def meet(self, left: Piece, right: Piece, t: float) -> bool:
+        """Whether the two lines meet at t; numbers always do."""
+        gap = float(np.linalg.norm(left.at(t) - right.at(t)))
+        return bool(gap <= self.slack(left, t) + self.slack(right, t))
+
+    def proven(self, left: Piece, right: Piece, t: float) -> bool:
+        """Whether lines of vectors that meet at t leave no room for more than one kink."""
+        room = min(t - left.right, right.left - t)
+        effect = float(np.linalg.norm(right.slope - left.slope)) * room
+        allowed = self.slack(left, t) + self.slack(right, t)
+        enough = bool(allowed <= EVIDENCE * effect)
+        return self.trusted and enough and dense(right.slope - left.slope)
+
+    def check(self, left: Piece, right: Piece, t: float) -> Answer:
+        """Answers on both sides of a supposed kink; a new piece where they refute it."""
+        room = min(t - left.right, right.left - t)
+        bend = float(np.linalg.norm(right.slope - left.slope))
+        side = max(SIDE * room, 8 * (self.slack(left, t) + self.slack(right, t)) / bend)
+        if side > 0.25 * room:
+            return (yield from self.split(left, right, middle(left.right, right.left)))
+        one, two = t - side, t + side
+        tangent = STEP * room
+        first, *more = yield ([one] if self.patient else [one, two])
+        if self.on(right, one, first):
+            right.add(one, first)
+            return Step.SHRUNK
+        if not self.on(left, one, first):
+            (partner,) = yield [one - tangent]
+            return Piece([one - tangent, one], [partner, first])
+        left.add(one, first)
+        if not more:
+            more = yield [two]
+        second = more[0]
+        if self.on(right, two, second):
+            right.add(two, second)
+            self.found += 1
+            return Step.SETTLED
+        if self.on(left, two, second):
+            left.add(two, second)
+            return Step.SHRUNK
+        (partner,) = yield [two + tangent]
+        return Piece([two, two + tangent], [second, partner])
+
+    def split(self, left: Piece, right: Piece, s: float) -> Answer:
+        """An answer inside, at s: which piece does it belong to?"""
+        a, b = left.right, right.left
+        step = (LONG_STEP if self.trusted else STEP) * min(s - a, b - s, 1 + abs(s))
+        first, *more = yield ([s] if self.patient else [s, s + step])
+        for piece in (left, right):
+            if self.on(piece, s, first):
+                piece.add(s, first)
+                return Step.SHRUNK
+        between = self.two_kinks(left, right, s, first)
+        if between is not None:
+            self.pieces.append(between)
+            self.found += 2
+            return Step.SETTLED
+        if not more:
+            more = yield [s + step]
+        return Piece([s, s + step], [first, more[0]])
+
+    def scatter(self, left: Piece, right: Piece, t: float | None) -> Request:
+        """Several tangents inside at once: for the last few intervals, which would otherwise take
+        one batch after the other."""
+        a, b = left.right, right.left
+        places = {beside(a, b, t), *(a + (b - a) * np.array(SCATTER))}
+        spots = sorted(float(s) for s in places)
+        steps = [STEP * min(s - a, b - s, 1 + abs(s)) for s in spots]
+        answers = yield [
+            time for s, step in zip(spots, steps, strict=True) for time in (s, s + step)
+        ]
+        pieces = [left]
+        for i, (s, step) in enumerate(zip(spots, steps, strict=True)):
+            first, second = answers[2 * i : 2 * i + 2]
+            if len(pieces) == 1 and self.on(left, s, first):
+                left.add(s, first)
+            elif self.on(right, s, first):
+                right.add(s, first)
+                break
+            else:
+                fresh = Piece([s, s + step], [first, second])
+                pieces.append(fresh)
+                self.pieces.append(fresh)
+        pieces.append(right)
+        return list(pairwise(pieces))
+
+    def two_kinks(self, left: Piece, right: Piece, s: float, value: Array) -> Piece | None:
+        """The piece through one vector answer between two kinks, if two kinks explain it.
+
+        The distances from the two lines point along the two jumps, and the jumps add up to the
+        difference of the slopes: two unknown factors against k equations."""
+        if not self.trusted:
+            return None
+        rise, fall = value - left.at(s), value - right.at(s)
+        bend = right.slope - left.slope
+        basis = np.stack([rise, fall], axis=1)
+        factors, *_ = np.linalg.lstsq(basis, bend)
+        if not (factors > 0).all():
+            return None
+        first, second = s - 1 / factors[0], s + 1 / factors[1]
+        if not (well_inside(left.right, s, first) and well_inside(s, right.left, second)):
+            return None
+        off = float(np.linalg.norm(basis @ factors - bend))
+        allowed = factors[0] * self.slack(left, s) + factors[1] * self.slack(right, s)
+        for piece in (left, right):
+            allowed += (self.noise(piece.left) + self.noise(piece.right)) / piece.span
+        effect = min(np.linalg.norm(rise) * factors[0], np.linalg.norm(fall) * factors[1])
+        if not off <= allowed <= EVIDENCE * effect or not (dense(rise) and dense(fall)):
+            return None
+        slope = left.slope + factors[0] * rise
+        step = 0.3 * min(s - first, second - s)
+        return Piece([s, s + step], [value, value + step * slope], implied=slope)

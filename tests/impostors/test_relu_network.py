@@ -1,0 +1,50 @@
+"""Boxes that are not one hidden layer of ReLUs must not come out as one."""
+
+import numpy as np
+import pytest
+
+from keyhole.errors import WrongFamily
+from keyhole.learners.relu_network import ReluNetworkLearner
+from networks import CountingOracle, gelu, hidden, network, two_hidden_layers
+
+
+def hidden_ball(seed=0):
+    """A network with a step at a sphere: a discontinuity most lines meet."""
+    net = network(seed, 8, 12)
+    return lambda x: net(x) + 0.3 * ((x[:, 0] ** 2).sum(axis=1) < 6)
+
+
+def largest(seed=0):
+    rows = np.random.default_rng(seed).standard_normal((12, 8))
+    return lambda x: (x[:, 0] @ rows.T).max(axis=1)
+
+
+IMPOSTORS = {
+    "two hidden layers": two_hidden_layers(),
+    "gelu": hidden(gelu),
+    "tanh": hidden(np.tanh),
+    "softplus": hidden(lambda h: np.logaddexp(0, 20 * h) / 20),
+    "squared relu": hidden(lambda h: np.maximum(h, 0) ** 2),
+    "hard step": hidden(lambda h: np.maximum(h, 0) + 0.1 * (h > 0)),
+    "step at a sphere": hidden_ball(),
+    "maximum": largest(),
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_refused_with_a_counterexample(name, seed):
+    box = CountingOracle(IMPOSTORS[name], 8)
+    with pytest.raises(WrongFamily) as caught:
+        ReluNetworkLearner().learn(box, np.random.default_rng(seed))
+    example = caught.value.counterexample
+    assert example.input.shape == (1, 8)
+    answer = IMPOSTORS[name](example.input[None])[0]
+    assert example.box_answer == pytest.approx(answer, rel=1e-9, abs=1e-9)
+    assert abs(example.box_answer - example.model_answer) > 1e-8 * abs(example.box_answer)
+
+
+def test_more_planes_than_promised():
+    box = CountingOracle(network(0, 8, 12), 8)
+    with pytest.raises(WrongFamily, match="12 planes"):
+        ReluNetworkLearner(neurons=11).learn(box, np.random.default_rng(0))

@@ -1,0 +1,181 @@
+"""Additive errors in a ball: accuracy, budget, honest error bars, rigorous intervals."""
+
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.models.attention import Attention, Head
+from keyhole.oracles.wrappers.rounding import round_bits
+
+NOISE = 1e-6
+
+
+def drawn(width: int, seed: int, norm: float = 1.0) -> Attention:
+    rng = np.random.default_rng([width, seed])
+    score, value = rng.standard_normal((width, width)), rng.standard_normal(width)
+    return Attention(
+        [Head(score / np.linalg.norm(score, 2), None, norm * value / np.linalg.norm(value))]
+    )
+
+
+def noisy(model: Attention, level: float, seed: int):
+    rng = np.random.default_rng(seed)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        assert np.linalg.norm(tokens, axis=2).max() <= 1.0 + 1e-9  # never outside the ball
+        return model(tokens) + level * rng.standard_normal(len(tokens))
+
+    return box
+
+
+def error(recovery: keyhole.Recovery, model: Attention) -> float:
+    truth = model.heads[0].score
+    return float(np.linalg.norm(recovery.model.heads[0].score - truth) / np.linalg.norm(truth))
+
+
+def covered(recovery: keyhole.Recovery, model: Attention) -> float:
+    gap = np.abs(recovery.model.heads[0].score - model.heads[0].score)
+    return float(np.mean(gap <= 2 * recovery.errors.heads[0].score))
+
+
+def test_noise_in_the_unit_ball_and_the_published_design() -> None:
+    width, errors, published = 32, [], []
+    for seed in range(3):
+        model = drawn(width, seed)
+        box = keyhole.open_oracle(noisy(model, NOISE, seed), width=width, max_norm=1.0)
+        recovery = keyhole.recover(box, keyhole.SingleHead())
+        errors.append(error(recovery, model))
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert recovery.ledger.paid <= width * width + width + 80
+        assert 0.85 <= covered(recovery, model) <= 0.995
+        other = keyhole.recover(box, keyhole.SingleHead(method="paper"), throw=False)
+        published.append(error(other, model))
+    assert np.median(errors) <= 5e-4
+    assert np.median(published) > 20 * np.median(errors)
+
+
+def test_twenty_times_the_questions_quarter_the_error() -> None:
+    width, model = 24, drawn(24, 5)
+    once, often = (
+        error(
+            keyhole.recover(
+                keyhole.open_oracle(noisy(model, NOISE, 1), width=width, max_norm=1.0),
+                budget=budget,
+            ),
+            model,
+        )
+        for budget in (None, 20 * (width * width + width) + 100)
+    )
+    assert once / often >= 4.0
+
+
+def test_exactly_as_many_questions_as_unknowns_with_a_stated_precision() -> None:
+    width, model = 16, drawn(16, 2)
+    box = keyhole.open_oracle(
+        noisy(model, NOISE, 1),
+        width=width,
+        max_norm=1.0,
+        precision=keyhole.Precision(additive=NOISE),
+    )
+    recovery = keyhole.recover(box, budget=width * width + width)
+    assert recovery.outcome is keyhole.Outcome.UNVERIFIED
+    assert recovery.ledger.paid == width * width + width
+    assert error(recovery, model) <= 5e-4
+
+
+def test_a_budget_too_small_for_an_unknown_precision_says_so() -> None:
+    box = keyhole.open_oracle(noisy(drawn(16, 2), NOISE, 1), width=16, max_norm=1.0)
+    with pytest.raises(keyhole.BudgetExhausted, match="precision="):
+        keyhole.recover(box, budget=16 * 16 + 16)
+
+
+def test_asks_until_the_accuracy_is_reached() -> None:
+    model = drawn(12, 3)
+    box = keyhole.open_oracle(noisy(model, 1e-5, 1), width=12, max_norm=1.0)
+    rough = keyhole.recover(box)
+    fine = keyhole.recover(box, keyhole.SingleHead(accuracy=rough.details["cramer_rao"] / 3))
+    assert fine.details["cramer_rao"] <= rough.details["cramer_rao"] / 3
+    assert error(fine, model) < error(rough, model)
+
+
+@pytest.mark.parametrize("decimals", [4, 3])
+def test_rounded_answers_in_a_ball(decimals: int) -> None:
+    model = drawn(32, 4, norm=5.0)
+    box = keyhole.open_oracle(
+        lambda tokens: np.round(model(tokens), decimals), width=32, max_norm=4.0
+    )
+    recovery = keyhole.recover(box)
+    assert covered(recovery, model) >= 0.9
+    assert error(recovery, model) <= 2 * recovery.details["cramer_rao"]
+
+
+def test_rounding_does_not_protect_where_tokens_are_free() -> None:
+    model = drawn(16, 5)
+    recovery = keyhole.recover(lambda_box(lambda x: np.round(model(x), 2), 16))
+    assert error(recovery, model) <= 1e-9
+
+
+def lambda_box(function, width: int) -> keyhole.Oracle:
+    return keyhole.open_oracle(function, width=width)
+
+
+def test_relative_noise_is_told_from_additive() -> None:
+    model, rng = drawn(24, 6), np.random.default_rng(0)
+    box = lambda_box(lambda x: model(x) * (1 + 1e-6 * rng.standard_normal(len(x))), 24)
+    recovery = keyhole.recover(box)
+    assert error(recovery, model) <= 1e-4
+    assert covered(recovery, model) >= 0.9
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(8, 0.3), (11, 0.05)])
+def test_short_number_formats_end_honestly(bits: int, limit: float) -> None:
+    model = drawn(16, 7)
+    box = lambda_box(lambda x: round_bits(model(round_bits(x, bits)), bits), 16)
+    recovery = keyhole.recover(box, throw=False)
+    assert recovery.outcome in (keyhole.Outcome.RECOVERED, keyhole.Outcome.ILL_CONDITIONED)
+    assert error(recovery, model) <= limit
+    assert covered(recovery, model) >= 0.9
+
+
+@pytest.mark.parametrize("worst_case", [False, True])
+def test_intervals_contain_the_truth(worst_case: bool) -> None:
+    tolerance, width = 1e-4, 6
+    for seed in range(10):
+        model, rng = drawn(width, seed, norm=3.0), np.random.default_rng(seed)
+
+        def box(tokens: np.ndarray, model=model, rng=rng) -> np.ndarray:
+            off = rng.uniform(-1, 1, len(tokens))
+            return model(tokens) + tolerance * (np.sign(off) if worst_case else off)
+
+        recovery = keyhole.recover(
+            keyhole.open_oracle(
+                box, width=width, max_norm=4.0, precision=keyhole.Precision(tolerance=tolerance)
+            )
+        )
+        gap = np.abs(recovery.model.heads[0].score - model.heads[0].score)
+        assert (gap <= recovery.errors.heads[0].score).all()
+        value_gap = np.abs(recovery.model.heads[0].value - model.heads[0].value)
+        assert (value_gap <= recovery.errors.heads[0].value).all()
+        assert recovery.details["rigorous"]
+
+
+def test_key_bias_and_offset_in_a_ball() -> None:
+    rng = np.random.default_rng(9)
+    plain = drawn(16, 8).heads[0]
+    model = Attention([Head(plain.score, 0.3 * rng.standard_normal(16), plain.value)], 0.7)
+    recovery = keyhole.recover(keyhole.open_oracle(noisy(model, NOISE, 2), width=16, max_norm=1.0))
+    assert error(recovery, model) <= 2e-3
+    bias = model.heads[0].key_bias
+    assert np.linalg.norm(recovery.model.heads[0].key_bias - bias) <= 1e-3 * np.linalg.norm(bias)
+    assert abs(recovery.model.offset - 0.7) <= 1e-5
+
+
+def test_a_box_with_bounded_entries() -> None:
+    model, rng = drawn(12, 10), np.random.default_rng(3)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        assert np.abs(tokens).max() <= 1.0
+        return model(tokens) + 1e-6 * rng.standard_normal(len(tokens))
+
+    recovery = keyhole.recover(keyhole.open_oracle(box, width=12, low=-1.0, high=1.0))
+    assert error(recovery, model) <= 2e-3
