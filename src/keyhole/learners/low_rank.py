@@ -22,8 +22,10 @@ from typing import Literal
 import numpy as np
 
 from keyhole.algebra.bases import DENSE_LIMIT
+from keyhole.algebra.nuclear_norm import require_solver
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
+from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
 from keyhole.learners.low_rank_cross import Cross
 from keyhole.learners.low_rank_sweep import Sweep
 from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
@@ -34,6 +36,10 @@ from keyhole.oracles.base import Oracle, Spec
 class LowRank:
     """Learner for one head of low rank. `rank=None`: the rank is found.
 
+    `method="adaptive"` asks next to nothing beyond the floor. `method="convex"` asks a set of
+    `measurements` that is fixed in advance (default 6 · rank · width, and enough for rank width/8
+    where no rank is given), which is the choice where questions cannot depend on answers.
+
     `tolerance` stops the search once what is left of the score is below this fraction of it
     (default: what the box's precision can show).
     """
@@ -41,6 +47,7 @@ class LowRank:
     method: Literal["adaptive", "convex"] = "adaptive"
     rank: int | None = None
     tolerance: float = 0.0
+    measurements: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("adaptive", "convex"):
@@ -49,18 +56,32 @@ class LowRank:
             raise InvalidArgument(f"rank must be at least 1, got {self.rank}")
         if not 0 <= self.tolerance < 1:
             raise InvalidArgument(f"tolerance must lie in [0, 1), got {self.tolerance}")
+        if self.measurements is not None and self.method != "convex":
+            raise InvalidArgument("measurements= belongs to method='convex'")
+        if self.measurements is not None and self.measurements < 1:
+            raise InvalidArgument(f"measurements must be at least 1, got {self.measurements}")
 
     def expected_questions(self, spec: Spec) -> int | None:
+        if self.method == "convex":
+            count = planned(spec.width, self.rank, self.measurements)
+            return -(-count // min(spec.outputs or 1, spec.width)) + spec.width + 4
         if self.rank is None:
             return None
         r, d = self.rank, spec.width
         return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        if self.method == "convex":
+            width = oracle.spec.width
+            refuse_too_few(width, self.rank, planned(width, self.rank, self.measurements))
+            if width <= CONE_LIMIT:
+                require_solver()
         return learn_score(oracle, rng, self.measure)
 
     def measure(self, pairs: Pairs, rng: np.random.Generator) -> Learned:
         """The score, once value, key bias and scale are known."""
+        if self.method == "convex":
+            return Convex(pairs, rng, self.rank, self.tolerance, self.measurements).run()
         anchors = anchor_basis(pairs, rng)
         plain = pairs.group == 1 and not pairs.key_bias.any()
         if plain and pairs.probes.width <= DENSE_LIMIT:

@@ -5,9 +5,11 @@ bias, and for widths at which no d × d array is formed. Before each column, two
 orthogonal to the range found so far look for more: 2rd − r² + 2r questions.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from keyhole.algebra.bases import Basis, equal_overlap, random_rotation
+from keyhole.algebra.bases import Basis, KroneckerBasis, equal_overlap, random_rotation
 from keyhole.algebra.range_finder import RangeFinder
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Learned
@@ -37,7 +39,7 @@ class Sweep:
         self.width, self.spread = pairs.probes.width, pairs.scale
         # an anchor along a key bias is measured less exactly: it comes last
         self.order = np.roll(np.arange(self.width), -1 if pairs.key_bias.any() else 0)
-        self.meter, self.found = pairs.meter, RangeFinder(pairs.probes.width)
+        self.meter, self.found = _meter(pairs), RangeFinder(pairs.probes.width)
         self.columns: list[Array] = []
         self.noise = 0.0  # standard error of an entry of a column, as a product with a probe
         self.left_over = 0.0  # root mean square of unit direction · score · anchor outside
@@ -218,6 +220,14 @@ class Sweep:
                 "truncation": self.left_over,
             },
         )
+
+
+def _meter(pairs: Pairs) -> LogOdds:
+    """All probes; where they are many and only scaled, as a bank that writes them in one go."""
+    meter, probes = pairs.meter, pairs.probes
+    if isinstance(probes.basis, KroneckerBasis) and probes.shape is None and not probes.axis.any():
+        meter.probes = replace(meter.probes, bank=probes.basis.scaled(probes.across))
+    return meter
 
 
 def _condition(values: Float[Array, "r D"], group: int) -> float:

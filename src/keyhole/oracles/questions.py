@@ -1,9 +1,12 @@
 """A batch of questions, described: rows of a token bank, and which rows make up each sequence.
 
 A million sequences over a few thousand distinct tokens are a small index matrix; they become
-arrays only slice by slice, when they are asked.
+arrays only slice by slice, when they are asked. A slice is made block by block in the processor's
+cache, so that little more is left to do than to write the tokens once.
 """
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -11,6 +14,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
+
+BLOCK_BYTES = 2**19  # tokens made at once: they stay in the cache, and outweigh the calls
+FLOAT_BYTES = 8
+WORTH_A_THREAD = 2**20  # bytes of tokens from which they are made while the box is answering
 
 
 @runtime_checkable
@@ -20,11 +27,35 @@ class Bank(Protocol):
     @property
     def width(self) -> int: ...
 
-    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]: ...
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        """The tokens, not to be written to: they may be the bank's own memory."""
+        ...
 
     def digest(self) -> bytes:
         """Names the contents: equal digests mean equal rows."""
         ...
+
+
+def table_rows(table: Float[Array, "m d"], index: Int[Array, " n"]) -> Float[Array, "n d"]:
+    """Rows of an array; a slice of it where they follow each other."""
+    if len(index) > 1 and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
+        return table[index[0] : index[-1] + 1]
+    return np.take(table, index, axis=0)
+
+
+def _rows_once(bank: Bank, index: Int[Array, " n"]) -> Float[Array, "k d"]:
+    """What broadcasts to the rows: a single one where all are the same."""
+    repeated = len(index) > 1 and index[0] == index[-1] and (index == index[0]).all()
+    return bank.rows(index[:1] if repeated else index)
+
+
+def _write(bank: Bank, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
+    """Rows into an array, by the bank's own `write` where it has one."""
+    own = getattr(bank, "write", None)
+    if own is None:
+        out[...] = _rows_once(bank, index)
+    else:
+        own(index, out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +69,7 @@ class Listed:
         return int(self.table.shape[1])
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        return np.take(self.table, index, axis=0)
+        return table_rows(self.table, index)
 
     @cached_property
     def _digest(self) -> bytes:
@@ -60,9 +91,7 @@ class Scaled:
         return self.inner.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        rows = self.inner.rows(index)
-        rows *= self.factor
-        return rows
+        return self.factor * self.inner.rows(index)
 
     def digest(self) -> bytes:
         return digest(self.inner.digest(), np.array([self.factor]))
@@ -99,10 +128,13 @@ class Summed:
         return self.first.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        high, low = np.divmod(index, self.count)
-        rows = self.first.rows(high)
-        rows += self.second.rows(low)
+        rows = np.empty((len(index), self.width))
+        self.write(index, rows)
         return rows
+
+    def write(self, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
+        high, low = np.divmod(index, self.count)
+        np.add(_rows_once(self.first, high), _rows_once(self.second, low), out=out)
 
     def digest(self) -> bytes:
         return digest(self.first.digest(), self.second.digest(), np.array([self.count]))
@@ -122,10 +154,18 @@ class Joined:
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
         rows = np.empty((len(index), self.width))
-        early = index < self.split
-        rows[early] = self.first.rows(index[early])
-        rows[~early] = self.second.rows(index[~early] - self.split)
+        self.write(index, rows)
         return rows
+
+    def write(self, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
+        early = index < self.split
+        if early.all():
+            _write(self.first, index, out)
+        elif not early.any():
+            _write(self.second, index - self.split, out)
+        else:
+            out[early] = self.first.rows(index[early])
+            out[~early] = self.second.rows(index[~early] - self.split)
 
     def digest(self) -> bytes:
         return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
@@ -160,10 +200,61 @@ class Questions:
     def __getitem__(self, part: slice) -> "Questions":
         return Questions(self.bank, self.index[part], self.purpose)
 
+    def slices(self, step: int) -> Iterator["Questions"]:
+        """Consecutive parts of `step` questions. Where the tokens of one are asked for, those of
+        the next are made meanwhile."""
+        starts = range(0, len(self), step)
+        if len(starts) < 2 or step * self.length * self.width * FLOAT_BYTES < WORTH_A_THREAD:
+            yield from (self[start : start + step] for start in starts)
+            return
+        with ThreadPoolExecutor(1, "tokens") as pool:
+            ahead = _Ahead(self, step, pool)
+            for start in starts:
+                part = self[start : start + step]
+                yield _Part(part.bank, part.index, part.purpose, start, ahead)
+
     def tokens(self) -> Float[Array, "n length d"]:
-        rows = self.bank.rows(self.index.ravel())
-        return rows.reshape(len(self), self.length, self.width)
+        count, length = self.index.shape
+        tokens = np.empty((count, length, self.width))
+        step = max(1, BLOCK_BYTES // (FLOAT_BYTES * self.width))
+        if count < length:
+            flat, index = tokens.reshape(-1, self.width), self.index.ravel()
+            for start in range(0, len(index), step):
+                _write(self.bank, index[start : start + step], flat[start : start + step])
+            return tokens
+        # position by position: the tokens at one position are mostly of one kind
+        step = max(1, step // max(1, length))
+        for start in range(0, count, step):
+            for place in range(length):
+                part = self.index[start : start + step, place]
+                _write(self.bank, part, tokens[start : start + step, place])
+        return tokens
 
     def digest(self) -> bytes:
         """Names the questions: same digest, same tokens, same order."""
         return digest(self.bank.digest(), np.asarray(self.index, dtype=np.int64))
+
+
+class _Ahead:
+    """Tokens of the parts of one batch, one part ahead of the box."""
+
+    def __init__(self, questions: Questions, step: int, pool: ThreadPoolExecutor) -> None:
+        self.questions, self.step, self.pool = questions, step, pool
+        self.ready: dict[int, Future[Array]] = {}
+
+    def take(self, start: int) -> Array:
+        made, following = self.ready.pop(start, None), start + self.step
+        tokens = self.questions[start:following].tokens() if made is None else made.result()
+        if following < len(self.questions) and following not in self.ready:
+            later = self.questions[following : following + self.step]
+            self.ready = {following: self.pool.submit(later.tokens)}
+        return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _Part(Questions):
+    start: int
+    ahead: _Ahead
+
+    def tokens(self) -> Float[Array, "n length d"]:
+        return self.ahead.take(self.start)

@@ -4,6 +4,7 @@ Agreement is not equality. The verdict says what the agreements allow one to cla
 drawn like these, at most a certain fraction can be answered differently, with 95% confidence.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ def _recall(
 
 
 REPLAYED = 512  # past answers compared, spread over the run
+REPLAYED_BYTES = 2**26  # tokens compared at once; disturbing a large model costs more than asking
 
 
 def _replay(
@@ -143,24 +145,42 @@ def _replay(
     precision: Precision,
     rng: np.random.Generator,
 ) -> tuple[int, Counterexample | None]:
-    total, seen = sum(len(q) for q, _ in past), 0
-    for questions, answers in past:
-        share = max(1, round(REPLAYED * len(questions) / max(total, 1)))
-        chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
-        tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
-        allowed = allowance(model, errors, tokens, precision, rng)
+    seen = 0
+    for tokens, answers in _sample(past):
         predicted = np.asarray(model(tokens))
-        if predicted.shape != answers[chosen].shape:
+        if predicted.shape != answers.shape:
             continue
-        gap = np.abs(answers[chosen] - predicted) / np.maximum(allowed, np.finfo(float).tiny)
-        gap = gap.reshape(len(chosen), -1).max(axis=1)
-        seen += len(chosen)
+        allowed = allowance(model, errors, tokens, precision, rng)
+        gap = np.abs(answers - predicted) / np.maximum(allowed, np.finfo(float).tiny)
+        gap = gap.reshape(len(tokens), -1).max(axis=1)
+        seen += len(tokens)
         if (gap > 1.0).any():
             k = int(np.argmax(gap > 1.0))
             return seen, Counterexample(
-                tokens[k], answers[chosen][k], predicted[k], "a question asked while learning"
+                tokens[k], answers[k], predicted[k], "a question asked while learning"
             )
     return seen, None
+
+
+def _sample(past: list[tuple[Questions, Array]]) -> Iterator[tuple[Array, Array]]:
+    """Tokens and answers from every batch, by lengths, a limited amount at once."""
+    total = sum(len(q) for q, _ in past)
+    for length in sorted({q.length for q, _ in past}):
+        parts: list[tuple[Array, Array]] = []
+        size = 0
+        for questions, answers in past:
+            if questions.length != length:
+                continue
+            share = max(1, round(REPLAYED * len(questions) / total))
+            chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
+            tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
+            parts.append((tokens, np.asarray(answers, dtype=np.float64)[chosen]))
+            size += tokens.nbytes
+            if size > REPLAYED_BYTES:
+                yield np.concatenate([t for t, _ in parts]), np.concatenate([a for _, a in parts])
+                parts, size = [], 0
+        if parts:
+            yield np.concatenate([t for t, _ in parts]), np.concatenate([a for _, a in parts])
 
 
 def _bound(count: int, example: Counterexample | None) -> str:

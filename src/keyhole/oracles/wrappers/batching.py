@@ -33,10 +33,7 @@ class Batching(Wrapper):
 
     def ask(self, questions: Questions) -> Array:
         step = self.chunk(questions)
-        parts = [
-            self.inner.ask(questions[start : start + step])
-            for start in range(0, len(questions), step)
-        ]
+        parts = [self.inner.ask(part) for part in questions.slices(step)]
         if len({part.shape[1:] for part in parts}) > 1:
             raise OracleError("the box changed the shape of its answers between two batches")
         return np.concatenate(parts) if parts else np.zeros(0)
