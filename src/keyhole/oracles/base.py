@@ -6,6 +6,7 @@ counting, budget, chunks and the journal are wrappers that any oracle gets for f
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,12 @@ class Domain:
             and (self.vocabulary is None)
         )
 
+    @cached_property
+    def _words(self) -> frozenset[bytes]:
+        """The vocabulary as bytes, made once: every question is looked up in it."""
+        table = np.zeros((0, 1)) if self.vocabulary is None else self.vocabulary
+        return frozenset(row.tobytes() for row in _normal(table))
+
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""
         if self.max_length is not None and tokens.shape[1] > self.max_length:
@@ -64,10 +71,14 @@ class Domain:
         if self.high is not None and tokens.max(initial=-np.inf) > self.high:
             raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
         if self.vocabulary is not None:
-            known = {row.tobytes() for row in self.vocabulary.astype(np.float64)}
-            for row in np.unique(tokens.reshape(-1, tokens.shape[2]).astype(np.float64), axis=0):
-                if (row + 0.0).tobytes() not in known and row.tobytes() not in known:
+            for row in _normal(tokens.reshape(-1, tokens.shape[2])):
+                if row.tobytes() not in self._words:
                     raise DomainError("a token is not in the declared vocabulary")
+
+
+def _normal(rows: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """The rows such that equal numbers have equal bytes (-0 becomes 0)."""
+    return np.ascontiguousarray(rows, dtype=np.float64) + 0.0
 
 
 @dataclass(frozen=True)
