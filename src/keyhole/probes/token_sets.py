@@ -1,4 +1,4 @@
-"""Which tokens a design may choose from: a vocabulary, or samples of a domain without room at zero."""
+"""Tokens a design may choose from: a vocabulary, or samples of a domain without room at zero."""
 
 import numpy as np
 from scipy.linalg import qr
