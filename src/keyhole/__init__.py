@@ -1,7 +1,9 @@
 """Keyhole recovers attention models through their answers alone."""
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -61,5 +63,13 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if TYPE_CHECKING:
-    pass
+class _Package(ModuleType):
+    """Importing a file such as keyhole/recover.py would put the module in the place of the public
+    function of the same name; here the public name wins."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

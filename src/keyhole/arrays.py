@@ -53,7 +53,10 @@ def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array
 
 def frozen(array: Array) -> Array:
     """The array itself if nobody can write to it, else a read-only copy."""
-    if array.flags.writeable:
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not owner.flags.writeable:
+        owner = owner.base  # a read-only view changes with what it is a view of
+    if owner is not None:
         array = array.copy()
         array.flags.writeable = False
     return array

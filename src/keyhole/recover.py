@@ -34,7 +34,7 @@ from keyhole.oracles.wrappers.memory import Memory
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.verify import verify as verify_model
 
-RECOVERY_QUERIES = 6  # one fresh question of each kind: the parameters are few bits short of known
+RECOVERY_QUERIES = 4  # one fresh question of each of the four most telling kinds
 USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -175,6 +175,9 @@ class _Run:
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
         past = list(self.oracle.past)
+        left = self.oracle.remaining
+        if left is not None and left < RECOVERY_QUERIES + 1:
+            return Outcome.UNVERIFIED, "the budget left no questions for verification"
         self.verdict = verify_model(
             self.oracle,
             learned.model,
@@ -182,6 +185,7 @@ class _Run:
             queries=RECOVERY_QUERIES,
             seed=self.seed,
             past=past,
+            precision=learned.precision,
         )
         if not self.verdict.agrees:
             example = self.verdict.counterexample

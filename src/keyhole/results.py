@@ -2,6 +2,7 @@
 
 import enum
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from keyhole.errors import Counterexample, FileFormatError
 from keyhole.models.files import load_model, replacing, save_model
 
 RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
+# what a record that is not one raises (RecursionError: JSON nested without end)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Outcome(enum.Enum):
@@ -95,8 +98,11 @@ class Recovery:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, part in (("model", self.model), ("errors", self.errors)):
+            path = folder / f"{name}.safetensors"
             if part is not None:
-                save_model(part, folder / f"{name}.safetensors")
+                save_model(part, path)
+            else:
+                path.unlink(missing_ok=True)  # of an earlier run in the same folder
         with replacing(folder / RUN_FILE) as temporary:
             temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n")
         return folder
@@ -130,9 +136,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
-        return value.tolist()
+        return plain(value.tolist())
     if isinstance(value, np.generic):
-        return value.item()
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no infinity
     return value
 
 
@@ -151,8 +159,10 @@ def load(path: str | Path) -> Any:
             if example is not None:
                 arrays = {k: np.array(v) for k, v in example.items() if k != "reason"}
                 example = Counterexample(**arrays, reason=example["reason"])
-            verdict = Verdict(**verdict, counterexample=example)
+            worst = math.inf if verdict["worst"] is None else verdict["worst"]
+            verdict = Verdict(**{**verdict, "worst": worst}, counterexample=example)
         ledger = record["ledger"]
+        purposes = {str(purpose): int(paid) for purpose, paid in ledger["by_purpose"].items()}
         parts = {
             name: load_model(path / f"{name}.safetensors")
             if (path / f"{name}.safetensors").exists()
@@ -162,13 +172,13 @@ def load(path: str | Path) -> Any:
         return Recovery(
             outcome=Outcome[record["outcome"]],
             verdict=verdict,
-            ledger=Ledger(ledger["by_purpose"], ledger["floor"], ledger["replayed"]),
+            ledger=Ledger(purposes, ledger["floor"], ledger["replayed"]),
             reason=record["reason"],
             notes=tuple(record["notes"]),
             details=record["details"],
             **parts,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise FileFormatError(
             f"{path} is not the folder of a keyhole run ({RUN_FILE}: {error})"
         ) from error

@@ -8,6 +8,7 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
+from keyhole.cli.serve import serve
 
 if TYPE_CHECKING:
     from keyhole.results import Recovery
@@ -113,6 +114,21 @@ def recover(
     finish(recovery, as_json, out)
 
 
+def with_errors(path: Path) -> tuple[Any, Any]:
+    """A saved model and its standard errors, where its run recorded them: without them, a
+    recovered model is taken for exact to the last digit, which it is not."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.results import RUN_FILE, Recovery, load
+
+    whole = path.name == "model.safetensors" and (path.parent / RUN_FILE).is_file()
+    loaded = load(path.parent if whole else path)
+    if not isinstance(loaded, Recovery):
+        return loaded, None
+    if loaded.model is None:
+        raise InvalidArgument(f"the run in {path} ended without a model ({loaded.outcome.name})")
+    return loaded.model, loaded.errors
+
+
 @app.command(epilog="Example: `keyhole verify run/model.safetensors mypackage.models:head`")
 def verify(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
@@ -129,12 +145,10 @@ def verify(
 
     from keyhole.oracles.wrappers.border import Border
     from keyhole.report.terminal import counterexample
-    from keyhole.results import Recovery, load, plain
+    from keyhole.results import plain
     from keyhole.verification.verify import verify as compare
 
-    loaded = load(model)
-    claimed = loaded.model if isinstance(loaded, Recovery) else loaded
-    errors = loaded.errors if isinstance(loaded, Recovery) else None
+    claimed, errors = with_errors(model)
     box = Border(opened(target, width or getattr(claimed, "width", None), max_length, max_norm))
     verdict = compare(box, claimed, errors=errors, queries=queries, seed=seed)
     if as_json:
@@ -157,13 +171,15 @@ def check(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What can this box do: outputs, lengths, determinism, precision. Asks about ten questions."""
+    """What can this box do: outputs, lengths, determinism, precision. Asks some fifteen
+    questions."""
     from rich.console import Console
     from rich.table import Table
 
+    from keyhole.oracles.wrappers.border import Border
     from keyhole.probes.precision import examine
 
-    found = examine(opened(target, width, max_length, max_norm), seed)
+    found = examine(Border(opened(target, width, max_length, max_norm)), seed)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -171,3 +187,6 @@ def check(
     for name, value in found.items():
         table.add_row(f"[dim]{name.replace('_', ' ')}[/]", str(value))
     Console().print(table)
+
+
+app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)

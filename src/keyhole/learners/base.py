@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Oracle, Precision, Spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +17,7 @@ class Learned:
     errors: Any
     floor: float  # unknowns per number in an answer
     notes: tuple[str, ...] = ()  # sentences for the reader
+    precision: Precision | None = None  # of the box, as measured on the way
     details: Mapping[str, Any] = field(default_factory=dict)  # numbers for the report
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap, random_basis
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, NotIdentifiable
+from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
@@ -25,7 +25,7 @@ from keyhole.probes.operating_point import (
     probe_set,
     stretch,
 )
-from keyhole.probes.values import LinearPart, measure_values, refuse_nonlinear
+from keyhole.probes.values import LinearPart, measure_values
 
 CHEAP_GROUP = 8  # probes read off at once from which a second look at the key bias is cheap
 EVENING_ROUNDS = 6  # the length along the key bias settles in two or three
@@ -38,17 +38,13 @@ def learn_score(
     measure: Callable[["Pairs", np.random.Generator], Learned],
 ) -> Learned:
     """Everything but the score, then `measure` for the score, if there is one to see."""
-    linear = measure_values(oracle)
-    try:
-        pairs = prepare(oracle, linear, rng)
-        if pairs.spread is None:
-            nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
-            note = "No question showed a score: attention is uniform up to the key bias."
-            return assemble(pairs, nothing, nothing, unknowns=0, notes=(note,))
-        return measure(pairs, rng)
-    except IllConditioned:
-        refuse_nonlinear(oracle, linear, rng)  # a plainer reason, if there is one
-        raise
+    linear = measure_values(oracle, rng)
+    pairs = prepare(oracle, linear, rng)
+    if pairs.spread is None:
+        nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
+        note = "No question showed a score: attention is uniform up to the key bias."
+        return assemble(pairs, nothing, nothing, unknowns=0, notes=(note,))
+    return measure(pairs, rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +97,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
         if spec.domain.max_length < 2:
             raise NotIdentifiable("questions of one token say nothing about the score matrix")
         group = min(group, spec.domain.max_length - 1)
-    longest = spec.domain.max_norm or np.inf
+    longest = spec.domain.radius / 2.0  # probe + anchor must stay inside
     basis = equal_overlap(rng, left[:, :group])
     bias = measure_key_bias(oracle, linear, basis, group, longest)
     linear = replace(linear, roundoff=bias.roundoff)
@@ -240,5 +236,10 @@ def assemble(
         errors,
         floor=total / linear.offset.size,
         notes=notes,
-        details={"precision": linear.roundoff.name, **(details or {})},
+        precision=linear.precision,
+        details={
+            "precision": linear.roundoff.name,
+            "key_bias": bool(pairs.key_bias.any()),
+            **(details or {}),
+        },
     )

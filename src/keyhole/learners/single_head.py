@@ -22,7 +22,9 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank import LowRank
+from keyhole.learners.noise import noisy_in_ball
 from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
+from keyhole.learners.paper import published
 from keyhole.oracles.base import Oracle, Spec
 
 
@@ -33,6 +35,12 @@ class SingleHead:
     `rank=None`: of any rank, nothing is assumed. A number, or "unknown" to have it found: the
     questions of `LowRank`, 2rd − r² + d of them, and d² + d + 2d where the rank turns out full.
 
+    A box with additive errors and bounded tokens is asked again and again: until the budget is
+    spent, or until the relative standard error of the score reaches `accuracy`.
+
+    `method="paper"` is the published algorithm of Theorem 6.1, which needs a bound on the score's
+    norm; it is there to compare with.
+
     >>> import numpy as np
     >>> from keyhole.models.draw import attention
     >>> from keyhole.oracles.open import open_oracle
@@ -42,18 +50,30 @@ class SingleHead:
     """
 
     rank: int | Literal["unknown"] | None = None
+    accuracy: float | None = None
+    method: Literal["keyhole", "paper"] = "keyhole"
+    score_bound: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank != "unknown" and self.rank < 1:
             raise InvalidArgument(f"rank must be a positive number or 'unknown', got {self.rank}")
+        if self.method not in ("keyhole", "paper"):
+            raise InvalidArgument(f"method must be 'keyhole' or 'paper', got {self.method!r}")
+        if not self.score_bound > 0:
+            raise InvalidArgument(f"score_bound must be positive, got {self.score_bound}")
+        if self.accuracy is not None and not 0 < self.accuracy < 1:
+            raise InvalidArgument(f"accuracy must lie in (0, 1), got {self.accuracy}")
 
     def expected_questions(self, spec: Spec) -> int | None:
         numbers = spec.outputs or 1
         return -(-(spec.width**2) // min(numbers, spec.width)) + spec.width + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        if self.method == "paper":
+            return published(oracle, self.score_bound)
         if self.rank is None:
-            return learn_score(oracle, rng, full_rank)
+            found = noisy_in_ball(oracle, rng, self.accuracy)
+            return learn_score(oracle, rng, full_rank) if found is None else found
         rank = None if self.rank == "unknown" else self.rank
         return learn_score(oracle, rng, LowRank(rank=rank).measure)
 

@@ -61,6 +61,11 @@ class Head:
             if key_bias is None
             else finite_array("key_bias", key_bias, ndim=1)
         )
+        if width < 1 or self.value.size == 0:
+            raise InvalidArgument(
+                f"the width and the value's columns must be at least 1, got score of width {width} "
+                f"and value of shape {self.value.shape}"
+            )
         for name, array in (("key_bias", self.key_bias), ("value", self.value)):
             if array.shape[0] != width:
                 raise InvalidArgument(

@@ -14,6 +14,8 @@ from keyhole.arrays import Array
 from keyhole.errors import FileFormatError, InvalidArgument
 
 FORMAT, VERSION = "keyhole-model", "1"
+# what safetensors' NumPy side raises on top of its own error (AttributeError: a type NumPy lacks)
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, MemoryError)
 KINDS = {  # kind in the file -> where its class lives
     "Attention": "keyhole.models.attention",
 }
@@ -66,7 +68,7 @@ def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Array]]:
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
             return metadata, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError, KeyError, OSError, MemoryError) as error:
+    except (SafetensorError, *UNREADABLE) as error:
         raise FileFormatError(
             f"{path} cannot be read as safetensors ({error}); it is truncated, damaged or another "
             "kind of file"

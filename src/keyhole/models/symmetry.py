@@ -50,16 +50,17 @@ def _(a: Attention, b: Any) -> float:
     if len(first.heads) != len(second.heads):
         return float("inf")
     pairs = matched(first.heads, second.heads)
-    yardstick = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
+    scores = max(score_norm(h) for h in second.heads)
+    biases = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
     values = max(float(np.linalg.norm(h.value)) for h in second.heads)
     worst = 0.0
     for mine, theirs in pairs:
         worst = max(
             worst,
-            relative(score_gap(mine, theirs), score_norm(theirs)),
+            relative(score_gap(mine, theirs), score_norm(theirs) or scores),
             relative(
                 float(np.linalg.norm(mine.key_bias - theirs.key_bias)),
-                float(np.linalg.norm(theirs.key_bias)) or yardstick or score_norm(theirs),
+                float(np.linalg.norm(theirs.key_bias)) or biases or scores,
             ),
             relative(
                 float(np.linalg.norm(mine.value - theirs.value)),
@@ -96,26 +97,24 @@ def same_attention(a: Head, b: Head, tolerance: float = MERGE_TOLERANCE) -> bool
 
 
 def matched(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
-    """Heads of `a` paired with heads of `b`, least total distance of score and value."""
+    """Heads of `a` paired with heads of `b`, least total distance of their parameters."""
     if len(a) == 1 == len(b):
         return [(a[0], b[0])]
-    cost = np.array(
-        [
-            [
-                min(relative(score_gap(x, y), score_norm(y)), 2.0)
-                + min(
-                    relative(
-                        float(np.linalg.norm(x.value - y.value)), float(np.linalg.norm(y.value))
-                    ),
-                    2.0,
-                )
-                for y in b
-            ]
-            for x in a
-        ]
-    )
+    cost = np.array([[mismatch(x, y) for y in b] for x in a])
     rows, columns = linear_sum_assignment(cost)
     return [(a[i], b[j]) for i, j in zip(rows, columns, strict=True)]
+
+
+def mismatch(a: Head, b: Head) -> float:
+    """Sum of the relative errors of score, key bias and value, each at most 2."""
+    gaps = (
+        (score_gap(a, b), score_norm(b)),
+        *(
+            (float(np.linalg.norm(x - y)), float(np.linalg.norm(y)))
+            for x, y in ((a.key_bias, b.key_bias), (a.value, b.value))
+        ),
+    )
+    return sum(min(relative(gap, size), 2.0) for gap, size in gaps)
 
 
 def score_norm(head: Head) -> float:

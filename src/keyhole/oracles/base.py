@@ -50,11 +50,13 @@ class Domain:
             and (self.vocabulary is None)
         )
 
-    @cached_property
-    def _words(self) -> frozenset[bytes]:
-        """The vocabulary as bytes, made once: every question is looked up in it."""
-        table = np.zeros((0, 1)) if self.vocabulary is None else self.vocabulary
-        return frozenset(row.tobytes() for row in _normal(table))
+    @property
+    def radius(self) -> float:
+        """Every token up to this norm is accepted (the vocabulary apart)."""
+        low = np.inf if self.low is None else -self.low
+        high = np.inf if self.high is None else self.high
+        norm = np.inf if self.max_norm is None else self.max_norm
+        return float(max(0.0, min(low, high, norm)))
 
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""
@@ -62,6 +64,8 @@ class Domain:
             raise DomainError(
                 f"a question of length {tokens.shape[1]} exceeds max_length={self.max_length}"
             )
+        if not np.isfinite(tokens).all():
+            raise DomainError("a token holds NaN or infinity")
         if self.max_norm is not None:
             worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
             if worst > self.max_norm * (1 + NORM_SLACK):
@@ -71,14 +75,15 @@ class Domain:
         if self.high is not None and tokens.max(initial=-np.inf) > self.high:
             raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
         if self.vocabulary is not None:
-            for row in _normal(tokens.reshape(-1, tokens.shape[2])):
-                if row.tobytes() not in self._words:
+            for row in np.unique(tokens.reshape(-1, tokens.shape[2]).astype(np.float64), axis=0):
+                if (row + 0.0).tobytes() not in self._words:
                     raise DomainError("a token is not in the declared vocabulary")
 
-
-def _normal(rows: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """The rows such that equal numbers have equal bytes (-0 becomes 0)."""
-    return np.ascontiguousarray(rows, dtype=np.float64) + 0.0
+    @cached_property
+    def _words(self) -> frozenset[bytes]:
+        """The vocabulary's tokens as bytes; adding zero makes the two zeros one."""
+        table = np.zeros((0, 0)) if self.vocabulary is None else self.vocabulary
+        return frozenset((row + 0.0).tobytes() for row in table.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,27 @@ class Precision:
     relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
     additive: float = 0.0  # standard deviation of noise that differs from call to call
     step: float = 0.0  # answers are rounded to multiples of this
+    tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
+
+    @property
+    def floor(self) -> float:
+        """Standard deviation of the errors that do not scale with the answer."""
+        spread = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
+        return float(np.linalg.norm(spread))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.relative < np.inf:
+            raise InvalidArgument(
+                f"relative must be positive and finite, got {self.relative}; float64 answers are "
+                f"exact to {UNIT_ROUNDOFF:.1e} at best"
+            )
+        for name, level in (
+            ("additive", self.additive),
+            ("step", self.step),
+            ("tolerance", self.tolerance),
+        ):
+            if not 0 <= level < np.inf:
+                raise InvalidArgument(f"{name} must be finite and not negative, got {level}")
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,11 @@ class Oracle(ABC):
     def ask(self, questions: Questions) -> Array:
         """One answer per question, in their order."""
 
+    @property
+    def remaining(self) -> int | None:
+        """Questions left in the budget; None where there is no budget."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most boxes hold nothing
         """Lets go of files and connections. Asking afterwards is an error."""
 
@@ -137,6 +168,10 @@ class Wrapper(Oracle):
     @property
     def spec(self) -> Spec:  # type: ignore[override]
         return self.inner.spec
+
+    @property
+    def remaining(self) -> int | None:
+        return self.inner.remaining
 
     def close(self) -> None:
         self.inner.close()

@@ -1,15 +1,29 @@
 """open_oracle: whatever the user has becomes an oracle."""
 
-from importlib import import_module
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from keyhole.arrays import digest
-from keyhole.errors import InvalidArgument
-from keyhole.models.attention import Attention
-from keyhole.models.files import load_model
+from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.torch_module import is_module, open_torch
+from keyhole.oracles.wrappers.batching import Batching
+from keyhole.results import RUN_FILE, load
+
+ATTRIBUTE = re.compile(
+    r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(\))?"
+)
+EXPECTED = (
+    "expected a callable on arrays of shape (batch, length, width), a torch module, a keyhole "
+    "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, "
+    "package.module:attribute"
+)
 
 
 def open_oracle(
@@ -22,51 +36,196 @@ def open_oracle(
     low: float | None = None,
     high: float | None = None,
     precision: Precision | None = None,
+    batch: int | None = None,
+    cluster: Any = None,
+    **options: Any,
 ) -> Oracle:
-    """The box behind `target`: a callable (batch, length, width) -> (batch,) or (batch, outputs),
-    a keyhole model, an Oracle, the path of a saved model, or `package.module:attribute`.
+    """The box behind `target`.
+
+    `target` is a callable (batch, length, width) -> (batch,) or (batch, outputs); a torch module;
+    a keyhole model; an Oracle; or the name of one: an `http(s)://` endpoint, a `.onnx` file, a
+    saved keyhole model or run, `package.module:attribute` (which imports, and so runs, that
+    module; with `()` behind it the attribute is called). A list of targets is taken as replicas
+    of one box.
 
     The domain (`max_length`, `max_norm`, `low`/`high` per entry, `vocabulary` of allowed tokens)
     is what the box accepts: no question will leave it. `precision` states how exact the answers
     are where that is known; otherwise it is measured.
+
+    `batch` is the largest number of questions the box is given at once; `cluster` (a Dask client
+    or the address of a scheduler) answers such batches on many machines. Further options depend
+    on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
     """
     domain = Domain(max_length, max_norm, low, high, vocabulary)
+    if batch is not None and batch < 1:
+        raise InvalidArgument(f"batch must be at least 1, got {batch}")
     if isinstance(target, Oracle):
-        return target
+        _refuse(options, "an Oracle")
+        oracle = target
+    elif isinstance(target, (list, tuple)):
+        if cluster is not None:
+            raise InvalidArgument("several targets are spread by themselves: leave out cluster=")
+        return _replicas(target, width, domain, precision, batch, options)
+    elif isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
+        oracle = _open_url(target, width, domain, precision, batch=batch, **options)
+        batch = None  # the endpoint splits by itself, several parts at a time
+    else:
+        oracle = _open_local(target, width, domain, precision, options)
+    if cluster is not None:
+        from keyhole.oracles.wrappers.distributed import Distributed
+
+        return Distributed(oracle, cluster, batch)
+    return oracle if batch is None else Batching(oracle, chunk_questions=batch)
+
+
+def _open_local(
+    target: Any, width: int | None, domain: Domain, precision: Precision | None, options: Any
+) -> Oracle:
     if isinstance(target, (str, Path)):
-        target = _named(str(target))
+        path = Path(target)
+        if path.suffix.lower() == ".onnx":
+            from keyhole.oracles.onnx_file import open_onnx
+
+            return _opened(open_onnx, "an ONNX file", options)(path, width, domain, precision)
+        target = _named(str(target), path)
+    if isinstance(target, Oracle):
+        _refuse(options, "an Oracle")
+        return target
+    if is_module(target):
+        return _opened(open_torch, "a torch module", options)(target, width, domain, precision)
+    _refuse(options, "a function or a keyhole model")
+    return _function(target, width, domain, precision)
+
+
+def _function(
+    target: Any, width: int | None, domain: Domain, precision: Precision | None
+) -> Oracle:
+    if not callable(target):
+        raise InvalidArgument(f"cannot open a {type(target).__name__} as a box; {EXPECTED}")
+    if isinstance(target, type):
+        raise InvalidArgument(
+            f"{target.__qualname__} is a class; make an instance of it (on the command line, "
+            "package.module:Class() does)"
+        )
     if width is None:
         width = getattr(target, "width", None)
         if width is None and domain.vocabulary is not None:
             width = int(domain.vocabulary.shape[1])
-    if not callable(target):
-        raise InvalidArgument(
-            f"cannot open a {type(target).__name__} as a box; expected a callable on arrays of "
-            "shape (batch, length, width), a keyhole model or an Oracle"
-        )
     if not isinstance(width, int):
         raise InvalidArgument("this box does not tell its width: pass width= (--width)")
-    outputs = target.outputs if isinstance(target, Attention) else None
+    outputs = getattr(target, "outputs", None) if hasattr(target, "to_arrays") else None
     return FunctionOracle(target, Spec(width, outputs, domain, precision, _identity(target)))
 
 
-def _named(target: str) -> Any:
-    """`package.module:attribute` (imports the user's own code), or the path of a saved model."""
-    module, colon, attribute = target.partition(":")
-    if colon and not Path(target).exists():
-        try:
-            value: Any = import_module(module)
-            for name in attribute.split("."):
-                value = getattr(value, name)
-            return value
-        except (ImportError, AttributeError) as error:
-            raise InvalidArgument(f"cannot import {target}: {error}") from error
-    path = Path(target)
-    return load_model(path / "model.safetensors" if path.is_dir() else path)
-
-
 def _identity(target: Any) -> str:
-    if isinstance(target, Attention):
-        return "attention " + digest(*target.to_arrays().values()).hex()
+    if hasattr(target, "to_arrays"):  # a keyhole model: its parameters name it
+        contents = digest(*target.to_arrays().values()).hex()
+        return f"{type(target).__name__.lower()} {contents}"
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     return f"{getattr(target, '__module__', type(target).__module__)}.{name}"
+
+
+def _named(name: str, path: Path) -> Any:
+    """What a name on the command line stands for."""
+    if path.exists():
+        if path.is_dir() and not (path / RUN_FILE).exists():
+            raise FileFormatError(f"{path} is a folder without a keyhole run in it")
+        if path.is_file() and path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt"):
+            raise FileFormatError(
+                f"{path} holds parameters but no code: name the module that they belong to, and "
+                f"pass weights={path.name!r} (--weights)"
+            )
+        found = load(path)
+        model = getattr(found, "model", found)
+        if model is None:
+            raise InvalidArgument(f"the run in {path} ended without a model")
+        return model
+    match = ATTRIBUTE.fullmatch(name)
+    if match is None:
+        raise InvalidArgument(f"{name!r} is no file, no URL and no package.module:attribute")
+    module, attribute, call = match.groups()
+    return _attribute(module, attribute, bool(call))
+
+
+def _attribute(module: str, attribute: str, call: bool) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(
+            f"no module named {error.name!r}; run from the folder that holds it, or install it"
+        ) from error
+    except Exception as error:  # the user's own code, which may raise anything
+        raise InvalidArgument(
+            f"importing {module} raised {type(error).__name__}: {error}"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise InvalidArgument(f"{module} has no {attribute!r}")
+        found = getattr(found, name)
+    try:
+        return found() if call else found
+    except Exception as error:  # the user's own code again
+        raise InvalidArgument(
+            f"{module}:{attribute}() raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _open_url(
+    url: str, width: int | None, domain: Domain, precision: Precision | None, **options: Any
+) -> Oracle:
+    from keyhole.oracles.endpoint import Access
+    from keyhole.oracles.json_endpoint import open_json
+    from keyhole.oracles.open_inference import open_inference
+
+    names = {field.name for field in fields(Access)}
+    given = {name: options.pop(name) for name in names & set(options)}
+    options["access"] = Access(**given)
+    opener: Any = open_json if "request" in options else open_inference
+    return _opened(opener, "an HTTP endpoint", options)(url, width, domain, precision)
+
+
+def _replicas(
+    targets: Any,
+    width: int | None,
+    domain: Domain,
+    precision: Precision | None,
+    batch: int | None,
+    options: dict[str, Any],
+) -> Oracle:
+    from keyhole.oracles.wrappers.replicas import Replicas
+
+    members: list[Oracle] = []
+    try:
+        for target in targets:
+            if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
+                members.append(_open_url(target, width, domain, precision, **_hasty(options)))
+            elif isinstance(target, Oracle):
+                members.append(target)
+            else:
+                members.append(_open_local(target, width, domain, precision, dict(options)))
+        return Replicas(members, batch)
+    except BaseException:
+        for member in members:
+            member.close()
+        raise
+
+
+def _hasty(options: dict[str, Any]) -> dict[str, Any]:
+    """Less patience with one endpoint where another can take over."""
+    from keyhole.oracles.wrappers.retry import Patience
+
+    return {"patience": Patience(attempts=3), **options}
+
+
+def _opened(opener: Any, kind: str, options: dict[str, Any]) -> Callable[..., Oracle]:
+    """The opener with its options; one that it does not know is named."""
+    keywords = inspect.Parameter.KEYWORD_ONLY
+    known = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is keywords]
+    _refuse({name: None for name in options if name not in known}, kind, known)
+    return lambda *arguments: opener(*arguments, **options)
+
+
+def _refuse(options: dict[str, Any], kind: str, known: list[str] | None = None) -> None:
+    if options:
+        offered = f"; it has {', '.join(known)}" if known else ""
+        raise InvalidArgument(f"{kind} has no option {', '.join(sorted(options))}{offered}")

@@ -19,6 +19,7 @@ from keyhole.errors import IllConditioned
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed, Scaled, Summed
 from keyhole.probes.log_odds import (
+    LOOSE,
     ROUNDS,
     SHRINK,
     STEEPEST,
@@ -29,9 +30,12 @@ from keyhole.probes.log_odds import (
     Weights,
 )
 from keyhole.probes.precision import Roundoff
-from keyhole.probes.values import LinearPart
+from keyhole.probes.values import LinearPart, answer_noise
 
-FIRST_LENGTH = 2.0**10  # of the probes that look for a key bias, in units of offset / value
+# of the probes that look for a key bias, in units of offset / value. Not a round number: a round
+# answer of a float64 box (value e_1, width 16) would pass for one of a box with fewer bits
+FIRST_LENGTH = 326.0 * np.pi
+FIRST_GROUPS = 4  # asked before the rest, for the scale
 MODERATE = 0.125  # step of the length where a score came out steep
 WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
@@ -148,15 +152,24 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None) -> KeyBias:
     width, group = zero.basis.width, zero.group
     groups = -(-width // group)
     scores, errors = np.zeros((groups, group)), np.zeros((groups, group))
-    lengths = np.full((groups, 1), length)
-    pending = np.arange(groups)
+    lengths, known = np.full((groups, 1), length), np.zeros(groups, dtype=bool)
+    pending = np.arange(min(FIRST_GROUPS, groups))
     for _ in range(ROUNDS):
         found = zero.ask(length, pending, carrier)
         scores[pending], errors[pending], lengths[pending] = found.scores, found.errors, length
-        pending = pending[found.saturated | (found.scores.max(axis=1) > STEEPEST)]
+        noise = LOOSE * answer_noise(zero.roundoff, width)
+        loose = (np.abs(found.scores) > STEEPEST) & (found.errors > noise)
+        steep = ((found.scores > STEEPEST) | loose).any(axis=1)
+        known[pending] = ~found.saturated
+        again = pending[found.saturated | steep]
+        fresh = np.arange(pending.max() + 1, groups)
+        pending = np.concatenate([again, fresh])
         if not len(pending):
             break
-        length *= MODERATE
+        if known.any():  # the scale as far as it is known by now
+            length = TARGET_SPREAD / np.sqrt(np.mean((scores[known] / lengths[known]) ** 2))
+        else:
+            length *= MODERATE
     else:
         raise IllConditioned("the key bias spans more decades than the box's precision can show")
     plain = (scores / lengths).ravel()[:width]

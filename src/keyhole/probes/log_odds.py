@@ -24,10 +24,10 @@ from keyhole.probes.precision import Roundoff, observed
 from keyhole.probes.values import LinearPart, answer_noise
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
-STEEPEST = 3.5  # above, the factor 1 + e^s is worth another question
+STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
 LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
 COMFORTABLE = 2.0  # where that other question puts s
-WEAKEST = 0.125  # an anchor this much shorter than it could be is worth another question
+WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
 FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
 CAUTION = 2.0  # in standard errors of the scale so far
 FAR_OFF = 16.0  # correction of a scale at which most answers saturate
@@ -38,7 +38,7 @@ GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is
 NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
-SATURATED = 64.0  # in the same units: a weight this close to 0 or 1 carries no digits
+SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
 FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
@@ -152,6 +152,7 @@ class LogOdds:
         level = noise * np.linalg.norm(
             np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
         )
+        level = level + self.roundoff.additive
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
@@ -196,7 +197,9 @@ class LogOdds:
                     size = np.maximum(score, found.errors[0])
                     return float(np.sqrt(np.mean(size**2)) / length)
                 unseen = length
-                if length >= min(natural * GROW**GROWTHS, longest):
+                if length >= longest:  # longer tokens might show it: all that is known is a bound
+                    return float(np.max(found.errors) / length)
+                if length >= natural * GROW**GROWTHS:
                     return None
             else:
                 saturated = length

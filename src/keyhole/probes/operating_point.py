@@ -18,6 +18,8 @@ from keyhole.probes.log_odds import TARGET_SPREAD, ProbeSet
 from keyhole.probes.values import LinearPart
 
 IMBALANCE = 2.0**20  # probe length over anchor length where both are free
+COARSEST = 2.0**-4  # the same in units of 1 / roundoff: short formats have a short range
+NOISE_MARGIN = 2.0**40  # probe value over additive errors where the length is free
 OFFSET_MARGIN = 2.0**20  # probe value over offset where the length is free
 STRETCH = 2.0**10  # limit of the stretch across a key bias
 BIAS_ERROR = 8.0  # error of probe · key_bias in roundoffs, where it is computed
@@ -117,7 +119,9 @@ def free_lengths(
     `overlap` is the value of a probe of length one.
     """
     offset = float(np.linalg.norm(linear.offset))
-    probe = max(np.sqrt(product * IMBALANCE), OFFSET_MARGIN * offset / overlap)
+    imbalance = min(IMBALANCE, COARSEST / linear.roundoff.relative)
+    probe = max(np.sqrt(product * imbalance), OFFSET_MARGIN * offset / overlap)
+    probe = max(probe, NOISE_MARGIN * linear.roundoff.additive / overlap)
     probe = min(probe, longest)
     return float(probe), float(min(product / probe, longest))
 

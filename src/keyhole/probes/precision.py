@@ -2,8 +2,8 @@
 
 Mostly read off answers that were paid for anyway: a box that computes in float32 (or less) gives
 answers that are float32 numbers, whatever type it hands them over in, and the number of trailing
-zero bits tells. `measure_precision` also asks the same question several times, for noise, and looks
-for a rounding step; `examine` adds the lengths and norms that the box accepts.
+zero bits tells. `measure_precision` also asks the same questions several times, for noise that is
+additive or relative; `examine` adds the lengths and norms that the box accepts.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float32", 24),
     ("float64", 53),
 )
-TELLING_ANSWERS = 1  # one irrational-looking answer is round by chance once in 2**29
+FIXED = ("stated", "noisy")  # what the user or the scatter says stands, whatever the format
+TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,13 @@ class Roundoff:
 
     relative: float
     name: str
+    additive: float = 0.0  # standard deviation of errors that do not scale with the answer
 
 
 def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
     """The stated precision, else what the type of the answers allows."""
     if stated is not None:
-        return Roundoff(stated.relative, "stated")
+        return Roundoff(stated.relative, "stated", stated.floor)
     if answers.dtype == np.float16:
         return Roundoff(2.0**-11, "float16")
     if answers.dtype == np.float32:
@@ -45,16 +47,16 @@ def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
 
 
 def observed(known: Roundoff, answers: Array) -> Roundoff:
-    """`known`, or the coarser format that all these (irrational-looking) answers belong to."""
+    """The shortest number format that all these (irrational-looking) answers belong to."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
-    numbers = numbers[numbers != 0]
-    if known.name == "stated" or numbers.size < TELLING_ANSWERS:
+    numbers = np.unique(numbers[numbers != 0])
+    if known.name in FIXED or not numbers.size:
         return known
     bits = int(significant_bits(numbers).max())
     for name, width in FORMATS:
-        if bits <= width:
-            coarser = Roundoff(2.0**-width, name)
-            return coarser if coarser.relative > known.relative else known
+        # a few float16 answers may have eight bits by chance
+        if bits <= width and (numbers.size >= TELLING_ANSWERS or width > FORMATS[0][1]):
+            return Roundoff(2.0**-width, name, known.additive)
     return known
 
 
@@ -67,9 +69,12 @@ def significant_bits(numbers: Array) -> Array:
     return np.asarray(53 - trailing)
 
 
-REPEATS = 4  # of one question: the scatter of the answers is the noise, to a factor of two
-OTHERS = 4  # further questions: a rounding step must divide all answers
-MOST_DECIMALS = 12  # rounding beyond this many decimals is not told from float64
+SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
+REPEATS = 64  # of one question, once noise is seen: its level to 9%
+LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
+PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
+FINE = 2.0**-24  # a decimal rounding step is only looked for in formats at least this fine
+MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
 LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
 NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
@@ -85,21 +90,51 @@ class Measured:
 
 
 def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
-    """Asks REPEATS + OTHERS questions of two tokens inside the domain."""
-    tokens = _inside(oracle, rng.standard_normal((1 + OTHERS, 2, oracle.spec.width)), rng)
-    batch = np.concatenate([np.repeat(tokens[:1], REPEATS, axis=0), tokens[1:]])
+    """Asks REPEATS questions: two tokens of different lengths, again and again."""
+    one = _inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    small = oracle.spec.domain.vocabulary is None
+    other = one * (LARGER if oracle.spec.domain.unbounded else 1.0 / LARGER) if small else one
+    batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
     answers = oracle.ask(Questions.of(batch, PURPOSE))
-    repeats = np.asarray(answers[:REPEATS], dtype=np.float64).reshape(REPEATS, -1)
+    numbers = np.asarray(answers, dtype=np.float64).reshape(2, REPEATS // 2, -1)
     kind = observed(roundoff(None, answers), answers)
-    scatter = float(np.sqrt(np.mean(np.var(repeats, axis=0, ddof=1))))
-    size = float(np.max(np.abs(repeats)))
-    deterministic = scatter <= 4.0 * kind.relative * size  # batches may round differently
-    precision = Precision(
-        relative=kind.relative,
-        additive=0.0 if deterministic else scatter,
-        step=decimal_step(answers),
-    )
+    scatter = np.sqrt(np.mean(np.var(numbers, axis=1, ddof=1), axis=1))
+    sizes = np.sqrt(np.mean(numbers**2, axis=(1, 2)))
+    deterministic = bool((scatter <= SAME * kind.relative * sizes).all())
+    relative, additive = kind.relative, 0.0
+    if not deterministic:
+        # the part of the scatter that grew with the answer is relative, the rest additive
+        low, high = np.argsort(sizes)
+        growth = max(scatter[high] ** 2 - scatter[low] ** 2, 0.0)
+        if scatter[high] > PROPORTIONAL * scatter[low]:
+            relative = max(relative, float(np.sqrt(growth)) / sizes[high])
+            additive = 0.0 if scatter[low] < 2.0 * relative * sizes[low] else float(scatter[low])
+        else:
+            additive = float(np.sqrt(np.mean(scatter**2)))
+    precision = Precision(relative, additive, _step(kind, answers))
     return Measured(precision, kind.name, deterministic)
+
+
+def _step(kind: Roundoff, answers: Array) -> float:
+    """A rounding step, in formats long enough to tell it from the format's own."""
+    return decimal_step(answers) if kind.relative <= FINE else 0.0
+
+
+def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions, Array]:
+    """One random token, asked twice: number format, rounding step, and whether there is noise,
+    which is then measured with further questions."""
+    token = _inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    questions = Questions.of(np.repeat(token, 2, axis=0), PURPOSE)
+    answers = oracle.ask(questions)
+    stated = oracle.spec.precision
+    if stated is not None:
+        return Measured(stated, "stated", stated.additive == 0), questions, answers
+    kind = observed(roundoff(None, answers), answers)
+    gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
+    if gap > SAME * kind.relative * np.max(np.abs(answers)):
+        return measure_precision(oracle, rng), questions, answers
+    precision = Precision(kind.relative, step=_step(kind, answers))
+    return Measured(precision, kind.name, True), questions, answers
 
 
 def decimal_step(answers: Array) -> float:
@@ -119,11 +154,13 @@ def _inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
         return np.array(
             domain.vocabulary[rng.integers(len(domain.vocabulary), size=tokens.shape[:2])]
         )
-    if domain.max_norm is not None:
-        tokens = tokens * (domain.max_norm / np.linalg.norm(tokens, axis=2, keepdims=True))
-    if domain.low is not None or domain.high is not None:
-        tokens = np.clip(tokens, domain.low, domain.high)
-    return tokens
+    if domain.unbounded:
+        return tokens
+    if domain.radius > 0:
+        return tokens * (domain.radius / np.linalg.norm(tokens, axis=2, keepdims=True))
+    low = -1.0 if domain.low is None else domain.low
+    high = low + 1.0 if domain.high is None else domain.high
+    return low + (high - low) * rng.random(tokens.shape)
 
 
 def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 The zero token gives the offset, the multiples of the unit vectors the value map: 1 + d questions.
 With an offset, tokens are made long, so that the offset subtracted from the answer costs no digits.
+One random token is asked twice before: how exact is the box, and is it linear at all?
 """
 
 from dataclasses import dataclass
@@ -10,13 +11,18 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import Roundoff, roundoff
+from keyhole.probes.precision import Roundoff, look
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
+LONGEST_TOKEN = 2.0**50  # and neither do additive errors
+COARSEST = 2.0**-6  # limit of these in units of 1 / roundoff: short formats have a short range
+SEEN = 5.0  # standard deviations of additive errors from which an offset is there
 ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at small width
+DEVIATIONS = 8.0  # standard deviations of additive errors beyond which it is not either
 NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
+BOX_ROUNDINGS = 1.5  # the same where our own arithmetic is finer than the box's
 BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
 
 
@@ -30,6 +36,7 @@ class LinearPart:
     offset_error: Float[Array, " D"]
     scalar: bool  # whether the box answers with numbers rather than vectors
     roundoff: Roundoff
+    precision: Precision
 
     def at(self, tokens: Float[Array, "n d"]) -> Float[Array, "n D"]:
         return tokens @ self.value
@@ -38,42 +45,49 @@ class LinearPart:
 def answer_noise(roundoff: Roundoff, width: int) -> float:
     """Standard error of an answer relative to the size of its terms (measured, see the tests of
     calibration: errors of a NumPy box grow about as the fourth root of the width)."""
-    return float(ROUNDINGS * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
+    roundings = ROUNDINGS if roundoff.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
+    return float(roundings * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
 
 
-def measure_values(oracle: Oracle) -> LinearPart:
-    """Asks 1 + d questions of length one."""
+def measure_values(oracle: Oracle, rng: np.random.Generator) -> LinearPart:
+    """Asks 3 + d questions of length one: a random token twice (how exact is the box?), the zero
+    token, and the unit vectors at a length that makes offset and noise harmless."""
     width = oracle.spec.width
+    found, questions, twice = look(oracle, rng)
+    name = found.format if found.deterministic else "noisy"
+    kind = Roundoff(found.precision.relative, name, found.precision.floor)
     zero = oracle.ask(Questions.of(np.zeros((1, 1, width)), "offset"))
-    scalar = zero.ndim == 1
-    kind = roundoff(oracle.spec.precision, zero)
     offset = np.asarray(zero, dtype=np.float64).reshape(-1)
     size = LONG_TOKEN if offset.any() else 1.0
-    if oracle.spec.domain.max_norm is not None:
-        size = min(size, oracle.spec.domain.max_norm)
-    tokens = size * np.eye(width)
-    answers = oracle.ask(Questions.of(tokens[:, None, :], "value"))
+    if kind.additive > 0:
+        size = LONGEST_TOKEN
+        offset = np.where(np.abs(offset) > SEEN * kind.additive, offset, 0.0)
+    size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
+    answers = oracle.ask(Questions.of((size * np.eye(width))[:, None, :], "value"))
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
     noise = answer_noise(kind, width)
-    return LinearPart(
+    linear = LinearPart(
         value=(rows - offset) / size,
         offset=offset,
-        value_error=noise * (np.abs(rows) + np.abs(offset)) / size,
-        offset_error=noise * np.abs(offset),
-        scalar=scalar,
+        value_error=(noise * (np.abs(rows) + np.abs(offset)) + kind.additive) / size,
+        offset_error=np.where(offset == 0, 0.0, noise * np.abs(offset) + kind.additive),
+        scalar=zero.ndim == 1,
         roundoff=kind,
+        precision=found.precision,
     )
+    refuse_nonlinear(linear, questions.tokens()[0], twice[:1])
+    return linear
 
 
-def refuse_nonlinear(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> None:
-    """Asks one random token: raises WrongFamily where the box is not linear in a single token."""
-    size = oracle.spec.domain.max_norm or 1.0
-    token = rng.standard_normal((1, oracle.spec.width))
-    token *= size / np.linalg.norm(token)
-    answer = np.asarray(oracle.ask(Questions.of(token[:, None, :], "value")), dtype=np.float64)
+def refuse_nonlinear(
+    linear: LinearPart, token: Float[Array, "1 d"], answer: Float[Array, "1 *out"]
+) -> None:
+    """Raises WrongFamily where the box is not linear in this single token."""
+    answer = np.asarray(answer, dtype=np.float64)
     predicted = (linear.offset + linear.at(token)).reshape(answer.shape)
     terms = np.abs(linear.offset) + np.abs(token) @ np.abs(linear.value)
-    allowed = NONLINEAR * answer_noise(linear.roundoff, oracle.spec.width) * terms
+    allowed = NONLINEAR * answer_noise(linear.roundoff, token.shape[1]) * terms
+    allowed += DEVIATIONS * (linear.roundoff.additive + np.abs(token) @ linear.value_error)
     if (np.abs(answer - predicted) > allowed.reshape(answer.shape)).any():
         raise WrongFamily(
             "an attention head is linear in a sequence of one token, this box is not",

@@ -38,12 +38,12 @@ class Designer:
     def stream(self, count: int) -> Iterator[Fresh]:
         """The first `count` questions of an endless round through the kinds."""
         kinds: tuple[Callable[[int], Fresh], ...] = (
-            self.short,
             self.long,
-            self.reordered,
             self.shifted,
             self.hard,
             self.repeated,
+            self.short,
+            self.reordered,
         )
         for number in range(count):
             lap, kind = divmod(number, len(kinds))

@@ -33,12 +33,14 @@ def allowance(
         other = disturbed(model, errors, precision.relative, rng)
         spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
     rounding = ROUNDINGS * precision.relative * np.abs(answers)
-    steady = DEVIATIONS * precision.additive + 0.5 * precision.step
+    steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
     return np.asarray(SAFETY * spread + rounding + steady)
 
 
 def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Any:
     """The model with parameters off by their standard errors and by the box's rounding."""
+    if not hasattr(model, "to_arrays"):
+        return model  # any callable may be compared; its parameters are its own affair
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
     for name, array in model.to_arrays().items():

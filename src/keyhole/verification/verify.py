@@ -11,8 +11,10 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import observed, roundoff
+from keyhole.oracles.wrappers.border import Border
+from keyhole.probes.precision import SAME, decimal_step, observed, roundoff
 from keyhole.results import Verdict
 from keyhole.verification.questions import Designer, Fresh
 from keyhole.verification.tolerance import allowance
@@ -23,15 +25,20 @@ PURPOSE = "verification"
 
 
 def verify(
-    box: Oracle,
+    box: Any,
     model: Any,
     *,
     errors: Any = None,
     queries: int | None = None,
     seed: int = 0,
     past: list[tuple[Questions, Array]] | None = None,
+    precision: Precision | None = None,
 ) -> Verdict:
-    """Compares the model with the box on fresh questions, and with `past` answers for free."""
+    """Compares the model with the box on fresh questions, and with `past` answers for free.
+
+    `box` is anything `open_oracle` takes, `model` anything callable like the box.
+    """
+    box = Border(open_oracle(box))
     count = DEFAULT_QUERIES if queries is None else queries
     if count < 1:
         raise InvalidArgument(f"queries must be at least 1, got {queries}")
@@ -41,9 +48,7 @@ def verify(
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     fresh = list(Designer(box.spec, natural, rng).stream(count))
     answers = [box.ask(Questions.of(q.tokens[None], PURPOSE)) for q in fresh]
-    stated = box.spec.precision
-    kind = observed(roundoff(stated, answers[0]), np.concatenate([a.ravel() for a in answers]))
-    precision = stated or Precision(relative=kind.relative)
+    precision = precision or box.spec.precision or _measured(box, fresh[0], answers)
     worst, example = 0.0, None
     for question, answer in zip(fresh, answers, strict=True):
         ratio, found = _compare(model, errors, question, answer, precision, rng)
@@ -52,7 +57,7 @@ def verify(
         if found is not None and example is None:
             example = found
     recalled, drift = _recall(box, past or [], precision)
-    worst, example = max(worst, recalled), example or drift
+    worst, example = max(worst, recalled), drift or example  # a change explains the rest
     replayed, mismatch = _replay(model, errors, past or [], precision, rng)
     example = example or mismatch
     return Verdict(
@@ -64,6 +69,20 @@ def verify(
         bound=_bound(count, example),
         counterexample=example,
     )
+
+
+REPEATS = 3  # of one question, to see whether the box is noisy
+
+
+def _measured(box: Oracle, question: Fresh, answers: list[Array]) -> Precision:
+    """Number format and rounding step from the answers, noise from asking one question again."""
+    numbers = np.concatenate([np.asarray(a, dtype=np.float64).ravel() for a in answers])
+    kind = observed(roundoff(None, answers[0]), numbers)
+    batch = np.repeat(question.tokens[None], REPEATS, axis=0)
+    again = np.asarray(box.ask(Questions.of(batch, PURPOSE)), dtype=np.float64)
+    scatter = float(np.max(np.ptp(again, axis=0)))
+    noisy = scatter > SAME * kind.relative * float(np.max(np.abs(again)))
+    return Precision(kind.relative, scatter if noisy else 0.0, decimal_step(numbers))
 
 
 def _compare(
@@ -101,7 +120,7 @@ def _recall(
     again = box.ask(Questions(questions.bank, questions.index[:1], PURPOSE))[0]
     first = np.asarray(answers[0], dtype=np.float64)
     allowed = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
-    allowed += 8.0 * precision.additive + precision.step
+    allowed += 8.0 * precision.additive + precision.step + 2.0 * precision.tolerance
     gap = float(np.max(np.abs(again - first)))
     if gap <= allowed:
         return gap / max(allowed, np.finfo(float).tiny), None

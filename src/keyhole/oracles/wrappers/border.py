@@ -1,5 +1,6 @@
 """The border: no question leaves the domain, no malformed answer comes in."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +18,29 @@ class Border(Wrapper):
     inner: Oracle
 
     def ask(self, questions: Questions) -> Array:
+        self._admit(questions)
+        answers = np.asarray(self.inner.ask(questions))
+        return checked_answers(answers, len(questions), self.spec)
+
+    def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
+        """The same part by part, as they arrive, where the box answers in parts."""
+        self._admit(questions)
+        parts = getattr(self.inner, "stream", None)
+        if parts is None:
+            yield (
+                0,
+                checked_answers(np.asarray(self.inner.ask(questions)), len(questions), self.spec),
+            )
+            return
+        for start, answers in parts(questions):
+            yield start, checked_answers(np.asarray(answers), len(answers), self.spec)
+
+    def _admit(self, questions: Questions) -> None:
         spec = self.spec
         if questions.width != spec.width:
             raise InvalidArgument(f"questions of width {questions.width}, box of {spec.width}")
         if not (spec.domain.unbounded and spec.domain.max_length is None):
             spec.domain.check(questions.tokens())
-        answers = np.asarray(self.inner.ask(questions))
-        return checked_answers(answers, len(questions), spec)
 
 
 def checked_answers(answers: Array, count: int, spec: Spec) -> Array:

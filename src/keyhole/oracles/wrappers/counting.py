@@ -27,6 +27,10 @@ class Counting(Wrapper):
     def paid(self) -> int:
         return sum(self.by_purpose.values())
 
+    @property
+    def remaining(self) -> int | None:
+        return None if self.budget is None else self.budget - self.paid
+
     def ask(self, questions: Questions) -> Array:
         count = len(questions)
         if self.budget is not None and self.paid + count > self.budget:

@@ -1,0 +1,60 @@
+"""Which way to learn one head: decided by the domain and by how exact the box is."""
+
+import numpy as np
+
+from keyhole.errors import BudgetExhausted
+from keyhole.learners.ball import LOOKS, RESERVE, Ball
+from keyhole.learners.base import Learned
+from keyhole.oracles.base import Oracle, Precision
+from keyhole.probes.precision import REPEATS, look
+
+OVERHEAD = 3 + LOOKS + REPEATS  # questions beyond the unknowns: precision, offset, key bias
+ROUGH = 1e3  # additive errors above this many roundoffs of the largest answers ask for the ball
+
+
+def noisy_in_ball(
+    oracle: Oracle, rng: np.random.Generator, accuracy: float | None
+) -> Learned | None:
+    """The head, if errors of the box are additive and tokens are bounded; None elsewhere.
+
+    Spends the budget of the oracle, where there is one, or what `accuracy` needs.
+    """
+    radius, stated = oracle.spec.domain.radius, oracle.spec.precision
+    if not 0 < radius < np.inf or oracle.spec.outputs is not None:
+        return None
+    width, left = oracle.spec.width, oracle.remaining
+    unknowns = width * width + width
+    thrifty = left is not None and left < unknowns + OVERHEAD + RESERVE
+    if thrifty and stated is None:
+        raise BudgetExhausted(
+            f"with the precision of the box unknown, {unknowns + OVERHEAD + RESERVE} questions are "
+            f"needed, the budget leaves {left}: raise it, or state precision="
+        )
+    if stated is not None:
+        precision = stated
+    else:
+        found, _, answers = look(oracle, rng)
+        if answers.ndim == 2:
+            return None
+        precision = found.precision
+    if not rough(precision):
+        return None
+    passes = 1
+    if left is not None:
+        passes = max(
+            1, ((oracle.remaining or 0) - (0 if thrifty else LOOKS + RESERVE)) // (unknowns + 1)
+        )
+    learned = Ball(oracle, rng, precision, passes).run(thrifty)
+    while accuracy is not None and learned.details["cramer_rao"] > accuracy:
+        factor = (float(learned.details["cramer_rao"]) / accuracy) ** 2
+        passes = max(passes + 1, int(np.ceil(passes * min(factor, GROWTH))))
+        learned = Ball(oracle, rng, precision, passes).run(thrifty=False)
+    return learned
+
+
+GROWTH = 32.0  # of the number of passes from one attempt to the next, at most
+
+
+def rough(precision: Precision) -> bool:
+    """Whether additive errors dominate the rounding of numbers of order one."""
+    return precision.floor > ROUGH * precision.relative

@@ -1,0 +1,110 @@
+"""Patience with a box that fails now and then: exponential back-off with jitter.
+
+A failure that may pass is a `Transient`; everything else is final at once. The delays are random
+(so that many clients do not come back together) and never part of what is asked.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from keyhole.arrays import Array
+from keyhole.errors import InvalidArgument, OracleError
+from keyhole.oracles.base import Oracle, Wrapper
+from keyhole.oracles.questions import Questions
+
+T = TypeVar("T")
+JITTER = random.Random()  # no part of any result: only of when something is asked again
+
+
+class Transient(OracleError):
+    """A failure that may be gone when the question is asked again."""
+
+    def __init__(self, message: str, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after  # seconds the box asked us to wait
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long to try again."""
+
+    attempts: int = 8  # of one part, the first included
+    first: float = 0.25  # seconds before the second attempt, doubled each time
+    longest: float = 30.0  # seconds that the doubling stops at
+    willing: float = 300.0  # seconds to wait if the box asks for it; beyond that, give up
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise InvalidArgument(f"attempts must be at least 1, got {self.attempts}")
+        if not 0 <= self.first <= self.longest:
+            raise InvalidArgument("delays must satisfy 0 <= first <= longest")
+
+    def delay(self, failures: int, after: float | None, rng: random.Random) -> float:
+        """Seconds to wait after so many failures: half to all of the doubled delay, and never
+        less than the box asks for."""
+        backoff = min(self.longest, self.first * 2.0 ** (failures - 1)) * rng.uniform(0.5, 1.0)
+        return max(backoff, after or 0.0)
+
+
+def patiently(
+    attempt: Callable[[], T],
+    patience: Patience,
+    stop: threading.Event | None = None,
+    failed: Callable[[Transient], None] | None = None,
+) -> T:
+    """What `attempt` returns, tried again after each `Transient` until patience ends."""
+    for failures in range(1, patience.attempts + 1):
+        try:
+            return attempt()
+        except Transient as error:
+            if failed is not None:
+                failed(error)
+            if failures == patience.attempts:
+                raise OracleError(f"{error} (the last of {failures} attempts)") from error
+            if error.after is not None and error.after > patience.willing:
+                raise OracleError(
+                    f"{error}: it asks to come back in {error.after:.0f} seconds; run again then, "
+                    "with the same journal nothing is paid twice"
+                ) from error
+            pause(patience.delay(failures, error.after, JITTER), stop)
+    raise AssertionError("unreachable")
+
+
+def pause(seconds: float, stop: threading.Event | None) -> None:
+    """Sleeps, unless the answer is no longer wanted."""
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        raise OracleError("given up: another part of the batch failed")
+
+
+class Retry(Wrapper):
+    """Asks again where the inner oracle raises `Transient`, or one of `passing`."""
+
+    def __init__(
+        self,
+        inner: Oracle,
+        patience: Patience | None = None,
+        passing: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self.inner, self.passing = inner, passing
+        self.patience = Patience() if patience is None else patience
+        self.failures = 0
+
+    def ask(self, questions: Questions) -> Array:
+        return patiently(lambda: self._once(questions), self.patience, failed=self._failed)
+
+    def _once(self, questions: Questions) -> Array:
+        try:
+            return self.inner.ask(questions)
+        except OracleError as error:
+            if self.passing and isinstance(error.__cause__, self.passing):
+                raise Transient(str(error)) from error
+            raise
+
+    def _failed(self, _: Transient) -> None:
+        self.failures += 1

@@ -1,0 +1,121 @@
+"""Puts a box behind the Open Inference Protocol: modes, token, and the server's life."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.errors import InvalidArgument
+from keyhole.extras import need
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.endpoint import loopback
+from keyhole.oracles.open import open_oracle
+from keyhole.oracles.wrappers.labels import Labels
+from keyhole.oracles.wrappers.noise import Noisy
+from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.serving.app import App
+from keyhole.serving.inference import Inference, Limits
+
+TOKEN_VARIABLE = "KEYHOLE_SERVE_TOKEN"
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+HEADER_BYTES = 64 * 2**10  # of a request, where the HTTP parser can be told
+
+
+@dataclass(frozen=True)
+class Blur:
+    """What the server does to the answers before they leave: exercises in saying less."""
+
+    decimals: int | None = None
+    bits: int | None = None
+    noise: float = 0.0
+    labels: bool = False
+    seed: int = 0
+
+    def around(self, box: Oracle) -> Oracle:
+        if self.noise:
+            box = Noisy(box, additive=self.noise, seed=self.seed)
+        if self.decimals is not None or self.bits is not None:
+            box = Rounded(box, self.decimals, self.bits)
+        return Labels(box) if self.labels else box
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Where the server listens, and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_env: str = TOKEN_VARIABLE
+    public: bool = False  # whether other machines may come in without a token
+
+    def token(self) -> str | None:
+        token = os.environ.get(self.token_env) or None
+        if token is None and not self.public and not loopback(self.host):
+            raise InvalidArgument(
+                f"listening on {self.host} opens the model to other machines: put a token into "
+                f"{self.token_env}, or pass public=True (--public)"
+            )
+        return token
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """A box ready to be served."""
+
+    box: Oracle
+    name: str = "model"
+    blur: Blur = field(default_factory=Blur)
+    limits: Limits = field(default_factory=Limits)
+    dtype: Any = np.float64
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise InvalidArgument("a model's name holds letters, digits, '.', '_' and '-'")
+
+    def app(self, token: str | None = None) -> App:
+        box = self.blur.around(self.box)
+        return App(Inference(box, self.name, self.limits, self.dtype), token)
+
+
+def service(target: Any, name: str | None = None, **options: Any) -> Service:
+    """A service for anything `open_oracle` opens. Options of the service are taken out first."""
+    own = {key: options.pop(key) for key in ("blur", "limits") if key in options}
+    if name is None:
+        stem = Path(target).stem if isinstance(target, (str, Path)) else type(target).__name__
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", stem)[:100] or "model"
+    box = open_oracle(target, **options)
+    return Service(box, name, dtype=answer_dtype(box), **own)
+
+
+def answer_dtype(box: Oracle) -> Any:
+    """The number format tokens are wanted in: the box's own."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    wanted = getattr(box, "dtype", None)
+    if torch is not None and isinstance(wanted, torch.dtype):
+        return {torch.float64: np.float64, torch.float16: np.float16}.get(wanted, np.float32)
+    ports = getattr(box, "ports", None)
+    if ports is not None:
+        return ports.dtype
+    model = getattr(getattr(box, "function", None), "dtype", None)
+    return model if model in (np.float16, np.float32) else np.float64
+
+
+def run(service: Service, bind: Bind) -> None:
+    """Serves until interrupted."""
+    uvicorn = need("uvicorn", "serve", "serving a model")
+    uvicorn.run(
+        service.app(bind.token()),
+        host=bind.host,
+        port=bind.port,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=30,
+        limit_concurrency=128,
+        ws="none",
+    )

@@ -1,0 +1,152 @@
+"""The contract of a learner: repeatable, counted, stoppable, and honest when the box fails."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
+from keyhole.learners.base import Learner
+from keyhole.oracles.base import Oracle, Wrapper
+from keyhole.oracles.open import open_oracle
+from keyhole.oracles.questions import Questions
+from keyhole.recover import recover
+from keyhole.results import Outcome, Recovery
+from keyhole.testing.contract import ContractBroken, require
+from keyhole.verification.verify import PURPOSE
+
+
+class _Watched(Wrapper):
+    """A box that keeps its own count and the digests of what it was asked, and can be broken."""
+
+    def __init__(self, inner: Oracle, breaks_after: int | None = None) -> None:
+        self.inner, self.breaks_after = inner, breaks_after
+        self.seen, self.calls_to_learn = 0, 0
+        self.digests: list[bytes] = []
+
+    def ask(self, questions: Questions) -> Array:
+        if self.breaks_after is not None and self.calls_to_learn >= self.breaks_after:
+            raise OracleError("the box is broken on purpose")
+        self.seen += len(questions)
+        self.calls_to_learn += questions.purpose != PURPOSE
+        self.digests.append(questions.digest())
+        return self.inner.ask(questions)
+
+
+def check_learner(
+    learner: Any, make_box: Callable[[], Any], *, impostors: tuple[Any, ...] = (), seed: int = 0
+) -> Recovery:
+    """Recovers the box some six times; raises `ContractBroken` for the first broken rule.
+
+    `make_box` returns a fresh box (anything `open_oracle` takes) that the learner can recover,
+    `impostors` are boxes that it must not call RECOVERED. Returns the plain recovery, for checks
+    of one's own.
+    """
+    require(isinstance(learner, Learner), "a learner has learn(oracle, rng), expected_questions()")
+    settings = getattr(type(learner), "__dataclass_params__", None)
+    require(
+        settings is not None and settings.frozen,
+        "a learner must be a frozen dataclass: its configuration names the run",
+    )
+    forecast = learner.expected_questions(open_oracle(make_box()).spec)
+    require(forecast is None or forecast > 0, "expected_questions must be positive or None")
+    first = _recovers(learner, make_box, seed)
+    _is_repeatable(learner, make_box, seed, *first)
+    recovery, box = first
+    _keeps_the_budget(learner, make_box, seed, recovery)
+    _survives_a_broken_box(learner, make_box, seed, box.calls_to_learn)
+    _resumes(learner, make_box, seed, recovery)
+    for impostor in impostors:
+        found = recover(open_oracle(impostor), learner, seed=seed, throw=False)
+        require(found.outcome is not Outcome.RECOVERED, f"{impostor} was called RECOVERED")
+    return recovery
+
+
+def parameters(recovery: Recovery) -> bytes:
+    """All parameters and their errors, to the last bit."""
+    parts = []
+    for model in (recovery.model, recovery.errors):
+        arrays = {} if model is None else model.to_arrays()
+        parts += [name.encode() + arrays[name].tobytes() for name in sorted(arrays)]
+    return b"".join(parts)
+
+
+def _recovers(
+    learner: Learner, make_box: Callable[[], Any], seed: int
+) -> tuple[Recovery, _Watched]:
+    box = _Watched(open_oracle(make_box()))
+    recovery = recover(box, learner, seed=seed)
+    require(recovery.outcome is Outcome.RECOVERED, f"the outcome is {recovery.outcome.name}")
+    require(recovery.ledger.paid == box.seen, "the ledger must equal what the box saw")
+    require((recovery.ledger.floor or 0) > 0, "the floor must be stated")
+    model = recovery.model
+    answer = np.asarray(model(np.zeros((3, 2, box.spec.width))))
+    require(answer.shape[0] == 3, "the model must be callable on (batch, length, width)")
+    if recovery.errors is not None:
+        known, errors = model.to_arrays(), recovery.errors.to_arrays()
+        same = known.keys() == errors.keys() and all(
+            known[name].shape == errors[name].shape for name in known
+        )
+        require(same, "errors must have the structure of the model")
+        require(
+            all((array >= 0).all() and np.isfinite(array).all() for array in errors.values()),
+            "standard errors must be finite and not negative",
+        )
+    return recovery, box
+
+
+def _is_repeatable(
+    learner: Learner, make_box: Callable[[], Any], seed: int, before: Recovery, asked: _Watched
+) -> None:
+    state = str(np.random.get_state())  # noqa: NPY002 - the global state must stay untouched
+    again, box = _recovers(learner, make_box, seed)
+    require(box.digests == asked.digests, "the same seed must ask the same questions")
+    require(parameters(again) == parameters(before), "the same seed must find the same parameters")
+    untouched = str(np.random.get_state()) == state  # noqa: NPY002
+    require(untouched, "a learner must draw from the rng it is given, never from global state")
+
+
+def _keeps_the_budget(
+    learner: Learner, make_box: Callable[[], Any], seed: int, whole: Recovery
+) -> None:
+    box, budget = _Watched(open_oracle(make_box())), max(1, whole.ledger.paid // 2)
+    stopped = recover(box, learner, budget=budget, seed=seed, throw=False)
+    require(stopped.outcome is Outcome.BUDGET_EXHAUSTED, "half the budget must not be enough")
+    require(box.seen <= budget, "no question may be asked beyond the budget")
+    require(stopped.ledger.paid == box.seen, "the ledger must equal what the box saw")
+
+
+def _survives_a_broken_box(
+    learner: Learner, make_box: Callable[[], Any], seed: int, calls: int
+) -> None:
+    for limit in {0, calls // 2, calls - 1}:
+        box = _Watched(open_oracle(make_box()), breaks_after=limit)
+        try:
+            recover(box, learner, seed=seed, verify=False)  # verification would meet the error
+        except OracleError as error:
+            failed = error.recovery.outcome is Outcome.ORACLE_FAILED
+            require(failed, "a broken box must end as ORACLE_FAILED")
+        else:
+            raise ContractBroken("an error of the box must not be swallowed")
+
+
+def _resumes(learner: Learner, make_box: Callable[[], Any], seed: int, whole: Recovery) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        journal, total = Path(folder) / "run.journal", 0
+        for budget in (whole.ledger.paid // 3, 2 * whole.ledger.paid // 3, None):
+            box = _Watched(open_oracle(make_box()))
+            try:
+                done = recover(box, learner, budget=budget or None, seed=seed, journal=journal)
+            except BudgetExhausted:
+                total += box.seen
+                continue
+            except KeyholeError as error:
+                raise ContractBroken(f"a stopped run could not be resumed: {error}") from error
+            total += box.seen
+            break
+        require(parameters(done) == parameters(whole), "a resumed run must find the same bits")
+        require(done.ledger.paid == whole.ledger.paid, "a resumed run must cost the same in total")
+        require(total == whole.ledger.paid, "no question may be paid twice")

@@ -1,0 +1,144 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.models.draw import attention
+from keyhole.models.files import save_model
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.wrappers.batching import Batching
+
+MODULE = """
+import numpy as np
+from keyhole.models.draw import attention
+head = attention(np.random.default_rng(0), 5)
+number = 3
+class Holder:
+    inner = head
+class Box:
+    width = 5
+    def __call__(self, tokens): return tokens[:, 0, 0]
+def make(): return head
+def broken(): raise RuntimeError("no")
+"""
+TOKENS = np.random.default_rng(0).standard_normal((4, 3, 5))
+ASKED = keyhole.Questions.of(TOKENS, "test")
+
+
+@pytest.fixture
+def boxes_module(tmp_path, monkeypatch):
+    (tmp_path / "some_boxes.py").write_text(MODULE)
+    (tmp_path / "raising_boxes.py").write_text("raise RuntimeError('at import')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("some_boxes", None)
+
+
+@pytest.mark.parametrize(
+    "name", ["some_boxes:head", "some_boxes:Holder.inner", "some_boxes:make()"]
+)
+def test_an_attribute_of_a_module(boxes_module, name):
+    secret = attention(np.random.default_rng(0), 5)
+    np.testing.assert_array_equal(keyhole.open_oracle(name).ask(ASKED), secret(TOKENS))
+
+
+def test_a_class_is_called_on_request_only(boxes_module):
+    assert keyhole.open_oracle("some_boxes:Box()").spec.width == 5
+    with pytest.raises(keyhole.InvalidArgument, match="is a class"):
+        keyhole.open_oracle("some_boxes:Box")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_boxes:head", "no module"),
+        ("some_boxes:tail", "has no 'tail'"),
+        ("some_boxes:number", "cannot open a int"),
+        ("some_boxes:broken()", "raised RuntimeError"),
+        ("raising_boxes:x", "at import"),
+        ("nothing at all", "no file, no URL"),
+        ("model.safetensors", "no file, no URL"),
+        ("some_boxes:head; import os", "no file, no URL"),
+    ],
+)
+def test_names_that_lead_nowhere(boxes_module, name, message):
+    with pytest.raises(keyhole.InvalidArgument, match=message):
+        keyhole.open_oracle(name)
+
+
+def test_a_saved_model_and_a_saved_run(tmp_path):
+    secret = attention(np.random.default_rng(0), 5)
+    save_model(secret, tmp_path / "model.safetensors")
+    box = keyhole.open_oracle(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(box.ask(ASKED), secret(TOKENS))
+    keyhole.recover(secret).save(tmp_path / "run")
+    box = keyhole.open_oracle(str(tmp_path / "run"))
+    np.testing.assert_allclose(box.ask(ASKED), secret(TOKENS), rtol=1e-12)
+
+
+def test_paths_that_hold_no_model(tmp_path):
+    (tmp_path / "weights.pt").write_bytes(b"x")
+    (tmp_path / "text.safetensors").write_text("no")
+    with pytest.raises(keyhole.FileFormatError, match="no code"):
+        keyhole.open_oracle(tmp_path / "weights.pt")
+    with pytest.raises(keyhole.FileFormatError, match="safetensors"):
+        keyhole.open_oracle(tmp_path / "text.safetensors")
+    with pytest.raises(keyhole.FileFormatError, match="folder"):
+        keyhole.open_oracle(tmp_path)
+
+
+def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
+    with pytest.raises(keyhole.InvalidArgument, match="no option timeout"):
+        keyhole.open_oracle(attention(np.random.default_rng(0), 3), timeout=3)
+    with pytest.raises(keyhole.InvalidArgument, match=r"no option tiemout; it has access, model"):
+        keyhole.open_oracle("http://127.0.0.1:1/", tiemout=3)
+    with pytest.raises(keyhole.InvalidArgument, match="no option rate"):
+        keyhole.open_oracle(FunctionOracle(len, keyhole.Spec(2)), rate=1)
+
+
+@pytest.mark.parametrize("batch", [0, -3])
+def test_a_batch_must_be_positive(batch):
+    with pytest.raises(keyhole.InvalidArgument, match="batch"):
+        keyhole.open_oracle(attention(np.random.default_rng(0), 3), batch=batch)
+
+
+def test_batch_limits_what_the_box_gets_at_once():
+    sizes = []
+    box = keyhole.open_oracle(lambda x: sizes.append(len(x)) or x[:, 0, 0], width=5, batch=3)
+    assert isinstance(box, Batching)
+    box.ask(ASKED)
+    assert sizes == [3, 1]
+
+
+LAZY = """
+import sys, keyhole, keyhole.oracles.open, keyhole.recover, keyhole.cli_serve
+heavy = {"torch", "onnx", "onnxruntime", "httpx", "dask", "distributed", "uvicorn"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    run = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("absent", "call", "command"),
+    [
+        ("onnxruntime", "open_oracle(sys.argv[1])", "keyhole[onnx]"),
+        ("distributed", "open_oracle(len, 3, cluster='tcp://x')", "keyhole[distributed]"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(tmp_path, absent, call, command):
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    code = (
+        f"import sys; sys.modules[{absent!r}] = None\n"
+        f"import keyhole\nfrom keyhole import open_oracle\n"
+        f"try:\n    {call}\nexcept keyhole.MissingExtra as error:\n    print(error)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True
+    )
+    assert f"pip install '{command}'" in run.stdout, run.stderr

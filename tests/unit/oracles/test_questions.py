@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
+
+RNG = np.random.default_rng(0)
+A, B = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
+
+
+def banks() -> dict[str, tuple[Bank, np.ndarray]]:
+    """Each bank with the plain table it describes."""
+    a, b = Listed(A), Listed(B)
+    sums = (A[:, None] + B[None]).reshape(-1, 3)
+    return {
+        "listed": (a, A),
+        "scaled": (Scaled(a, -2.5), -2.5 * A),
+        "summed": (Summed(a, b, 5), sums),
+        "joined": (Joined(a, b, 4), np.concatenate([A, B])),
+        "nested": (
+            Joined(Scaled(Summed(a, b, 5), 0.5), Scaled(b, 3.0), 20),
+            np.concatenate([0.5 * sums, 3.0 * B]),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", banks())
+def test_a_bank_describes_its_table(name: str) -> None:
+    bank, table = banks()[name]
+    assert isinstance(bank, Bank)
+    assert bank.width == 3
+    index = RNG.integers(len(table), size=50)
+    np.testing.assert_array_equal(bank.rows(index), table[index])
+    assert bank.rows(np.zeros(0, dtype=np.int64)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", banks())
+def test_rows_are_the_askers_own(name: str) -> None:
+    bank, table = banks()[name]
+    bank.rows(np.arange(len(table)))[:] = 7.0
+    np.testing.assert_array_equal(bank.rows(np.arange(len(table))), table)
+
+
+def test_digests_tell_banks_apart() -> None:
+    a, b = Listed(A), Listed(B)
+    different = [
+        a,
+        b,
+        Scaled(a, 1.0),
+        Scaled(a, 2.0),
+        Summed(a, b, 5),
+        Summed(b, a, 5),
+        Joined(a, b, 4),
+        Joined(a, b, 3),
+    ]
+    assert len({bank.digest() for bank in different}) == len(different)
+    assert Listed(A.copy()).digest() == a.digest()
+
+
+def test_questions_are_their_tokens() -> None:
+    tokens = RNG.standard_normal((6, 2, 3))
+    questions = Questions.of(tokens, "value")
+    assert (len(questions), questions.length, questions.width) == (6, 2, 3)
+    np.testing.assert_array_equal(questions.tokens(), tokens)
+    np.testing.assert_array_equal(questions[2:4].tokens(), tokens[2:4])
+    assert questions[2:4].purpose == "value"
+    assert len(questions[6:]) == 0
+    assert questions[6:].tokens().shape == (0, 2, 3)
+
+
+def test_a_transposed_array_of_tokens_is_read_right() -> None:
+    tokens = RNG.standard_normal((3, 2, 6)).T
+    np.testing.assert_array_equal(Questions.of(tokens, "").tokens(), tokens)
+
+
+def test_digests_name_questions_and_their_order() -> None:
+    questions = Questions.of(RNG.standard_normal((6, 2, 3)), "value")
+    names = {
+        questions.digest(),
+        questions[:3].digest(),
+        questions[3:].digest(),
+        questions[::-1].digest(),
+        Questions(questions.bank, questions.index.reshape(4, 3), "value").digest(),
+    }
+    assert len(names) == 5
+    again = Questions(questions.bank, questions.index.astype(np.int32), "other purpose")
+    assert again.digest() == questions.digest()

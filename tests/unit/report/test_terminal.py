@@ -1,0 +1,72 @@
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import keyhole
+from boxes import impostors
+from keyhole.models.draw import attention
+from keyhole.report.terminal import PICTURE, SIGNS, counterexample, picture, reduced, show
+
+MODEL = attention(np.random.default_rng(0), 40, bias=True)
+
+
+def printed(what: Any, colour: bool = False) -> str:
+    stream = io.StringIO()
+    Console(
+        file=stream, width=140, force_terminal=colour, color_system="truecolor" if colour else None
+    ).print(what)
+    return stream.getvalue()
+
+
+def test_a_recovery_tells_its_numbers() -> None:
+    text = printed(show(keyhole.recover(MODEL), colour=False))
+    assert "RECOVERED" in text
+    assert "× the floor of 1,681" in text
+    assert "float64" in text
+    assert "agrees on 7 fresh questions" in text
+    for block in ("offset", "score", "key_bias", "value"):
+        assert f"error of {block}" in text
+
+
+def test_a_rejection_shows_the_question() -> None:
+    box = keyhole.open_oracle(impostors(8)["two heads"], width=8)
+    text = printed(show(keyhole.recover(box, throw=False), colour=False))
+    assert "REJECTED" in text
+    assert "counterexample" in text
+    assert "tokens of width 8" in text
+
+
+def test_a_run_that_found_nothing_can_be_shown() -> None:
+    recovery = keyhole.recover(MODEL, budget=3, throw=False)
+    assert "BUDGET_EXHAUSTED" in printed(show(recovery, colour=False))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (40, 40), (29, 31)])
+@pytest.mark.parametrize("colour", [False, True])
+def test_any_matrix_has_a_picture(shape: tuple[int, int], colour: bool) -> None:
+    text = printed(picture(np.random.default_rng(0).standard_normal(shape), colour), colour)
+    assert text.strip()
+    assert picture(np.zeros(shape), colour)  # nothing to divide by
+
+
+def test_the_picture_shows_the_signs() -> None:
+    lines = str(picture(np.array([[1.0, -1.0], [0.0, 0.5]]), colour=False)).splitlines()
+    assert lines[0] == SIGNS[-1] + SIGNS[0]
+    assert lines[1][0] == SIGNS[len(SIGNS) // 2]
+
+
+def test_cells_show_their_largest_entry() -> None:
+    matrix = np.zeros((100, 100))
+    matrix[99, 0] = -7.0
+    cells = reduced(matrix)
+    assert cells.shape == (PICTURE, PICTURE)
+    assert cells[-1, 0] == -7.0
+    assert np.count_nonzero(cells) == 1
+
+
+def test_long_answers_are_cut() -> None:
+    example = keyhole.Counterexample(np.zeros((2, 3)), np.arange(9.0), np.arange(9.0), "a reason")
+    assert "…" in printed(counterexample(example))

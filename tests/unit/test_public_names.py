@@ -1,0 +1,67 @@
+"""The public surface: names that users and outside checks rely on."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import keyhole
+
+PROMISED = [
+    "open_oracle",
+    "recover",
+    "Outcome",
+    "Attention",
+    "Head",
+    "Verdict",
+    "Ledger",
+    "Recovery",
+    "load",
+    "verify",
+    "distance",
+    "SingleHead",
+    "KeyholeError",
+    "OracleError",
+    "DomainError",
+    "BudgetExhausted",
+    "NotIdentifiable",
+    "WrongFamily",
+    "JournalMismatch",
+    "Progress",
+    "Oracle",
+    "Questions",
+    "Spec",
+    "Domain",
+    "Precision",
+]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_names_are_there(name: str) -> None:
+    assert name in keyhole.__all__
+    assert name in dir(keyhole)
+    assert not inspect.ismodule(getattr(keyhole, name))
+
+
+def test_every_public_name_loads() -> None:
+    for name in keyhole.__all__:
+        assert getattr(keyhole, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        keyhole.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "first", ["keyhole.Progress", "import keyhole.recover", "from keyhole.recover import recover"]
+)
+def test_the_file_does_not_hide_the_function(first: str) -> None:
+    """Whatever is imported first, keyhole.recover is the function."""
+    code = f"import keyhole\n{first}\nassert callable(keyhole.recover), keyhole.recover"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_error_is_a_keyhole_error() -> None:
+    errors = [getattr(keyhole, name) for name in keyhole.__all__ if name[0].isupper()]
+    errors = [e for e in errors if inspect.isclass(e) and issubclass(e, BaseException)]
+    assert len(errors) >= 14
+    assert all(issubclass(error, keyhole.KeyholeError) for error in errors)

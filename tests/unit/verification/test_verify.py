@@ -1,0 +1,136 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keyhole
+from boxes import CountingBox, impostors, in_float32
+from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
+from keyhole.oracles.open import open_oracle
+from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.noise import Noisy
+from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.verification.verify import verify
+
+MODEL = attention(np.random.default_rng(0), 8, bias=True)
+BOX = open_oracle(MODEL)
+
+
+def nudged(factor: float, part: str = "score") -> Attention:
+    (head,) = MODEL.heads
+    parts = {"score": head.score, "key_bias": head.key_bias, "value": head.value}
+    parts[part] = parts[part] * (1.0 + factor)
+    return Attention([Head(**parts)], MODEL.offset)
+
+
+def test_the_model_itself_agrees_and_the_claim_is_modest() -> None:
+    box = CountingBox(MODEL, 8)
+    verdict = verify(open_oracle(box), MODEL)
+    assert verdict.agrees
+    assert box.seen == verdict.queries == 60
+    assert verdict.worst <= 1.0
+    assert verdict.counterexample is None
+    assert "at most 4.9%" in verdict.bound  # 1 - 0.05 ** (1 / 60)
+    assert "nothing is claimed" in verdict.bound
+
+
+def test_other_precisions_agree() -> None:
+    assert verify(open_oracle(in_float32(MODEL), width=8), MODEL).agrees
+    stated = open_oracle(MODEL, precision=keyhole.Precision(additive=1e-3))
+    assert verify(Noisy(stated, additive=1e-3), MODEL).agrees
+    stated = open_oracle(MODEL, precision=keyhole.Precision(step=1e-3))
+    assert verify(Rounded(stated, decimals=3), MODEL).agrees
+
+
+@pytest.mark.parametrize("part", ["score", "key_bias", "value"])
+def test_a_small_change_is_seen_with_the_question_that_shows_it(part: str) -> None:
+    other = nudged(1e-9, part)
+    verdict = verify(BOX, other)
+    assert not verdict.agrees
+    assert verdict.worst > 1.0
+    example = verdict.counterexample
+    assert example is not None
+    assert example.box_answer == MODEL(example.input[None])[0]
+    assert example.model_answer == other(example.input[None])[0]
+    assert "differ" in verdict.bound
+
+
+@pytest.mark.parametrize("name", ["a window", "a score cap", "a position bias"])
+def test_what_looks_like_the_head_on_short_questions_is_told(name: str) -> None:
+    rng = np.random.default_rng(0)
+    score = rng.standard_normal((8, 8)) / np.sqrt(8)
+    rng.standard_normal((8, 8))
+    model = Attention([Head(score, None, rng.standard_normal(8))])
+    box = impostors(8)[name]
+    pair = rng.standard_normal((4, 2, 8)) / 8
+    np.testing.assert_allclose(box(pair), model(pair), rtol=0.05)
+    assert not verify(open_oracle(box, width=8), model).agrees
+
+
+def test_answers_of_another_shape_differ() -> None:
+    verdict = verify(open_oracle(lambda tokens: MODEL(tokens)[:, None], width=8), MODEL)
+    assert not verdict.agrees
+    assert verdict.counterexample is not None
+    assert "shape" in verdict.counterexample.reason
+
+
+def test_past_answers_are_compared_for_free_and_one_is_asked_again() -> None:
+    questions = Questions.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
+    box = CountingBox(MODEL, 8)
+    verdict = verify(open_oracle(box), MODEL, queries=6, past=[(questions, BOX.ask(questions))])
+    assert verdict.agrees
+    assert (verdict.queries, verdict.replayed, box.seen) == (7, 40, 7)
+    wrong = BOX.ask(questions).copy()
+    wrong[17] *= 1.0 + 1e-6
+    verdict = verify(BOX, MODEL, queries=6, past=[(questions, wrong)])
+    assert not verdict.agrees
+    assert verdict.counterexample is not None
+    assert np.array_equal(verdict.counterexample.input, questions[17:18].tokens()[0])
+
+
+def test_a_box_that_changed_meanwhile_is_told() -> None:
+    questions = Questions.of(np.random.default_rng(2).standard_normal((3, 2, 8)), "score")
+    before = BOX.ask(questions) * (1 + 1e-9)
+    verdict = verify(BOX, MODEL, queries=6, past=[(questions, before)])
+    assert verdict.counterexample is not None
+    assert "differently before" in verdict.counterexample.reason
+
+
+def test_the_same_seed_asks_the_same_questions() -> None:
+    asked: list[list[bytes]] = []
+
+    def watched(tokens: np.ndarray) -> np.ndarray:
+        asked[-1].append(tokens.tobytes())
+        return MODEL(tokens)
+
+    for seed in (3, 3, 4):
+        asked.append([])
+        verify(open_oracle(watched, width=8), MODEL, seed=seed, queries=12)
+    assert asked[0] == asked[1] != asked[2]
+
+
+def test_any_callable_may_be_the_model_and_the_box() -> None:
+    verdict = verify(CountingBox(MODEL, 8), lambda tokens: MODEL(tokens))
+    assert verdict.agrees
+    assert not verify(CountingBox(MODEL, 8), lambda tokens: 1.001 * MODEL(tokens)).agrees
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (np.full(1, np.nan), "not finite"),
+        (np.zeros(3), "3 answers"),
+        (np.zeros((1, 1, 1)), "shape"),
+    ],
+)
+def test_malformed_answers_are_the_boxs_fault(answer: Any, words: str) -> None:
+    with pytest.raises(keyhole.OracleError, match=words):
+        verify(open_oracle(lambda tokens: answer, width=8), MODEL)
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(keyhole.InvalidArgument, match="queries"):
+        verify(BOX, MODEL, queries=0)
+    with pytest.raises(keyhole.InvalidArgument, match="width 9, the box 8"):
+        verify(BOX, attention(np.random.default_rng(0), 9))
