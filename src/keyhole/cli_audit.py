@@ -55,12 +55,14 @@ def audit(
 ) -> None:
     """How exposed is MODEL: error of a stolen copy against questions, for each output precision."""
     from keyhole.audit.cells import Plan
-    from keyhole.audit.picture import draw, show
+    from keyhole.audit.picture import checked_plot, draw, show
     from keyhole.audit.protections import DEFAULT
     from keyhole.audit.summary import to_json
     from keyhole.audit.sweep import run_audit
 
     owned = owned_model(model)
+    if plot is not None:
+        checked_plot(plot)
     plan = Plan(
         protections=DEFAULT if protections is None else words(protections),
         multiples=numbers(multiples),

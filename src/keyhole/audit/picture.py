@@ -63,14 +63,20 @@ def _entry(row: Row | None) -> Text:
     return Text(f"{row.parameter_error:.1e} | {row.function_error:.1e}", style=style)
 
 
+def checked_plot(path: str | Path) -> Path:
+    """The path of a plot, if it can be one: asked before the work, not after it."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidArgument(f"a plot ends in {', '.join(SUFFIXES)}, got {path.name}")
+    return path
+
+
 def draw(audit: Audit, path: str | Path) -> Path:
     """Writes the plot: error against questions, one colour per protection."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InvalidArgument(f"a plot ends in {', '.join(SUFFIXES)}, got {path.name}")
+    path = checked_plot(path)
     table = rows(audit)
     domains = [d for d in DOMAINS if any(row.bounded == d[0] for row in table)]
     figure = Figure(figsize=(5.2 * len(domains) + 1.8, 4.6), layout="constrained")

@@ -24,6 +24,7 @@ DEFAULT = (
     "noise:1e-6",
     "noise:1e-4",
     "noise:1e-2",
+    "noise:1e-1",
     "label",
 )
 EXAMPLES = "float64, float32, float16, bfloat16, decimals:4, noise:1e-3, label"
