@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # written last: an interrupted installation starts again
 READY := $(VENV)/.ready
-EXTRAS := test,torch,onnx,convex,distributed
+EXTRAS := test,torch,onnx,convex,distributed,serve
 PROCESSES ?= 2
 
 # one thread per process: the tests run side by side

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import keyhole
 from keyhole.audit.cells import Plan
 from keyhole.audit.sweep import run_audit
-from keyhole.cli_audit import audit
+from keyhole.cli.audit import audit
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
 
@@ -24,7 +24,7 @@ WIDTH = 6
 SECRET = attention(np.random.default_rng(0), WIDTH)
 PLAN = Plan(("float32", "decimals:3", "noise:1e-3"), (1, 4))
 OPTIONS = ["--protections", "float32,decimals:3,noise:1e-3", "--multiples", "1,4"]
-CODE = "import typer; from keyhole.cli_audit import audit; typer.run(audit)"
+CODE = "import typer; from keyhole.cli.audit import audit; typer.run(audit)"
 
 
 @pytest.fixture

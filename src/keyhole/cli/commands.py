@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
+from keyhole.cli.audit import audit
 from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
 from keyhole.cli.serve import serve
 
@@ -200,3 +201,4 @@ def check(
 
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
+app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
