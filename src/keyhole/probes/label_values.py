@@ -219,7 +219,7 @@ def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> f
         if example is None:
             return roundoff
         coarser = _coarser(roundoff, margin)
-        if coarser is None or _has_offset(found, roundoff, rng):
+        if coarser is None or _has_offset(found, coarser, rng):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
                 "an attention head without offset; for this box it is not",
@@ -238,7 +238,7 @@ def _coarser(roundoff: float, margin: float) -> float | None:
 
 def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
     """Whether short tokens beside the border have the label of their opposites. Rounding treats
-    both alike, whatever the format, and rarely makes an exact tie of them."""
+    both alike, and at this roundoff it cannot make a tie of them."""
     lengths = np.full(CHECKS // 3, min(NEAR_LENGTHS) * found.reader.length)
     tokens, _ = _beside(found, roundoff, lengths, rng)
     signs = found.reader.tokens(np.concatenate([tokens, -tokens]), PURPOSE_CHECK)

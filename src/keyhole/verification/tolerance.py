@@ -57,7 +57,7 @@ def label_allowance(
     if precision.relative >= LABEL_ROUNDOFF:
         precision = replace(precision, relative=UNIT_ROUNDOFF)
     inner = model.model
-    uncertain = allowance(inner, errors, tokens, precision, rng)
+    uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 
