@@ -13,6 +13,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.labelled import Coding, LabelledAttention, normalised
 from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.verification.tolerance import allowance
 
 
 def with_value(model: Attention, value: np.ndarray) -> Attention:
@@ -230,3 +231,13 @@ def test_verification_of_labels_is_sharp() -> None:
     box = Labels(keyhole.open_oracle(secret))
     assert keyhole.verify(box, LabelledAttention(secret, Coding())).agrees
     assert not keyhole.verify(box, LabelledAttention(other, Coding())).agrees
+
+
+def test_the_step_of_labels_is_not_a_tolerance() -> None:
+    """Labels are multiples of one; a margin of a third is still no tie."""
+    model = LabelledAttention(attention(np.random.default_rng(3), 6), Coding())
+    tokens = np.random.default_rng(0).standard_normal((200, 5, 6))
+    allowed = allowance(
+        model, None, tokens, keyhole.Precision(2.0**-8, step=1.0), np.random.default_rng(1)
+    )
+    assert not allowed.any()
