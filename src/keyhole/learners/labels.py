@@ -25,7 +25,7 @@ from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
-from keyhole.models.labelled import LabelledAttention
+from keyhole.models.labelled import NO_ERROR, LabelledAttention
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
 from keyhole.probes.bisection import Brackets, bisect, gallop
 from keyhole.probes.label_values import (
@@ -135,7 +135,9 @@ class LabelOnly:
         model = LabelledAttention(
             Attention([Head(score, None, direction.value)], 0.0), reader.coding
         )
-        errors = Attention([Head(error, None, direction.error(table.roundoff))], 0.0)
+        errors = LabelledAttention(
+            Attention([Head(error, None, direction.error(table.roundoff))], 0.0), NO_ERROR
+        )
         refuse_other_pairs(table.asked, brackets.middle, table.entry_error(brackets), rng)
         refuse_other_sequences(reader, model, errors, rng)
         d = score.shape[0]

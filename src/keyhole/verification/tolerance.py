@@ -5,7 +5,6 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,12 +51,12 @@ def label_allowance(
     """Answers that are labels: any label where the margin is within its uncertainty, else none.
 
     Labels have too few bits to tell in which format the box computes; a format as coarse as that
-    of the labels themselves is not believed.
+    of the labels themselves is not believed, and their step is not one of the margin.
     """
-    if precision.relative >= LABEL_ROUNDOFF:
-        precision = replace(precision, relative=UNIT_ROUNDOFF)
+    believed = precision.relative if precision.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
+    precision = Precision(relative=believed)
     inner = model.model
-    uncertain = allowance(inner, errors, tokens, precision, rng)
+    uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 

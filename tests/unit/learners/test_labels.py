@@ -13,6 +13,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.labelled import Coding, LabelledAttention, normalised
 from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.verification.tolerance import allowance
 
 
 def with_value(model: Attention, value: np.ndarray) -> Attention:
@@ -37,6 +38,7 @@ def test_twenty_bits_at_the_floor(scale: float, zeros: bool) -> None:
     assert found.outcome is keyhole.Outcome.RECOVERED
     assert found.ledger.paid == box.seen
     assert found.ledger.floor == floor
+    assert found.errors.to_arrays().keys() == found.model.to_arrays().keys()
     assert box.seen <= 1.1 * floor
     assert score_error(found.model, secret) <= 3 * 2.0**-20
     direction = secret.heads[0].value / np.linalg.norm(secret.heads[0].value)
@@ -83,7 +85,7 @@ def test_a_column_of_labels_is_read_too() -> None:
 
 def test_error_bars_are_honest() -> None:
     inside, values = [], []
-    for seed in range(12):
+    for seed in range(8):
         secret = attention(np.random.default_rng(seed), 8, scale=10.0 ** (seed % 3 - 1))
         found = LabelOnly(bits=18).learn(
             Labels(keyhole.open_oracle(secret)), np.random.default_rng(seed)
@@ -229,3 +231,13 @@ def test_verification_of_labels_is_sharp() -> None:
     box = Labels(keyhole.open_oracle(secret))
     assert keyhole.verify(box, LabelledAttention(secret, Coding())).agrees
     assert not keyhole.verify(box, LabelledAttention(other, Coding())).agrees
+
+
+def test_the_step_of_labels_is_not_a_tolerance() -> None:
+    """Labels are multiples of one; a margin of a third is still no tie."""
+    model = LabelledAttention(attention(np.random.default_rng(3), 6), Coding())
+    tokens = np.random.default_rng(0).standard_normal((200, 5, 6))
+    allowed = allowance(
+        model, None, tokens, keyhole.Precision(2.0**-8, step=1.0), np.random.default_rng(1)
+    )
+    assert not allowed.any()
