@@ -47,9 +47,7 @@ class TokenValues:
 
 def noise_of(oracle: Oracle, kind: Roundoff) -> AnswerNoise:
     stated = oracle.spec.precision
-    absolute = 0.0
-    if stated is not None:
-        absolute = float(np.hypot(stated.additive, stated.step / np.sqrt(12.0)))
+    absolute = 0.0 if stated is None else stated.floor
     return AnswerNoise(TERMS * answer_noise(kind, oracle.spec.width), absolute)
 
 
