@@ -57,11 +57,24 @@ def test_a_cluster_gives_the_same(model):
     assert json.loads(shown.stdout)["cells"] == [dict(cell) for cell in alone.cells]
 
 
+def gone(group):
+    """Whether all processes of a group have ended, within half a minute."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_killed_and_continued(model, tmp_path):
     store = tmp_path / "cells.jsonl"
     # many repetitions, so that there is a half way
     arguments = [sys.executable, "-c", CODE, str(model), "--protections", "noise:1e-3"]
     arguments += ["--multiples", "16", "--repeats", "24", "--no-unbounded", "--json"]
+    arguments += ["--workers", "2"]
     arguments += ["--store", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(Path(keyhole.__file__).parents[1])}
     process = subprocess.Popen(
@@ -72,8 +85,9 @@ def test_killed_and_continued(model, tmp_path):
         if store.exists() and store.read_bytes().count(b"\n") >= 4:
             break
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.send_signal(signal.SIGKILL)  # the parent alone: its children must follow
     process.wait()
+    assert gone(process.pid)
     kept = [line for line in store.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"]
     assert 4 <= len(kept) < 25
     done = subprocess.run(arguments, env=environment, capture_output=True, check=True, text=True)

@@ -107,5 +107,8 @@ def _panel(axis: Any, here: list[Row]) -> None:
     axis.axhline(1.0, color="grey", linewidth=0.5)
     axis.set_xscale("log")
     axis.set_yscale("log")
+    ticks = {row.multiple: row.questions for row in sorted(here, key=lambda row: row.questions)}
+    axis.set_xticks(list(ticks.values()), [f"{number:,}" for number in ticks.values()])
+    axis.minorticks_off()
     axis.set_xlabel("questions")
     axis.grid(alpha=0.3)

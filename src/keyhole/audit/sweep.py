@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -115,8 +116,7 @@ def _in_processes(
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_DFL),  # a stopped child needs no last words
+        initializer=_start_child,
     )
     try:
         tasks = [pool.submit(run_cell, arrays, plan, cell) for cell in cells]
@@ -134,6 +134,19 @@ def _in_processes(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _start_child() -> None:
+    """A child that is stopped needs no last words, and one whose parent was killed no work."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _on_cluster(

@@ -41,6 +41,7 @@ WORTH = 8.0  # a replacement is worth it if it removes this many average shares 
 ROUNDS = 12  # of replacements
 GROWTH = 1.5  # of the blocks of anchors: each block is forecast by those before
 BIAS_QUESTIONS = 2
+BIAS_SPARE = 0.25  # of the width: replacements once a key bias was measured
 
 
 def learn_from_vocabulary(
@@ -86,8 +87,11 @@ class _Run:
         self.pairs = TokenPairs(self.oracle, self.tokens, self.known)
         anchors = self._calibrate(anchors)
         self._measure(anchors[: self.width])
-        self._improve()
-        return self._finish(int(anchors[self.width]))
+        self._improve(int(SPARE * self.width**2))
+        bias_error = self._look_for_bias(int(anchors[self.width]))
+        if len(self.columns) > self.width:
+            self._improve(int(BIAS_SPARE * self.width))
+        return self._hypothesis(bias_error)
 
     def _spanning(self, weights: Float[Array, " m"]) -> Int[Array, " n"]:
         """d independent tokens of large weight, and one that is affinely independent of them."""
@@ -209,11 +213,16 @@ class _Run:
         ]
         self.scale = max(float(np.sqrt(np.mean(sizes) / self.width)), np.finfo(float).tiny)
 
-    def _improve(self) -> None:
+    def _inverse(self) -> Float[Array, "n n"]:
+        """Takes the columns (as rows) to the score, and with one column more to the key bias."""
+        table = self.tokens[[column.anchor for column in self.columns]]
+        if len(table) > self.width:
+            table = np.hstack([table, np.ones((len(table), 1))])
+        return np.linalg.inv(table)
+
+    def _improve(self, spare: int) -> None:
         """Replaces the measurements that carry most of the score's variance."""
-        spare = int(SPARE * self.width**2)
-        inverse = np.linalg.inv(self.tokens[[c.anchor for c in self.columns]])
-        weight = np.sum(inverse**2, axis=0)
+        weight = np.sum(self._inverse() ** 2, axis=0)
         for _ in range(ROUNDS):
             share = np.array([np.trace(c.covariance) for c in self.columns]) * weight
             best = [column.best_probes(1) for column in self.columns]
@@ -225,40 +234,46 @@ class _Run:
             self._ask([(self.columns[k], best[k][0]) for k in worth])
             spare -= len(worth)
 
-    def _finish(self, extra: int) -> Learned:
-        """Looks for a key bias at one more anchor; then the hypothesis."""
-        width, anchors = self.width, [column.anchor for column in self.columns]
-        inverse = np.linalg.inv(self.tokens[anchors])  # rows of K are columns of the score map
-        share = self.tokens[extra] @ inverse
-        keys = np.stack([column.estimate for column in self.columns])
-        variance = np.stack([np.diag(column.covariance) for column in self.columns])
-        test = Column(self.pairs, extra, share @ keys, 0.0)
-        covariance = sum(s**2 * c.covariance for s, c in zip(share, self.columns, strict=True))
+    def _look_for_bias(self, extra: int) -> Float[Array, " d"]:
+        """Compares a further anchor with what the others predict for it. A key bias shows as a
+        difference, and the anchor's column is then measured in full; else, its standard error."""
+        share = self.tokens[extra] @ self._inverse()
+        mean = share @ np.stack([column.estimate for column in self.columns])
+        spread = sum(s**2 * c.covariance for s, c in zip(share, self.columns, strict=True))
+        test = Column(self.pairs, extra, mean, 0.0)
         probes = test.first_probes()[:BIAS_QUESTIONS]
         found = self.pairs.ask(probes, np.full(len(probes), extra), "key bias")
         steps = test.steps(probes)
-        error = np.sqrt(found.errors**2 + np.einsum("nd,de,ne->n", steps, covariance, steps))
-        gap = np.abs(found.scores - steps @ test.mean)
-        lever = max(abs(1.0 - float(share.sum())), np.finfo(float).tiny)
-        bias = np.zeros(width)
-        bias_error = np.full(width, np.sqrt(np.mean((error / np.linalg.norm(steps, axis=1)) ** 2)))
-        bias_error /= lever
+        lengths = np.linalg.norm(steps, axis=1)
+        error = np.sqrt(found.errors**2 + np.einsum("nd,de,ne->n", steps, spread, steps))
+        gap = np.abs(found.scores - steps @ mean)
         if (gap > UNSEEN * error).any():
             column = self._prior(extra)
+            column.deviation = max(column.deviation, float(np.max(gap / lengths)))
             column.add(probes, found)
-            column.deviation = max(column.deviation, float(np.max(gap / np.linalg.norm(steps))))
             self._ask([(column, self._remaining(column))], "key bias")
             self._complete([column], "key bias")
             self.columns.append(column)
-            table = np.hstack([self.tokens[[*anchors, extra]], np.ones((width + 1, 1))])
-            inverse = np.linalg.inv(table)
-            keys = np.vstack([keys, column.estimate])
-            variance = np.vstack([variance, np.diag(column.covariance)])
-            bias = (inverse @ keys)[width]
-            bias_error = np.sqrt(inverse**2 @ variance)[width]
-        score = np.ascontiguousarray((inverse @ keys)[:width].T)
-        score_error = np.ascontiguousarray(np.sqrt(inverse**2 @ variance)[:width].T)
-        return assemble(self.known, score, score_error, bias, bias_error)
+        lever = max(abs(1.0 - float(share.sum())), np.finfo(float).tiny)
+        return np.full(self.width, np.sqrt(np.mean((error / lengths) ** 2)) / lever)
+
+    def _hypothesis(self, bias_error: Float[Array, " d"]) -> Learned:
+        """`bias_error` holds where no key bias was found."""
+        width, inverse = self.width, self._inverse()
+        solution = inverse @ np.stack([column.estimate for column in self.columns])
+        variance = np.stack([np.diag(column.covariance) for column in self.columns])
+        errors = np.sqrt(inverse**2 @ variance)
+        bias = np.zeros(width)
+        if len(self.columns) > width:
+            bias, bias_error = solution[width], errors[width]
+        score, score_error = solution[:width].T, errors[:width].T
+        return assemble(
+            self.known,
+            np.ascontiguousarray(score),
+            np.ascontiguousarray(score_error),
+            bias,
+            bias_error,
+        )
 
 
 def assemble(
