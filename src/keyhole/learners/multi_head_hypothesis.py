@@ -35,12 +35,13 @@ def validated(
     errors: Attention,
     rng: np.random.Generator,
     radius: float = np.inf,
+    slack: float = DOUBT_LIMIT,
 ) -> Counterexample | None:
     """Fresh random questions, short and long, scores of order one; the first that disagrees."""
     scales = [float(np.linalg.norm(head.score)) for head in model.heads]
     typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
     size = min(float(np.sqrt(1.5 / typical)), radius / np.sqrt(model.width))
-    allowed = tolerance(ask, model, errors, size)
+    allowed = tolerance(ask, model, errors, size, slack)
     limit = ask.oracle.spec.domain.max_length
     for length in VALIDATION_LENGTHS:
         count = length if limit is None else min(limit, length)
@@ -55,11 +56,12 @@ def validated(
     return None
 
 
-def tolerance(ask: Asker, model: Attention, errors: Attention, size: float) -> float:
-    """Deviation that rounding and the error bars allow for tokens with entries of `size`."""
+def tolerance(ask: Asker, model: Attention, errors: Attention, size: float, slack: float) -> float:
+    """Deviation that rounding and the error bars, up to `slack`, allow for tokens with entries of
+    `size`."""
     norm = size * np.sqrt(model.width)
     precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
-    limit = DOUBT_LIMIT * np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF))
+    limit = slack * np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF))
     allowed = 5.0 * ask.additive
     for head, error in zip(model.heads, errors.heads, strict=True):
         loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)

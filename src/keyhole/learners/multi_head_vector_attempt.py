@@ -21,6 +21,7 @@ from keyhole.probes.hard_attention import directions
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
 TRIES = 12  # shortenings, and corrections of the first length
 RECENT = 64  # soft questions from which the length of the next is judged
+FEW, WIDER = 4, 0.3  # coarse boxes with few heads get wide columns worth so much of the width
 CLEAR = 0.3  # ratio of singular values at the expected rank that confirms it
 
 
@@ -147,7 +148,10 @@ class Vector:
     def wide_columns(self) -> None:
         """Queries with enough tokens to see all of p_h = W_h x + c_h, until the rank is known."""
         start = [self.first_block()]
-        goal = min(self.care.beyond(max(self.ranks)), len(self.queries))
+        goal = self.care.beyond(max(self.ranks))
+        if self.care.groups > 1 and 1 < len(self.ranks) <= FEW:
+            goal += int(WIDER * self.width / (2 * len(self.ranks) - 2))
+        goal = min(goal, len(self.queries))
         self.wide = 0
         while True:
             for query in self.queries[self.wide : goal]:
