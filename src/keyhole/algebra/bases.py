@@ -13,7 +13,6 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
 
-LONG_RUN, LONGEST_RUN = 256, 1024  # numbers written in one go; the square of it is kept
 DENSE_LIMIT = 1536  # up to this width a basis is an array; beyond, rows are made on demand
 
 
@@ -64,7 +63,7 @@ class KroneckerBasis:
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
         """Each depends on its number alone, to the last bit, whatever it is asked with."""
         high, low = np.divmod(index, self.inner.shape[0])
-        cube = self.outer[high][:, :, None] * self.inner[low][:, None, :]
+        cube = np.einsum("na,nb->nab", self.outer[high], self.inner[low])  # faster than a product
         rows = cube.reshape(len(index), self.width)
         rows -= self._mirrored[index, None] * self.mirror
         return rows
@@ -169,9 +168,6 @@ def _complement(columns: Float[Array, "d k"]) -> Float[Array, "d m"]:
 
 
 def _factor_rotations(rng: np.random.Generator, width: int) -> tuple[Array, Array]:
-    """Rotations of sizes a · b = width, a ≤ b: as equal as the divisors allow, but for b to be
-    worth a run of its own in memory."""
-    sizes = [n for n in range(1, width + 1) if width % n == 0 and n * n >= width]
-    long = [n for n in sizes if LONG_RUN <= n <= LONGEST_RUN]
-    b = long[0] if long else sizes[0]
-    return random_rotation(rng, width // b), random_rotation(rng, b)
+    """Rotations of sizes a · b = width, a and b as equal as the divisors allow."""
+    a = next(n for n in range(int(np.sqrt(width)), 0, -1) if width % n == 0)
+    return random_rotation(rng, a), random_rotation(rng, width // a)

@@ -34,6 +34,7 @@ from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed
 from keyhole.probes.log_odds import SHRINK, TARGET_SPREAD, LogOdds, ProbeSet
+from keyhole.probes.values import answer_noise
 
 OVERSAMPLING = 6  # measurements over rank · width: what the program needs in practice
 ASSUMED_RANK = 8  # without a rank, enough is asked for width / ASSUMED_RANK
@@ -180,7 +181,19 @@ class Convex:
         scale = self.width / length
         scores = np.where(found.saturated[:, None], np.nan, found.scores)
         errors = np.hypot(found.errors, pairs.bias_error)
+        errors = np.hypot(errors, self._blur(tokens)[:, None] * (1.0 + np.exp(found.scores)))
         return scale * (scores.ravel() - bias), scale * errors.ravel()
+
+    def _blur(self, tokens: Float[Array, "n d"]) -> Float[Array, " q"]:
+        """Relative error of what a question's probes read, by the rounding of their values: a
+        Gaussian probe may be nearly orthogonal to the value map, so that its terms cancel."""
+        linear, group = self.pairs.linear, self.pairs.group
+        noise = answer_noise(linear.roundoff, self.width)
+        terms = np.linalg.norm(np.abs(tokens) @ np.abs(linear.value), axis=1)
+        terms = noise * terms + np.linalg.norm(np.abs(tokens) @ linear.value_error, axis=1)
+        values = linear.at(tokens).reshape(-1, group, linear.offset.size)
+        weakest = np.linalg.svd(values, compute_uv=False)[:, -1]
+        return terms.reshape(-1, group).max(axis=1) / np.maximum(weakest, np.finfo(float).tiny)
 
     # -- the matrix ------------------------------------------------------------------------
 
