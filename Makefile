@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/keyhole demo
 
 test: lint
-	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,beartype.beartype
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,typechecking.checked
 
 lint: $(READY)
 	$(BIN)/ruff check .
