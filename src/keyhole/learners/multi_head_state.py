@@ -13,7 +13,8 @@ from keyhole.probes.openings import Chamber, Readings, log_odds
 
 TARGET = 1.2  # typical log-odds of an opening: long enough to see, short enough to invert
 TILT = 0.5  # how far an opening leans towards the head's value
-TIGHT = 36.0  # margin below which leakage is corrected for
+TIGHT = 70.0  # margin below which leakage is looked for: rounding, and what an opening may add
+DRY = 1e-14  # leakage, relative to an opening, that is rounding
 LEAK_ROUNDS = 6
 
 
@@ -157,6 +158,7 @@ class Scalar:
             still = leakage(
                 np.concatenate([gates, self.query[None]])[None], own, self.values, gates
             )
+            worst = 0.0
             for head, record in enumerate(self.records):
                 moves = record.moves[column]
                 tokens = chamber.sequences(np.full(len(moves), head), moves)
@@ -167,6 +169,9 @@ class Scalar:
                 if np.isnan(odds).any():
                     return
                 record.keys[column] = self.key(head, moves, odds)
+                worst = max(worst, float(np.abs(leak / weights).max()))
+            if worst <= DRY:
+                return
 
 
 class Flat(Exception):
