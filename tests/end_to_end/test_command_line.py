@@ -130,19 +130,22 @@ def test_recover_a_saved_model_and_leave_out_verification(folder: Path) -> None:
 
 
 def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
-    record = as_json(folder, "recover", "mine:two_heads", code=1)
+    record = as_json(folder, "recover", "mine:two_heads", "--learner", "single-head", code=1)
     assert record["outcome"] == "REJECTED"
     assert record["verdict"]["counterexample"]["input"]
-    assert "counterexample" in run(folder, "recover", "mine:two_heads", code=1).stdout
+    assert (
+        "counterexample"
+        in run(folder, "recover", "mine:two_heads", "--learner", "single-head", code=1).stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["recover", "nowhere:box"], "cannot import nowhere:box"),
-        (["recover", "mine:nothing"], "cannot import mine:nothing"),
+        (["recover", "nowhere:box"], "no module named 'nowhere'"),
+        (["recover", "mine:nothing"], "mine has no 'nothing'"),
         (["recover", "mine:number", "--width", "6"], "cannot open a int"),
-        (["recover", "missing.safetensors"], "does not exist"),
+        (["recover", "missing.safetensors"], "is no file"),
         (["recover", "mine.py"], "cannot be read as safetensors"),
         (["recover", "mine:told", "--learner", "psychic"], "unknown learner 'psychic'"),
         (["recover", "mine:told", "--budget", "0"], "budget must be at least 1"),

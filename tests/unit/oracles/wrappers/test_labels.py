@@ -1,7 +1,6 @@
 """The wrapper that tells only signs."""
 
 import numpy as np
-import pytest
 
 import keyhole
 from keyhole.models.draw import attention
@@ -22,7 +21,8 @@ def test_labels_are_the_signs_of_the_answers() -> None:
     assert {-1.0, 0.0, 1.0} == set(signs)
 
 
-def test_labels_need_one_number() -> None:
-    box = Labels(keyhole.open_oracle(attention(np.random.default_rng(0), 3, outputs=2)))
-    with pytest.raises(keyhole.OracleError, match="one number"):
-        box.ask(Questions.of(np.ones((1, 1, 3)), "test"))
+def test_the_label_of_a_vector_is_its_largest_position() -> None:
+    model = attention(np.random.default_rng(0), 3, outputs=4)
+    tokens = np.random.default_rng(1).standard_normal((9, 2, 3))
+    found = Labels(keyhole.open_oracle(model)).ask(Questions.of(tokens, "test"))
+    np.testing.assert_array_equal(found, np.argmax(model(tokens), axis=1))
