@@ -24,7 +24,7 @@ from keyhole.learners.low_rank import LowRank
 from keyhole.learners.multi_head import MultiHead
 from keyhole.learners.pairs import learn_score
 from keyhole.learners.relu_network import ReluNetworkLearner
-from keyhole.learners.single_head import SingleHead
+from keyhole.learners.single_head import SingleHead, full_rank
 from keyhole.learners.transformer import Transformer
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
@@ -38,6 +38,7 @@ LENGTHS = (1.0, 2.0, 3.0)  # of the anchor: equally spaced, for a second differe
 TRIES = 6  # lengths of the pair at which a usable weight is looked for
 USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
 AFFINE = 1e-5  # second difference of log-odds, beyond rounding, that one head cannot have
+COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
 EXACTLY = 1e3  # roundoffs within which two answers are the same
 
 
@@ -74,7 +75,9 @@ class Auto:
         if not single:
             reason = "single tokens act linearly, log-odds of pairs do not: several heads"
             return named("several heads", reason, MultiHead(), oracle, rng)
-        learned = learn_score(oracle, rng, LowRank().measure, linear)
+        coarse = linear.roundoff.relative > COARSE or linear.roundoff.additive > 0
+        measure = full_rank if coarse else LowRank().measure
+        learned = learn_score(oracle, rng, measure, linear)
         reason = "single tokens act linearly, log-odds of pairs are affine: one head"
         return labelled(learned, "single head", reason)
 

@@ -54,7 +54,7 @@ def check_ffn_learner(learner: Any) -> None:
     check_same_questions(learner)
 
 
-def check_protocol(learner: FfnLearner) -> None:
+def check_protocol(learner: Any) -> None:
     assert isinstance(learner, FfnLearner), "learn(oracle, rng) or expected_questions(spec) missing"
     forecast = learner.expected_questions(Spec(width=4))
     assert forecast is None or forecast > 0, "expected_questions must be None or positive"
