@@ -3,7 +3,9 @@
 Column k is score·ω_k, row k is t_kᵀ·score; from r of each, score = Y (T Y)⁻¹ B with Y the columns,
 B the rows and T the t_k. What was measured is never measured again: a column needs only the probes
 orthogonal to the t so far, a row only the anchors orthogonal to the ω so far, which makes exactly
-2rd − r² questions; the first two of a further column tell that there is none.
+2rd − r² questions. Before each column one probe looks at two anchors: where it sees nothing there
+is no further column, else the better of the two is taken, for an anchor that happens to be nearly
+orthogonal to what is left of the score would cost digits. One question a column, two at the end.
 
 ω_k is random but orthogonal to the rows so far, so that score·ω_k is what is left of the score and
 nothing else: it is measured to full relative precision, and errors do not grow from cross to
@@ -26,7 +28,7 @@ from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed
 from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet, Table
 
-TESTS = 2  # probes of a further column that tell whether there is one
+CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
 VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
@@ -71,20 +73,18 @@ class Cross:
         if len(self.t) == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
         elif self.rank is not None and len(self.t) == limit:
-            self._look(self._next_anchor())  # for the error bars: what lies beyond the rank
+            self._look(self._next_anchors())  # for the error bars: what lies beyond the rank
             self.reason = f"rank {limit} was prescribed"
         return self._assembled()
 
     def _cross(self) -> bool:
         """One more column and row, or False if there is nothing left."""
-        anchor, first = self._next_anchor(), None
-        if len(self.t) or len(self.avoided):
-            first = self._look(anchor)
-            if first is None and len(self.avoided):
-                anchor = self._left_out()
-                first = self._look(anchor)
-            if first is None:
-                return False
+        seen = self._look(self._next_anchors())
+        if seen is None and len(self.avoided):
+            seen = self._look(self._left_out())
+        if seen is None and len(self.t):
+            return False
+        anchor, first = (self._next_anchors()[0], None) if seen is None else seen
         column = self._column(anchor, first)
         direction = self._pivot(anchor, column)
         self._take_anchor(anchor, column)
@@ -93,20 +93,21 @@ class Cross:
 
     # -- columns ---------------------------------------------------------------------------
 
-    def _next_anchor(self) -> Float[Array, " d"]:
+    def _next_anchors(self) -> Float[Array, "n d"]:
         """Random, and orthogonal to the rows so far while there is room."""
-        anchor = self.anchors[-1]
-        if len(self.t) <= self.width // NULL_SHARE:
-            anchor = self.row_space.outside(anchor)
-        return anchor / np.linalg.norm(anchor)
+        if len(self.t) > self.width // NULL_SHARE:
+            return self.anchors[-1:]
+        anchors = np.array([self.row_space.outside(a) for a in self.anchors[-CHOICE:]])
+        sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
+        return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
 
-    def _left_out(self) -> Float[Array, " d"]:
+    def _left_out(self) -> Float[Array, "n d"]:
         """A mixture of the anchors that are avoided, orthogonal to those before and, as far as
         they reach, to the rows so far."""
         anchor = self.avoided.sum(axis=0)
         before, _ = np.linalg.qr(np.vstack([self.omega, self.rows]).T)
         anchor = anchor - before @ (before.T @ anchor)
-        return anchor / np.linalg.norm(anchor)
+        return anchor[None] / np.linalg.norm(anchor)
 
     def _ask(self, probes: Array, anchors: Array, spread: float, certain: bool = False) -> Table:
         """Unit probes against unit anchors; products in units of the probes' length."""
@@ -123,30 +124,34 @@ class Cross:
             anchors @ pairs.key_bias,
         )
 
-    def _look(self, anchor: Float[Array, " d"]) -> Float[Array, " n"] | None:
-        """The first products of a column, or None where they are zero as far as one can see."""
-        probes = self.probes[:TESTS]
-        table = self._ask(probes, anchor[None], self.spread, certain=True)
-        seen, length = table.product[:, 0], self.pairs.probes.across
-        # what the rows so far say of this anchor is known; the rest must be new
-        rest = seen - length * (probes @ self._explained(anchor))
+    def _look(self, anchors: Float[Array, "n d"]) -> tuple[Array, float] | None:
+        """The anchor on which a probe sees most, and what it sees; None where that is nothing."""
+        if not len(anchors):
+            return None
+        probe, length = self.probes[:1], self.pairs.probes.across
+        table = self._ask(probe, anchors, self.spread, certain=True)
+        # what the rows so far say of these anchors is known; the rest must be new
+        known = [float(probe[0] @ self._explained(anchor)) for anchor in anchors]
+        rest = table.product[0] - length * np.array(known)
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
-        doubt = length * self._explained_error(probes, anchor)
+        doubt = length * max(self._explained_error(probe, anchor) for anchor in anchors)
         visible = VISIBLE * (float(table.error.max()) + self._rounding(table) + doubt)
         threshold = max(visible, self.tolerance * self.largest)
         self.reason = (
             f"nothing was seen outside rank {len(self.t)}, down to "
             f"{threshold / self.largest:.1e} of the score"
         )
-        return seen if np.abs(rest).max() > threshold else None
+        best = int(np.argmax(np.abs(rest)))
+        if abs(rest[best]) <= threshold:
+            return None
+        return anchors[best], float(table.product[0, best])
 
-    def _column(self, anchor: Float[Array, " d"], first: Array | None) -> Float[Array, " d"]:
+    def _column(self, anchor: Float[Array, " d"], first: float | None) -> Float[Array, " d"]:
         """score · anchor: measured on the probes, known on the t so far."""
         length, known = self.pairs.probes.across, self.rows @ anchor
         products, start, spread = np.zeros(len(self.probes)), 0, self.spread
         if first is not None:
-            start = len(first)
-            products[:start], spread = first, float(np.sqrt(np.mean(first**2)))
+            products[0], start, spread = first, 1, abs(first)
         error = self.column_errors[-1] if self.column_errors else 0.0
         if start < len(self.probes):
             table = self._ask(self.probes[start:], anchor[None], spread)
@@ -165,6 +170,8 @@ class Cross:
 
     def _explained_error(self, probes: Array, anchor: Array) -> float:
         """Standard error of that, seen through unit probes."""
+        if not len(self.t):
+            return 0.0
         core = self.t @ self.columns
         by_columns = np.linalg.solve(core, self.rows @ anchor) * np.array(self.column_errors)
         by_rows = np.linalg.solve(core.T, (probes @ self.columns).T).T * np.array(self.row_errors)
