@@ -32,6 +32,8 @@ CHOICE = 2  # anchors that are looked at before a column: both bad by chance is 
 VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
+SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
+SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
 NULL_SHARE = 4  # anchors avoid the rows so far up to rank d / NULL_SHARE; beyond, few are left
 
@@ -73,7 +75,8 @@ class Cross:
         if len(self.t) == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
         elif self.rank is not None and len(self.t) == limit:
-            self._look(self._next_anchors())  # for the error bars: what lies beyond the rank
+            if self._look(self._next_anchors()) is not None:
+                self.left_over = self._sampled_rest()
             self.reason = f"rank {limit} was prescribed"
         return self._assembled()
 
@@ -82,7 +85,7 @@ class Cross:
         seen = self._look(self._next_anchors())
         if seen is None and len(self.avoided):
             seen = self._look(self._left_out())
-        if seen is None and len(self.t):
+        if len(self.t) and (seen is None or self._within_tolerance()):
             return False
         anchor, first = (self._next_anchors()[0], None) if seen is None else seen
         column = self._column(anchor, first)
@@ -136,13 +139,12 @@ class Cross:
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
         doubt = length * max(self._explained_error(probe, anchor) for anchor in anchors)
         visible = VISIBLE * (float(table.error.max()) + self._rounding(table) + doubt)
-        threshold = max(visible, self.tolerance * self.largest)
         self.reason = (
             f"nothing was seen outside rank {len(self.t)}, down to "
-            f"{threshold / self.largest:.1e} of the score"
+            f"{visible / self.largest:.1e} of the score"
         )
         best = int(np.argmax(np.abs(rest)))
-        if abs(rest[best]) <= threshold:
+        if abs(rest[best]) <= visible:
             return None
         return anchors[best], float(table.product[0, best])
 
@@ -221,6 +223,30 @@ class Cross:
         self.anchors = _without(self.anchors, weights / size)
         self.omega = np.vstack([self.omega, fresh])
         self.columns = np.column_stack([self.columns, column])
+
+    def _within_tolerance(self) -> bool:
+        """Whether what is left, and was seen by the last look, may be left out."""
+        limit, length = self.tolerance * self.largest, self.pairs.probes.across
+        if self.left_over * length > limit:
+            return False
+        rest = self._sampled_rest()
+        if rest * length > limit:
+            return False
+        self.left_over = rest
+        self.reason = (
+            f"what is left outside rank {len(self.t)}, {rest * length / self.largest:.1e} of the "
+            "score, is within the tolerance"
+        )
+        return True
+
+    def _sampled_rest(self) -> float:
+        """What a search that is stopped early leaves out, from a few entries of it. (The anchors
+        of a look are orthogonal to the rows so far, and see less of it than others.)"""
+        probes, anchors = self.probes[:SAMPLES], self.anchors[:SAMPLES]
+        table = self._ask(probes, anchors, max(self.spread, self.largest))
+        known = np.column_stack([probes @ self._explained(anchor) for anchor in anchors])
+        rest = table.product / self.pairs.probes.across - known
+        return SAMPLE_SAFETY * float(np.sqrt(np.mean(rest**2)))
 
     # -- rows ------------------------------------------------------------------------------
 

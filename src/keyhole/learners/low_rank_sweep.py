@@ -27,6 +27,7 @@ DOUBTFUL = 1e4  # a sight this little above the threshold may be an error of the
 EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
 VISIBLE = 12.0  # standard errors of a test from which a further column is there
 COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
+SAMPLE_SAFETY = 3.0  # the few entries seen outside the range may all be small by chance
 FAINT_VALUE = 1e-3  # a part of the value map this small, relative, carries nothing
 LIFTS = 6  # ways to lift the row probes that are tried; the best conditioned is taken
 
@@ -109,16 +110,18 @@ class Sweep:
         products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
         if mirrored:  # q + z and q - z: their difference is what z sees
             products = (products[:1] - products[1:]) / 2.0
-        self.left_over = float(np.sqrt(np.mean(products**2))) / self.pairs.probes.across
+        typical = float(np.sqrt(np.mean(products**2))) / self.pairs.probes.across
+        self.left_over = SAMPLE_SAFETY * typical
         seen = np.abs(products).max(axis=0)
         best = int(np.argmax(seen))
         self.rest.insert(0, self.rest.pop(best))
         threshold = self._threshold(error, self.noise * self._leverage())
         if threshold < seen[best] <= DOUBTFUL * threshold:  # is it an error of the range?
             threshold = self._threshold(error, self.noise * self._leverage_here())
+        what = "nothing was seen" if threshold > self.tolerance * self.spread else "little is left"
         self.reason = (
-            f"nothing was seen outside rank {self.found.rank}, down to "
-            f"{threshold / self.spread:.1e} of the score"
+            f"{what} outside rank {self.found.rank}, down to {threshold / self.spread:.1e} of the "
+            "score"
         )
         return bool(seen[best] > threshold)
 
