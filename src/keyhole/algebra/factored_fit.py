@@ -172,7 +172,9 @@ def leading(measured: Measured, rest: Array, count: int, rng: np.random.Generato
     for _ in range(POWER_STEPS):
         block, _ = np.linalg.qr(measured.left.T @ (rest[:, None] * (measured.right @ block)))
         block, _ = np.linalg.qr(measured.right.T @ (rest[:, None] * (measured.left @ block)))
-    found = Factored.of(measured.left.T @ (rest[:, None] * (measured.right @ block)), block.T, count)
+    found = Factored.of(
+        measured.left.T @ (rest[:, None] * (measured.right @ block)), block.T, count
+    )
     seen = found.predict(measured)
     power = float(seen @ seen)
     return Factored(
@@ -180,9 +182,7 @@ def leading(measured: Measured, rest: Array, count: int, rng: np.random.Generato
     )
 
 
-def fits_by_rank(
-    measured: Measured, highest: int, rng: np.random.Generator
-) -> Iterator[Fit]:
+def fits_by_rank(measured: Measured, highest: int, rng: np.random.Generator) -> Iterator[Fit]:
     """Fits of growing rank, each starting from the one before; the caller says when to stop."""
     weights, rank = measured.weights, min(1, highest)
     point = leading(measured, weights**2 * measured.products, rank, rng)

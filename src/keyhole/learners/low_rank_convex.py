@@ -172,7 +172,11 @@ class Convex:
         meter = LogOdds(pairs.oracle, pairs.linear, probes, "score")
         numbers = np.arange(len(anchors))
         found = meter.ask(
-            Listed(length * anchors), len(anchors), numbers, numbers, pairs.linear.at(length * anchors)
+            Listed(length * anchors),
+            len(anchors),
+            numbers,
+            numbers,
+            pairs.linear.at(length * anchors),
         )
         scale = self.width / length
         scores = np.where(found.saturated[:, None], np.nan, found.scores)

@@ -201,9 +201,7 @@ class Sweep:
         meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, purpose)
         values = self.pairs.values_of(self.anchors)[numbers]
         # the carriers keep the probes' length, but only the part inside the range is scored
-        table = meter.table(
-            Picked(self.anchors, numbers), values, self.spread, self.pairs.longest
-        )
+        table = meter.table(Picked(self.anchors, numbers), values, self.spread, self.pairs.longest)
         inverse = np.linalg.inv(tokens @ self.found.basis)
         return inverse @ table.product, np.sqrt(inverse**2 @ table.error**2)
 
