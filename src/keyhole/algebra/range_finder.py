@@ -30,6 +30,10 @@ class RangeFinder:
         rest = self.outside(column)
         self._rows = np.vstack([self._rows, rest / np.linalg.norm(rest)])
 
+    def become(self, basis: Float[Array, "d r"]) -> None:
+        """Takes over an orthonormal basis."""
+        self._rows = np.ascontiguousarray(basis.T)
+
     def outside(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
         """The part of a vector orthogonal to the range."""
         for _ in range(2):

@@ -83,7 +83,6 @@ class LowRank:
         if self.method == "convex":
             return Convex(pairs, rng, self.rank, self.tolerance, self.measurements).run()
         anchors = anchor_basis(pairs, rng)
-        plain = pairs.group == 1 and not pairs.key_bias.any()
-        if plain and pairs.probes.width <= DENSE_LIMIT:
+        if pairs.group == 1 and pairs.probes.width <= DENSE_LIMIT:
             return Cross(pairs, anchors, rng, self.rank, self.tolerance).run()
         return Sweep(pairs, anchors, rng, self.rank, self.tolerance).run()

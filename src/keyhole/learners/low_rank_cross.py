@@ -3,11 +3,19 @@
 Column k is score·ω_k, row k is t_kᵀ·score; from r of each, score = Y (T Y)⁻¹ B with Y the columns,
 B the rows and T the t_k. What was measured is never measured again: a column needs only the probes
 orthogonal to the t so far, a row only the anchors orthogonal to the ω so far, which makes exactly
-2rd − r² questions; the first two of a further column tell that there is none.
+2rd − r² questions. Before each column one probe looks at two anchors: where it sees nothing there
+is no further column, else the better of the two is taken, for an anchor that happens to be nearly
+orthogonal to what is left of the score would cost digits. One question a column, two at the end.
 
 ω_k is random but orthogonal to the rows so far, so that score·ω_k is what is left of the score and
 nothing else: it is measured to full relative precision, and errors do not grow from cross to
 cross. t_k is the direction of that column: the largest pivot.
+
+With a key bias, probes are shorter along it than across. The score seen by unit directions is then
+stretch · score, and that is what the crosses are of; the stretch is taken out at the end. Probes
+cannot be made long then, so that the value and the key bias of an anchor cost digits: columns, whose
+errors count most, are taken on anchors without either, and only where these show nothing (more) on
+the two that are left out.
 """
 
 import numpy as np
@@ -18,16 +26,20 @@ from keyhole.arrays import Array, Float
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed
-from keyhole.probes.log_odds import LogOdds, ProbeSet, Table
+from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet, Table
 
-TESTS = 2  # probes of a further column that tell whether there is one
+CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
 VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
+BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
+SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
+SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
+SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
 NULL_SHARE = 4  # anchors avoid the rows so far up to rank d / NULL_SHARE; beyond, few are left
 
 
 class Cross:
-    """Crosses of one score matrix, for scalar boxes without a key bias."""
+    """Crosses of one score matrix, for scalar boxes."""
 
     def __init__(
         self,
@@ -43,14 +55,18 @@ class Cross:
         everything = np.arange(width)
         self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
         self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
+        self.avoided = _span(pairs.key_bias, pairs.linear.value[:, 0])  # none without a key bias
+        self.value = pairs.probes.stretched(pairs.linear.value.T)[0] / pairs.probes.across
         self.t = np.zeros((0, width))
         self.omega = np.zeros((0, width))  # orthonormal
         self.rows = np.zeros((0, width))  # t · score
         self.columns = np.zeros((width, 0))  # score · ω
-        self.row_space = RangeFinder(width)
+        self.row_space = RangeFinder(width)  # and the anchors that are avoided
+        for direction in self.avoided:
+            self.row_space.add(direction)
         self.column_errors: list[float] = []
         self.row_errors: list[float] = []
-        self.left_over, self.largest, self.reason = 0.0, 0.0, ""
+        self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
@@ -59,18 +75,19 @@ class Cross:
         if len(self.t) == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
         elif self.rank is not None and len(self.t) == limit:
-            self._look(self._next_anchor())  # for the error bars: what lies beyond the rank
+            if self._look(self._next_anchors()) is not None:
+                self.left_over = self._sampled_rest()
             self.reason = f"rank {limit} was prescribed"
         return self._assembled()
 
     def _cross(self) -> bool:
         """One more column and row, or False if there is nothing left."""
-        anchor = self._next_anchor()
-        first = None
-        if len(self.t):
-            first = self._look(anchor)
-            if first is None:
-                return False
+        seen = self._look(self._next_anchors())
+        if seen is None and len(self.avoided):
+            seen = self._look(self._left_out())
+        if len(self.t) and (seen is None or self._within_tolerance()):
+            return False
+        anchor, first = (self._next_anchors()[0], None) if seen is None else seen
         column = self._column(anchor, first)
         direction = self._pivot(anchor, column)
         self._take_anchor(anchor, column)
@@ -79,56 +96,64 @@ class Cross:
 
     # -- columns ---------------------------------------------------------------------------
 
-    def _next_anchor(self) -> Float[Array, " d"]:
+    def _next_anchors(self) -> Float[Array, "n d"]:
         """Random, and orthogonal to the rows so far while there is room."""
-        anchor = self.anchors[0]
-        if len(self.t) <= self.width // NULL_SHARE:
-            anchor = self.row_space.outside(anchor)
-        return anchor / np.linalg.norm(anchor)
+        if len(self.t) > self.width // NULL_SHARE:
+            return self.anchors[-1:]
+        anchors = np.array([self.row_space.outside(a) for a in self.anchors[-CHOICE:]])
+        sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
+        return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
+
+    def _left_out(self) -> Float[Array, "n d"]:
+        """A mixture of the anchors that are avoided, orthogonal to those before and, as far as
+        they reach, to the rows so far."""
+        anchor = self.avoided.sum(axis=0)
+        before, _ = np.linalg.qr(np.vstack([self.omega, self.rows]).T)
+        anchor = anchor - before @ (before.T @ anchor)
+        return anchor[None] / np.linalg.norm(anchor)
 
     def _ask(self, probes: Array, anchors: Array, spread: float, certain: bool = False) -> Table:
         """Unit probes against unit anchors; products in units of the probes' length."""
-        length = self.pairs.probes.across
-        tokens = length * probes
-        values = self.pairs.linear.at(tokens)
-        meter = LogOdds(
-            self.pairs.oracle,
-            self.pairs.linear,
-            ProbeSet(Listed(tokens), len(probes), 1, values, np.zeros(len(probes))),
-            "score",
-        )
-        return meter.table(
+        pairs, linear = self.pairs, self.pairs.linear
+        tokens = pairs.probes.stretched(probes)
+        bias, error = tokens @ pairs.key_bias, pairs.bias_error
+        probe_set = ProbeSet(Listed(tokens), len(tokens), 1, linear.at(tokens), bias, error)
+        return LogOdds(pairs.oracle, linear, probe_set, "score").table(
             Listed(anchors),
-            self.pairs.linear.at(anchors),
+            linear.at(anchors),
             spread,
-            self.pairs.longest,
+            pairs.longest,
             certain,
+            anchors @ pairs.key_bias,
         )
 
-    def _look(self, anchor: Float[Array, " d"]) -> Float[Array, " n"] | None:
-        """The first products of a column, or None where they are zero as far as one can see."""
-        probes = self.probes[:TESTS]
-        table = self._ask(probes, anchor[None], self.spread, certain=True)
-        seen, length = table.product[:, 0], self.pairs.probes.across
-        # what the rows so far say of this anchor is known; the rest must be new
-        rest = seen - length * (probes @ self._explained(anchor))
+    def _look(self, anchors: Float[Array, "n d"]) -> tuple[Array, float] | None:
+        """The anchor on which a probe sees most, and what it sees; None where that is nothing."""
+        if not len(anchors):
+            return None
+        probe, length = self.probes[:1], self.pairs.probes.across
+        table = self._ask(probe, anchors, self.spread, certain=True)
+        # what the rows so far say of these anchors is known; the rest must be new
+        known = [float(probe[0] @ self._explained(anchor)) for anchor in anchors]
+        rest = table.product[0] - length * np.array(known)
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
-        doubt = length * self._explained_error(probes, anchor)
+        doubt = length * max(self._explained_error(probe, anchor) for anchor in anchors)
         visible = VISIBLE * (float(table.error.max()) + self._rounding(table) + doubt)
-        threshold = max(visible, self.tolerance * self.largest)
         self.reason = (
             f"nothing was seen outside rank {len(self.t)}, down to "
-            f"{threshold / self.largest:.1e} of the score"
+            f"{visible / self.largest:.1e} of the score"
         )
-        return seen if np.abs(rest).max() > threshold else None
+        best = int(np.argmax(np.abs(rest)))
+        if abs(rest[best]) <= visible:
+            return None
+        return anchors[best], float(table.product[0, best])
 
-    def _column(self, anchor: Float[Array, " d"], first: Array | None) -> Float[Array, " d"]:
+    def _column(self, anchor: Float[Array, " d"], first: float | None) -> Float[Array, " d"]:
         """score · anchor: measured on the probes, known on the t so far."""
         length, known = self.pairs.probes.across, self.rows @ anchor
         products, start, spread = np.zeros(len(self.probes)), 0, self.spread
         if first is not None:
-            start = len(first)
-            products[:start], spread = first, float(np.sqrt(np.mean(first**2)))
+            products[0], start, spread = first, 1, abs(first)
         error = self.column_errors[-1] if self.column_errors else 0.0
         if start < len(self.probes):
             table = self._ask(self.probes[start:], anchor[None], spread)
@@ -147,21 +172,31 @@ class Cross:
 
     def _explained_error(self, probes: Array, anchor: Array) -> float:
         """Standard error of that, seen through unit probes."""
+        if not len(self.t):
+            return 0.0
         core = self.t @ self.columns
         by_columns = np.linalg.solve(core, self.rows @ anchor) * np.array(self.column_errors)
         by_rows = np.linalg.solve(core.T, (probes @ self.columns).T).T * np.array(self.row_errors)
         return float(np.linalg.norm(by_columns) + np.linalg.norm(by_rows, axis=1).max())
 
-    def _rounding(self, table: Table) -> float:
-        """A product that is small because its terms cancel is rounded at the size of the terms."""
-        return CANCELLATION * table.roundoff.relative * self.largest
+    def _rounding(self, table: Table, row: bool = False) -> float:
+        """A product that is small because its terms cancel is rounded at the size of the terms:
+        those of the score, of the anchor's product with a key bias, and, where long anchors are
+        not orthogonal to the rows so far, of the anchor's score with itself."""
+        terms = CANCELLATION * self.largest
+        if len(self.avoided):
+            size = float(np.linalg.norm(self.pairs.key_bias)) / np.sqrt(self.width)
+            terms += BIAS_CANCELLATION * size
+        if row:
+            terms += self.largest * TARGET_SPREAD / (table.spread * self.pairs.probes.across)
+        return table.roundoff.relative * terms
 
     def _pivot(self, anchor: Array, column: Array) -> Float[Array, " d"]:
         """What the column adds, leaning towards the value map if it would see little of it (no
         more than that: every lean makes the errors of the crosses before count a little more).
         Takes the direction out of the probes, which keep equal overlap with the value map."""
         new = self.probes @ (column - self._explained(anchor))
-        level = self.probes @ self.pairs.linear.value[:, 0]
+        level = self.probes @ self.value
         level = level / np.linalg.norm(level)
         weights = new / np.linalg.norm(new)
         share = 1.0 / np.sqrt(len(new))  # of the value map that every other probe has
@@ -171,7 +206,7 @@ class Cross:
         direction = weights @ self.probes
         self.probes = _without(self.probes, weights)
         if len(self.probes):
-            seen = self.probes @ self.pairs.linear.value[:, 0]
+            seen = self.probes @ self.value
             size = float(np.linalg.norm(seen))
             if size > 0:
                 even = np.full(len(seen), 1.0 / np.sqrt(len(seen)))
@@ -189,6 +224,30 @@ class Cross:
         self.omega = np.vstack([self.omega, fresh])
         self.columns = np.column_stack([self.columns, column])
 
+    def _within_tolerance(self) -> bool:
+        """Whether what is left, and was seen by the last look, may be left out."""
+        limit, length = self.tolerance * self.largest, self.pairs.probes.across
+        if self.left_over * length > limit:
+            return False
+        rest = self._sampled_rest()
+        if rest * length > limit:
+            return False
+        self.left_over = rest
+        self.reason = (
+            f"what is left outside rank {len(self.t)}, {rest * length / self.largest:.1e} of the "
+            "score, is within the tolerance"
+        )
+        return True
+
+    def _sampled_rest(self) -> float:
+        """What a search that is stopped early leaves out, from a few entries of it. (The anchors
+        of a look are orthogonal to the rows so far, and see less of it than others.)"""
+        probes, anchors = self.probes[:SAMPLES], self.anchors[:SAMPLES]
+        table = self._ask(probes, anchors, max(self.spread, self.largest))
+        known = np.column_stack([probes @ self._explained(anchor) for anchor in anchors])
+        rest = table.product / self.pairs.probes.across - known
+        return SAMPLE_SAFETY * float(np.sqrt(np.mean(rest**2)))
+
     # -- rows ------------------------------------------------------------------------------
 
     def _row(self, direction: Float[Array, " d"], pivot: float) -> None:
@@ -200,25 +259,31 @@ class Cross:
             table = self._ask(direction[None], self.anchors, length * pivot)
             row = row + table.product[0] / length @ self.anchors
             self.largest = max(self.largest, table.spread)
-            error = np.hypot(np.sqrt(np.mean(table.error**2)), self._rounding(table)) / length
+            rounding = self._rounding(table, row=True)
+            error = np.hypot(np.sqrt(np.mean(table.error**2)), rounding) / length
         self.row_errors.append(float(error))
         self.t = np.vstack([self.t, direction])
         self.rows = np.vstack([self.rows, row])
-        if len(self.t) <= self.width // NULL_SHARE:
+        new = np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row)
+        if len(self.t) <= self.width // NULL_SHARE and new:
             self.row_space.add(row)
 
     # -- the result ------------------------------------------------------------------------
 
     def _assembled(self) -> Learned:
         rank, width = len(self.t), self.width
-        left, upper = np.linalg.qr(self.columns)
+        left, upper = np.linalg.qr(self._unstretched(self.columns))
         through = np.linalg.solve(self.t @ self.columns, self.rows)  # the core's inverse times B
         right = upper @ through
         column_part = np.sqrt(np.array(self.column_errors) ** 2 @ through**2 + self.left_over**2)
         spread_left = np.linalg.solve((self.t @ self.columns).T, self.columns.T).T
         row_part = np.sqrt(spread_left**2 @ np.array(self.row_errors) ** 2)
-        ones = np.ones(width)
-        error = (np.column_stack([ones, row_part]), np.vstack([column_part, ones]))
+        probes = self.pairs.probes
+        looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
+        error = (
+            np.column_stack([looser, looser * row_part]),
+            np.vstack([column_part, np.ones(width)]),
+        )
         return assemble(
             self.pairs,
             (left, right),
@@ -232,6 +297,23 @@ class Cross:
                 "truncation": self.left_over,
             },
         )
+
+    def _unstretched(self, columns: Float[Array, "d r"]) -> Float[Array, "d r"]:
+        """Columns of the score from columns as seen by unit directions."""
+        probes = self.pairs.probes
+        if not probes.axis.any():
+            return columns
+        part = (probes.across / probes.along - 1.0) * (probes.axis @ columns)
+        return columns + np.outer(probes.axis, part)
+
+
+def _span(key_bias: Float[Array, " d"], value: Float[Array, " d"]) -> Float[Array, "k d"]:
+    """Orthonormal rows spanning a key bias and the value map; none where there is no key bias."""
+    if not key_bias.any() or len(value) < 4:
+        return np.zeros((0, len(value)))
+    q, r = np.linalg.qr(np.column_stack([key_bias, value]))
+    kept = np.abs(np.diag(r)) > SAME_SPACE * np.linalg.norm(value)
+    return np.ascontiguousarray(q.T[: 2 if kept[1] else 1])
 
 
 def _reflected(rows: Array, start: Array, goal: Array) -> Array:

@@ -1,8 +1,12 @@
 """Low rank by a sweep: all columns of the range first, then all rows.
 
-The probes of a group share a question, so this is the way for boxes with vector answers, for a key
-bias, and for widths at which no d × d array is formed. Before each column, two random probes
-orthogonal to the range found so far look for more: 2rd − r² + 2r questions.
+The probes of a group share a question, so this is the way for boxes with vector answers, and for
+widths at which no d × d array is formed. Before each column, random probes orthogonal to the range
+found so far look for more on two anchors, and the column is taken on the better of them:
+2rd − r² + 2r questions.
+
+The columns are those of a random matrix times the score, whose inverse carries their errors into
+the range. Where a column is cheap, as with long vector answers, a few more than the rank are taken.
 """
 
 from dataclasses import replace
@@ -11,14 +15,19 @@ import numpy as np
 
 from keyhole.algebra.bases import Basis, KroneckerBasis, equal_overlap, random_rotation
 from keyhole.algebra.range_finder import RangeFinder
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed, Picked
 from keyhole.probes.log_odds import LogOdds, ProbeSet
 
-TESTS = 2  # probes outside the range per rank test: both small by chance is out of the question
+TESTS = 2  # probes outside the range per rank test where they share a question
+CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
+DOUBTFUL = 1e4  # a sight this little above the threshold may be an error of the range
+EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
 VISIBLE = 12.0  # standard errors of a test from which a further column is there
+COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
+SAMPLE_SAFETY = 3.0  # the few entries seen outside the range may all be small by chance
 FAINT_VALUE = 1e-3  # a part of the value map this small, relative, carries nothing
 LIFTS = 6  # ways to lift the row probes that are tried; the best conditioned is taken
 
@@ -38,7 +47,9 @@ class Sweep:
         self.pairs, self.anchors, self.rng = pairs, anchors, rng
         self.width, self.spread = pairs.probes.width, pairs.scale
         # an anchor along a key bias is measured less exactly: it comes last
-        self.order = np.roll(np.arange(self.width), -1 if pairs.key_bias.any() else 0)
+        order = np.roll(np.arange(self.width), -1 if pairs.key_bias.any() else 0)
+        self.rest = [int(number) for number in order]  # anchors without a column
+        self.done: list[int] = []
         self.meter, self.found = _meter(pairs), RangeFinder(pairs.probes.width)
         self.columns: list[Array] = []
         self.noise = 0.0  # standard error of an entry of a column, as a product with a probe
@@ -48,52 +59,74 @@ class Sweep:
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
         while self.found.rank < limit and self._more():
-            self._column()
+            self.found.add(self._column())
         if self.found.rank == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
-        elif self.rank is not None:
+        elif self.rank is not None and self.found.rank == limit:
             self._more()  # for the error bars: what lies outside a prescribed rank
             self.reason = f"rank {limit} was prescribed"
+        self._oversample()
         return self._assembled()
 
     # -- columns: the range ----------------------------------------------------------------
 
-    def _column(self) -> None:
-        token = self.anchors.rows(self.order[self.found.rank : self.found.rank + 1])
+    def _column(self) -> Float[Array, " d"]:
+        """The score on the next anchor."""
+        number = self.rest.pop(0)
+        token = self.anchors.rows(np.array([number]))
         table = self.meter.table(
             Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest
         )
         self.spread = table.spread
-        self.noise = float(np.sqrt(np.mean(table.error**2)))
+        self.noise = max(self.noise, float(np.sqrt(np.mean(table.error**2))))
         column = self.pairs.probes.solve(np.ascontiguousarray(table.product.T))[0]
         self.columns.append(column)
-        self.found.add(column)
+        self.done.append(number)
+        return column
+
+    def _oversample(self) -> None:
+        """A few columns beyond the rank, where they are cheap; the range is then their best fit."""
+        rank, group = self.found.rank, self.pairs.group
+        cost = -(-self.width // group) - -(-rank // group)
+        spare = len(self.rest) if cost <= 0 else (2 * rank + EXTRA_QUESTIONS) // cost
+        extra = min(EXTRA, spare, len(self.rest))
+        for _ in range(extra):
+            self._column()
+        if extra:
+            left, _, _ = np.linalg.svd(np.array(self.columns).T, full_matrices=False)
+            self.found.become(left[:, :rank])
 
     def _more(self) -> bool:
-        """Whether the next anchor shows anything outside the range."""
+        """Whether the next anchors show anything outside the range; the better one moves ahead."""
         if self.found.rank == 0:
             return True
-        token = self.anchors.rows(self.order[self.found.rank : self.found.rank + 1])
-        directions, mirrored = self._outside()
-        tokens = self.pairs.probes.stretched(directions)
-        if not mirrored:  # stretching may have brought the range back in
-            tokens = np.array([self.found.outside(token) for token in tokens])
-        probes = self._probe_set(tokens, 1 if mirrored else min(TESTS, self.pairs.group))
-        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank")
-        table = meter.table(
-            Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest, True
+        tokens, mirrored = self._outside()
+        count = 1 if mirrored else CHOICE
+        anchors = self.anchors.rows(np.array(self.rest[:count]))
+        probes = self._probe_set(tokens, 1 if mirrored else len(tokens))
+        table = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank").table(
+            Listed(anchors), self.pairs.linear.at(anchors), self.spread, self.pairs.longest, True
         )
-        products, error = table.product[:, 0], float(np.sqrt(np.sum(table.error**2)))
+        products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
         if mirrored:  # q + z and q - z: their difference is what z sees
-            products = np.array([products[0] - products[1]]) / 2.0
-        self.left_over = float(np.sqrt(np.mean(products**2))) / self.pairs.probes.across
-        visible = VISIBLE * max(error, self.noise * self._leverage())
-        threshold = max(visible, self.tolerance * self.spread)
+            products = (products[:1] - products[1:]) / 2.0
+        typical = float(np.sqrt(np.mean(products**2))) / self.pairs.probes.across
+        self.left_over = SAMPLE_SAFETY * typical
+        seen = np.abs(products).max(axis=0)
+        best = int(np.argmax(seen))
+        self.rest.insert(0, self.rest.pop(best))
+        threshold = self._threshold(error, self.noise * self._leverage())
+        if threshold < seen[best] <= DOUBTFUL * threshold:  # is it an error of the range?
+            threshold = self._threshold(error, self.noise * self._leverage_here())
+        what = "nothing was seen" if threshold > self.tolerance * self.spread else "little is left"
         self.reason = (
-            f"nothing was seen outside rank {self.found.rank}, down to "
-            f"{threshold / self.spread:.1e} of the score"
+            f"{what} outside rank {self.found.rank}, down to {threshold / self.spread:.1e} of the "
+            "score"
         )
-        return bool(np.abs(products).max() > threshold)
+        return bool(seen[best] > threshold)
+
+    def _threshold(self, error: float, range_error: float) -> float:
+        return max(VISIBLE * max(error, range_error), self.tolerance * self.spread)
 
     def _leverage(self) -> float:
         """How much larger than a column's error the range's error may look at another anchor,
@@ -103,25 +136,35 @@ class Sweep:
         typical = np.linalg.norm(columns) / np.sqrt(len(self.columns))
         return 1.0 + float(np.linalg.norm(inverse) * typical / np.sqrt(len(self.columns)))
 
+    def _leverage_here(self) -> float:
+        """The same at the next anchor, whose part inside the range is measured for it."""
+        inside, _ = self._inside(np.array(self.rest[:1]), "rank")
+        through = self.found.basis.T @ np.array(self.columns).T
+        return 1.0 + float(np.linalg.norm(np.linalg.solve(through, inside)))
+
     def _outside(self) -> tuple[Float[Array, "n d"], bool]:
-        """Random directions outside the range that see the value map; mirrored around a direction
+        """Random probes outside the range that see the value map; mirrored around a direction
         inside where the value map has no part outside."""
-        carriers = self._carriers(TESTS)
+        tests = min(TESTS, self.pairs.group)
+        carriers = self._carriers(tests)
         noise = np.array(
-            [self.found.outside(self.rng.standard_normal(self.width)) for _ in range(TESTS)]
+            [self.found.outside(self.rng.standard_normal(self.width)) for _ in range(tests)]
         )
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        stretched = self.pairs.probes.stretched
         if len(carriers):
-            chosen = carriers[np.arange(TESTS) % min(len(carriers), self.pairs.group)]
+            chosen = carriers[np.arange(tests) % len(carriers)]
             mixed = noise + chosen
             # two directions that happen to cancel see little: turn the random part around then
             mixed = np.where(
                 np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, chosen - noise, mixed
             )
-            return mixed / np.linalg.norm(mixed, axis=1, keepdims=True), False
+            tokens = stretched(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
+            # stretching may have brought the range back in
+            return np.array([self.found.outside(token) for token in tokens]), False
         inside = self.pairs.linear.value[:, 0]
         inside = inside / np.linalg.norm(inside)
-        return np.array([inside + noise[0], inside - noise[0]]) / np.sqrt(2.0), True
+        return stretched(np.array([inside + noise[0], inside - noise[0]]) / np.sqrt(2.0)), True
 
     def _carriers(self, count: int) -> Float[Array, "n d"]:
         """Up to `count` unit vectors outside the range and the key bias that see the value map."""
@@ -149,17 +192,17 @@ class Sweep:
 
     # -- rows: the rest --------------------------------------------------------------------
 
-    def _rows(self) -> tuple[Float[Array, "r m"], Float[Array, "r m"]]:
-        """Qᵀ score on the anchors that have no column, and its standard errors."""
-        rank, basis = self.found.rank, self.found.basis
+    def _inside(
+        self, numbers: Int[Array, " m"], purpose: str
+    ) -> tuple[Float[Array, "r m"], Float[Array, "r m"]]:
+        """Qᵀ score on some anchors, in units of the probes' length, and its standard errors."""
         tokens = self.pairs.probes.stretched(self._row_directions())
-        probes = self._probe_set(tokens, min(self.pairs.group, rank))
-        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rows")
-        values = self.pairs.values_of(self.anchors)[self.order[rank:]]
+        probes = self._probe_set(tokens, min(self.pairs.group, len(tokens)))
+        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, purpose)
+        values = self.pairs.values_of(self.anchors)[numbers]
         # the carriers keep the probes' length, but only the part inside the range is scored
-        rest = Picked(self.anchors, self.order[rank:])
-        table = meter.table(rest, values, self.spread, self.pairs.longest)
-        inverse = np.linalg.inv(tokens @ basis)
+        table = meter.table(Picked(self.anchors, numbers), values, self.spread, self.pairs.longest)
+        inverse = np.linalg.inv(tokens @ self.found.basis)
         return inverse @ table.product, np.sqrt(inverse**2 @ table.error**2)
 
     def _row_directions(self) -> Float[Array, "r d"]:
@@ -185,19 +228,18 @@ class Sweep:
 
     def _assembled(self) -> Learned:
         rank, width, basis = self.found.rank, self.width, self.found.basis
-        columns = np.array(self.columns).T
-        known = basis.T @ columns  # (r, r): Qᵀ score on the anchors with a column
-        coefficients = np.zeros((rank, width))
-        done, rest = self.order[:rank], self.order[rank:]
-        coefficients[:, done] = known
-        errors = np.zeros((rank, width))
+        known = basis.T @ np.array(self.columns).T  # Qᵀ score on the anchors with a column
+        coefficients, errors = np.zeros((rank, width)), np.zeros((rank, width))
+        done, rest = np.array(self.done), np.array(self.rest, dtype=np.int64)
         column_noise = self.noise / self.pairs.probes.across
-        errors[:, done] = column_noise
-        if rank < width:
-            coefficients[:, rest], errors[:, rest] = self._rows()
+        if self.pairs.group > 1:
+            column_noise *= COHERENT
+        coefficients[:, done], errors[:, done] = known, column_noise
+        if len(rest):
+            coefficients[:, rest], errors[:, rest] = self._inside(rest, "rows")
         right = self.anchors.combine(coefficients)
         # the error of the range, spread over the anchors by how they depend on those with columns
-        leverage = np.linalg.norm(np.linalg.solve(known, coefficients), axis=0)
+        leverage = np.linalg.norm(np.linalg.lstsq(known, coefficients)[0], axis=0)
         scatter = np.sqrt(
             self.anchors.combine_squared((leverage * column_noise)[None] ** 2 + self.left_over**2)
         )[0]
