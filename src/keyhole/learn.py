@@ -17,7 +17,7 @@ from keyhole.errors import (
 from keyhole.learners.examples import Fitted, FromExamples
 from keyhole.learners.head_search import Progress
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
-from keyhole.verification.held_out import held_out_verdict
+from keyhole.verification.held_out import Evidence, held_out_verdict
 
 WEAK = 0.3  # a block whose standard error is this share of itself is not known
 AMPLIFIED = 1e6  # relative error of a block per relative error of the labels: rounding decides
@@ -80,16 +80,20 @@ def learn(
 def judge(fitted: Fitted) -> Verdict:
     """The rows kept aside against the fit to the others."""
     held = fitted.held_out
+    places = zip(held.example, held.position, strict=True)
     return held_out_verdict(
-        [_question(fitted, int(i), int(j)) for i, j in zip(held.example, held.position, strict=True)],
-        held.answers,
-        held.predictions,
-        fitted.residuals,
-        noise=fitted.noise,
-        power=fitted.power,
-        numbers=fitted.freedom[0],
-        unknowns=fitted.freedom[1],
-        roundoff=fitted.data.roundoff,
+        Evidence(
+            inputs=[_question(fitted, int(i), int(j)) for i, j in places],
+            answers=held.answers,
+            predictions=held.predictions,
+            refitted=fitted.refitted,
+            residuals=fitted.residuals,
+            costs=fitted.costs,
+            noise=fitted.noise,
+            power=fitted.power,
+            freedom=fitted.freedom[0] - fitted.freedom[1],
+            roundoff=fitted.data.roundoff,
+        )
     )
 
 

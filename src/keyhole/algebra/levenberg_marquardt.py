@@ -33,6 +33,7 @@ STALL_SHARE = 0.05  # a start that gained less than this share in the window is 
 COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
 SMALLEST_DAMPING = 1e-12
 LARGEST_DAMPING = 1e10
+FORCING = 0.3  # relative accuracy of a step far from the solution
 MOST_CONJUGATE_STEPS = 150
 REFINED = 1e-10  # a relative decrease below this, near a minimum, is the end
 
@@ -45,6 +46,7 @@ class Limits:
     deadline: float = float("inf")  # time.monotonic() at which to stop
     stall_window: int = STALL_WINDOW
     stall_share: float = STALL_SHARE
+    conjugate_steps: int = MOST_CONJUGATE_STEPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def descend(
             return Descent(at, at.cost / scale, iteration, True, system.products)
         if time.monotonic() > limits.deadline:
             return Descent(at, at.cost / scale, iteration, False, system.products)
-        step, predicted = system.step(damping)
+        step, predicted = system.step(damping, limits.conjugate_steps)
         trial = project(rows, at.theta + step)
         gain = (at.cost - trial.cost) / max(predicted, 1e-300)
         if trial.cost < at.cost:
@@ -125,11 +127,11 @@ class _System:
             self.kronecker = kronecker(rows, at).astype(np.float32)
             self.rows32, self.at32 = rows.astype(np.float32), at.astype(np.float32)
 
-    def step(self, damping: float) -> tuple[Array, float]:
+    def step(self, damping: float, most: int) -> tuple[Array, float]:
         """The step and the decrease of the cost that the quadratic model predicts."""
         if self.dense:
             return self._dense_step(damping)
-        return self._iterative_step(damping)
+        return self._iterative_step(damping, most)
 
     def _dense_step(self, damping: float) -> tuple[Array, float]:
         b = self.slope.ravel()
@@ -143,14 +145,14 @@ class _System:
         predicted = float(2 * b @ s - s @ (self.normal @ s))
         return s.reshape(self.slope.shape), predicted
 
-    def _iterative_step(self, damping: float) -> tuple[Array, float]:
+    def _iterative_step(self, damping: float, most: int) -> tuple[Array, float]:
         unit = self.kronecker.scale[None, :, None]
 
         def apply(v: Array) -> Array:
             self.products += 1
             return gauss_newton(self.rows32, self.at32, v)
 
-        tolerance = min(0.1, 0.1 * self.relative**0.25)
+        tolerance = min(FORCING, FORCING * self.relative**0.25)
         size = float(np.linalg.norm(self.slope)) or 1.0
         b = (self.slope / size).astype(np.float32)
         s, curved = conjugate_gradients(
@@ -158,6 +160,7 @@ class _System:
             lambda v: self.kronecker.solve(damping, v).astype(np.float32),
             b,
             max(tolerance, 1e-5),
+            most,
         )
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
@@ -169,7 +172,7 @@ def conjugate_gradients(
     precondition: Callable[[Array], Array],
     b: Array,
     tolerance: float,
-    most: int = MOST_CONJUGATE_STEPS,
+    most: int,
 ) -> tuple[Array, Array]:
     """The solution of apply(s) = b to a relative tolerance, and apply(s)."""
     s = np.zeros_like(b)

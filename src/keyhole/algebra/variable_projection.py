@@ -10,7 +10,7 @@ Source: Golub, Pereyra (1973); Kaufman (1975).
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import qr
+from scipy.linalg import qr, solve_triangular
 
 from keyhole.algebra.attention_rows import Rows, averages, patterns, pull, push, responses
 from keyhole.arrays import Array, Float
@@ -43,18 +43,27 @@ def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
     if rows.offset:
         design = np.hstack([design, rows.weights.reshape(-1, 1)])
     targets = rows.targets.reshape(len(design), -1) * rows.weights.reshape(-1, 1)
-    basis, upper, order = qr(design, mode="economic", pivoting=True, check_finite=False)
-    sizes = np.abs(np.diagonal(upper))
-    rank = int((sizes > RANK_TOLERANCE * max(float(sizes[0]), 1e-300)).sum())
-    basis = basis[:, :rank]
+    basis, order, upper = _factored(design)
     inside = basis.T @ targets
     values = np.zeros((design.shape[1], targets.shape[1]))
-    values[order[:rank]] = np.linalg.solve(upper[:rank, :rank], inside)
+    values[order] = solve_triangular(upper, inside, check_finite=False)
     residual = targets - basis @ inside
     wide = theta.shape[1] * theta.shape[2]
     offset = values[wide] if rows.offset else np.zeros(targets.shape[1])
     cost = float(np.einsum("ij,ij->", residual, residual))
     return Projection(theta, pattern, basis, values[:wide], offset, residual, cost)
+
+
+def _factored(design: Array) -> tuple[Array, Array, Array]:
+    """Orthonormal basis, the columns it was made of, and the triangle between them."""
+    basis, upper = qr(design, mode="economic", check_finite=False)
+    sizes = np.abs(np.diagonal(upper))
+    if len(design) >= design.shape[1] and sizes.min() > RANK_TOLERANCE * sizes.max():
+        return basis, np.arange(len(upper)), upper
+    basis, upper, order = qr(design, mode="economic", pivoting=True, check_finite=False)
+    sizes = np.abs(np.diagonal(upper))
+    rank = max(int((sizes > RANK_TOLERANCE * sizes[0]).sum()), 1)
+    return basis[:, :rank], order[:rank], upper[:rank, :rank]
 
 
 def gradient(rows: Rows, at: Projection) -> Float[Array, "p m d"]:

@@ -32,7 +32,7 @@ import numpy as np
 from keyhole.algebra.attention_information import Information, information
 from keyhole.algebra.attention_rows import Rows, averages, patterns
 from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
-from keyhole.algebra.variable_projection import Projection, project
+from keyhole.algebra.variable_projection import Projection
 from keyhole.algebra.whitening import whitened
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument, NotIdentifiable
@@ -66,7 +66,9 @@ class Fitted:
 
     learned: Learned
     held_out: HeldOut
-    residuals: Float[Array, "rows D"]  # of the rows that were fitted, before the last polish
+    residuals: Float[Array, "rows D"]  # of the rows that were fitted
+    refitted: Float[Array, "rows D"]  # of the rows kept aside, once they are fitted too
+    costs: tuple[float, float]  # squared residual of the fitted rows, and of all once all are fitted
     noise: float  # standard deviation of the labels' noise, dof-corrected
     power: float  # root mean square of the labels
     freedom: tuple[int, int]  # numbers fitted, unknowns
@@ -125,8 +127,7 @@ class FromExamples:
         )
         white, back = whitened(train)
         found = search(white, plan, rng)
-        found_theta = back(found.theta)
-        at = project(train, found_theta)
+        at = descend(train, back(found.theta), POLISH, damping=1e-8).at
         self._refuse_capped(found, most, train)
         return _fitted(data, train, kept, at, found, rng)
 
@@ -154,7 +155,7 @@ class FromExamples:
                 f"no layer of up to {most} head(s) reproduces the labels (residual "
                 f"{np.sqrt(found.relative):.1e} of their size), and {most + 1} heads have more "
                 f"unknowns ({train.unknowns(most + 1)}) than the examples have numbers. More "
-                "examples are needed"
+                "examples are needed (or, if so few heads are right, more seconds)"
             )
 
 
@@ -217,6 +218,8 @@ def _fitted(
         learned,
         held_out,
         at.residual[used],
+        final.residual[kept.ravel()],
+        (at.cost, final.cost),
         float(noise),
         power,
         (numbers, unknowns),

@@ -5,7 +5,7 @@ random one and the descent repeated, kept when it helps. Chains are the unit of 
 seed of its own, run one after another or in parallel processes: the first solved one in their
 order wins, so the result does not depend on how many processes there are (unless time runs out).
 
-Sweep: M = 1, 2, ... until a fit is exact or cross-validation (generalised) gets worse. Turns: more
+Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns: more
 chains, most of the work at the M that cross-validates best, the rest shared among the others, until
 a fit is exact; or the labels are noisy and the minimum with the best Bayesian information criterion
 was reached from two independent starts; or the budget is spent. An exact fit with more heads than
@@ -22,30 +22,34 @@ import numpy as np
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.closed_form import one_head
-from keyhole.algebra.levenberg_marquardt import Descent, Limits, descend
+from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
+from keyhole.algebra.variable_projection import project
 from keyhole.arrays import Array, Float
 
 START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
-HOPS = 4  # swaps of a head without gain after which a chain ends
-SWEEP_HOPS = 2  # the same in the first sweep, where most numbers of heads are wrong
-FRESH = 4  # starts in a chain for one head, where there is no other head to keep
+HOPS = 4  # swaps of a head without gain after which a chain ends (one head: fresh starts)
+HASTE = Limits(stall_window=10, stall_share=0.1, conjugate_steps=60)  # where most starts are vain
+GOOD = 1e-3  # relative squared residual of a fit whose heads are kept when one more is tried
 GAIN = 0.02  # relative decrease that makes a hop worth keeping
 SAME = 1e-6  # relative difference of two costs that are the same minimum
 NOISE_CEILING = 0.09  # squared residual share beyond which a minimum is not taken for noise
 WIDE = 4096  # score entries per head from which the sweep doubles the number of heads
 PRUNE_ITERATIONS = 40
+REDUNDANT = 1e-4  # relative squared residual without a head beyond which that head is needed
 FAVOUR = 3.0  # work given to the most promising number of heads, in units of the others'
+CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
 TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
 SETTLED = 2  # independent starts that must reach the same minimum
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Effort:
-    """How much one chain may do."""
+    """Where one chain starts, and how much it may do."""
 
     hops: int
     solved: float  # relative squared residual of an exact fit
-    deadline: float
+    limits: Limits
+    known: Array | None = None  # scores of heads to keep; the chain adds one
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +122,14 @@ class Plan:
 def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
     """One random start and its hops."""
     rng = np.random.default_rng(seed)
-    limits = Limits(deadline=effort.deadline)
-    best = descend(rows, random_start(rows, heads, rng), limits)
+    limits = effort.limits
+    theta = random_start(rows, heads, rng)
+    if effort.known is not None:
+        theta[:, : effort.known.shape[1]] = effort.known
+    best = descend(rows, theta, limits)
     iterations, failures = best.iterations, 0
     while best.relative > effort.solved and failures < effort.hops:
-        if time.monotonic() > effort.deadline:
+        if time.monotonic() > limits.deadline:
             break
         theta = random_start(rows, heads, rng)
         if heads > 1:
@@ -174,13 +181,16 @@ class _Search:
         return self._found(best, ending)
 
     def _sweep(self) -> Tally | None:
-        """Each number of heads once, until one is exact or cross-validation gets worse."""
+        """Each number of heads once, until one is exact or cross-validation got worse twice."""
+        hasty = replace(HASTE, deadline=self.deadline)
         for heads in self._ladder():
-            tally = self._try(heads, 1, SWEEP_HOPS)
+            tally = self._try(heads, 1, 0, hasty)
             if tally.relative <= self.plan.solved:
                 return tally
             leader = min(self.tallies.values(), key=self._cross_validation)
-            if self._over() or leader.heads < heads:
+            best = self._best()
+            noisy = best.relative <= NOISE_CEILING and best.heads < heads
+            if noisy or self._over() or leader.heads < heads - 1:
                 break
         return None
 
@@ -194,27 +204,36 @@ class _Search:
 
     def _turns(self) -> Tally | None:
         """More and more chains, where they promise most."""
-        turn = 0
+        turn, limits = 0, Limits(deadline=self.deadline)
+        hasty = replace(HASTE, deadline=self.deadline)
         while not self._over() and not self._settled(self._best()):
-            tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS)
+            undecided = self._undecided()
+            if undecided is None:
+                tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS, limits)
+            else:
+                tally = self._try(undecided, 1, 0, hasty)
             if tally.relative <= self.plan.solved:
                 return tally
             turn += 1
         return None
 
-    def _next(self) -> int:
-        """The number of heads whose share of the work is most overdue."""
-        leader = min(self.tallies.values(), key=self._cross_validation).heads
+    def _undecided(self) -> int | None:
+        """Where the rest may be noise: a number of heads that needs another start to tell."""
         best = self._best()
-        if best.relative <= NOISE_CEILING:  # perhaps noise: then these two decide
+        if best.relative <= NOISE_CEILING:
             for heads in (best.heads, min(best.heads + 1, self.last)):
                 if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLED:
                     return heads
-        due = {
-            heads: (self.tallies[heads].work if heads in self.tallies else 0.0)
-            / (FAVOUR if heads == leader else 1.0)
-            for heads in range(self.first, min(leader + 1, self.last) + 1)
-        }
+        return None
+
+    def _next(self) -> int:
+        """The number of heads whose share of the work is most overdue."""
+        leader = min(self.tallies.values(), key=self._cross_validation).heads
+        due = {}
+        for heads in range(self.first, min(leader + 1, self.last) + 1):
+            tally = self.tallies.get(heads, Tally(heads))
+            share = KNOWN if tally.hits >= CERTAIN else FAVOUR if heads == leader else 1.0
+            due[heads] = tally.work / share
         return min(due, key=lambda heads: due[heads])
 
     def _over(self) -> bool:
@@ -240,13 +259,13 @@ class _Search:
     def _best(self) -> Tally:
         return min(self.tallies.values(), key=self._criterion)
 
-    def _try(self, heads: int, chains: int, hops: int) -> Tally:
+    def _try(self, heads: int, chains: int, hops: int, limits: Limits) -> Tally:
         tally = self.tallies.setdefault(heads, Tally(heads))
-        effort = Effort(hops if heads > 1 else FRESH - 1, self.plan.solved, self.deadline)
+        effort = Effort(hops, self.plan.solved, limits, self._foundation(heads))
         if heads == 1 and not tally.chains:
             start = one_head(self.rows)
             if start is not None:
-                end = descend(self.rows, start, Limits(deadline=self.deadline))
+                end = descend(self.rows, start, limits)
                 tally.add(Chain(end.at.theta, end.relative, float(end.iterations)))
                 self._tell(heads)
                 if tally.relative <= self.plan.solved:
@@ -259,6 +278,12 @@ class _Search:
             if chain.relative <= self.plan.solved:
                 break
         return tally
+
+    def _foundation(self, heads: int) -> Array | None:
+        """A fit with one head less that is so good that a head is only added to it: from a fresh
+        start, the way down to a noise that small is long and flat."""
+        below = self.tallies.get(heads - 1)
+        return below.theta if below is not None and below.relative <= GOOD else None
 
     def _tell(self, heads: int) -> None:
         self.restarts += 1
@@ -276,16 +301,16 @@ class _Search:
         while smaller and theta.shape[1] > self.first:
             smaller = False
             for i in range(theta.shape[1]):
-                trial = self._without(theta, i, limits)
+                fewer = np.delete(theta, i, axis=1)
+                if project(self.rows, fewer).cost > REDUNDANT * label_power(self.rows):
+                    continue
+                trial = descend(self.rows, fewer, limits)
                 if trial.relative <= self.plan.solved:
                     theta, smaller = trial.at.theta, True
                     tally = replace(tally, heads=theta.shape[1], theta=theta)
                     tally.relative = trial.relative
                     break
         return tally
-
-    def _without(self, theta: Array, head: int, limits: Limits) -> Descent:
-        return descend(self.rows, np.delete(theta, head, axis=1), limits)
 
     def _found(self, best: Tally, ending: str) -> Found:
         assert best.theta is not None

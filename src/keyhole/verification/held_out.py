@@ -6,6 +6,8 @@ residuals that cluster on some rows, which independent noise does not do (labels
 among those of the first do).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.stats import f as f_distribution
 from scipy.stats import norm
@@ -17,49 +19,73 @@ from keyhole.results import Verdict
 ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
 NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise
 CLUSTERING = 2.5  # times the spread of independent Gaussian noise that row residuals may show
-EXACT_TOLERANCE = 1e-6  # deviation, relative to the labels' size, in fits that are exact
+EXACT_NOISE = 1e-8  # residual, relative to the labels' size, below which doubles are exact
+EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may show
+ROUNDOFF = 2.0**-53
 CONFIDENCE = 0.95
 
 
-def held_out_verdict(
-    inputs: list[Array],
-    answers: Float[Array, "rows D"],
-    predictions: Float[Array, "rows D"],
-    residuals: Float[Array, "fitted D"],
-    *,
-    noise: float,
-    power: float,
-    numbers: int,
-    unknowns: int,
-    roundoff: float,
-) -> Verdict:
-    """`inputs`: the tokens behind each held-out row, its query last. `noise`: standard deviation
-    estimated from the fitted rows, `power`: root mean square of all labels."""
-    deviation = answers - predictions
-    extra = 1.0 + unknowns / max(numbers - unknowns, 1)  # an unseen row carries the fit's errors
-    level = max(noise * np.sqrt(extra), roundoff * power)
-    exact = noise <= EXACT_TOLERANCE * power / 10
-    tails = norm.isf(ERROR_RATE / (2 * max(deviation.size, 1)))
-    row_limit = max(tails * level, EXACT_TOLERANCE * power if exact else 0.0)
-    mean_limit = f_distribution.isf(ERROR_RATE, max(deviation.size, 1), max(numbers - unknowns, 1))
-    square = float(np.mean(deviation**2)) if deviation.size else 0.0
-    ratios = {
-        "a held-out row": float(np.abs(deviation).max(initial=0.0)) / row_limit,
-        "the held-out rows together": 0.0 if exact else float(np.sqrt(square / level**2 / mean_limit)),
-        "the unexplained share": max(noise, np.sqrt(square)) / (NOISE_CEILING * power),
-        "clustering of residuals": 0.0 if exact else clustering(residuals) / CLUSTERING,
-    }
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a fit leaves: of rows it has not seen, and of those it has."""
+
+    inputs: list[Array]  # the tokens behind each held-out row, its query last
+    answers: Float[Array, "rows D"]
+    predictions: Float[Array, "rows D"]  # by the fit to the other rows
+    refitted: Float[Array, "rows D"]  # residuals of the held-out rows once they are fitted too
+    residuals: Float[Array, "fitted D"]
+    costs: tuple[float, float]  # squared residual of the fitted rows; of all once all are fitted
+    noise: float  # standard deviation estimated from the fitted rows
+    power: float  # root mean square of all labels
+    freedom: int  # numbers fitted minus unknowns
+    roundoff: float  # unit roundoff of the labels
+
+
+def held_out_verdict(seen: Evidence) -> Verdict:
+    """Agreement of a fit with rows it has not seen, or the row on which they differ most."""
+    exact = seen.noise <= EXACT_NOISE * max(seen.roundoff / ROUNDOFF, 1.0) * seen.power
+    ratios = _exact(seen) if exact else _noisy(seen)
     test, worst = max(ratios.items(), key=lambda item: item[1])
     agrees = worst <= 1.0
     return Verdict(
         agrees=agrees,
-        queries=len(answers),
-        replayed=len(residuals),
+        queries=len(seen.answers),
+        replayed=len(seen.residuals),
         worst=worst,
-        tolerance=row_limit / power,
-        bound=_bound(len(answers), test, agrees),
-        counterexample=None if agrees else _counterexample(inputs, answers, predictions, test),
+        tolerance=_exact_limit(seen) if exact else _noise_limit(seen) / seen.power,
+        bound=_bound(len(seen.answers), test, agrees),
+        counterexample=None if agrees else _counterexample(seen, test),
     )
+
+
+def _exact_limit(seen: Evidence) -> float:
+    return EXACT_TOLERANCE * max(seen.roundoff / ROUNDOFF, 1.0) ** 0.5
+
+
+def _noise_limit(seen: Evidence) -> float:
+    """Deviation of one number that noise does not reach."""
+    tails = float(norm.isf(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
+    return tails * max(seen.noise, seen.roundoff * seen.power)
+
+
+def _exact(seen: Evidence) -> dict[str, float]:
+    deviation = float(np.abs(seen.answers - seen.predictions).max(initial=0.0))
+    return {"a held-out row": deviation / (_exact_limit(seen) * seen.power)}
+
+
+def _noisy(seen: Evidence) -> dict[str, float]:
+    """The predictive test of Chow: how much worse the fit gets once the held-out rows take part
+    follows an F distribution, whatever their leverage."""
+    level = max(seen.noise, seen.roundoff * seen.power)
+    gained = (seen.costs[1] - seen.costs[0]) / max(seen.refitted.size, 1)
+    limit = float(f_distribution.isf(ERROR_RATE, max(seen.refitted.size, 1), max(seen.freedom, 1)))
+    unexplained = np.sqrt(np.mean((seen.answers - seen.predictions) ** 2))
+    return {
+        "a held-out row": float(np.abs(seen.refitted).max(initial=0.0)) / _noise_limit(seen),
+        "the held-out rows together": float(np.sqrt(max(gained, 0.0) / limit)) / level,
+        "the unexplained share": float(max(seen.noise, unexplained)) / (NOISE_CEILING * seen.power),
+        "clustering of residuals": clustering(seen.residuals) / CLUSTERING,
+    }
 
 
 def clustering(residuals: Float[Array, "rows D"]) -> float:
@@ -86,10 +112,8 @@ def _bound(rows: int, test: str, agrees: bool) -> str:
     )
 
 
-def _counterexample(
-    inputs: list[Array], answers: Array, predictions: Array, test: str
-) -> Counterexample | None:
-    if not len(answers):
+def _counterexample(seen: Evidence, test: str) -> Counterexample | None:
+    if not len(seen.answers):
         return None
-    worst = int(np.argmax(np.abs(answers - predictions).max(axis=1)))
-    return Counterexample(inputs[worst], answers[worst], predictions[worst], test)
+    worst = int(np.argmax(np.abs(seen.answers - seen.predictions).max(axis=1)))
+    return Counterexample(seen.inputs[worst], seen.answers[worst], seen.predictions[worst], test)
