@@ -1,6 +1,6 @@
 """learn(): labelled examples in, a Recovery out. Like recover(), but nothing can be asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,14 @@ from keyhole.errors import (
     NotIdentifiable,
     WrongFamily,
 )
-from keyhole.learners.examples import Fitted, FromExamples
+from keyhole.learners.example_fit import Fitted
+from keyhole.learners.examples import FromExamples
 from keyhole.learners.head_search import Progress
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.held_out import Evidence, held_out_verdict
 
 WEAK = 0.3  # a block whose standard error is this share of itself is not known
+SCARCE = 1.5  # times the floor below which a search is expected to fail
 AMPLIFIED = 1e6  # relative error of a block per relative error of the labels: rounding decides
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -88,6 +90,8 @@ def judge(fitted: Fitted) -> Verdict:
             predictions=held.predictions,
             refitted=fitted.refitted,
             residuals=fitted.residuals,
+            fitted=fitted.predictions,
+            queries=fitted.queries,
             costs=fitted.costs,
             noise=fitted.noise,
             power=fitted.power,
@@ -110,6 +114,8 @@ def _question(fitted: Fitted, example: int, position: int) -> Array:
 def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
     """What keeps the fit from being a recovery, the most fundamental reason first."""
     details = fitted.learned.details
+    if not verdict.agrees and details["ending"] != "exact":
+        return _misfit(details, verdict)
     if details["deficient"]:
         return NotIdentifiable(
             f"at the fit some change of the scores leaves no trace in the labels (relative "
@@ -117,13 +123,11 @@ def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
             f"parameters. They are {details['ratio']:.2g} times the floor; more are needed"
         )
     if not verdict.agrees:
-        hint = (
-            ". The budget was spent before a fit was settled: if the labels do come from such a "
-            "layer, allow more seconds"
-            if details["ending"] == "spent"
-            else ""
+        return NotIdentifiable(
+            "the fit reproduces the rows it was made from exactly, and not the rows kept aside: "
+            "these examples allow several layers. They are "
+            f"{details['ratio']:.2g} times the floor; more are needed"
         )
-        return WrongFamily(verdict.bound + hint, verdict.counterexample)
     if details["ending"] == "spent":
         return BudgetExhausted(
             f"after {details['restarts']} restarts and {details['seconds']:.0f} s the best fit "
@@ -137,6 +141,22 @@ def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
             f"errors of the labels are amplified {details['amplification']:.1e} times)"
         )
     return None
+
+
+def _misfit(details: Mapping[str, Any], verdict: Verdict) -> KeyholeError:
+    """The labels are not reproduced: another family, or a search that was stuck."""
+    if details["ending"] != "spent":
+        return WrongFamily(verdict.bound, verdict.counterexample)
+    if details["ratio_least"] < SCARCE:
+        return BudgetExhausted(
+            "no fit was settled before the budget was spent. The examples are "
+            f"{details['ratio_least']:.2g} times the floor; more make the search easier"
+        )
+    return WrongFamily(
+        f"{verdict.bound} If the labels do come from such a layer, the search was stuck: allow "
+        "more seconds, or bring more examples",
+        verdict.counterexample,
+    )
 
 
 def _recovery(

@@ -97,9 +97,7 @@ def _design(rows: Rows, at: Projection) -> tuple[Array, Array]:
     return inverse, np.einsum("ij,ij->i", inverse, inverse)
 
 
-def _information(
-    at: Projection, theta: Array, values: Array, conditioning: float
-) -> Information:
+def _information(at: Projection, theta: Array, values: Array, conditioning: float) -> Information:
     wide = at.values.shape[0]
     offset = values[wide] if len(values) > wide else np.zeros(at.offset.shape)
     return Information(theta, values[:wide], offset, conditioning)
@@ -123,7 +121,7 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
         )
         return found.astype(np.float64) * size
 
-    p, m, d = at.theta.shape
+    _p, m, d = at.theta.shape
     scores, values = np.zeros(m), np.zeros(m)
     extreme = np.zeros(at.theta.shape)
     for _ in range(PROBES):

@@ -63,7 +63,7 @@ class Rows:
 
     def unknowns(self, heads: int) -> int:
         """Free numbers in a model of that many heads."""
-        scores = self.queries.shape[2] * self.width
+        scores = int(self.queries.shape[2]) * self.width
         return heads * (scores + self.width * self.outputs) + self.outputs * self.offset
 
     def with_weights(self, weights: Float[Array, "n a"]) -> "Rows":
@@ -91,14 +91,14 @@ def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]
     scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=2, keepdims=True)
-    return scores
+    return np.asarray(scores)
 
 
 def averages(rows: Rows, pattern: Float[Array, "n am L"]) -> Float[Array, "na md"]:
     """What each head hands to its values, all heads side by side; ignored rows are zero."""
     n, a = rows.weights.shape
     mixed = (pattern @ rows.tokens).reshape(n * a, -1)
-    return mixed * rows.weights.reshape(-1, 1)
+    return np.asarray(mixed * rows.weights.reshape(-1, 1))
 
 
 def push(
@@ -113,7 +113,7 @@ def push(
     keys = rows.queries.reshape(n * a, p) @ direction.reshape(p, -1)
     change = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
     change = _through_softmax(pattern, change)
-    return averages(rows, change) @ values
+    return np.asarray(averages(rows, change) @ values)
 
 
 def pull(
@@ -130,7 +130,7 @@ def pull(
     change = back.reshape(n, a * m, d) @ rows.tokens.transpose(0, 2, 1)
     change = _through_softmax(pattern, change)
     mixed = (change @ rows.tokens).reshape(n * a, m * d)
-    return (rows.queries.reshape(n * a, p).T @ mixed).reshape(p, m, d)
+    return np.asarray((rows.queries.reshape(n * a, p).T @ mixed).reshape(p, m, d))
 
 
 def _through_softmax(pattern: Array, change: Array) -> Array:

@@ -1,4 +1,4 @@
-"""One head in closed form: values and scores of softmax(X Theta X^t) X W, fewer tokens than outputs.
+"""One head in closed form: softmax(X Theta X^t) X W with fewer tokens than outputs.
 
 Within one example let the q distinct tokens have outputs y_1 ... y_q. If these are affinely
 independent, the attention matrix can be inverted, and each x_a W is an affine combination of the
@@ -22,7 +22,7 @@ def one_head(rows: Rows) -> Float[Array, "d 1 d"] | None:
 
     A start for the polish, not an estimate: with noisy labels it is rough.
     """
-    n, a, p = rows.queries.shape
+    _n, a, p = rows.queries.shape
     length, d = rows.tokens.shape[1:]
     if a != length or p != d or rows.padding is not None or length > rows.outputs:
         return None
@@ -75,7 +75,9 @@ def _scores(usable: list[tuple[Array, Array, Array]], value: Array, d: int) -> A
     """Weighted least squares for Theta from the log ratios of attention weights."""
     equations, logs = [], []
     for tokens, labels, counts in usable:
-        attention = labels @ np.linalg.pinv(tokens @ value)
+        attention = _attention(tokens @ value, labels)
+        if attention is None:
+            continue
         for a, weights in enumerate(attention):
             best = int(np.argmax(weights))
             good = weights > POSITIVE
@@ -94,3 +96,13 @@ def _scores(usable: list[tuple[Array, Array, Array]], value: Array, d: int) -> A
     except np.linalg.LinAlgError:
         return None
     return solution.reshape(d, 1, d)
+
+
+def _attention(images: Array, labels: Array) -> Array | None:
+    """P with P images = labels and rows of sum one; None where that does not say what P is."""
+    ones = np.ones((len(images), 1))
+    design = np.hstack([images, ones * np.linalg.norm(images)])
+    sizes = np.linalg.svd(design, compute_uv=False)
+    if sizes[-1] < USABLE * sizes[0]:
+        return None
+    return np.asarray(np.hstack([labels, ones * np.linalg.norm(images)]) @ np.linalg.pinv(design))

@@ -34,7 +34,9 @@ class Kronecker:
     def inverse_diagonal(self) -> Float[Array, "p m d"]:
         """Diagonal of the undamped approximation's inverse."""
         left, right = self.left_vectors**2, self.right_vectors**2
-        return np.asarray(np.einsum("px,xme,mde->pmd", left, 1.0 / self.weights, right, optimize=True))
+        return np.asarray(
+            np.einsum("px,xme,mde->pmd", left, 1.0 / self.weights, right, optimize=True)
+        )
 
     def astype(self, dtype: type) -> "Kronecker":
         parts = (self.left_vectors, self.right_vectors, self.weights, self.scale)
@@ -43,8 +45,8 @@ class Kronecker:
 
 def kronecker(rows: Rows, at: Projection) -> Kronecker:
     """The preconditioner at a projection, without forming any row's response."""
-    n, a, p = rows.queries.shape
-    m, d = at.theta.shape[1:]
+    _n, _a, _p = rows.queries.shape
+    m, _d = at.theta.shape[1:]
     counted = max(rows.counted, 1)
     weighted = rows.queries * rows.weights[:, :, None]
     left = np.einsum("nap,naq->pq", weighted, rows.queries, optimize=True) / counted
@@ -77,4 +79,4 @@ def _response_moment(rows: Rows, at: Projection, head: int) -> Float[Array, "d d
     cross = pattern.transpose(0, 2, 1) @ (pattern * mean)
     middle -= cross + cross.transpose(0, 2, 1)
     middle += pattern.transpose(0, 2, 1) @ (pattern * total[:, :, None])
-    return np.einsum("nli,nlk,nkj->ij", rows.tokens, middle, rows.tokens, optimize=True)
+    return np.asarray(np.einsum("nli,nlk,nkj->ij", rows.tokens, middle, rows.tokens, optimize=True))

@@ -49,6 +49,9 @@ class Limits:
     conjugate_steps: int = MOST_CONJUGATE_STEPS
 
 
+PATIENT = Limits()
+
+
 @dataclass(frozen=True, eq=False)
 class Descent:
     """Where one start ended and why."""
@@ -61,7 +64,7 @@ class Descent:
 
 
 def descend(
-    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = Limits(), damping: float = 1e-2
+    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = PATIENT, damping: float = 1e-2
 ) -> Descent:
     """From one start to a minimum, a stall, or the limits."""
     scale = label_power(rows)

@@ -32,8 +32,15 @@ class Projection:
     cost: float  # squared residual
 
     def astype(self, dtype: type) -> "Projection":
-        parts = (self.theta, self.pattern, self.basis, self.values, self.offset, self.residual)
-        return Projection(*(part.astype(dtype) for part in parts), cost=self.cost)
+        return Projection(
+            self.theta.astype(dtype),
+            self.pattern.astype(dtype),
+            self.basis.astype(dtype),
+            self.values.astype(dtype),
+            self.offset.astype(dtype),
+            self.residual.astype(dtype),
+            self.cost,
+        )
 
 
 def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
@@ -99,7 +106,7 @@ def dense_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
         total += pairs.T @ moments
     normal = total.reshape(p, p, wide, wide).transpose(0, 2, 1, 3).reshape(p * wide, p * wide)
     inside = _inside(rows, at, response).reshape(-1, p * wide)
-    return normal - inside.T @ inside
+    return np.asarray(normal - inside.T @ inside)
 
 
 def inner_products(rows: Rows, at: Projection) -> Float[Array, "rank D pmd"]:
@@ -114,4 +121,4 @@ def _inside(rows: Rows, at: Projection, response: Float[Array, "na md D"]) -> Ar
     spread = at.basis[:, :, None] * rows.queries.reshape(n * a, 1, p)
     inside = spread.reshape(n * a, -1).T @ response.reshape(n * a, -1)
     inside = inside.reshape(-1, p, wide, outputs).transpose(0, 3, 1, 2)
-    return inside.reshape(-1, outputs, p * wide)
+    return np.asarray(inside.reshape(-1, outputs, p * wide))

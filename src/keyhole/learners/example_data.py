@@ -64,8 +64,11 @@ def examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False)
 
 def _sequences(inputs: Any, mask: Any) -> list[Array]:
     if isinstance(inputs, np.ndarray) and inputs.dtype != object:
-        array = finite_array("inputs", np.where(_real(inputs, mask), inputs, 0), ndim=3)
-        keep = np.ones(array.shape[:2], bool) if mask is None else np.asarray(mask, bool)
+        real = None if mask is None else _real(inputs, mask)
+        if real is not None:
+            inputs = np.where(real[:, :, None], inputs, 0)  # padding may hold anything, even NaN
+        array = finite_array("inputs", inputs, ndim=3)
+        keep = np.ones(array.shape[:2], bool) if real is None else real
         parts = [array[i][keep[i]] for i in range(len(array))]
     elif isinstance(inputs, (Sequence, np.ndarray)):
         if mask is not None:
@@ -87,17 +90,15 @@ def _sequences(inputs: Any, mask: Any) -> list[Array]:
     return [part.astype(np.float64) for part in parts]
 
 
-def _real(inputs: Array, mask: Any) -> Any:
-    """Where the array counts: padding may hold anything, NaN included."""
-    if mask is None:
-        return True
+def _real(inputs: Array, mask: Any) -> Array:
+    """Which tokens count."""
     keep = np.asarray(mask)
     if keep.dtype.kind not in "bui" or inputs.ndim != 3 or keep.shape != inputs.shape[:2]:
         raise InvalidArgument(
             f"mask must be true or false for each token, shape {inputs.shape[:2]}, got "
             f"{keep.dtype} of shape {keep.shape}"
         )
-    return keep.astype(bool)[:, :, None]
+    return keep.astype(bool)
 
 
 def _labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], str]:
@@ -129,7 +130,9 @@ def _labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], s
 def _match(name: str, found: list[int], lengths: list[int]) -> None:
     if len(found) != len(lengths):
         raise InvalidArgument(f"there are {len(lengths)} inputs but {len(found)} {name}")
-    wrong = next((i for i, pair in enumerate(zip(found, lengths, strict=True)) if len(set(pair)) > 1), None)
+    wrong = next(
+        (i for i, pair in enumerate(zip(found, lengths, strict=True)) if len(set(pair)) > 1), None
+    )
     if wrong is not None:
         raise InvalidArgument(
             f"{name}[{wrong}] has {found[wrong]} positions, its input {lengths[wrong]}; give one "

@@ -2,7 +2,7 @@
 
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,20 @@ class ExampleArrays(NamedTuple):
     mask: Array | None
 
 
+def _archive(path: Path, file: BinaryIO) -> Any:
+    archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise FileFormatError(
+            f"{path} holds a single array; expected an .npz with 'inputs' and 'outputs'"
+        )
+    return archive
+
+
 def read_examples(path: str | Path) -> ExampleArrays:
     """The arrays of an .npz file. Nothing in it is executed: pickled objects are refused."""
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
-                raise FileFormatError(
-                    f"{path} holds a single array; expected an .npz with 'inputs' and 'outputs'"
-                )
+        with path.open("rb") as file, _archive(path, file) as archive:
             parts: dict[str, Any] = {name: archive[name] for name in archive.files if name in KNOWN}
             others = [name for name in archive.files if name not in KNOWN]
     except FileNotFoundError as error:

@@ -5,11 +5,11 @@ random one and the descent repeated, kept when it helps. Chains are the unit of 
 seed of its own, run one after another or in parallel processes: the first solved one in their
 order wins, so the result does not depend on how many processes there are (unless time runs out).
 
-Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns: more
-chains, most of the work at the M that cross-validates best, the rest shared among the others, until
-a fit is exact; or the labels are noisy and the minimum with the best Bayesian information criterion
-was reached from two independent starts; or the budget is spent. An exact fit with more heads than
-needed is pruned.
+Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns:
+more chains, most of the work at the M that cross-validates best, the rest shared among the others,
+until a fit is exact; or the labels are noisy and the minimum with the best Bayesian information
+criterion was reached from two independent starts; or the budget is spent. An exact fit with more
+heads than needed is pruned.
 """
 
 import time
@@ -146,7 +146,7 @@ def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Arra
     """Small scores of equal size whatever the scale of the tokens."""
     shape = (rows.queries.shape[2], heads, rows.width)
     power = np.sqrt(_power(rows.queries) * _power(rows.tokens))
-    return START / power * rng.standard_normal(shape)
+    return np.asarray(START / power * rng.standard_normal(shape))
 
 
 def _power(vectors: Array) -> float:
@@ -171,7 +171,7 @@ class _Search:
         self.first, self.last = (1, plan.most_heads) if plan.heads is None else (plan.heads,) * 2
 
     def run(self) -> Found:
-        with _pool(self.rows, self.plan.workers) as pool:
+        with _Chains(self.rows, self.plan.workers) as pool:
             self.pool = pool
             solved = self._sweep() or self._turns()
         if solved is not None:
@@ -240,7 +240,7 @@ class _Search:
         return time.monotonic() > self.deadline or self.restarts >= self.plan.restarts
 
     def _settled(self, best: Tally) -> bool:
-        """Whether what remains is noise: one minimum from two starts, and more heads are no help."""
+        """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
         if best.relative > NOISE_CEILING or best.hits < SETTLED:
             return False
         above = self.tallies.get(best.heads + 1)
@@ -249,7 +249,9 @@ class _Search:
     def _criterion(self, tally: Tally) -> float:
         """Bayesian information criterion."""
         unknowns = self.rows.unknowns(tally.heads)
-        return self.numbers * np.log(max(tally.relative, 1e-300)) + unknowns * np.log(self.numbers)
+        return float(
+            self.numbers * np.log(max(tally.relative, 1e-300)) + unknowns * np.log(self.numbers)
+        )
 
     def _cross_validation(self, tally: Tally) -> float:
         """Generalised cross-validation: what the fit would leave of labels it has not seen."""
@@ -325,14 +327,14 @@ class _Search:
         )
 
 
-class _pool:
+class _Chains:
     """Chains in order, in this process or in several."""
 
     def __init__(self, rows: Rows, workers: int) -> None:
         self.rows, self.workers = rows, workers
         self.executor: ProcessPoolExecutor | None = None
 
-    def __enter__(self) -> "_pool":
+    def __enter__(self) -> "_Chains":
         if self.workers > 1:
             self.executor = ProcessPoolExecutor(
                 self.workers, get_context("spawn"), _remember, (self.rows,)

@@ -1,16 +1,17 @@
-"""Is the model behind the labels? Rows that the fit has not seen decide, where nothing can be asked.
+"""Is it the model behind the labels? Where nothing can be asked, rows kept aside decide.
 
-Three tests, any of which rejects: a held-out row off by more than noise and the parameters'
-uncertainty allow; a share of the labels left unexplained that is too large to be called noise; and
-residuals that cluster on some rows, which independent noise does not do (labels of a second model
-among those of the first do).
+Tests, any of which rejects: held-out rows off by more than noise and the parameters' uncertainty
+allow; a share of the labels left unexplained that is too large to be called noise; residuals that
+cluster on some rows, which independent noise does not do (labels of a second model among those of
+the first do); residuals that follow a power of the predictions or the query token, which noise
+cannot know (a nonlinearity or a skip connection behind the layer can; Ramsey's RESET test).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import chi2, norm
 from scipy.stats import f as f_distribution
-from scipy.stats import norm
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
@@ -34,6 +35,8 @@ class Evidence:
     predictions: Float[Array, "rows D"]  # by the fit to the other rows
     refitted: Float[Array, "rows D"]  # residuals of the held-out rows once they are fitted too
     residuals: Float[Array, "fitted D"]
+    fitted: Float[Array, "fitted D"]  # predictions for the rows that were fitted
+    queries: Float[Array, "fitted p"]  # and the tokens these were read at
     costs: tuple[float, float]  # squared residual of the fitted rows; of all once all are fitted
     noise: float  # standard deviation estimated from the fitted rows
     power: float  # root mean square of all labels
@@ -59,13 +62,13 @@ def held_out_verdict(seen: Evidence) -> Verdict:
 
 
 def _exact_limit(seen: Evidence) -> float:
-    return EXACT_TOLERANCE * max(seen.roundoff / ROUNDOFF, 1.0) ** 0.5
+    return float(EXACT_TOLERANCE * np.sqrt(max(seen.roundoff / ROUNDOFF, 1.0)))
 
 
 def _noise_limit(seen: Evidence) -> float:
     """Deviation of one number that noise does not reach."""
     tails = float(norm.isf(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
-    return tails * max(seen.noise, seen.roundoff * seen.power)
+    return float(tails * max(seen.noise, seen.roundoff * seen.power))
 
 
 def _exact(seen: Evidence) -> dict[str, float]:
@@ -85,7 +88,29 @@ def _noisy(seen: Evidence) -> dict[str, float]:
         "the held-out rows together": float(np.sqrt(max(gained, 0.0) / limit)) / level,
         "the unexplained share": float(max(seen.noise, unexplained)) / (NOISE_CEILING * seen.power),
         "clustering of residuals": clustering(seen.residuals) / CLUSTERING,
+        "what follows a power of the predictions": _follows(
+            seen.residuals.reshape(-1, 1), _powers(seen.fitted), seen.noise
+        ),
+        "what follows the query token": _follows(
+            seen.residuals, np.hstack([seen.queries, np.ones((len(seen.queries), 1))]), seen.noise
+        ),
     }
+
+
+def _powers(fitted: Float[Array, "rows D"]) -> Float[Array, "numbers 2"]:
+    flat = fitted.reshape(-1, 1) / max(float(np.sqrt(np.mean(fitted**2))), 1e-300)
+    return np.hstack([flat**2, flat**3])
+
+
+def _follows(
+    residuals: Float[Array, "rows D"], features: Float[Array, "rows q"], noise: float
+) -> float:
+    """Share of the residuals that a regression on the features explains, over what chance allows
+    (square root; the fit itself already took its part away, so chance allows a little less)."""
+    basis, _ = np.linalg.qr(features)
+    inside = basis.T @ residuals
+    limit = float(chi2.isf(ERROR_RATE, inside.size))
+    return float(np.sqrt((inside**2).sum() / limit) / max(noise, 1e-300))
 
 
 def clustering(residuals: Float[Array, "rows D"]) -> float:
@@ -106,8 +131,8 @@ def _bound(rows: int, test: str, agrees: bool) -> str:
         return f"The model does not explain the labels: {test} is beyond what noise allows."
     share = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / max(rows, 1))
     return (
-        f"A fit to the other rows agrees with all {rows} rows kept aside: of rows drawn like these, "
-        f"at most {share:.2%} can differ by more than the tolerance, with {CONFIDENCE:.0%} "
+        f"A fit to the other rows agrees with all {rows} rows kept aside: of rows drawn like "
+        f"these, at most {share:.2%} can differ by more than the tolerance, with {CONFIDENCE:.0%} "
         "confidence. Inputs of another kind were not tested."
     )
 
