@@ -202,3 +202,46 @@ def check(
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
+
+
+@app.command(epilog="Example: `keyhole learn examples.npz --out run`")
+def learn(
+    examples: Annotated[Path, typer.Argument(help="An .npz file with `inputs` and `outputs`.")],
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Learns a layer from labelled examples, without asking anything."""
+    from keyhole.learn import learn as run
+    from keyhole.learners.example_files import read_examples
+    from keyhole.learners.examples import FromExamples
+
+    found = read_examples(examples)
+    recovery = run(
+        found.inputs,
+        found.outputs,
+        FromExamples(heads=heads),
+        seed=seed,
+        mask=found.mask,
+        throw=False,
+    )
+    finish(recovery, as_json, out)
+
+
+@app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")
+def identifiability(
+    model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
+) -> None:
+    """Which parameters of MODEL nobody can know from its answers, however many."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.models.attention import Attention
+    from keyhole.results import Recovery, load
+    from keyhole.verification.witness import identifiability as examine
+
+    loaded = load(model)
+    found = loaded.model if isinstance(loaded, Recovery) else loaded
+    if not isinstance(found, Attention):
+        raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
+    for sentence in examine(found).sentences():
+        typer.echo(sentence)

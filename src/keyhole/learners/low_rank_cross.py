@@ -13,7 +13,7 @@ cross. t_k is the direction of that column: the largest pivot.
 
 With a key bias, probes are shorter along it than across. The score seen by unit directions is then
 stretch · score, and that is what the crosses are of; the stretch is taken out at the end. Probes
-cannot be made long then, so that the value and the key bias of an anchor cost digits: columns, whose
+cannot be made long then, and the value and the key bias of an anchor cost digits: columns, whose
 errors count most, are taken on anchors without either, and only where these show nothing (more) on
 the two that are left out.
 """
