@@ -41,7 +41,7 @@ class Fitted:
     residuals: Float[Array, "rows D"]  # of the rows that were fitted
     predictions: Float[Array, "rows D"]  # for the rows that were fitted
     queries: Float[Array, "rows p"]
-    refitted: Float[Array, "rows D"]  # of the rows kept aside, once they are fitted too
+    refitted: Float[Array, "kept D"]  # of the rows kept aside, once they are fitted too
     costs: tuple[
         float, float
     ]  # squared residual of the fitted rows, and of all once all are fitted
