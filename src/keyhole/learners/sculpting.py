@@ -199,7 +199,7 @@ def proxy(body: Certificates) -> Float[Array, "d d"] | None:
     return np.asarray((-gap[:-1] / gap[-1]).reshape(d, d))
 
 
-def span(body: Certificates, heads: int) -> Float[Array, "m-1 d d"]:
+def span(body: Certificates, heads: int) -> Float[Array, "directions d d"]:
     """Phase 4: the directions that the inequalities feel least; the scores differ along these."""
     d = body.queries.shape[1]
     _, _, right = np.linalg.svd(body.normals(), full_matrices=True)
