@@ -73,6 +73,30 @@ def test_a_worker_killed_half_way_changes_nothing(cluster, client):
     assert dict(found.ledger.by_purpose) == dict(alone.ledger.by_purpose)
 
 
+def test_parts_that_the_cluster_forgets_are_asked_again(client):
+    from distributed import Future
+
+    secret = attention(np.random.default_rng(0), WIDTH)
+    forgotten = threading.Event()
+
+    def forget():
+        client.cancel([Future(key, client) for key in list(client.futures)], force=True)
+
+    def lose(progress):
+        if progress.stage == "score" and not forgotten.is_set():
+            forgotten.set()
+            threading.Timer(0.12, forget).start()
+
+    box = keyhole.open_oracle(Slow(secret, 0.05), batch=BATCH, cluster=client)
+    found = keyhole.recover(learner=keyhole.SingleHead(), box=box, progress=lose)
+    alone = keyhole.recover(
+        learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch=BATCH)
+    )
+    assert forgotten.is_set()
+    assert same(found.model, alone.model)
+    assert dict(found.ledger.by_purpose) == dict(alone.ledger.by_purpose)
+
+
 def test_an_onnx_file_goes_to_the_workers_as_its_path(client, tmp_path):
     pytest.importorskip("onnxruntime")
     file = export(attention(np.random.default_rng(1), WIDTH), tmp_path / "model.onnx")

@@ -5,6 +5,7 @@ ONNX file). A worker that dies costs its part, which another worker then answers
 own machines: what is sent to them is code, as with every Dask task.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ class Distributed(Wrapper):
         self._own = isinstance(client, str)
         try:
             self.client = library.Client(client) if self._own else client
-            self._box = self.client.scatter(inner, broadcast=True, hash=False)
+            self._box = self._sent()
         except (OSError, TypeError, AttributeError) as error:
             raise OracleError(f"the cluster cannot be used: {error}") from error
 
@@ -47,24 +48,43 @@ class Distributed(Wrapper):
 
     def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
         """(number of the first question, answers) of each part, in the order they are ready."""
-        from distributed import as_completed
+        from distributed import CancelledError, as_completed
 
-        tasks = {
-            self.client.submit(
-                _answered, self._box, part.tokens(), pure=False, retries=RETRIES
-            ): start
-            for start, part in grid(questions, self.batch)
-        }
+        parts = dict(grid(questions, self.batch))
+        tasks = {self._submit(part): start for start, part in parts.items()}
+        lost: Counter[int] = Counter()
+        waiting = as_completed(list(tasks))  # type: ignore[no-untyped-call]
         try:
-            for task in as_completed(list(tasks)):  # type: ignore[no-untyped-call]
-                yield tasks[task], self._result(task)
+            for task in waiting:
+                start = tasks.pop(task)
+                try:
+                    yield start, self._result(task)
+                except CancelledError as error:
+                    lost[start] += 1
+                    if lost[start] > RETRIES:
+                        raise OracleError(
+                            f"the cluster lost the questions from {start} on {lost[start]} times"
+                        ) from error
+                    self._box = self._sent()
+                    again = self._submit(parts[start])
+                    tasks[again] = start
+                    waiting.add(again)  # type: ignore[no-untyped-call]
         finally:
             self.client.cancel([task for task in tasks if not task.done()], force=True)
 
+    def _sent(self) -> Any:
+        """The box on every worker there is now."""
+        return self.client.scatter(self.inner, broadcast=True, hash=False)
+
+    def _submit(self, part: Questions) -> Any:
+        return self.client.submit(_answered, self._box, part.tokens(), pure=False, retries=RETRIES)
+
     def _result(self, task: Any) -> Array:
+        from distributed import CancelledError
+
         try:
             answers: Array = task.result()
-        except OracleError:
+        except (OracleError, CancelledError):
             raise
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
