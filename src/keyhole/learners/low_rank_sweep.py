@@ -23,7 +23,7 @@ from keyhole.probes.log_odds import LogOdds, ProbeSet
 
 TESTS = 2  # probes outside the range per rank test where they share a question
 CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
-DOUBTFUL = 1e4  # a sight this little above the threshold may be an error of the range
+DOUBTFUL = 100.0  # a sight this little above the threshold may be an error of the range
 EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
 VISIBLE = 12.0  # standard errors of a test from which a further column is there
 COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
@@ -145,19 +145,18 @@ class Sweep:
     def _outside(self) -> tuple[Float[Array, "n d"], bool]:
         """Random probes outside the range that see the value map; mirrored around a direction
         inside where the value map has no part outside."""
-        tests = min(TESTS, self.pairs.group)
-        carriers = self._carriers(tests)
+        carriers = self._carriers(min(TESTS, self.pairs.group))
+        tests = max(1, len(carriers))  # each with a carrier of its own
         noise = np.array(
             [self.found.outside(self.rng.standard_normal(self.width)) for _ in range(tests)]
         )
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
         stretched = self.pairs.probes.stretched
         if len(carriers):
-            chosen = carriers[np.arange(tests) % len(carriers)]
-            mixed = noise + chosen
+            mixed = noise + carriers
             # two directions that happen to cancel see little: turn the random part around then
             mixed = np.where(
-                np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, chosen - noise, mixed
+                np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, carriers - noise, mixed
             )
             tokens = stretched(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
             # stretching may have brought the range back in
