@@ -33,6 +33,7 @@ VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
 MOST_VALUE = 0.9  # share of the value map that one direction may take away from the probes
+DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum goes on below
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
@@ -68,6 +69,7 @@ class Cross:
         self.column_errors: list[float] = []
         self.row_errors: list[float] = []
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
+        self.smallest = np.inf  # what the last look that saw something saw
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
@@ -146,7 +148,10 @@ class Cross:
         )
         best = int(np.argmax(np.abs(rest)))
         if abs(rest[best]) <= visible:
+            if self.smallest < DECAYING * visible:  # the next one may be just out of sight
+                self.left_over = SAMPLE_SAFETY * visible / length
             return None
+        self.smallest = abs(float(rest[best]))
         return anchors[best], float(table.product[0, best])
 
     def _column(self, anchor: Float[Array, " d"], first: float) -> Float[Array, " d"]:
