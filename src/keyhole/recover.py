@@ -20,8 +20,8 @@ from keyhole.errors import (
     OracleError,
     WrongFamily,
 )
+from keyhole.learners.auto import Auto
 from keyhole.learners.base import Learned, Learner
-from keyhole.learners.single_head import SingleHead
 from keyhole.models.symmetry import product_norm
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
@@ -81,7 +81,7 @@ def recover(
     >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
     (Outcome.RECOVERED, True)
     """
-    learner = SingleHead() if learner is None else learner
+    learner = Auto() if learner is None else learner
     if not isinstance(learner, Learner):
         raise InvalidArgument(
             f"learner must be a learner such as SingleHead(), got {type(learner).__name__}"

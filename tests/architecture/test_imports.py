@@ -96,4 +96,4 @@ def test_the_command_line_starts_light() -> None:
 
 def test_a_library_file_stays_readable() -> None:
     long = {str(p.relative_to(SOURCE)): len(p.read_text().splitlines()) for p in FILES}
-    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+    assert {name: lines for name, lines in long.items() if lines > 450} == {}

@@ -62,8 +62,10 @@ def test_a_worker_killed_half_way_changes_nothing(cluster, client):
             threading.Timer(0.15, os.kill, (victim, signal.SIGKILL)).start()
 
     box = keyhole.open_oracle(Slow(secret, 0.05), batch=BATCH, cluster=client)
-    found = keyhole.recover(box, progress=kill)
-    alone = keyhole.recover(keyhole.open_oracle(secret, batch=BATCH))
+    found = keyhole.recover(learner=keyhole.SingleHead(), box=box, progress=kill)
+    alone = keyhole.recover(
+        learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch=BATCH)
+    )
     assert killed.is_set()
     assert victim not in {worker.pid for worker in cluster.workers.values()}
     assert found.outcome is keyhole.Outcome.RECOVERED
@@ -74,8 +76,12 @@ def test_a_worker_killed_half_way_changes_nothing(cluster, client):
 def test_an_onnx_file_goes_to_the_workers_as_its_path(client, tmp_path):
     pytest.importorskip("onnxruntime")
     file = export(attention(np.random.default_rng(1), WIDTH), tmp_path / "model.onnx")
-    found = keyhole.recover(keyhole.open_oracle(file, batch=BATCH, cluster=client))
-    alone = keyhole.recover(keyhole.open_oracle(file, batch=BATCH))
+    found = keyhole.recover(
+        learner=keyhole.SingleHead(), box=keyhole.open_oracle(file, batch=BATCH, cluster=client)
+    )
+    alone = keyhole.recover(
+        learner=keyhole.SingleHead(), box=keyhole.open_oracle(file, batch=BATCH)
+    )
     assert same(found.model, alone.model)
 
 
@@ -84,7 +90,9 @@ def test_what_fails_on_a_worker_is_an_oracle_error(client):
         raise RuntimeError("out of order")
 
     with pytest.raises(keyhole.OracleError, match="out of order"):
-        keyhole.recover(keyhole.open_oracle(box, width=3, cluster=client))
+        keyhole.recover(
+            learner=keyhole.SingleHead(), box=keyhole.open_oracle(box, width=3, cluster=client)
+        )
 
 
 def test_endpoints_and_lists_want_no_cluster(client):

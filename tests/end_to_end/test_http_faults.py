@@ -26,7 +26,7 @@ from keyhole.oracles.wrappers.retry import Patience
 url, journal, out = sys.argv[1:]
 box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=1.0,
                           patience=Patience(attempts=12, first=0.01, longest=0.5))
-recovery = keyhole.recover(box, journal=journal, seed=3, throw=False)
+recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal, seed=3, throw=False)
 recovery.save(out)
 """
 
@@ -34,7 +34,7 @@ CALM = f"""
 import sys, numpy as np, keyhole
 from keyhole.models.draw import attention
 secret = attention(np.random.default_rng(1), {WIDTH})
-keyhole.recover(keyhole.open_oracle(secret, batch={BATCH}), seed=3).save(sys.argv[1])
+keyhole.recover(learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch={BATCH}), seed=3).save(sys.argv[1])
 """
 
 
@@ -126,8 +126,13 @@ def test_ten_thousand_questions_through_faults_and_kills(served, tmp_path):
 def test_one_fault_of_each_kind_changes_nothing(secret, faulty, kind, encoding):
     endpoint = faulty(secret, plan=["ok", "ok", kind, kind])
     box = opened(endpoint, encoding=encoding)
-    recovery = keyhole.recover(box)
-    assert same(recovery.model, keyhole.recover(keyhole.open_oracle(secret, batch=16)).model)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box)
+    assert same(
+        recovery.model,
+        keyhole.recover(
+            learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch=16)
+        ).model,
+    )
     assert endpoint.stats()["distinct"] + RECALLED == recovery.ledger.paid
     assert endpoint.stats()["faults"][kind] == 2
     assert sum(box.traffic.failures.values()) >= 2
@@ -143,11 +148,11 @@ def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(
     endpoint.plan += [kind] * 40
     journal = tmp_path / "run.journal"
     box = opened(endpoint, patience=Patience(attempts=3, first=0.001))
-    failed = keyhole.recover(box, journal=journal, throw=False)
+    failed = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal, throw=False)
     assert failed.outcome is keyhole.Outcome.ORACLE_FAILED
     assert "3 attempts" in failed.reason
     endpoint.plan.clear()
-    whole = keyhole.recover(box, journal=journal)
+    whole = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal)
     assert whole.outcome is keyhole.Outcome.RECOVERED
     assert whole.ledger.replayed > 0
     assert endpoint.stats()["distinct"] + RECALLED == whole.ledger.paid
@@ -157,7 +162,7 @@ def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(
 def test_answers_in_the_wrong_order_are_never_a_clean_result(secret, faulty):
     endpoint = faulty(secret, shuffle=True)
     box = opened(endpoint)
-    recovery = keyhole.recover(box, throw=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False)
     assert recovery.outcome is not keyhole.Outcome.RECOVERED
     assert recovery.reason
     box.close()
@@ -167,6 +172,6 @@ def test_a_box_that_changes_half_way_is_rejected(secret, faulty):
     other = attention(np.random.default_rng(9), 8)
     endpoint = faulty(secret, drift=(other, 40))
     box = opened(endpoint)
-    recovery = keyhole.recover(box, throw=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False)
     assert recovery.outcome is not keyhole.Outcome.RECOVERED
     box.close()

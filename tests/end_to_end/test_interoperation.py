@@ -138,7 +138,7 @@ def test_our_client_against_mlserver(mlserver):
     for target in (url, f"{url}/v2/models/head"):
         with keyhole.open_oracle(target) as box:
             assert box.spec.width == WIDTH
-            found = keyhole.recover(box)
+            found = keyhole.recover(learner=keyhole.SingleHead(), box=box)
             assert found.outcome is keyhole.Outcome.RECOVERED
             assert keyhole.distance(found.model, secret) < 1e-12
     with pytest.raises(keyhole.OracleError, match="404"):

@@ -34,7 +34,7 @@ def box(tokens):
     return answers
 
 keyhole.recover(
-    keyhole.open_oracle(box, width=64), journal=None if journal == "-" else journal, seed=3
+    learner=keyhole.SingleHead(), box=keyhole.open_oracle(box, width=64), journal=None if journal == "-" else journal, seed=3
 ).save(out)
 """
 

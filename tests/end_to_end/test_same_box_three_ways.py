@@ -90,10 +90,10 @@ def serve():
 def test_bitwise_the_same_where_the_answers_are(tmp_path, serve, monkeypatch):
     module = AnswersInSingle(to_torch(attention(np.random.default_rng(0), WIDTH, bias=True)))
     file = exported(module, tmp_path / "model.onnx")
-    here = keyhole.recover(module)
-    there = keyhole.recover(str(file))
+    here = keyhole.recover(learner=keyhole.SingleHead(), box=module)
+    there = keyhole.recover(learner=keyhole.SingleHead(), box=str(file))
     with keyhole.open_oracle(serve(file)) as box:
-        served = keyhole.recover(box)
+        served = keyhole.recover(learner=keyhole.SingleHead(), box=box)
     for other in (there, served):
         assert same(here.model, other.model)
         assert dict(here.ledger.by_purpose) == dict(other.ledger.by_purpose)
@@ -108,14 +108,14 @@ def test_serving_changes_no_bit_and_engines_only_the_last(tmp_path, serve, dtype
     model = export(secret, tmp_path / "model.safetensors", dtype)
     paid, found = [], []
     for target in (file, model):
-        local = keyhole.recover(str(target))
+        local = keyhole.recover(learner=keyhole.SingleHead(), box=str(target))
         with keyhole.open_oracle(serve(target)) as box:
-            remote = keyhole.recover(box)
+            remote = keyhole.recover(learner=keyhole.SingleHead(), box=box)
         assert same(local.model, remote.model)
         assert dict(local.ledger.by_purpose) == dict(remote.ledger.by_purpose)
         paid.append(local.ledger.paid)
         found.append(local.model)
-    there = keyhole.recover(module)
+    there = keyhole.recover(learner=keyhole.SingleHead(), box=module)
     tolerance = 1e-11 if dtype == np.float64 else 3e-3
     assert {*paid, there.ledger.paid} == {paid[0]}
     assert all(keyhole.distance(there.model, other) < tolerance for other in found)

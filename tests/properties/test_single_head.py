@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 2**32)
 # tests/unit/learners/test_single_head.py
 ERROR, SPARE = 1e-5, 40
 
-few = settings(max_examples=15)
+few = settings(max_examples=10)
 
 
 def check(model: Attention, verify: bool = True) -> None:

@@ -14,7 +14,7 @@ MODEL = attention(np.random.default_rng(0), 10, bias=True)
 
 
 def test_a_recovery_holds_everything() -> None:
-    recovery = keyhole.recover(MODEL)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL)
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert keyhole.distance(recovery.model, MODEL) < 1e-13
     assert recovery.errors.to_arrays().keys() == recovery.model.to_arrays().keys()
@@ -29,13 +29,15 @@ def test_a_recovery_holds_everything() -> None:
 
 
 def test_the_seed_decides_the_questions_and_the_bits() -> None:
-    first, same, other = (keyhole.recover(MODEL, seed=seed) for seed in (0, 0, 1))
+    first, same, other = (
+        keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, seed=seed) for seed in (0, 0, 1)
+    )
     assert parameters(first) == parameters(same) != parameters(other)
 
 
 def test_verification_can_be_left_out() -> None:
     box = CountingBox(MODEL, 10)
-    recovery = keyhole.recover(box, verify=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, verify=False)
     assert recovery.outcome is keyhole.Outcome.UNVERIFIED
     assert recovery.verdict is None
     assert "verification" not in recovery.ledger.by_purpose
@@ -44,7 +46,7 @@ def test_verification_can_be_left_out() -> None:
 
 def test_progress_counts_up_to_the_total() -> None:
     events: list[keyhole.Progress] = []
-    recovery = keyhole.recover(MODEL, progress=events.append)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, progress=events.append)
     asked = [event.asked for event in events]
     assert asked == sorted(asked)
     assert asked[-1] == recovery.ledger.paid
@@ -55,19 +57,22 @@ def test_progress_counts_up_to_the_total() -> None:
 @pytest.mark.parametrize("budget", [1, 5, 50, 120])
 def test_the_budget_is_hard(budget: int) -> None:
     box = CountingBox(MODEL, 10)
-    recovery = keyhole.recover(box, budget=budget, throw=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, budget=budget, throw=False)
     assert recovery.outcome is keyhole.Outcome.BUDGET_EXHAUSTED
     assert recovery.ledger.paid == box.seen <= budget
     assert "journal" in recovery.reason
     with pytest.raises(keyhole.BudgetExhausted) as caught:
-        keyhole.recover(MODEL, budget=budget)
+        keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, budget=budget)
     assert caught.value.recovery.outcome is keyhole.Outcome.BUDGET_EXHAUSTED
 
 
 def test_a_budget_of_the_exact_cost_is_enough() -> None:
-    paid = keyhole.recover(MODEL).ledger.paid
-    assert keyhole.recover(MODEL, budget=paid).outcome is keyhole.Outcome.RECOVERED
-    short = keyhole.recover(MODEL, budget=paid - 1, throw=False)
+    paid = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL).ledger.paid
+    assert (
+        keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, budget=paid).outcome
+        is keyhole.Outcome.RECOVERED
+    )
+    short = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, budget=paid - 1, throw=False)
     assert short.outcome is keyhole.Outcome.UNVERIFIED
     assert "verification" in short.reason
     assert short.model is not None  # learned; only its verification was not affordable
@@ -83,7 +88,7 @@ def test_an_interruption_keeps_the_ledger() -> None:
         return MODEL(tokens)
 
     with pytest.raises(keyhole.Interrupted, match="journal=") as caught:
-        keyhole.recover(keyhole.open_oracle(stopped, width=10))
+        keyhole.recover(learner=keyhole.SingleHead(), box=keyhole.open_oracle(stopped, width=10))
     assert caught.value.recovery.outcome is keyhole.Outcome.INTERRUPTED
     assert caught.value.recovery.ledger.paid == sum(calls)
 
@@ -97,14 +102,20 @@ def test_a_failing_box_is_an_outcome(tmp_path: Path) -> None:
             raise ConnectionError("gone")
         return MODEL(tokens)
 
-    recovery = keyhole.recover(keyhole.open_oracle(failing, width=10), throw=False)
+    recovery = keyhole.recover(
+        learner=keyhole.SingleHead(), box=keyhole.open_oracle(failing, width=10), throw=False
+    )
     assert recovery.outcome is keyhole.Outcome.ORACLE_FAILED
     assert "ConnectionError" in recovery.reason
     assert recovery.ledger.paid == sum(calls)
 
 
 def test_a_rejected_box_brings_its_counterexample() -> None:
-    recovery = keyhole.recover(keyhole.open_oracle(impostors(10)["a GRU"], width=10), throw=False)
+    recovery = keyhole.recover(
+        learner=keyhole.SingleHead(),
+        box=keyhole.open_oracle(impostors(10)["a GRU"], width=10),
+        throw=False,
+    )
     assert recovery.outcome is keyhole.Outcome.REJECTED
     assert recovery.verdict is not None
     assert recovery.verdict.counterexample is not None
@@ -121,7 +132,7 @@ def test_a_rejected_box_brings_its_counterexample() -> None:
 def test_nonsense_is_refused_before_anything_is_asked(arguments: Any, words: str) -> None:
     box = CountingBox(MODEL, 10)
     with pytest.raises(keyhole.InvalidArgument, match=words):
-        keyhole.recover(**{"box": box, **arguments})
+        keyhole.recover(**{"learner": keyhole.SingleHead(), "box": box, **arguments})
     assert box.seen == 0
 
 
@@ -129,18 +140,20 @@ def test_the_callers_objects_are_left_alone() -> None:
     before = {name: array.copy() for name, array in MODEL.to_arrays().items()}
     box = keyhole.open_oracle(MODEL)
     spec = box.spec
-    keyhole.recover(box)
+    keyhole.recover(learner=keyhole.SingleHead(), box=box)
     assert box.spec is spec
     assert all(np.array_equal(MODEL.to_arrays()[name], array) for name, array in before.items())
 
 
 def test_a_journal_resumes_bit_for_bit_and_pays_nothing_twice(tmp_path: Path) -> None:
-    whole = keyhole.recover(MODEL)
+    whole = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL)
     path, total = tmp_path / "run.journal", 0
     for budget in (3, 30, 90, None):
         box = CountingBox(MODEL, 10)
         oracle = keyhole.open_oracle(box)
-        recovery = keyhole.recover(oracle, budget=budget, journal=path, throw=False)
+        recovery = keyhole.recover(
+            learner=keyhole.SingleHead(), box=oracle, budget=budget, journal=path, throw=False
+        )
         total += box.seen
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert parameters(recovery) == parameters(whole)
@@ -152,10 +165,15 @@ def test_a_journal_resumes_bit_for_bit_and_pays_nothing_twice(tmp_path: Path) ->
 @pytest.mark.parametrize("change", [{"seed": 1}, {"box": attention(np.random.default_rng(9), 10)}])
 def test_a_journal_of_another_run_is_a_mismatch(tmp_path: Path, change: Any) -> None:
     path = tmp_path / "run.journal"
-    keyhole.recover(MODEL, journal=path)
+    keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, journal=path)
     with pytest.raises(keyhole.JournalMismatch, match="name another journal"):
-        keyhole.recover(**{"box": MODEL, "journal": path, **change})
-    assert keyhole.recover(MODEL, journal=path).outcome is keyhole.Outcome.RECOVERED
+        keyhole.recover(
+            **{"learner": keyhole.SingleHead(), "box": MODEL, "journal": path, **change}
+        )
+    assert (
+        keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, journal=path).outcome
+        is keyhole.Outcome.RECOVERED
+    )
 
 
 def test_two_functions_of_one_name_are_told_apart_by_one_question(tmp_path: Path) -> None:
@@ -166,10 +184,13 @@ def test_two_functions_of_one_name_are_told_apart_by_one_question(tmp_path: Path
         return keyhole.open_oracle(box, width=10)
 
     path, other = tmp_path / "run.journal", attention(np.random.default_rng(9), 10)
-    keyhole.recover(make(MODEL), journal=path)
+    keyhole.recover(learner=keyhole.SingleHead(), box=make(MODEL), journal=path)
     with pytest.raises(keyhole.JournalMismatch, match="another box"):
-        keyhole.recover(make(other), journal=path)
-    assert keyhole.recover(make(MODEL), journal=path).ledger.replayed > 0
+        keyhole.recover(learner=keyhole.SingleHead(), box=make(other), journal=path)
+    assert (
+        keyhole.recover(learner=keyhole.SingleHead(), box=make(MODEL), journal=path).ledger.replayed
+        > 0
+    )
 
 
 def test_parameters_that_are_hardly_determined_are_not_called_recovered() -> None:
@@ -178,7 +199,7 @@ def test_parameters_that_are_hardly_determined_are_not_called_recovered() -> Non
     faint = Attention([Head(1e-30 * drawn.heads[0].score, None, drawn.heads[0].value)])
     single = faint.astype(np.float32)
     box = keyhole.open_oracle(lambda tokens: single(tokens.astype(np.float32)), width=6)
-    recovery = keyhole.recover(box, throw=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False)
     if recovery.outcome is keyhole.Outcome.RECOVERED:
         assert not recovery.model.heads[0].score.any()  # "no question showed a score"
     else:

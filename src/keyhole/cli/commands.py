@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
+from keyhole.cli.audit import audit
 from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
 from keyhole.cli.serve import serve
 
@@ -42,8 +43,10 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
 
 
 LEARNERS = {  # command-line name -> public name
+    "auto": "Auto",
     "single-head": "SingleHead",
     "low-rank": "LowRank",
+    "multi-head": "MultiHead",
     "label-only": "LabelOnly",
     "relu-network": "ReluNetworkLearner",
     "transformer": "Transformer",
@@ -91,7 +94,7 @@ def demo(
 def recover(
     target: Target,
     width: Width = None,
-    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "single-head",
+    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
     budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Record answers here; run again to continue.")
@@ -198,3 +201,47 @@ def check(
 
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
+app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
+
+
+@app.command(epilog="Example: `keyhole learn examples.npz --out run`")
+def learn(
+    examples: Annotated[Path, typer.Argument(help="An .npz file with `inputs` and `outputs`.")],
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Learns a layer from labelled examples, without asking anything."""
+    from keyhole.learn import learn as run
+    from keyhole.learners.example_files import read_examples
+    from keyhole.learners.examples import FromExamples
+
+    found = read_examples(examples)
+    recovery = run(
+        found.inputs,
+        found.outputs,
+        FromExamples(heads=heads),
+        seed=seed,
+        mask=found.mask,
+        throw=False,
+    )
+    finish(recovery, as_json, out)
+
+
+@app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")
+def identifiability(
+    model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
+) -> None:
+    """Which parameters of MODEL nobody can know from its answers, however many."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.models.attention import Attention
+    from keyhole.results import Recovery, load
+    from keyhole.verification.witness import identifiability as examine
+
+    loaded = load(model)
+    found = loaded.model if isinstance(loaded, Recovery) else loaded
+    if not isinstance(found, Attention):
+        raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
+    for sentence in examine(found).sentences():
+        typer.echo(sentence)

@@ -10,7 +10,6 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
-from keyhole.models.attention import Attention
 from keyhole.models.labelled import LabelledAttention
 from keyhole.oracles.questions import Questions
 from keyhole.probes.label_values import Reader
@@ -53,7 +52,7 @@ def refuse_other_pairs(
 
 
 def refuse_other_sequences(
-    reader: Reader, model: LabelledAttention, errors: Attention, rng: np.random.Generator
+    reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
 ) -> None:
     """Random sequences of several lengths, moved to both sides of the border."""
     longest = reader.oracle.spec.domain.max_length
@@ -70,7 +69,7 @@ def refuse_other_sequences(
 
 def beside_border(
     model: LabelledAttention,
-    errors: Attention,
+    errors: LabelledAttention,
     length: int,
     size: float,
     radius: float,
@@ -110,7 +109,7 @@ def beside_border(
 
 
 def disturbed(
-    model: LabelledAttention, errors: Attention, rng: np.random.Generator
+    model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
 ) -> LabelledAttention:
     """The model with parameters off by their standard errors."""
     wrong, parameters = errors.to_arrays(), model.to_arrays()

@@ -25,7 +25,7 @@ from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
-from keyhole.models.labelled import LabelledAttention
+from keyhole.models.labelled import NO_ERROR, LabelledAttention
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
 from keyhole.probes.bisection import Brackets, bisect, gallop
 from keyhole.probes.label_values import (
@@ -84,11 +84,11 @@ class LabelOnly:
         roundoff = UNIT_ROUNDOFF if stated is None else max(stated.relative, UNIT_ROUNDOFF)
         rough = measure_direction(reader, max(FIRST_WIDTH, 2.0 * roundoff))
         scouting = thresholds(rough, rng, 1.0 / np.sqrt(oracle.spec.width))
-        magnitude, seen = scout(rough, scouting)
+        magnitude, seen = scout(rough, scouting, roundoff)
         if not seen and np.isfinite(reader.size):  # short tokens need a more exact value
             rough = rough.refined(2.0 * roundoff)
             scouting = thresholds(rough, rng, magnitude)
-            magnitude, seen = scout(rough, scouting)
+            magnitude, seen = scout(rough, scouting, roundoff)
         trial = replace(scouting, spread=magnitude) if seen else scouting
         width = max(self._value_width(trial), 2.0 * roundoff)
         direction = rough.refined(width)
@@ -135,7 +135,9 @@ class LabelOnly:
         model = LabelledAttention(
             Attention([Head(score, None, direction.value)], 0.0), reader.coding
         )
-        errors = Attention([Head(error, None, direction.error(table.roundoff))], 0.0)
+        errors = LabelledAttention(
+            Attention([Head(error, None, direction.error(table.roundoff))], 0.0), NO_ERROR
+        )
         refuse_other_pairs(table.asked, brackets.middle, table.entry_error(brackets), rng)
         refuse_other_sequences(reader, model, errors, rng)
         d = score.shape[0]
@@ -207,31 +209,29 @@ def thresholds(direction: Direction, rng: np.random.Generator, spread: float) ->
     return Thresholds(direction.reader, probes, anchors, first, second, spread)
 
 
-def scout(direction: Direction, asked: Thresholds) -> tuple[float, bool]:
+def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[float, bool]:
     """The order of magnitude of the entries; a bound and False where none was seen."""
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
     free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
+    least = smallest(direction, free, roundoff)
     _, level, seen = gallop(
         free.above,
         Brackets.unknown(d * d, asked.spread),
         chosen,
-        asked.spread,
+        max(asked.spread, least),
         factor=SCOUT_FACTOR,
         most=MOST_STEPS,
-        least=smallest(direction, free),
+        least=least,
     )
     # the largest lies in (level, 8 level] and is about 1.5 root mean squares
     return (level * np.sqrt(SCOUT_FACTOR) / 1.5 if seen else level), seen
 
 
-def smallest(direction: Direction, asked: Thresholds) -> float:
-    """Where tokens cannot be long: the entry that the error of the value could feign."""
-    zero = np.zeros(1)
-    gain = float(asked.amplification(np.zeros(1, dtype=np.int64), zero)[0])
-    overlap = float(np.abs(asked.probe_overlap).min())
-    wrong = float(np.linalg.norm(direction.error(UNIT_ROUNDOFF)))
-    return FEIGNED * gain * wrong / overlap
+def smallest(direction: Direction, asked: Thresholds, roundoff: float) -> float:
+    """Where tokens cannot be long: the entry that errors of value and rounding could feign."""
+    table = Table(direction, asked, roundoff)
+    return FEIGNED * float(np.median(table.entry_error(within(0.0, asked.probes.width))))
 
 
 def refuse_short_tokens(table: Table) -> None:

@@ -29,6 +29,7 @@ from keyhole.probes.values import LinearPart, measure_values
 
 CHEAP_GROUP = 8  # probes read off at once from which a second look at the key bias is cheap
 EVENING_ROUNDS = 6  # the length along the key bias settles in two or three
+ROOM = 0.41  # of the radius, for anchors and for probes: a probe lifted by √2 still stays inside
 VALUE_RANK = 1e-4  # singular values of the value map below this, relative, read no weights off
 
 
@@ -36,9 +37,10 @@ def learn_score(
     oracle: Oracle,
     rng: np.random.Generator,
     measure: Callable[["Pairs", np.random.Generator], Learned],
+    linear: LinearPart | None = None,
 ) -> Learned:
     """Everything but the score, then `measure` for the score, if there is one to see."""
-    linear = measure_values(oracle, rng)
+    linear = measure_values(oracle, rng) if linear is None else linear
     pairs = prepare(oracle, linear, rng)
     if pairs.spread is None:
         nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
@@ -97,11 +99,13 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
         if spec.domain.max_length < 2:
             raise NotIdentifiable("questions of one token say nothing about the score matrix")
         group = min(group, spec.domain.max_length - 1)
-    longest = spec.domain.radius / 2.0  # probe + anchor must stay inside
+    longest = ROOM * spec.domain.radius
     basis = equal_overlap(rng, left[:, :group])
     bias = measure_key_bias(oracle, linear, basis, group, longest)
     linear = replace(linear, roundoff=bias.roundoff)
     shape = evening(left[:, :group], singular[:group]) if group > 1 else None
+    if shape is not None:
+        longest /= max(1.0, float(np.linalg.norm(shape.matrix, 2)))  # evened probes are longer
     plain = Pairs(
         oracle=oracle,
         linear=linear,

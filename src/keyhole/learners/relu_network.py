@@ -63,6 +63,7 @@ POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, pe
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
 CANDIDATES = 4  # random points per correction question, of which the best are asked
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
+STALLED = 0.3  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
 POLISH_ROUNDS = 3  # solutions of the least squares problem, each with fresh on/off patterns
 
@@ -279,8 +280,11 @@ class _Work:
         for _ in range(POLISH_ROUNDS):
             difference = answers - current(points)
             size = float(np.sqrt(np.mean(difference**2)))
+            stalled = size > STALLED * smallest
             if size < smallest:
                 best, smallest = unflat(current), size
+            if stalled:
+                break
             current = polished(current, points, difference)
         difference = answers - current(points)
         if float(np.sqrt(np.mean(difference**2))) < smallest:

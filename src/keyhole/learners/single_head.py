@@ -25,6 +25,7 @@ from keyhole.learners.low_rank import LowRank
 from keyhole.learners.noise import noisy_in_ball
 from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
 from keyhole.learners.paper import published
+from keyhole.learners.vocabulary import learn_from_vocabulary
 from keyhole.oracles.base import Oracle, Spec
 
 
@@ -69,6 +70,8 @@ class SingleHead:
         return -(-(spec.width**2) // min(numbers, spec.width)) + spec.width + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        if oracle.spec.domain.vocabulary is not None:
+            return learn_from_vocabulary(oracle, rng)
         if self.method == "paper":
             return published(oracle, self.score_bound)
         if self.rank is None:

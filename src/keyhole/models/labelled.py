@@ -31,6 +31,8 @@ class Coding:
     positive: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.negative == self.tie == self.positive == 0.0:
+            return  # the errors of labels: there are none
         if not self.negative < self.positive or not self.negative <= self.tie <= self.positive:
             raise InvalidArgument(
                 "labels must be ordered negative <= tie <= positive with negative < positive, "
@@ -48,6 +50,9 @@ class Coding:
         known[labels == self.negative] = -1.0
         known[labels == self.positive] = 1.0
         return known
+
+
+NO_ERROR = Coding(0.0, 0.0, 0.0)  # in place of a coding among standard errors
 
 
 class LabelledAttention:

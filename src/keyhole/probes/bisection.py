@@ -90,7 +90,7 @@ class Brackets:
 def _level(z: Float[Array, " n"]) -> Float[Array, " n"]:
     """2 F(z) - 1 for Student's t with two degrees of freedom."""
     with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(z), np.sign(z), z / np.sqrt(2.0 + z * z))
+        return np.where(np.isinf(z), np.sign(z), z / np.hypot(np.sqrt(2.0), z))
 
 
 def _quantile(level: Float[Array, " n"]) -> Float[Array, " n"]:

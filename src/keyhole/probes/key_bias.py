@@ -112,11 +112,11 @@ def measure_key_bias(
         length *= SHRINK
         found = zero.ask(length, first)
     # one score of a few may be small by chance, so assume a larger scale than was seen
-    spread = 2.0 * float(np.sqrt(np.mean(found.scores**2))) / length
-    length = min(TARGET_SPREAD / spread, longest)
+    size = max(float(np.sqrt(np.mean(found.scores**2))), float(np.max(found.errors)))
+    length = min(TARGET_SPREAD * length / (2.0 * size), longest)
     if group == 1 and linear.offset.any() and np.isinf(longest):
-        return _sweep(zero, length, _carrier(zero, length))
-    return _sweep(zero, length, None)
+        return _sweep(zero, length, _carrier(zero, length), longest)
+    return _sweep(zero, length, None, longest)
 
 
 def _carrier(zero: _Zero, length: float) -> Carrier | None:
@@ -147,7 +147,7 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
     return Carrier(final * coordinates)
 
 
-def _sweep(zero: _Zero, length: float, carrier: Carrier | None) -> KeyBias:
+def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) -> KeyBias:
     """All probe groups against zero; what comes out steep is asked again with shorter probes."""
     width, group = zero.basis.width, zero.group
     groups = -(-width // group)
@@ -167,7 +167,8 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None) -> KeyBias:
         if not len(pending):
             break
         if known.any():  # the scale as far as it is known by now
-            length = TARGET_SPREAD / np.sqrt(np.mean((scores[known] / lengths[known]) ** 2))
+            size = float(np.sqrt(np.mean((scores[known] / lengths[known]) ** 2)))
+            length = min(TARGET_SPREAD / size if size > 0 else length, longest)
         else:
             length *= MODERATE
     else:

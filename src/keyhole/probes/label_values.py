@@ -22,6 +22,8 @@ PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
 LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
 NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may underflow in float16
 CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
+ADDED_UP = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
+OFTEN = 0.6  # share of tokens with the label of their opposites that only an offset explains
 MARGIN = 8.0  # standard errors from that border at which a label must be right
 
 
@@ -210,51 +212,81 @@ def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> f
     """
     if len(found.signs) == 1:
         return roundoff  # the border is the zero token alone
-    coarser = [r for r in sorted(2.0**-bits for _, bits in FORMATS) if r > roundoff]
-    if _contradicts_itself(found, roundoff, rng):
-        roundoff = coarser.pop(0) if coarser else roundoff
     while True:
-        wrong = _wrong_beside(found, roundoff, rng)
-        if wrong is None:
+        margin, example = _wrong_ends(found, roundoff, rng)
+        if example is None:
+            margin, example = _wrong_beside(found, roundoff, rng)
+        if example is None:
             return roundoff
-        ordinary, example = wrong
-        # rounding does not depend on the length of a token: if ordinary ones are right in a
-        # format that others computed in would explain, the rest is an offset
-        if not coarser or (roundoff > UNIT_ROUNDOFF and not ordinary):
+        coarser = _coarser(roundoff, margin)
+        if coarser is None or _has_offset(found, coarser, rng):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
                 "an attention head without offset; for this box it is not",
                 example,
             )
-        roundoff = coarser.pop(0)
+        roundoff = coarser
 
 
-def _contradicts_itself(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
+def _coarser(roundoff: float, margin: float) -> float | None:
+    """The next roundoff that explains wrong labels at this margin: float64 with rounding errors
+    that add up, else a shorter format."""
+    steps = sorted({ADDED_UP * UNIT_ROUNDOFF, *(2.0**-bits for _, bits in FORMATS)})
+    enough = (r for r in steps if r > roundoff and ADDED_UP * MARGIN * r > margin)
+    return next(enough, None)
+
+
+def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
+    """Whether short tokens beside the border have the label of their opposites. Rounding treats
+    both alike, and at this roundoff it cannot make a tie of them."""
+    lengths = np.full(CHECKS // 3, min(NEAR_LENGTHS) * found.reader.length)
+    tokens, _ = _beside(found, roundoff, lengths, rng)
+    signs = found.reader.tokens(np.concatenate([tokens, -tokens]), PURPOSE_CHECK)
+    first, second = signs.reshape(2, -1)
+    return float(np.mean(first * second > 0)) > OFTEN
+
+
+def _wrong_ends(
+    found: Direction, roundoff: float, rng: np.random.Generator
+) -> tuple[float, Counterexample | None]:
+    """Ends of the brackets, asked again: the slack given, and a label that has changed."""
     ratios = found.ratios
     others = np.delete(np.arange(len(ratios)), found.pivot)
+    others = np.tile(others, -(-CHECKS // (2 * len(others))))  # few brackets: several times
     index, side = np.concatenate([others, others]), np.repeat([1.0, -1.0], len(others))
     slack = np.maximum(ratios.width, MARGIN * roundoff)[index]
     ends = np.where(side > 0, ratios.low[index], ratios.high[index]) - side * slack
     factor = 1.0 - 0.5 * rng.random((len(index), 1))  # another length rounds differently
-    signs = found.reader.tokens(factor * found.tokens(index, ends), PURPOSE_CHECK)
-    return bool((signs == -side).any())
+    tokens = factor * found.tokens(index, ends)
+    return float(slack.max()), _first_wrong(found.reader, tokens, side)
 
 
 def _wrong_beside(
     found: Direction, roundoff: float, rng: np.random.Generator
-) -> tuple[bool, Counterexample] | None:
-    """A wrong label beside the border, and whether tokens of ordinary length have one too."""
+) -> tuple[float, Counterexample | None]:
+    """Random tokens beside the border: their margin, and a wrong label."""
     reader = found.reader
     lengths = np.minimum(np.array(NEAR_LENGTHS) * reader.length, reader.size)
     lengths = np.repeat(lengths, CHECKS // len(NEAR_LENGTHS))
+    lengths = lengths * (1.0 - 0.5 * rng.random(len(lengths)))  # powers of two round all alike
     tokens, side = _beside(found, roundoff, lengths, rng)
-    wrong = reader.tokens(tokens, PURPOSE_CHECK) != side
+    return _margin(found, roundoff), _first_wrong(reader, tokens, side)
+
+
+def _first_wrong(
+    reader: Reader, tokens: Float[Array, "n d"], side: Float[Array, " n"]
+) -> Counterexample | None:
+    wrong = reader.tokens(tokens, PURPOSE_CHECK) == -side
     if not wrong.any():
         return None
     k = int(np.argmax(wrong))
     box, mine = (float(reader.coding.encode(np.array(s * side[k]))) for s in (-1.0, 1.0))
-    example = Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
-    return bool(wrong[lengths >= reader.length].any()), example
+    return Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
+
+
+def _margin(found: Direction, roundoff: float) -> float:
+    error = found.error(roundoff)
+    return MARGIN * float(np.linalg.norm(error)) / float(np.sqrt(len(error)))
 
 
 def _beside(
@@ -262,7 +294,7 @@ def _beside(
 ) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
     """Random tokens on alternating sides of the border, a few standard errors from it."""
     value = found.value
-    margin = MARGIN * float(np.linalg.norm(found.error(roundoff))) / np.sqrt(len(value))
+    margin = _margin(found, roundoff)
     unit = rng.standard_normal((len(lengths), len(value)))
     unit -= np.outer(unit @ value, value)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)

@@ -41,6 +41,8 @@ ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
 SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
 FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
+NOISE_ONLY = 4.0  # root mean square in standard errors up to which products are noise
+HARDLY_SEEN = 3.0  # in the same units: a score below this may be noise
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
 
@@ -196,7 +198,10 @@ class LogOdds:
             found = self.ask(token, 1, first, first, length * value)
             score = np.abs(found.scores[0] - self.probes.bias[: self.probes.group])
             if not found.saturated[0]:
-                if (score > UNSEEN * found.errors[0]).any() or saturated < NARROW * length:
+                narrow = saturated < NARROW * length
+                if narrow and np.isinf(longest) and (score < HARDLY_SEEN * found.errors[0]).all():
+                    return None  # nothing at any length
+                if narrow or (score > UNSEEN * found.errors[0]).any():
                     size = np.maximum(score, found.errors[0])
                     return float(np.sqrt(np.mean(size**2)) / length)
                 unseen = length
@@ -314,7 +319,8 @@ class _Filling:
         good = self.length > 0
         power = float(np.einsum("gsj,gsj,gj->", self.product, self.product, good))
         self.seen = max(1, int(good.sum()) * self.product.shape[1])
-        if power > 0:
+        noise = float(np.einsum("gsj,gsj,gj->", self.error, self.error, good))
+        if power > NOISE_ONLY**2 * noise:  # products that are all zero have no scale
             self.spread = float(np.sqrt(power / self.seen))
 
     def _ideal(self) -> Array:

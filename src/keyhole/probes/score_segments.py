@@ -19,7 +19,7 @@ from keyhole.probes.input_region import InputRegion
 from keyhole.probes.segments import Lifted, gradients_at, read_weights, steepness
 
 SIZES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)  # of an anchor, in typical lengths of an input
-LENGTHS = (0.02, 0.1, 0.3, 0.7, 1.5, 3.0, 6.0)  # of a probe
+LENGTHS = (0.004, 0.02, 0.1, 0.3, 0.7, 1.5, 3.0, 6.0)  # of a probe
 SIGNS = (-1.0, 1.0)
 EASY, HARDENING = 1.2, 5  # log-odds beyond the first spoil a segment, with this power
 HARD = 7.0  # log-odds beyond this are measured again with a shorter probe
@@ -29,8 +29,13 @@ FAINT = 0.02  # log-odds below this say that the score is smaller than supposed
 FIRST = 6  # entries measured before the size of the score is settled
 INFLATED = 1.2  # size of the score after a few entries, times this: they may all be small
 CALIBRATIONS = 12  # rounds of looking for the size of the score
+DIRECTIONS = 40  # tried for the question whether there is a key bias
 REPEATS = 6  # rounds of measuring entries again
 ZERO_BIAS = 30.0  # a key bias is zero if its log-odds are this many errors from zero at most
+FLAT_NETWORK = (
+    "the network does not change along any segment that was tried, so the answers say nothing "
+    "about the attention in front of it"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +117,7 @@ class ScoreSegments:
     def key_bias(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """One question whether there is a key bias, and one per entry if so."""
         width = self.network.width
-        direction = rng.standard_normal(width)
-        direction /= np.linalg.norm(direction)
-        odds, error, hard, length = self.odds(direction[None], np.zeros(1))
+        odds, error, hard, length = self.odds_anywhere(rng)
         if abs(odds[0]) <= ZERO_BIAS * error[0] and not hard[0]:
             return np.zeros(width), np.zeros(width)
         size, basis = 2 * abs(odds[0] / length[0]), self.probes[-1]
@@ -139,6 +142,17 @@ class ScoreSegments:
         )
         odds, error, hard = self.measured(start, step)
         return (odds - step @ key_bias) / product, error / np.abs(product), hard
+
+    def odds_anywhere(self, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:
+        """Log-odds of one random probe against zero, along which the network changes."""
+        for _ in range(DIRECTIONS):
+            direction = rng.standard_normal(self.network.width)
+            direction /= np.linalg.norm(direction)
+            try:
+                return self.odds(direction[None], np.zeros(1))
+            except NotIdentifiable:
+                continue  # a level set, or a path that turns back: nothing was asked yet
+        raise NotIdentifiable(FLAT_NETWORK)
 
     def odds(
         self, directions: Float[Array, "n d"], sizes: Array
@@ -170,10 +184,7 @@ class ScoreSegments:
                 best = np.where(better, figure, best)
                 at, by = np.where(better, place, at), np.where(better, length, by)
         if not best.all():
-            raise NotIdentifiable(
-                "the network does not change along any segment that was tried, so the answers "
-                "say nothing about the attention in front of it"
-            )
+            raise NotIdentifiable(FLAT_NETWORK)
         return at[:, None] * begin, by[:, None] * directions, at * by
 
     def measured(self, start: Array, step: Array) -> tuple[Array, Array, Array]:

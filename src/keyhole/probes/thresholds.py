@@ -23,6 +23,7 @@ from keyhole.probes.label_values import Reader
 STEEPEST = 1.28  # minimises (1 + e^s) / s
 DEEPEST = 3.0  # the token u + x is then 21 times as long as x; more gains little
 TYPICAL = 2.0  # s of a typical entry where the threshold itself does not limit κ
+HALVINGS = 12  # of the search for κ in a bounded domain: to a thousandth
 PURPOSE = "score"
 
 
@@ -80,16 +81,22 @@ class Thresholds:
     def above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
         return self.reader.ask(self.questions(index, at))
 
-    def operating_point(self, at: Float[Array, " n"], ratio: Array) -> tuple[Array, Array]:
-        """κ and |u| / |x| for each threshold; `ratio` is |anchor overlap / probe overlap|."""
+    def scale(self, at: Float[Array, " n"], ratio: Float[Array, " n"]) -> Float[Array, " n"]:
+        """κ for each threshold; `ratio` is |anchor overlap / probe overlap|."""
         with np.errstate(divide="ignore"):
             limit = np.where(at > 0, STEEPEST, DEEPEST) / np.abs(at)
-        scale = np.minimum(limit, TYPICAL / self.spread)
-        slant = ratio * (1.0 + np.exp(-scale * at))
-        # |u| + |x| at its longest: κ (ρ + 2 + 1/ρ), where a smaller κ may bring ρ to 2
-        longest = np.maximum(slant + 2.0 + 1.0 / slant, 2.0 * ratio + 2.0 + 1.0 / ratio)
-        scale = np.minimum(scale, self.reader.size**2 / longest)
-        return scale, ratio * (1.0 + np.exp(-scale * at))
+        wanted = np.minimum(limit, TYPICAL / self.spread)
+        if np.isinf(self.reader.size):
+            return wanted
+        # the largest κ with (|u| + |x|)² = κ (ρ + 2 + 1/ρ) inside the ball, from a safe one up
+        square = self.reader.size**2
+        low = np.minimum(wanted, square / _length(wanted, at, ratio))
+        high = np.minimum(wanted, square / 4.0)
+        for _ in range(HALVINGS):
+            middle = np.sqrt(low * high)
+            fits = middle * _length(middle, at, ratio) <= square
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return low
 
     def questions(
         self,
@@ -104,9 +111,8 @@ class Thresholds:
         probe, anchor = np.divmod(index, self.anchors.width)
         over, under = self.probe_overlap[probe], self.anchor_overlap[anchor]
         ratio = np.abs(under / over)
-        scale, _ = self.operating_point(at, ratio)
-        scale = scale * shrink
-        slant = ratio * (1.0 + np.exp(-scale * at))
+        scale = self.scale(at, ratio) * shrink
+        slant = _slant(scale, at, ratio)
         turn = -1.0 if mirror else 1.0
         along = turn * np.sign(over) * np.sqrt(scale * slant)
         across = -turn * np.sign(under) * np.sqrt(scale / slant)
@@ -118,5 +124,17 @@ class Thresholds:
         """What an error of a token's value, relative to that value, does to the entry."""
         probe, anchor = np.divmod(index, self.anchors.width)
         ratio = np.abs(self.anchor_overlap[anchor] / self.probe_overlap[probe])
-        scale, _ = self.operating_point(at, ratio)
+        scale = self.scale(at, ratio)
         return (1.0 + np.exp(scale * at)) / scale
+
+
+def _slant(scale: Array, at: Array, ratio: Array) -> Array:
+    """ρ = |u| / |x| that puts the threshold at `at`."""
+    return np.asarray(ratio * (1.0 + np.exp(-scale * at)))
+
+
+def _length(scale: Array, at: Array, ratio: Array) -> Array:
+    """(|u| + |x|)² / κ, and no less than at any smaller κ."""
+    longest = np.maximum(_slant(scale, at, ratio), 2.0 * ratio)
+    shortest = np.minimum(_slant(scale, at, ratio), ratio)
+    return np.asarray(np.maximum(longest + 1.0 / longest, shortest + 1.0 / shortest) + 2.0)

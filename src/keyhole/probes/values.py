@@ -13,7 +13,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import Roundoff, look
+from keyhole.probes.precision import Measured, Roundoff, look
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
 LONGEST_TOKEN = 2.0**50  # and neither do additive errors
@@ -49,11 +49,16 @@ def answer_noise(roundoff: Roundoff, width: int) -> float:
     return float(roundings * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
 
 
-def measure_values(oracle: Oracle, rng: np.random.Generator) -> LinearPart:
-    """Asks 3 + d questions of length one: a random token twice (how exact is the box?), the zero
-    token, and the unit vectors at a length that makes offset and noise harmless."""
+def measure_values(
+    oracle: Oracle,
+    rng: np.random.Generator,
+    looked: tuple[Measured, Questions, Array] | None = None,
+) -> LinearPart:
+    """Asks 3 + d questions of length one: a random token twice (how exact is the box? unless that
+    is known), the zero token, and the unit vectors at a length that makes offset and noise
+    harmless."""
     width = oracle.spec.width
-    found, questions, twice = look(oracle, rng)
+    found, questions, twice = look(oracle, rng) if looked is None else looked
     name = found.format if found.deterministic else "noisy"
     kind = Roundoff(found.precision.relative, name, found.precision.floor)
     zero = oracle.ask(Questions.of(np.zeros((1, 1, width)), "offset"))

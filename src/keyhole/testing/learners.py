@@ -78,23 +78,14 @@ def _recovers(
     learner: Learner, make_box: Callable[[], Any], seed: int
 ) -> tuple[Recovery, _Watched]:
     box = _Watched(open_oracle(make_box()))
-    recovery = recover(box, learner, seed=seed)
+    recovery = recover(box, learner, seed=seed, throw=False)
+    _require_structure(recovery)
     require(recovery.outcome is Outcome.RECOVERED, f"the outcome is {recovery.outcome.name}")
     require(recovery.ledger.paid == box.seen, "the ledger must equal what the box saw")
     require((recovery.ledger.floor or 0) > 0, "the floor must be stated")
     model = recovery.model
     answer = np.asarray(model(np.zeros((3, 2, box.spec.width))))
     require(answer.shape[0] == 3, "the model must be callable on (batch, length, width)")
-    if recovery.errors is not None:
-        known, errors = model.to_arrays(), recovery.errors.to_arrays()
-        same = known.keys() == errors.keys() and all(
-            known[name].shape == errors[name].shape for name in known
-        )
-        require(same, "errors must have the structure of the model")
-        require(
-            all((array >= 0).all() and np.isfinite(array).all() for array in errors.values()),
-            "standard errors must be finite and not negative",
-        )
     return recovery, box
 
 
@@ -150,3 +141,18 @@ def _resumes(learner: Learner, make_box: Callable[[], Any], seed: int, whole: Re
         require(parameters(done) == parameters(whole), "a resumed run must find the same bits")
         require(done.ledger.paid == whole.ledger.paid, "a resumed run must cost the same in total")
         require(total == whole.ledger.paid, "no question may be paid twice")
+
+
+def _require_structure(recovery: Recovery) -> None:
+    """Errors name the parameters of the model; factors of a score may have another inner size."""
+    if recovery.errors is None or recovery.model is None:
+        return
+    known, errors = recovery.model.to_arrays(), recovery.errors.to_arrays()
+    same = known.keys() == errors.keys() and all(
+        known[name].shape == errors[name].shape or "score_" in name for name in known
+    )
+    require(same, "errors must have the structure of the model")
+    require(
+        all((array >= 0).all() and np.isfinite(array).all() for array in errors.values()),
+        "standard errors must be finite and not negative",
+    )

@@ -5,7 +5,6 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,29 @@ def allowance(
     tokens: Float[Array, "n length d"],
     precision: Precision,
     rng: np.random.Generator,
+    others: list[Any] | None = None,
 ) -> Float[Array, "n *out"]:
-    """Largest plausible |box − model| for each answer, if the model is the box."""
+    """Largest plausible |box − model| for each answer, if the model is the box.
+
+    `others` are disturbed copies of the model to use again: drawing them costs more than asking.
+    """
     if hasattr(model, "margin"):
         return label_allowance(model, errors, tokens, precision, rng)
     answers = np.asarray(model(tokens))
     spread = np.zeros_like(answers)
-    for _ in range(DRAWS):
+    for other in others or copies(model, errors, precision, rng):
         noise = precision.relative * rng.standard_normal(tokens.shape)
-        other = disturbed(model, errors, precision.relative, rng)
         spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
     rounding = ROUNDINGS * precision.relative * np.abs(answers)
     steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
     return np.asarray(SAFETY * spread + rounding + steady)
+
+
+def copies(model: Any, errors: Any, precision: Precision, rng: np.random.Generator) -> list[Any]:
+    """Disturbed copies of a model, for `allowance`; none of a model that answers with labels."""
+    if hasattr(model, "margin"):
+        return []
+    return [disturbed(model, errors, precision.relative, rng) for _ in range(DRAWS)]
 
 
 def label_allowance(
@@ -52,12 +61,12 @@ def label_allowance(
     """Answers that are labels: any label where the margin is within its uncertainty, else none.
 
     Labels have too few bits to tell in which format the box computes; a format as coarse as that
-    of the labels themselves is not believed.
+    of the labels themselves is not believed, and their step is not one of the margin.
     """
-    if precision.relative >= LABEL_ROUNDOFF:
-        precision = replace(precision, relative=UNIT_ROUNDOFF)
+    believed = precision.relative if precision.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
+    precision = Precision(relative=believed)
     inner = model.model
-    uncertain = allowance(inner, errors, tokens, precision, rng)
+    uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 

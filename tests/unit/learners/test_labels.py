@@ -12,8 +12,8 @@ from keyhole.learners.labels import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.labelled import Coding, LabelledAttention, normalised
-from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.verification.tolerance import allowance
 
 
 def with_value(model: Attention, value: np.ndarray) -> Attention:
@@ -38,6 +38,7 @@ def test_twenty_bits_at_the_floor(scale: float, zeros: bool) -> None:
     assert found.outcome is keyhole.Outcome.RECOVERED
     assert found.ledger.paid == box.seen
     assert found.ledger.floor == floor
+    assert found.errors.to_arrays().keys() == found.model.to_arrays().keys()
     assert box.seen <= 1.1 * floor
     assert score_error(found.model, secret) <= 3 * 2.0**-20
     direction = secret.heads[0].value / np.linalg.norm(secret.heads[0].value)
@@ -84,7 +85,7 @@ def test_a_column_of_labels_is_read_too() -> None:
 
 def test_error_bars_are_honest() -> None:
     inside, values = [], []
-    for seed in range(12):
+    for seed in range(8):
         secret = attention(np.random.default_rng(seed), 8, scale=10.0 ** (seed % 3 - 1))
         found = LabelOnly(bits=18).learn(
             Labels(keyhole.open_oracle(secret)), np.random.default_rng(seed)
@@ -166,11 +167,19 @@ def test_impossible_domains_are_refused_before_any_question() -> None:
     assert box.seen == 0
 
 
-def test_tokens_too_short_to_show_a_score_are_said_so() -> None:
+@pytest.mark.parametrize("longest", [1e-3, 1e-5, 1e-6, 1e-7, 1e-9])
+def test_short_tokens_show_less_of_the_score_and_that_is_said(longest: float) -> None:
     secret = attention(np.random.default_rng(5), 6)
-    box = Labels(keyhole.open_oracle(secret, max_norm=1e-6))
-    with pytest.raises(keyhole.IllConditioned, match="longer tokens"):
-        keyhole.recover(box, LabelOnly())
+    box = Labels(keyhole.open_oracle(secret, max_norm=longest))
+    found = keyhole.recover(box, LabelOnly(), throw=False)
+    if found.outcome is keyhole.Outcome.ILL_CONDITIONED:
+        assert longest < 1e-6
+        return
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    gap = np.abs(found.model.heads[0].score - secret.heads[0].score)
+    assert (gap <= 4 * found.errors.heads[0].score).all()
+    assert longest < 1e-4 or score_error(found.model, secret) <= 4 * 2.0**-20
+    assert longest > 1e-8 or any("No score was seen" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("bits", [12, 20, 26])
@@ -215,26 +224,6 @@ def test_bits_are_checked() -> None:
             LabelOnly(bits)
 
 
-def test_labelled_model_round_trip_and_distance() -> None:
-    secret = attention(np.random.default_rng(1), 4)
-    model = LabelledAttention(secret, BITS)
-    again = LabelledAttention.from_arrays(model.to_arrays())
-    assert again.coding == BITS
-    assert keyhole.distance(again, secret) == 0.0
-    double = with_value(secret, 2.0 * secret.heads[0].value)
-    assert keyhole.distance(model, double) < 1e-15
-    opposite = with_value(secret, -secret.heads[0].value)
-    assert keyhole.distance(model, LabelledAttention(opposite, BITS)) == pytest.approx(2.0)
-    with pytest.raises(keyhole.InvalidArgument, match="labels"):
-        LabelledAttention.from_arrays(secret.to_arrays())
-
-
-def test_labels_need_one_number() -> None:
-    box = Labels(keyhole.open_oracle(attention(np.random.default_rng(0), 3, outputs=2)))
-    with pytest.raises(keyhole.OracleError, match="one number"):
-        box.ask(Questions.of(np.ones((1, 1, 3)), "test"))
-
-
 def test_verification_of_labels_is_sharp() -> None:
     """A clearly wrong label is a counterexample even though labels look like bfloat16 numbers."""
     secret = attention(np.random.default_rng(3), 6)
@@ -242,3 +231,13 @@ def test_verification_of_labels_is_sharp() -> None:
     box = Labels(keyhole.open_oracle(secret))
     assert keyhole.verify(box, LabelledAttention(secret, Coding())).agrees
     assert not keyhole.verify(box, LabelledAttention(other, Coding())).agrees
+
+
+def test_the_step_of_labels_is_not_a_tolerance() -> None:
+    """Labels are multiples of one; a margin of a third is still no tie."""
+    model = LabelledAttention(attention(np.random.default_rng(3), 6), Coding())
+    tokens = np.random.default_rng(0).standard_normal((200, 5, 6))
+    allowed = allowance(
+        model, None, tokens, keyhole.Precision(2.0**-8, step=1.0), np.random.default_rng(1)
+    )
+    assert not allowed.any()

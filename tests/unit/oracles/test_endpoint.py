@@ -238,7 +238,9 @@ def test_the_token_is_sent_and_never_shown(answering, monkeypatch, tmp_path, cap
     end = faulty_endpoint.start(attention(np.random.default_rng(0), 4))
     shown = []
     with keyhole.open_oracle(end.url) as box:
-        run = keyhole.recover(box, journal=tmp_path / "run.journal")
+        run = keyhole.recover(
+            learner=keyhole.SingleHead(), box=box, journal=tmp_path / "run.journal"
+        )
         run.save(tmp_path / "run")
         shown += [json.dumps(run.to_json()), repr(run), repr(vars(box)), repr(vars(box.endpoint))]
     assert end.tokens_seen == {f"Bearer {TOKEN}"}
@@ -275,7 +277,10 @@ def test_json_endpoints(answering):
     request = {"data": {"x": "$tokens"}, "fixed": 1}
     with keyhole.open_oracle(server.url, width=4, request=request, answer="out.0.y") as box:
         np.testing.assert_array_equal(box.ask(ASKED), secret(TOKENS))
-        assert keyhole.distance(keyhole.recover(box).model, secret) < 1e-12
+        assert (
+            keyhole.distance(keyhole.recover(learner=keyhole.SingleHead(), box=box).model, secret)
+            < 1e-12
+        )
     asked = '{"data": {"x": "$sequence"}}'
     with keyhole.open_oracle(server.url, width=4, request=asked, answer="out.0.y") as box:
         np.testing.assert_allclose(box.ask(ASKED), secret(TOKENS), rtol=1e-13)

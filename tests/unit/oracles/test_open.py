@@ -73,7 +73,7 @@ def test_a_saved_model_and_a_saved_run(tmp_path):
     save_model(secret, tmp_path / "model.safetensors")
     box = keyhole.open_oracle(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(box.ask(ASKED), secret(TOKENS))
-    keyhole.recover(secret).save(tmp_path / "run")
+    keyhole.recover(learner=keyhole.SingleHead(), box=secret).save(tmp_path / "run")
     box = keyhole.open_oracle(str(tmp_path / "run"))
     np.testing.assert_allclose(box.ask(ASKED), secret(TOKENS), rtol=1e-12)
 

@@ -116,7 +116,7 @@ def test_submodule_lists_the_names():
 
 def test_a_single_head_module_is_recovered():
     secret = attention(np.random.default_rng(2), 8, outputs=3, bias=True)
-    found = keyhole.recover(to_torch(secret))
+    found = keyhole.recover(learner=keyhole.SingleHead(), box=to_torch(secret))
     assert keyhole.distance(found.model, secret) < 1e-11
 
 

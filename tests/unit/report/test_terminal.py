@@ -22,7 +22,7 @@ def printed(what: Any, colour: bool = False) -> str:
 
 
 def test_a_recovery_tells_its_numbers() -> None:
-    text = printed(show(keyhole.recover(MODEL), colour=False))
+    text = printed(show(keyhole.recover(learner=keyhole.SingleHead(), box=MODEL), colour=False))
     assert "RECOVERED" in text
     assert "× the floor of 1,681" in text
     assert "float64" in text
@@ -33,14 +33,16 @@ def test_a_recovery_tells_its_numbers() -> None:
 
 def test_a_rejection_shows_the_question() -> None:
     box = keyhole.open_oracle(impostors(8)["two heads"], width=8)
-    text = printed(show(keyhole.recover(box, throw=False), colour=False))
+    text = printed(
+        show(keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False), colour=False)
+    )
     assert "REJECTED" in text
     assert "counterexample" in text
     assert "tokens of width 8" in text
 
 
 def test_a_run_that_found_nothing_can_be_shown() -> None:
-    recovery = keyhole.recover(MODEL, budget=3, throw=False)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, budget=3, throw=False)
     assert "BUDGET_EXHAUSTED" in printed(show(recovery, colour=False))
 
 

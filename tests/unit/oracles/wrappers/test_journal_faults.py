@@ -54,7 +54,7 @@ class Counted(Oracle):
 
 def recorded(path):
     """A journal with the answers of one whole run."""
-    recovery = keyhole.recover(secret(), journal=path)
+    recovery = keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
     return recovery, Path(path).read_bytes()
 
 
@@ -100,7 +100,7 @@ from keyhole.models.draw import attention
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 try:
-    keyhole.recover(attention(np.random.default_rng(0), 40), journal=sys.argv[1])
+    keyhole.recover(learner=keyhole.SingleHead(), box=attention(np.random.default_rng(0), 40), journal=sys.argv[1])
 except keyhole.JournalError as error:
     print(error)
     sys.exit(7)
@@ -116,9 +116,9 @@ def test_a_disk_that_fills_up_while_writing(tmp_path):
     assert ended.returncode == 7, ended.stderr
     assert "nothing recorded is lost" in ended.stdout
     model = attention(np.random.default_rng(0), 40)
-    whole = keyhole.recover(model, journal=path)
+    whole = keyhole.recover(learner=keyhole.SingleHead(), box=model, journal=path)
     assert whole.ledger.replayed > 0
-    assert whole.ledger.paid == keyhole.recover(model).ledger.paid
+    assert whole.ledger.paid == keyhole.recover(learner=keyhole.SingleHead(), box=model).ledger.paid
 
 
 @contextlib.contextmanager
@@ -143,11 +143,11 @@ def test_a_really_full_disk(monkeypatch):
         monkeypatch.setattr(Journal, "_check_room", lambda self: None)
         model = attention(np.random.default_rng(0), 120)
         with pytest.raises(keyhole.JournalError, match="disk is full") as caught:
-            keyhole.recover(model, journal=folder / "j")
+            keyhole.recover(learner=keyhole.SingleHead(), box=model, journal=folder / "j")
         assert caught.value.recovery is None or caught.value.recovery.model is None
         before = (folder / "j").stat().st_size
         copy = Path(shutil.copytree(folder, tempfile.mkdtemp(), dirs_exist_ok=True))
-        whole = keyhole.recover(model, journal=copy / "j")
+        whole = keyhole.recover(learner=keyhole.SingleHead(), box=model, journal=copy / "j")
         assert before > 0
         assert whole.ledger.replayed >= 512
         shutil.rmtree(copy)
@@ -177,7 +177,7 @@ def as_nobody():
 def test_a_read_only_folder(unprivileged):
     unprivileged.chmod(0o555)
     with as_nobody(), pytest.raises(keyhole.JournalError, match="cannot be written"):
-        keyhole.recover(secret(), journal=unprivileged / "j")
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=unprivileged / "j")
     assert list(unprivileged.iterdir()) == []
 
 
@@ -186,15 +186,15 @@ def test_a_read_only_file(unprivileged):
     (unprivileged / "j").chmod(0o444)
     unprivileged.chmod(0o555)
     with as_nobody(), pytest.raises(keyhole.JournalError, match="cannot be written"):
-        keyhole.recover(secret(), journal=unprivileged / "j")
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=unprivileged / "j")
     assert (unprivileged / "j").read_bytes() == before
 
 
 def test_no_folder(tmp_path):
     with pytest.raises(keyhole.JournalError, match="not a folder"):
-        keyhole.recover(secret(), journal=tmp_path / "no" / "j")
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=tmp_path / "no" / "j")
     with pytest.raises(keyhole.JournalError):
-        keyhole.recover(secret(), journal=tmp_path)
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9])
@@ -203,7 +203,7 @@ def test_a_truncated_journal(tmp_path, share):
     _, whole = recorded(path)
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(keyhole.JournalError, match=r"damaged|not a journal"):
-        keyhole.recover(secret(), journal=path)
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
     assert path.read_bytes() == whole[: int(len(whole) * share)]
 
 
@@ -219,7 +219,7 @@ def test_a_flipped_bit_anywhere_is_never_a_wrong_result(tmp_path):
         for extra in tmp_path.glob("j-*"):
             extra.unlink()
         try:
-            found = keyhole.recover(secret(), journal=path)
+            found = keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
         except keyhole.JournalError:
             outcomes["error"] += 1
         else:
@@ -233,7 +233,7 @@ def test_a_file_that_is_no_journal(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     with pytest.raises(keyhole.JournalError, match="not a journal"):
-        keyhole.recover(secret(), journal=path)
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
     assert path.read_bytes() == content
 
 
@@ -244,7 +244,7 @@ def test_the_database_of_another_program_is_not_written_to(tmp_path):
         other.commit()
     before = path.read_bytes()
     with pytest.raises(keyhole.JournalError, match="another program"):
-        keyhole.recover(secret(), journal=path)
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
     with contextlib.closing(sqlite3.connect(path)) as other:
         tables = other.execute("SELECT name FROM sqlite_master").fetchall()
     assert tables == [("customers",)]
@@ -273,20 +273,27 @@ def test_two_processes_on_one_journal(tmp_path):
     try:
         assert holder.stdout.readline().strip() == "held"
         with pytest.raises(keyhole.JournalError, match="another process"):
-            keyhole.recover(secret(), journal=path)
+            keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path)
     finally:
         holder.kill()  # the lock goes with the process
         holder.communicate()
-    assert keyhole.recover(secret(), journal=path).outcome is keyhole.Outcome.RECOVERED
+    assert (
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path).outcome
+        is keyhole.Outcome.RECOVERED
+    )
 
 
 def test_another_box_learner_or_seed(tmp_path):
     path = tmp_path / "j"
     recorded(path)
     with pytest.raises(keyhole.JournalMismatch, match="seed"):
-        keyhole.recover(secret(), journal=path, seed=5)
+        keyhole.recover(learner=keyhole.SingleHead(), box=secret(), journal=path, seed=5)
     with pytest.raises(keyhole.JournalMismatch, match="box"):
-        keyhole.recover(attention(np.random.default_rng(7), WIDTH), journal=path)
+        keyhole.recover(
+            learner=keyhole.SingleHead(),
+            box=attention(np.random.default_rng(7), WIDTH),
+            journal=path,
+        )
 
 
 def test_limits_of_this_process_are_as_before():

@@ -1,0 +1,198 @@
+"""Multi-head attention: questions over the floor, errors, error bars and time.
+
+    python benchmarks/multi_head.py [JOB ...] [--quick]
+
+Every figure of docs/learners/multi_head.md comes from here.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from keyhole.errors import KeyholeError
+from keyhole.learners.multi_head import MultiHead
+from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
+from keyhole.models.symmetry import matched, score_gap, score_norm
+from keyhole.oracles.base import Domain
+from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
+
+FREE = Domain()
+
+
+def measured(
+    box: Callable[[np.ndarray], np.ndarray],
+    truth: Attention,
+    learner: MultiHead,
+    seed: int,
+    domain: Domain = FREE,
+) -> dict[str, float] | None:
+    """One run: ratio to the floor, worst and median error of scores, worst of values, bars."""
+    start = time.perf_counter()
+    try:
+        learned, oracle = ask_all(box, truth.width, learner, seed, domain=domain)
+    except KeyholeError as error:
+        print(f"    seed {seed}: {type(error).__name__}: {error}")
+        return None
+    seconds = time.perf_counter() - start
+    if len(learned.model.heads) != len(truth.heads):
+        print(f"    seed {seed}: {len(learned.model.heads)} heads of {len(truth.heads)}")
+        return None
+    bars = dict(zip(map(id, learned.model.heads), learned.errors.heads, strict=True))
+    pairs = matched(learned.model.heads, truth.heads)
+    scores = [score_gap(a, b) / score_norm(b) for a, b in pairs]
+    values = [np.linalg.norm(a.value - b.value) / np.linalg.norm(b.value) for a, b in pairs]
+    within = [
+        np.linalg.norm(a.score - b.score) / np.linalg.norm(bars[id(a)].score) for a, b in pairs
+    ]
+    return {
+        "ratio": oracle.paid / learned.floor,
+        "score": max(scores),
+        "median": float(np.median(scores)),
+        "value": float(max(values)),
+        "bar": float(max(within)),
+        "time": seconds,
+    }
+
+
+def table(name: str, runs: list[dict[str, float] | None]) -> None:
+    good = [run for run in runs if run is not None]
+    if not good:
+        print(f"{name:28s} 0/{len(runs)}")
+        return
+    column = {key: np.array([run[key] for run in good]) for key in good[0]}
+    print(
+        f"{name:28s} {len(good)}/{len(runs)}  ratio {np.median(column['ratio']):.3f} "
+        f"(max {column['ratio'].max():.2f})  W {np.median(column['score']):.1e} "
+        f"(max {column['score'].max():.1e}, median head {np.median(column['median']):.1e})  "
+        f"v {np.median(column['value']):.1e} (max {column['value'].max():.1e})  "
+        f"error/bar {np.median(column['bar']):.2f} (max {column['bar'].max():.2f})  "
+        f"{np.median(column['time']):.2f} s",
+        flush=True,
+    )
+
+
+def scalar(quick: bool, unknown: bool = False) -> None:
+    for width in (8, 16, 32, 64):
+        for heads in (1, 2, 4, 8):
+            count = 5 if quick else 100 if width <= 32 else 3
+            learner = MultiHead() if unknown else MultiHead(heads=heads)
+            runs = []
+            for seed in range(count):
+                truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+                runs.append(measured(truth, truth, learner, seed))
+            table(f"scalar d={width} H={'?' if unknown else ''}{heads}", runs)
+    if not quick:
+        truth = attention(np.random.default_rng(0), 32, heads=32)
+        learner = MultiHead() if unknown else MultiHead(heads=32)
+        table("scalar d=32 H=32", [measured(truth, truth, learner, 0)])
+
+
+def rank(quick: bool) -> None:
+    for inner, heads, width in ((4, 4, 16), (2, 8, 16), (8, 8, 32), (8, 4, 64), (4, 8, 64)):
+        count = 2 if quick else 5 if width == 64 else 20
+        runs = []
+        for seed in range(count):
+            rng = np.random.default_rng([seed, width, heads])
+            truth = attention(rng, width, heads=heads, rank=inner)
+            runs.append(measured(truth, truth, MultiHead(), seed))
+        table(f"rank {inner} H=?{heads} d={width}", runs)
+
+
+def near(quick: bool) -> None:
+    for gap in (1e-1, 1e-2, 1e-3, 1e-4):
+        runs = []
+        for seed in range(3 if quick else 20):
+            rng = np.random.default_rng(seed)
+            base = attention(rng, 8, heads=3)
+            score = base.heads[0].score + gap * rng.standard_normal((8, 8)) / np.sqrt(8)
+            twin = Head(score, None, base.heads[1].value)
+            truth = Attention([base.heads[0], twin, base.heads[2]])
+            runs.append(measured(truth, truth, MultiHead(heads=3), seed))
+        table(f"near-equal t={gap:g} H=3 d=8", runs)
+
+
+def layers(quick: bool, single: bool = False) -> None:
+    for width in (32, 64, 128):
+        for heads in (2, 4, 8):
+            runs = []
+            for seed in range(2 if quick else 20 if width < 128 else 5):
+                layer = random_layer(width, heads, seed)
+                if single:
+                    layer = layer.float()
+                runs.append(measured(layer_box(layer), layer_truth(layer), MultiHead(), seed))
+            table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
+
+
+def bounded(quick: bool) -> None:
+    for width, heads, radius in ((32, 2, 10.0), (32, 4, 10.0), (64, 4, 12.0), (64, 8, 12.0)):
+        runs = []
+        for seed in range(2 if quick else 10):
+            layer = random_layer(width, heads, seed)
+            domain = Domain(max_norm=radius)
+            truth = layer_truth(layer)
+            runs.append(measured(layer_box(layer), truth, MultiHead(), seed, domain))
+        table(f"bounded d={width} H=?{heads} |x|<={radius:g}", runs)
+
+
+def trained(quick: bool) -> None:
+    from multi_head_training import trained_layers
+
+    for place, layer in enumerate(trained_layers(steps=30 if quick else 1200)):
+        run = measured(layer_box(layer), layer_truth(layer), MultiHead(), 0)
+        table(f"trained d=384 H=?12 layer {place}", [run])
+
+
+def baselines(quick: bool) -> None:
+    from multi_head_baselines import rational, student
+
+    for heads, width in ((1, 8), (2, 8), (4, 8), (6, 8), (8, 8), (2, 16), (4, 16)):
+        rng = np.random.default_rng([heads, width])
+        truth = attention(rng, width, heads=heads)
+        floor = heads * (width**2 + width)
+        run = measured(truth, truth, MultiHead(heads=heads), 0)
+        assert run is not None
+        print(
+            f"H={heads} d={width}: keyhole {run['ratio']:.2f} × floor, W {run['score']:.1e}, "
+            f"{run['time']:.2f} s"
+        )
+        result = rational(truth, rng)
+        ratio = result.questions / floor
+        print(f"    rational {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
+        for kind in ("adam", "lbfgs"):
+            asked = round(run["ratio"] * floor)
+            result = student(truth, asked, kind, rng, 3.0 if quick else 20.0)
+            ratio = result.questions / floor
+            print(f"    {kind:8s} {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
+
+
+def main() -> None:
+    jobs: dict[str, Callable[[bool], None]] = {
+        "scalar": scalar,
+        "unknown": lambda quick: scalar(quick, unknown=True),
+        "rank": rank,
+        "near": near,
+        "layers": layers,
+        "float32": lambda quick: layers(quick, single=True),
+        "bounded": bounded,
+        "trained": trained,
+        "baselines": baselines,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", nargs="*", help=f"of {', '.join(jobs)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="few models per cell")
+    arguments = parser.parse_args()
+    for job in arguments.jobs or jobs:
+        print(f"== {job}", flush=True)
+        jobs[job](arguments.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Attention of several heads on labelled rows: forward, derivative and its adjoint, matrix-free.
+
+A row is one output vector: the query it was read at and the tokens it attends to. All heads are
+computed at once: with T the tokens of an example and Q its queries,
+
+    S_i = Q Theta_i T^t,   P_i = softmax(S_i),   A_i = P_i T,   Y = sum_i A_i W_i (+ offset),
+    dA_i = (P_i * (dS_i - <P_i, dS_i>)) T,       dS_i = Q dTheta_i T^t.
+
+`theta` is stored as (p, m, d): the product with all heads is then one matrix product, and A comes
+out as the (rows, m d) matrix in which the values are linear.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+
+MASKED = -1e30  # a score no real one can reach, finite so that differences stay numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Labelled rows of n examples, padded to a common length.
+
+    queries (n, a, p): the token each row was read at (with a last entry 1 where key biases are
+    fitted, then p = d + 1); tokens (n, L, d); padding (n, 1, L): 0 or MASKED, None where no
+    example is shorter than L; weights (n, a): 1 where the row counts, 0 where it is padding or
+    kept aside; targets (n, a, D).
+    """
+
+    queries: Float[Array, "n a p"]
+    tokens: Float[Array, "n L d"]
+    padding: Float[Array, "n 1 L"] | None
+    weights: Float[Array, "n a"]
+    targets: Float[Array, "n a D"]
+    offset: bool = False  # whether a constant is fitted beside the heads
+
+    @property
+    def width(self) -> int:
+        return int(self.tokens.shape[2])
+
+    @property
+    def outputs(self) -> int:
+        return int(self.targets.shape[2])
+
+    @property
+    def counted(self) -> int:
+        """Rows that count."""
+        return int(np.count_nonzero(self.weights))
+
+    @property
+    def lengths(self) -> Array:
+        """Number of real tokens of each example."""
+        if self.padding is None:
+            return np.full(len(self.tokens), self.tokens.shape[1])
+        return np.asarray((self.padding[:, 0, :] == 0).sum(axis=1))
+
+    @property
+    def score_differences(self) -> int:
+        """Score differences that one head shows in the rows that count."""
+        return int(((self.weights > 0).sum(axis=1) * (self.lengths - 1)).sum())
+
+    def unknowns(self, heads: int) -> int:
+        """Free numbers in a model of that many heads."""
+        scores = int(self.queries.shape[2]) * self.width
+        return heads * (scores + self.width * self.outputs) + self.outputs * self.offset
+
+    def with_weights(self, weights: Float[Array, "n a"]) -> "Rows":
+        return replace(self, weights=weights)
+
+    def astype(self, dtype: type) -> "Rows":
+        return replace(
+            self,
+            queries=self.queries.astype(dtype),
+            tokens=self.tokens.astype(dtype),
+            padding=None if self.padding is None else self.padding.astype(dtype),
+            weights=self.weights.astype(dtype),
+            targets=self.targets.astype(dtype),
+        )
+
+
+def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
+    """Softmax weights of every head on every row."""
+    n, a, p = rows.queries.shape
+    m = theta.shape[1]
+    keys = rows.queries.reshape(n * a, p) @ theta.reshape(p, -1)
+    scores = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
+    if rows.padding is not None:
+        scores += rows.padding
+    scores -= scores.max(axis=2, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=2, keepdims=True)
+    return np.asarray(scores)
+
+
+def averages(rows: Rows, pattern: Float[Array, "n am L"]) -> Float[Array, "na md"]:
+    """What each head hands to its values, all heads side by side; ignored rows are zero."""
+    n, a = rows.weights.shape
+    mixed = (pattern @ rows.tokens).reshape(n * a, -1)
+    return np.asarray(mixed * rows.weights.reshape(-1, 1))
+
+
+def push(
+    rows: Rows,
+    pattern: Float[Array, "n am L"],
+    values: Float[Array, "md D"],
+    direction: Float[Array, "p m d"],
+) -> Float[Array, "na D"]:
+    """Derivative of the outputs along a direction of theta, values fixed."""
+    n, a, p = rows.queries.shape
+    m = direction.shape[1]
+    keys = rows.queries.reshape(n * a, p) @ direction.reshape(p, -1)
+    change = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
+    change = _through_softmax(pattern, change)
+    return np.asarray(averages(rows, change) @ values)
+
+
+def pull(
+    rows: Rows,
+    pattern: Float[Array, "n am L"],
+    values: Float[Array, "md D"],
+    residual: Float[Array, "na D"],
+) -> Float[Array, "p m d"]:
+    """Adjoint of `push`."""
+    n, a, p = rows.queries.shape
+    d = rows.width
+    m = pattern.shape[1] // a
+    back = (residual * rows.weights.reshape(-1, 1)) @ values.T
+    change = back.reshape(n, a * m, d) @ rows.tokens.transpose(0, 2, 1)
+    change = _through_softmax(pattern, change)
+    mixed = (change @ rows.tokens).reshape(n * a, m * d)
+    return np.asarray((rows.queries.reshape(n * a, p).T @ mixed).reshape(p, m, d))
+
+
+def _through_softmax(pattern: Array, change: Array) -> Array:
+    """The softmax's derivative, a symmetric map; overwrites `change`."""
+    change -= np.einsum("nal,nal->na", pattern, change)[:, :, None]
+    change *= pattern
+    return change
+
+
+def responses(
+    rows: Rows, pattern: Float[Array, "n am L"], values: Float[Array, "md D"]
+) -> Float[Array, "na m d D"]:
+    """G = Cov_P(x) W for every row and head: the derivative of the row by theta is query x G."""
+    n, a = rows.weights.shape
+    length, d = rows.tokens.shape[1:]
+    per_head = values.reshape(-1, d, values.shape[1])
+    weights = pattern.reshape(n, a, len(per_head), length)
+    mean = (pattern @ rows.tokens).reshape(n, a, len(per_head), d)
+    out = np.empty((n, a, len(per_head), d, values.shape[1]), dtype=values.dtype)
+    for i, value in enumerate(per_head):
+        outer = rows.tokens[:, :, :, None] * (rows.tokens @ value)[:, :, None, :]
+        out[:, :, i] = (weights[:, :, i] @ outer.reshape(n, length, -1)).reshape(n, a, d, -1)
+        out[:, :, i] -= mean[:, :, i, :, None] * (mean[:, :, i] @ value)[:, :, None, :]
+    out *= rows.weights[:, :, None, None, None]
+    return out.reshape(n * a, len(per_head), d, -1)

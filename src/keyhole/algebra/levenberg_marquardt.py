@@ -1,0 +1,201 @@
+"""Levenberg-Marquardt on the projected residual: dense for few unknowns, conjugate gradients else.
+
+Step: (J^t J + damping D) s = J^t r, accepted when the cost falls. The damping shrinks when the
+quadratic model predicted the decrease well and grows when it did not. In the matrix-free form the
+linear systems are solved in single precision: a step needs few digits, and the gradient, the
+residual and the cost that decide about it are double.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+from keyhole.algebra.attention_rows import Rows
+from keyhole.algebra.kronecker import kronecker
+from keyhole.algebra.variable_projection import (
+    Projection,
+    dense_normal,
+    gauss_newton,
+    gradient,
+    project,
+)
+from keyhole.arrays import Array, Float
+
+DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradients
+DENSE_NUMBERS = 4_000_000  # entries of a dense Jacobian that still fit a cache-friendly product
+SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
+FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
+STALL_WINDOW = 15  # iterations over which progress is judged
+STALL_SHARE = 0.05  # a start that gained less than this share in the window is given up
+COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
+SMALLEST_DAMPING = 1e-12
+LARGEST_DAMPING = 1e10
+FORCING = 0.3  # relative accuracy of a step far from the solution
+MOST_CONJUGATE_STEPS = 150
+REFINED = 1e-10  # a relative decrease below this, near a minimum, is the end
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When one start ends."""
+
+    iterations: int = 200
+    deadline: float = float("inf")  # time.monotonic() at which to stop
+    stall_window: int = STALL_WINDOW
+    stall_share: float = STALL_SHARE
+    conjugate_steps: int = MOST_CONJUGATE_STEPS
+
+
+PATIENT = Limits()
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """Where one start ended and why."""
+
+    at: Projection
+    relative: float  # squared residual relative to the labels
+    iterations: int
+    converged: bool  # at a minimum, rather than stopped
+    products: int = 0  # Gauss-Newton products spent
+
+
+def descend(
+    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = PATIENT, damping: float = 1e-2
+) -> Descent:
+    """From one start to a minimum, a stall, or the limits."""
+    scale = label_power(rows)
+    at = project(rows, theta)
+    system = _System(rows, at, scale)
+    costs = [at.cost]
+    for iteration in range(limits.iterations):
+        if at.cost <= FINISHED * scale:
+            return Descent(at, at.cost / scale, iteration, True, system.products)
+        if time.monotonic() > limits.deadline:
+            return Descent(at, at.cost / scale, iteration, False, system.products)
+        step, predicted = system.step(damping, limits.conjugate_steps)
+        trial = project(rows, at.theta + step)
+        gain = (at.cost - trial.cost) / max(predicted, 1e-300)
+        if trial.cost < at.cost:
+            small = at.cost - trial.cost <= REFINED * at.cost
+            at = trial
+            system = _System(rows, at, scale, system.products)
+            if gain > 0.75:
+                damping = max(damping / 5, SMALLEST_DAMPING)
+            elif gain < 0.25:
+                damping *= 2
+            if small and predicted <= 2 * REFINED * at.cost:
+                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+        else:
+            if predicted <= REFINED * at.cost:
+                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+            damping *= 4
+            if damping > LARGEST_DAMPING:
+                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+        costs.append(at.cost)
+        if _stalled(costs, limits):
+            return Descent(at, at.cost / scale, iteration + 1, False, system.products)
+    return Descent(at, at.cost / scale, limits.iterations, False, system.products)
+
+
+def label_power(rows: Rows) -> float:
+    """Sum of squares of the labels that count."""
+    weighted = rows.targets * rows.weights[:, :, None]
+    return max(float(np.einsum("nad,nad->", weighted, weighted)), 1e-300)
+
+
+def _stalled(costs: list[float], limits: Limits) -> bool:
+    window = limits.stall_window
+    return len(costs) > window and costs[-1] > (1 - limits.stall_share) * costs[-1 - window]
+
+
+class _System:
+    """The damped normal equations at one point; built lazily, reused for each damping tried."""
+
+    def __init__(self, rows: Rows, at: Projection, scale: float, products: int = 0) -> None:
+        self.rows, self.at = rows, at
+        self.products = products
+        self.relative = at.cost / scale
+        self.slope = gradient(rows, at)
+        size = self.slope.size
+        self.dense = size <= DENSE_UNKNOWNS and size * at.residual.size <= DENSE_NUMBERS
+        if self.dense:
+            if self.relative > COARSE:  # far from a solution a step needs few digits
+                rows, at = rows.astype(np.float32), at.astype(np.float32)
+            self.normal = dense_normal(rows, at).astype(np.float64)
+        else:
+            self.kronecker = kronecker(rows, at).astype(np.float32)
+            self.rows32, self.at32 = rows.astype(np.float32), at.astype(np.float32)
+
+    def step(self, damping: float, most: int) -> tuple[Array, float]:
+        """The step and the decrease of the cost that the quadratic model predicts."""
+        if self.dense:
+            return self._dense_step(damping)
+        return self._iterative_step(damping, most)
+
+    def _dense_step(self, damping: float) -> tuple[Array, float]:
+        b = self.slope.ravel()
+        diagonal = np.diagonal(self.normal)
+        weight = damping * (diagonal + 1e-12 * max(float(diagonal.max()), 1e-300))
+        system = self.normal + np.diag(weight)
+        try:
+            s = cho_solve(cho_factor(system, check_finite=False), b, check_finite=False)
+        except LinAlgError:
+            s = np.linalg.lstsq(system, b, rcond=None)[0]
+        predicted = float(2 * b @ s - s @ (self.normal @ s))
+        return s.reshape(self.slope.shape), predicted
+
+    def _iterative_step(self, damping: float, most: int) -> tuple[Array, float]:
+        unit = self.kronecker.scale[None, :, None]
+
+        def apply(v: Array) -> Array:
+            self.products += 1
+            return gauss_newton(self.rows32, self.at32, v)
+
+        tolerance = min(FORCING, FORCING * self.relative**0.25)
+        size = float(np.linalg.norm(self.slope)) or 1.0
+        b = (self.slope / size).astype(np.float32)
+        s, curved = conjugate_gradients(
+            lambda v: apply(v) + np.float32(damping) * unit * v,
+            lambda v: self.kronecker.solve(damping, v).astype(np.float32),
+            b,
+            max(tolerance, 1e-5),
+            most,
+        )
+        square = float((unit * s * s).sum()) * damping
+        predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
+        return s.astype(np.float64) * size, predicted * size**2
+
+
+def conjugate_gradients(
+    apply: Callable[[Array], Array],
+    precondition: Callable[[Array], Array],
+    b: Array,
+    tolerance: float,
+    most: int,
+) -> tuple[Array, Array]:
+    """The solution of apply(s) = b to a relative tolerance, and apply(s)."""
+    s = np.zeros_like(b)
+    r = b.copy()
+    z = precondition(r)
+    direction = z
+    rho = float((r * z).sum())
+    target = tolerance * float(np.linalg.norm(b))
+    for _ in range(most):
+        image = apply(direction)
+        curvature = float((direction * image).sum())
+        if not curvature > 0:
+            break
+        alpha = rho / curvature
+        s = s + alpha * direction
+        r = r - alpha * image
+        if float(np.linalg.norm(r)) <= target:
+            break
+        z = precondition(r)
+        fresh = float((r * z).sum())
+        direction = z + (fresh / rho) * direction
+        rho = fresh
+    return s, b - r

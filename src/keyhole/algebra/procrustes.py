@@ -1,0 +1,61 @@
+"""Orthonormal tokens that every one of several subspaces sees as well conditioned blocks.
+
+Statement. Given orthonormal bases B_1..B_n (d x r_i), find T = [T_1..T_m] with orthonormal
+columns (d x k each) such that every B_i' T_j is close to a multiple of an isometry. Random T
+leave condition numbers of thousands among a hundred blocks; alternating between the nearest
+isometries of all blocks and the nearest orthonormal T (orthogonal Procrustes, twice) brings the
+worst down to about three.
+"""
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+
+SWEEPS = 40  # improvement stalls after about thirty
+PULL = 3.0  # over-relaxation of the gradient step
+GOOD_ENOUGH = 3.0
+
+
+def polar(matrix: Array) -> Array:
+    """The nearest matrix with orthonormal columns (or rows), times nothing."""
+    u, _, vt = np.linalg.svd(matrix, full_matrices=False)
+    return np.asarray(u @ vt)
+
+
+def spread_tokens(
+    bases: list[Array], count: int, blocks: int, rng: np.random.Generator
+) -> Float[Array, "d n"]:
+    """`blocks` groups of `count` orthonormal tokens; across groups orthonormal as far as the
+    width allows."""
+    width = bases[0].shape[0]
+    groups = max(1, width // count)
+    parts = [
+        _group(bases, count, min(groups, blocks - start), width, rng)
+        for start in range(0, blocks, groups)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _group(
+    bases: list[Array], count: int, blocks: int, width: int, rng: np.random.Generator
+) -> Array:
+    stacked = np.concatenate(bases, axis=1)
+    cuts = np.cumsum([base.shape[1] for base in bases])[:-1]
+    rate = PULL / np.linalg.norm(stacked, 2) ** 2
+    tokens = np.linalg.qr(rng.standard_normal((width, count * blocks)))[0]
+    best, worst = tokens, np.inf
+    for _ in range(SWEEPS):
+        seen = stacked.T @ tokens
+        target, condition = np.empty_like(seen), 1.0
+        for rows in np.split(np.arange(len(seen)), cuts):
+            for j in range(blocks):
+                columns = slice(j * count, (j + 1) * count)
+                u, s, vt = np.linalg.svd(seen[rows, columns], full_matrices=False)
+                target[rows, columns] = (u @ vt) * np.sqrt(max(len(rows), count) / width)
+                condition = max(condition, float(s[0] / max(s[-1], 1e-300)))
+        if condition < worst:
+            best, worst = tokens, condition
+        if worst <= GOOD_ENOUGH:
+            break
+        tokens = polar(tokens + rate * (stacked @ (target - seen)))
+    return best

@@ -1,0 +1,139 @@
+"""What an audit found: one row per protection and number of questions, and a sentence of advice."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from keyhole.audit.protections import Protection
+from keyhole.audit.sweep import FORMAT, Audit
+
+HELPS = 0.1  # a copy that is off by this much of the answers' root mean square is no copy
+LEAKS = 1e-2  # and one this close does the model's work
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over the repetitions; None where no repetition gave a model."""
+
+    bounded: bool
+    protection: str
+    title: str
+    multiple: int
+    questions: int
+    outcome: str
+    parameter_error: float | None
+    function_error: float | None
+    cost: float
+
+
+def rows(audit: Audit) -> list[Row]:
+    """In the order of the plan: tokens bounded first, then protections, then questions."""
+    groups: dict[tuple[bool, str, int], list[Mapping[str, Any]]] = {}
+    for cell in audit.cells:
+        key = (bool(cell["bounded"]), str(cell["protection"]), int(cell["multiple"]))
+        groups.setdefault(key, []).append(cell)
+    order = {name: number for number, name in enumerate(audit.plan.protections)}
+    found = sorted(groups, key=lambda key: (not key[0], order[key[1]], key[2]))
+    return [_row(*key, groups[key]) for key in found]
+
+
+def _row(bounded: bool, protection: str, multiple: int, cells: list[Mapping[str, Any]]) -> Row:
+    return Row(
+        bounded,
+        protection,
+        Protection.parse(protection).title,
+        multiple,
+        int(median(cell["questions"] for cell in cells)),
+        ", ".join(sorted({cell["outcome"] for cell in cells})),
+        _middle(cells, "parameter_error"),
+        _middle(cells, "function_error"),
+        float(median(cell["cost"] for cell in cells)),
+    )
+
+
+def _middle(cells: list[Mapping[str, Any]], name: str) -> float | None:
+    numbers = [cell[name] for cell in cells if cell[name] is not None]
+    return float(median(numbers)) if numbers else None
+
+
+def advice(table: list[Row], max_norm: float) -> str:
+    """Which protection would actually help, and what it costs."""
+    last = _strongest(row for row in table if row.bounded)
+    loose = _strongest(row for row in table if not row.bounded)
+    useful = [row for row in last if row.function_error is not None and row.function_error >= HELPS]
+    unclear = [row for row in last if row.function_error is None]
+    parts = []
+    if useful:
+        best = min(useful, key=lambda row: row.cost)
+        parts.append(
+            f"With tokens limited to norm {max_norm:.3g}, {best.title} helps: after "
+            f"{best.questions:,} questions a copy is still off by {best.function_error:.0%} of the "
+            f"answers, and honest answers change by {_share(best.cost)}."
+        )
+    else:
+        known = [row for row in last if row.function_error is not None]
+        if known:
+            best = max(known, key=lambda row: row.function_error or 0.0)
+            parts.append(
+                f"None of these protections keeps the model: even behind {best.title}, which "
+                f"changes honest answers by {_share(best.cost)}, {best.questions:,} questions give "
+                f"a copy whose answers are within {_share(best.function_error or 0.0)} (tokens "
+                f"limited to norm {max_norm:.3g})."
+            )
+    if unclear:
+        names = ", ".join(row.title for row in unclear)
+        parts.append(f"Against {names} this attack did not finish, which proves nothing.")
+    open_ones = {
+        row.protection: row
+        for row in loose
+        if row.function_error is not None and row.function_error < LEAKS
+    }
+    undone = [row for row in useful if row.protection in open_ones]
+    if undone:
+        names = ", ".join(row.title for row in undone)
+        parts.append(
+            f"Without the limit on tokens {names} would not help: longer tokens drown the "
+            "disturbance."
+        )
+    elif open_ones and not useful:
+        worst = max(open_ones.values(), key=lambda row: row.cost)
+        parts.append(
+            f"Without the limit on tokens even {worst.title} leaves a copy within "
+            f"{_share(worst.function_error or 0.0)}."
+        )
+    if table:
+        fewest = min(row.questions for row in table)
+        parts.append(
+            f"Only fewer questions than unknowns (about {fewest:,}) leave the parameters open in "
+            "every case."
+        )
+    return " ".join(parts)
+
+
+def _strongest(table: Any) -> list[Row]:
+    """For each protection, the row with most questions."""
+    last: dict[str, Row] = {}
+    for row in table:
+        if row.protection not in last or row.multiple > last[row.protection].multiple:
+            last[row.protection] = row
+    return list(last.values())
+
+
+def _share(number: float) -> str:
+    return f"{number:.2%}" if number >= 1e-3 else f"a fraction {number:.0e}"
+
+
+def to_json(audit: Audit) -> dict[str, Any]:
+    """Everything, in plain types."""
+    table = rows(audit)
+    return {
+        "format": FORMAT,
+        "model": dict(audit.model),
+        "plan": audit.plan.to_json(),
+        "max_norm": audit.max_norm,
+        "rows": [asdict(row) for row in table],
+        "cells": [dict(cell) for cell in audit.cells],
+        "notes": list(audit.notes),
+        "advice": advice(table, audit.max_norm),
+    }

@@ -1,0 +1,203 @@
+"""From scores to a hypothesis one can judge: polish, standard errors, rows kept aside."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.algebra.attention_information import Information, information
+from keyhole.algebra.attention_rows import Rows, averages, patterns
+from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
+from keyhole.algebra.variable_projection import Projection
+from keyhole.arrays import Array, Float
+from keyhole.learners.base import Learned
+from keyhole.learners.example_data import Examples
+from keyhole.learners.head_search import Found
+from keyhole.learners.sculpting import Sculpted
+from keyhole.models.attention import Attention, Head
+
+HELD_SHARE = 0.05  # of the rows, kept aside to judge the fit
+HELD_NUMBERS = 24  # numbers that are kept aside at least
+HELD_MOST = 0.2  # and at most this share of the rows
+POLISH = Limits(iterations=60)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Rows the fit has not seen, and what it says about them."""
+
+    example: Array  # (rows,) which example
+    position: Array  # (rows,) which position in it
+    answers: Float[Array, "rows D"]
+    predictions: Float[Array, "rows D"]
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A hypothesis with what is needed to judge it."""
+
+    learned: Learned
+    held_out: HeldOut
+    residuals: Float[Array, "rows D"]  # of the rows that were fitted
+    predictions: Float[Array, "rows D"]  # for the rows that were fitted
+    queries: Float[Array, "rows p"]
+    refitted: Float[Array, "kept D"]  # of the rows kept aside, once they are fitted too
+    costs: tuple[
+        float, float
+    ]  # squared residual of the fitted rows, and of all once all are fitted
+    noise: float  # standard deviation of the labels' noise, dof-corrected
+    power: float  # root mean square of the labels
+    freedom: tuple[int, int]  # numbers fitted, unknowns
+    data: Examples
+
+
+def ratio(rows: Rows, heads: int) -> float:
+    """Examples over the floor: how many times the rows outnumber the unknowns."""
+    numbers = rows.counted * rows.outputs / rows.unknowns(heads)
+    return float(min(numbers, rows.score_differences / (rows.queries.shape[2] * rows.width)))
+
+
+def held_rows(rows: Rows, rng: np.random.Generator) -> Array:
+    """Which rows (n, a) are kept aside: a random share of those with something to attend to."""
+    candidates = np.argwhere((rows.weights > 0) & (rows.lengths > 1)[:, None])
+    share = max(HELD_SHARE * len(candidates), HELD_NUMBERS / rows.outputs)
+    count = int(np.ceil(min(share, HELD_MOST * len(candidates))))
+    chosen = candidates[rng.permutation(len(candidates))[:count]]
+    kept = np.zeros(rows.weights.shape, bool)
+    kept[chosen[:, 0], chosen[:, 1]] = True
+    return kept
+
+
+def fitted_layer(
+    data: Examples,
+    train: Rows,
+    kept: Array,
+    found: Found,
+    least: int,
+    rng: np.random.Generator,
+) -> Fitted:
+    """Polish, standard errors and held-out rows for the scores a search has found."""
+    at = descend(train, found.theta, POLISH, damping=1e-8).at
+    rows, heads = data.rows, at.theta.shape[1]
+    numbers, unknowns = train.counted * train.outputs, train.unknowns(heads)
+    power = float(np.sqrt(label_power(rows) / (rows.counted * rows.outputs)))
+    noise = np.sqrt(at.cost / max(numbers - unknowns, 1))
+    used = train.weights.ravel() > 0
+    held_out = _held_out(rows, kept, at)
+    final = descend(rows, at.theta, POLISH, damping=1e-8).at
+    spread = information(rows, final, rng)
+    total = rows.counted * rows.outputs
+    level = np.sqrt(final.cost / max(total - unknowns, 1))
+    level = max(float(level), data.roundoff * power)
+    errors = _errors(rows, spread, level, data.form)
+    model = assembled(rows, final.theta, final.values, final.offset, data.form)
+    times = ratio(rows, heads)
+    details = {
+        "heads": heads,
+        "examples": data.count,
+        "floor": data.count / times,
+        "ratio": times,
+        "ratio_least": ratio(rows, least),
+        "conditioning": spread.conditioning,
+        "deficient": spread.deficient,
+        "amplification": _amplification(final, spread, power),
+        "residual": float(np.sqrt(final.cost / total) / power),
+        "noise": float(level / power),
+        "held_out_error": float(
+            np.sqrt(np.mean((held_out.answers - held_out.predictions) ** 2)) / power
+        ),
+        "held_out_rows": int(kept.sum()),
+        "ending": found.ending,
+        "agreeing_starts": found.hits,
+        "restarts": found.restarts,
+        "seconds": found.seconds,
+        "residual_by_heads": {m: float(np.sqrt(r)) for m, r in found.residuals.items()},
+    }
+    learned = Learned(model, errors, data.count / times, _notes(details), details)
+    return Fitted(
+        learned,
+        held_out,
+        at.residual[used],
+        rows.targets.reshape(len(used), -1)[used] - at.residual[used],
+        rows.queries.reshape(len(used), -1)[used][:, : rows.width],
+        final.residual[kept.ravel()],
+        (at.cost, final.cost),
+        float(noise),
+        power,
+        (numbers, unknowns),
+        data,
+    )
+
+
+def _held_out(rows: Rows, kept: Array, at: Projection) -> HeldOut:
+    aside = predicted(rows.with_weights(kept.astype(np.float64)), at)
+    example, position = np.nonzero(kept)
+    return HeldOut(example, position, rows.targets[kept], aside[kept])
+
+
+def predicted(rows: Rows, at: Projection) -> Float[Array, "n a D"]:
+    """Outputs of the fitted layer on the rows that count."""
+    mixed = averages(rows, patterns(rows, at.theta)) @ at.values
+    return np.asarray(mixed.reshape(*rows.weights.shape, -1) + at.offset)
+
+
+def assembled(rows: Rows, theta: Array, values: Array, offset: Array, form: str) -> Attention:
+    """The layer in the user's form; x_q^t theta x_i = x_i . (score x_q + key_bias)."""
+    d = rows.width
+    shaped = values.reshape(-1, d, values.shape[1])
+    heads = []
+    for i, value in enumerate(shaped):
+        bias = theta[d, i] if theta.shape[0] > d else None
+        heads.append(Head(theta[:d, i].T, bias, value[:, 0] if form == "scalar" else value))
+    return Attention(heads, offset[0] if form == "scalar" else offset)
+
+
+def _errors(rows: Rows, spread: Information, level: float, form: str) -> Attention | None:
+    if not np.isfinite(spread.theta).all():
+        return None
+    parts = (level * spread.theta, level * spread.values, level * spread.offset)
+    return assembled(rows, *parts, form)
+
+
+def _amplification(at: Projection, spread: Information, power: float) -> float:
+    """Largest relative standard error of a block for relative noise 1 on the labels."""
+    d = at.theta.shape[2]
+    worst = 0.0
+    for i in range(at.theta.shape[1]):
+        for error, block in (
+            (spread.theta[:, i], at.theta[:, i]),
+            (spread.values[i * d : i * d + d], at.values[i * d : i * d + d]),
+        ):
+            size = max(float(np.linalg.norm(block)), 1e-300)
+            worst = max(worst, float(np.linalg.norm(error)) / size)
+    return worst * power
+
+
+def _notes(details: dict[str, Any]) -> tuple[str, ...]:
+    ending = {
+        "exact": "The labels are reproduced to rounding.",
+        "noise": "What remains behaves like noise: two independent starts end in the same fit, and "
+        "one more head explains no more than chance.",
+        "spent": "The budget of time or restarts was spent before the fit was settled.",
+    }[details["ending"]]
+    return (
+        f"{details['examples']} examples are {details['ratio']:.2g} times the floor of "
+        f"{details['floor']:.3g} for {details['heads']} head(s).",
+        ending,
+    )
+
+
+def with_certificates(fitted: Fitted, sculpted: Sculpted) -> Fitted:
+    """The same, with what sculpting certified among the details."""
+    body = sculpted.certificates
+    details = {
+        **fitted.learned.details,
+        "sum_of_values": sculpted.values,
+        "certified": len(body),
+        "certificates": {
+            "queries": body.queries,
+            "preferred": body.preferred,
+            "others": body.others,
+        },
+    }
+    return replace(fitted, learned=replace(fitted.learned, details=details))

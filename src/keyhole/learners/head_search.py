@@ -1,0 +1,370 @@
+"""How many heads, and which: descents from random starts, number of heads by number of heads.
+
+A chain is one descent from a small random start, followed by hops: one head is replaced by a small
+random one and the descent repeated, kept when it helps. Chains are the unit of work, each with a
+seed of its own, run one after another or in parallel processes: the first solved one in their
+order wins, so the result does not depend on how many processes there are (unless time runs out).
+
+Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns:
+more chains, most of the work at the M that cross-validates best, the rest shared among the others,
+until a fit is exact; or the labels are noisy and the minimum with the best Bayesian information
+criterion was reached from two independent starts; or the budget is spent. An exact fit with more
+heads than needed is pruned.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+
+import numpy as np
+
+from keyhole.algebra.attention_rows import Rows
+from keyhole.algebra.closed_form import one_head
+from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
+from keyhole.algebra.variable_projection import project
+from keyhole.arrays import Array, Float
+
+START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
+HOPS = 4  # swaps of a head without gain after which a chain ends (one head: fresh starts)
+HASTE = Limits(stall_window=10, stall_share=0.1, conjugate_steps=60)  # where most starts are vain
+GOOD = 1e-3  # relative squared residual of a fit whose heads are kept when one more is tried
+GAIN = 0.02  # relative decrease that makes a hop worth keeping
+SAME = 1e-6  # relative difference of two costs that are the same minimum
+NOISE_CEILING = 0.09  # squared residual share beyond which a minimum is not taken for noise
+WIDE = 4096  # score entries per head from which the sweep doubles the number of heads
+PRUNE_ITERATIONS = 40
+REDUNDANT = 1e-4  # relative squared residual without a head beyond which that head is needed
+FAVOUR = 3.0  # work given to the most promising number of heads, in units of the others'
+CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
+TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
+SETTLED = 2  # independent starts that must reach the same minimum
+
+
+@dataclass(frozen=True, eq=False)
+class Effort:
+    """Where one chain starts, and how much it may do."""
+
+    hops: int
+    solved: float  # relative squared residual of an exact fit
+    limits: Limits
+    known: Array | None = None  # scores of heads to keep; the chain adds one
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """What one chain found."""
+
+    theta: Float[Array, "p m d"]
+    relative: float
+    work: float  # iterations, weighted by what one costs
+
+
+@dataclass
+class Tally:
+    """Everything found with one number of heads."""
+
+    heads: int
+    theta: Array | None = None
+    relative: float = np.inf
+    chains: list[float] = field(default_factory=list)
+    work: float = 0.0
+
+    def add(self, chain: Chain) -> None:
+        self.chains.append(chain.relative)
+        self.work += chain.work
+        if chain.relative < self.relative:
+            self.theta, self.relative = chain.theta, chain.relative
+
+    @property
+    def hits(self) -> int:
+        """Independent chains that reached the best minimum."""
+        return sum(c <= self.relative * (1 + SAME) for c in self.chains)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every chain."""
+
+    heads: int  # being tried
+    restarts: int  # chains so far
+    residual: float  # best relative root-mean-square residual so far
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The end of a search. `ending`: "exact", "noise" or "spent"."""
+
+    theta: Float[Array, "p m d"]
+    relative: float
+    ending: str
+    restarts: int
+    seconds: float
+    hits: int
+    residuals: dict[int, float]  # best relative squared residual by number of heads
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The search's configuration."""
+
+    heads: int | None
+    most_heads: int
+    restarts: int
+    seconds: float
+    workers: int
+    solved: float
+    progress: Callable[[Progress], None] | None = None
+
+
+def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
+    """One random start and its hops."""
+    rng = np.random.default_rng(seed)
+    limits = effort.limits
+    theta = random_start(rows, heads, rng)
+    if effort.known is not None:
+        theta[:, : effort.known.shape[1]] = effort.known
+    best = descend(rows, theta, limits)
+    iterations, failures = best.iterations, 0
+    while best.relative > effort.solved and failures < effort.hops:
+        if time.monotonic() > limits.deadline:
+            break
+        theta = random_start(rows, heads, rng)
+        if heads > 1:
+            keep = np.arange(heads) != rng.integers(heads)
+            theta[:, keep] = best.at.theta[:, keep]
+        trial = descend(rows, theta, limits)
+        iterations += trial.iterations
+        failures = 0 if trial.relative < (1 - GAIN) * best.relative else failures + 1
+        best = trial if trial.relative < best.relative else best
+    return Chain(best.at.theta, best.relative, float(iterations * heads**2))
+
+
+def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
+    """Small scores of equal size whatever the scale of the tokens."""
+    shape = (rows.queries.shape[2], heads, rows.width)
+    power = np.sqrt(_power(rows.queries) * _power(rows.tokens))
+    return np.asarray(START / power * rng.standard_normal(shape))
+
+
+def _power(vectors: Array) -> float:
+    """Mean squared norm of the vectors that are not padding."""
+    squares = np.einsum("nld,nld->nl", vectors, vectors)
+    return max(float(squares[squares > 0].mean()) if (squares > 0).any() else 1.0, 1e-300)
+
+
+def search(rows: Rows, plan: Plan, rng: np.random.Generator) -> Found:
+    """The best fit that the budget allows."""
+    return _Search(rows, plan, rng).run()
+
+
+class _Search:
+    def __init__(self, rows: Rows, plan: Plan, rng: np.random.Generator) -> None:
+        self.rows, self.plan, self.rng = rows, plan, rng
+        self.begin = time.monotonic()
+        self.deadline = self.begin + plan.seconds
+        self.tallies: dict[int, Tally] = {}
+        self.restarts = 0
+        self.numbers = rows.counted * rows.outputs
+        self.first, self.last = (1, plan.most_heads) if plan.heads is None else (plan.heads,) * 2
+
+    def run(self) -> Found:
+        with _Chains(self.rows, self.plan.workers) as pool:
+            self.pool = pool
+            solved = self._sweep() or self._turns()
+        if solved is not None:
+            return self._found(self._pruned(solved), "exact")
+        best = self._best()
+        ending = "noise" if self._settled(best) else "spent"
+        return self._found(best, ending)
+
+    def _sweep(self) -> Tally | None:
+        """Each number of heads once, until one is exact or cross-validation got worse twice."""
+        hasty = replace(HASTE, deadline=self.deadline)
+        for heads in self._ladder():
+            tally = self._try(heads, 1, 0, hasty)
+            if tally.relative <= self.plan.solved:
+                return tally
+            leader = min(self.tallies.values(), key=self._cross_validation)
+            best = self._best()
+            noisy = best.relative <= NOISE_CEILING and best.heads < heads
+            if noisy or self._over() or leader.heads < heads - 1:
+                break
+        return None
+
+    def _ladder(self) -> Iterator[int]:
+        heads = self.first
+        wide = self.rows.queries.shape[2] * self.rows.width >= WIDE
+        while heads < self.last:
+            yield heads
+            heads = 2 * heads if wide else heads + 1
+        yield self.last
+
+    def _turns(self) -> Tally | None:
+        """More and more chains, where they promise most."""
+        turn, limits = 0, Limits(deadline=self.deadline)
+        hasty = replace(HASTE, deadline=self.deadline)
+        while not self._over() and not self._settled(self._best()):
+            undecided = self._undecided()
+            if undecided is None:
+                tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS, limits)
+            else:
+                tally = self._try(undecided, 1, 0, hasty)
+            if tally.relative <= self.plan.solved:
+                return tally
+            turn += 1
+        return None
+
+    def _undecided(self) -> int | None:
+        """Where the rest may be noise: a number of heads that needs another start to tell."""
+        best = self._best()
+        if best.relative <= NOISE_CEILING:
+            for heads in (best.heads, min(best.heads + 1, self.last)):
+                if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLED:
+                    return heads
+        return None
+
+    def _next(self) -> int:
+        """The number of heads whose share of the work is most overdue."""
+        leader = min(self.tallies.values(), key=self._cross_validation).heads
+        due = {}
+        for heads in range(self.first, min(leader + 1, self.last) + 1):
+            tally = self.tallies.get(heads, Tally(heads))
+            share = KNOWN if tally.hits >= CERTAIN else FAVOUR if heads == leader else 1.0
+            due[heads] = tally.work / share
+        return min(due, key=lambda heads: due[heads])
+
+    def _over(self) -> bool:
+        return time.monotonic() > self.deadline or self.restarts >= self.plan.restarts
+
+    def _settled(self, best: Tally) -> bool:
+        """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
+        if best.relative > NOISE_CEILING or best.hits < SETTLED:
+            return False
+        above = self.tallies.get(best.heads + 1)
+        return best.heads >= self.last or (above is not None and len(above.chains) >= SETTLED)
+
+    def _criterion(self, tally: Tally) -> float:
+        """Bayesian information criterion."""
+        unknowns = self.rows.unknowns(tally.heads)
+        return float(
+            self.numbers * np.log(max(tally.relative, 1e-300)) + unknowns * np.log(self.numbers)
+        )
+
+    def _cross_validation(self, tally: Tally) -> float:
+        """Generalised cross-validation: what the fit would leave of labels it has not seen."""
+        share = min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6)
+        return tally.relative / (1 - share) ** 2
+
+    def _best(self) -> Tally:
+        return min(self.tallies.values(), key=self._criterion)
+
+    def _try(self, heads: int, chains: int, hops: int, limits: Limits) -> Tally:
+        tally = self.tallies.setdefault(heads, Tally(heads))
+        effort = Effort(hops, self.plan.solved, limits, self._foundation(heads))
+        if heads == 1 and not tally.chains:
+            start = one_head(self.rows)
+            if start is not None:
+                end = descend(self.rows, start, limits)
+                tally.add(Chain(end.at.theta, end.relative, float(end.iterations)))
+                self._tell(heads)
+                if tally.relative <= self.plan.solved:
+                    return tally
+        chains = min(chains, max(self.plan.restarts - self.restarts, 1))
+        seeds = [int(s) for s in self.rng.integers(0, 2**63, chains)]
+        for chain in self.pool.map(heads, seeds, effort):
+            tally.add(chain)
+            self._tell(heads)
+            if chain.relative <= self.plan.solved:
+                break
+        return tally
+
+    def _foundation(self, heads: int) -> Array | None:
+        """A fit with one head less that is so good that a head is only added to it: from a fresh
+        start, the way down to a noise that small is long and flat."""
+        below = self.tallies.get(heads - 1)
+        return below.theta if below is not None and below.relative <= GOOD else None
+
+    def _tell(self, heads: int) -> None:
+        self.restarts += 1
+        if self.plan.progress is not None:
+            residual = float(np.sqrt(min(t.relative for t in self.tallies.values())))
+            seconds = time.monotonic() - self.begin
+            self.plan.progress(Progress(heads, self.restarts, residual, seconds))
+
+    def _pruned(self, tally: Tally) -> Tally:
+        """An exact fit without the heads it does not need (only if their number was not given)."""
+        limits = Limits(iterations=PRUNE_ITERATIONS)
+        theta = tally.theta
+        assert theta is not None
+        smaller = True
+        while smaller and theta.shape[1] > self.first:
+            smaller = False
+            for i in range(theta.shape[1]):
+                fewer = np.delete(theta, i, axis=1)
+                if project(self.rows, fewer).cost > REDUNDANT * label_power(self.rows):
+                    continue
+                trial = descend(self.rows, fewer, limits)
+                if trial.relative <= self.plan.solved:
+                    theta, smaller = trial.at.theta, True
+                    tally = replace(tally, heads=theta.shape[1], theta=theta)
+                    tally.relative = trial.relative
+                    break
+        return tally
+
+    def _found(self, best: Tally, ending: str) -> Found:
+        assert best.theta is not None
+        return Found(
+            best.theta,
+            best.relative,
+            ending,
+            self.restarts,
+            time.monotonic() - self.begin,
+            best.hits,
+            {heads: tally.relative for heads, tally in sorted(self.tallies.items())},
+        )
+
+
+class _Chains:
+    """Chains in order, in this process or in several."""
+
+    def __init__(self, rows: Rows, workers: int) -> None:
+        self.rows, self.workers = rows, workers
+        self.executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "_Chains":
+        if self.workers > 1:
+            self.executor = ProcessPoolExecutor(
+                self.workers, get_context("spawn"), _remember, (self.rows,)
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+
+    def map(self, heads: int, seeds: list[int], effort: Effort) -> Iterator[Chain]:
+        if self.executor is None:
+            for seed in seeds:
+                yield run_chain(self.rows, heads, seed, effort)
+            return
+        futures = [self.executor.submit(_remembered_chain, heads, s, effort) for s in seeds]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+_ROWS: list[Rows] = []  # in a worker process: the data, sent once
+
+
+def _remember(rows: Rows) -> None:
+    _ROWS[:] = [rows]
+
+
+def _remembered_chain(heads: int, seed: int, effort: Effort) -> Chain:
+    return run_chain(_ROWS[0], heads, seed, effort)

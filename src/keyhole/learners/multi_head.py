@@ -1,0 +1,78 @@
+"""Attention with any number of heads, from scalar or vector answers.
+
+Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order
+free) is all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a
+few more (learners/multi_head_scalar), or for real layers, whose answers are vectors, about 4d +
+2 - 2r of them (learners/multi_head_vector).
+
+Questions, algebra, when it fails: see those two files. Tokens of bounded norm: learners/
+multi_head_bounded.
+
+Source. docs/learners/multi_head.md.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.errors import InvalidArgument
+from keyhole.learners.base import Learned
+from keyhole.learners.multi_head_bounded import learn_bounded
+from keyhole.learners.multi_head_scalar import learn_scalar
+from keyhole.learners.multi_head_vector import learn_vector
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.probes.asking import Asker
+from keyhole.probes.hard_attention import Overcomplete, directions
+
+LOUD = 1e8  # size of single tokens where noise does not scale with the answer
+USUAL_HEADS = 4  # forecast where the number of heads is not given
+
+
+@dataclass(frozen=True)
+class MultiHead:
+    """Recovers `Attention` with several heads.
+
+    heads, rank: where given, they are claims that the box must bear out (fewer heads are reported
+    as such, one more is WrongFamily); None finds them. bias: whether key biases and an offset may
+    exist; None finds out with one question.
+    """
+
+    heads: int | None = None
+    rank: int | None = None
+    bias: bool | None = None
+    attempts: int = 5  # base queries tried until the hypothesis passes its own validation
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{name} must be at least 1, got {value}")
+        if self.attempts < 1:
+            raise InvalidArgument(f"attempts must be at least 1, got {self.attempts}")
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        width = oracle.spec.width
+        if self.rank is not None and self.rank > width:
+            raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
+        ask = Asker(oracle)
+        if not oracle.spec.domain.unbounded:
+            return learn_bounded(ask, rng, self)
+        frame = directions(rng, width, width)
+        size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
+        frame = size * np.linalg.qr(frame)[0].T
+        first = ask(frame[:1, None], "values")
+        if first.shape[1] > 1:
+            try:
+                return learn_vector(ask, rng, self, frame, first)
+            except Overcomplete:  # heads opened one at a time need no separate outputs
+                ask.offset = 0.0
+        return learn_scalar(ask, rng, self, frame, first)
+
+    def expected_questions(self, spec: Spec) -> int | None:
+        d, heads = spec.width, self.heads or USUAL_HEADS
+        if spec.outputs is not None and spec.outputs > 1:
+            rank = self.rank or max(1, d // heads)
+            return int(4 * d + 2 - 2 * rank + d // 4 + 2 * heads + 12)
+        rank = self.rank or d
+        each = 2 * rank * d - rank**2 + d
+        return heads * each + 3 * heads + 6

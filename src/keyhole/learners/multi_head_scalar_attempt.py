@@ -1,0 +1,36 @@
+"""One attempt of learners/multi_head_scalar: its stages, from one base query to parameters."""
+
+import numpy as np
+
+from keyhole.errors import IllConditioned
+from keyhole.learners.multi_head_base_query import first_column, partition
+from keyhole.learners.multi_head_columns import other_columns, redesign
+from keyhole.learners.multi_head_replicates import all_uniform, conclude
+from keyhole.learners.multi_head_state import Columns, Draft, Flat, Scalar
+from keyhole.probes.hard_attention import directions
+
+
+def attempt(state: Scalar) -> Draft:
+    """Runs all stages from a random base query."""
+    width, outputs = state.total.shape
+    state.mix = np.ones(1)
+    if outputs > 1:
+        state.mix = np.asarray(state.rng.standard_normal(outputs))
+    state.query = state.reach * directions(state.rng, 1, width)[0]
+    if state.heads == 1:
+        state.set_values(state.total[None], np.zeros((width, 0)), None)
+        state.chamber = state.chamber_at(state.query, None)
+    else:
+        partition(state)
+    if not len(state.values):
+        return all_uniform(state)
+    state.records = [Columns(rank=state.rank, searching=state.search_rank) for _ in state.values]
+    try:
+        first_column(state)
+    except Flat:
+        if len(state.values) > 1:
+            raise IllConditioned("a head does not react to any opening") from None
+        return all_uniform(state)
+    redesign(state)
+    other_columns(state)
+    return conclude(state)

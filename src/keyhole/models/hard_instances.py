@@ -1,0 +1,48 @@
+"""Layers on which learning from examples is hard: heads that only show at high order. Holds the
+truth: no learner may import this.
+
+With scores base + i step direction and values (-1)^i C(m - 1, i) W, i = 0 ... m - 1, the layer is
+the (m - 1)-th finite difference of one head along a line of scores: what the heads do up to order
+m - 2 in the step cancels exactly. This is the mechanism behind the lower bounds of Chen and Li
+("Provably learning a multi-head attention layer", STOC 2025), by which time exponential in the
+number of heads cannot be avoided: the smaller the step and the more heads, the fainter the trace
+that tells this layer from one with a head less.
+"""
+
+from math import comb
+
+import numpy as np
+
+from keyhole.errors import InvalidArgument
+from keyhole.models.attention import Attention, Head
+
+
+def high_order(
+    rng: np.random.Generator,
+    width: int,
+    heads: int,
+    *,
+    step: float = 0.5,
+    scale: float = 1.0,
+    outputs: int | None = None,
+) -> Attention:
+    """A layer whose heads cancel up to order heads - 2.
+
+    `scale` is the Frobenius norm of the base scores, `step` that of the difference between two
+    neighbours; the values are divided by step^(heads - 1), so that the outputs stay of order one.
+
+    >>> high_order(np.random.default_rng(0), 4, 3)
+    Attention(width=4, heads=3, outputs=4)
+    """
+    if heads < 1 or not step > 0:
+        raise InvalidArgument(f"heads must be at least 1 and step positive, got {heads}, {step}")
+    columns = width if outputs is None else outputs
+    base, direction = (rng.standard_normal((width, width)) for _ in range(2))
+    base *= scale / np.linalg.norm(base)
+    direction *= step / np.linalg.norm(direction)
+    value = rng.standard_normal((width, columns)) / (np.sqrt(width) * step ** (heads - 1))
+    members = [
+        Head(base + i * direction, None, (-1.0) ** i * comb(heads - 1, i) * value)
+        for i in range(heads)
+    ]
+    return Attention(members, np.zeros(columns))

@@ -1,0 +1,51 @@
+"""Ask, and see every answer as a row of float64: a scalar box is a box with one output."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
+from keyhole.oracles.questions import Questions
+
+SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
+
+
+@dataclass
+class Asker:
+    """Remembers what kind of box this is (scalar or vector, float32 or float64)."""
+
+    oracle: Oracle
+    scalar: bool | None = None  # known after the first answer
+    single: bool = False
+    asked: int = 0
+    offset: Float[Array, " outputs"] | float = 0.0  # subtracted from every answer once known
+
+    @property
+    def width(self) -> int:
+        return self.oracle.spec.width
+
+    def __call__(
+        self, tokens: Float[Array, "n length d"], purpose: str
+    ) -> Float[Array, "n outputs"]:
+        answers = np.asarray(self.oracle.ask(Questions.of(tokens, purpose)))
+        self.asked += len(tokens)
+        self.scalar = answers.ndim == 1
+        self.single = self.single or answers.dtype == np.float32
+        answers = answers.astype(np.float64)
+        return (answers[:, None] if self.scalar else answers) - self.offset
+
+    @property
+    def unit(self) -> float:
+        """Relative rounding error of an answer."""
+        stated = self.oracle.spec.precision
+        seen = SINGLE_ROUNDOFF if self.single else UNIT_ROUNDOFF
+        return max(seen, stated.relative if stated is not None else 0.0)
+
+    @property
+    def additive(self) -> float:
+        """Standard deviation of the error of an answer that does not scale with it."""
+        stated = self.oracle.spec.precision
+        if stated is None:
+            return 0.0
+        return float(np.hypot(stated.additive, stated.step / np.sqrt(12.0)))

@@ -1,0 +1,60 @@
+"""Gates: one token per head that this head attends to and no other does.
+
+Given the key directions p_h of the heads at one query, the tokens w_h of least norm with
+
+    (w_h - w_g) . p_h >= |p_h|   and   w_h . p_h >= |p_h|     for all g != h
+
+shut every head on its own token, by a margin proportional to the head's own scale (so that heads
+of different sharpness hold alike when the query moves). This is a least-distance problem: one
+nonnegative least squares problem (Lawson and Hanson, "Solving Least Squares Problems", ch. 23).
+Feasible iff no two p_h are positively parallel, hence also for more heads than dimensions.
+"""
+
+import numpy as np
+from scipy.optimize import nnls
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import IllConditioned
+
+PASSES = 60  # nonnegative least squares: iterations per constraint before giving up
+
+
+def gate_tokens(keys: Float[Array, "h d"]) -> Float[Array, "h d"]:
+    """Least-norm gates with margins at least 1 in units of each head's |p_h|."""
+    heads = len(keys)
+    unit = keys / np.linalg.norm(keys, axis=1, keepdims=True)
+    basis = np.linalg.svd(unit, full_matrices=False)[2]  # gates live in the span of the keys
+    small = unit @ basis.T
+    rows = np.zeros((heads, heads, heads, small.shape[1]))  # constraint (h, g): acts on w_h, w_g
+    for h in range(heads):
+        rows[h, :, h] += small[h]
+        for g in range(heads):
+            if g != h:
+                rows[h, g, g] -= small[h]
+    constraints = rows.reshape(heads * heads, -1)
+    system = np.vstack([constraints.T, np.ones(heads * heads)])
+    target = np.zeros(len(system))
+    target[-1] = 1.0
+    try:
+        weights, _ = nnls(system, target, maxiter=PASSES * heads * heads)
+    except RuntimeError as error:
+        raise IllConditioned("the gates could not be designed: two heads are too alike") from error
+    rest = system @ weights - target
+    if not rest[-1] < 0:
+        raise IllConditioned("no gates separate these heads: two of them attend alike")
+    gates = (-rest[:-1] / rest[-1]).reshape(heads, -1) @ basis
+    smallest = margins(gates, unit).min()
+    if not smallest > 0:
+        raise IllConditioned("no gates separate these heads: two of them attend alike")
+    return np.asarray(gates / min(1.0, smallest))
+
+
+def margins(
+    gates: Float[Array, "h d"], keys: Float[Array, "h d"], query: Float[Array, " d"] | None = None
+) -> Float[Array, " h"]:
+    """By how much each head prefers its own gate to every other gate and to the query."""
+    scores = keys @ gates.T
+    own = np.diag(scores).copy()
+    others = (scores - np.diag(np.full(len(keys), np.inf))).max(axis=1)
+    itself = np.zeros(len(keys)) if query is None else keys @ query
+    return np.asarray(own - np.maximum(others, itself))

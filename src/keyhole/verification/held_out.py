@@ -1,0 +1,144 @@
+"""Is it the model behind the labels? Where nothing can be asked, rows kept aside decide.
+
+Tests, any of which rejects: held-out rows off by more than noise and the parameters' uncertainty
+allow; a share of the labels left unexplained that is too large to be called noise; residuals that
+cluster on some rows, which independent noise does not do (labels of a second model among those of
+the first do); residuals that follow a power of the predictions or the query token, which noise
+cannot know (a nonlinearity or a skip connection behind the layer can; Ramsey's RESET test).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import chi2, norm
+from scipy.stats import f as f_distribution
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import Counterexample
+from keyhole.results import Verdict
+
+ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
+NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise
+CLUSTERING = 2.5  # times the spread of independent Gaussian noise that row residuals may show
+EXACT_NOISE = 1e-8  # residual, relative to the labels' size, below which doubles are exact
+EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may show
+ROUNDOFF = 2.0**-53
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a fit leaves: of rows it has not seen, and of those it has."""
+
+    inputs: list[Array]  # the tokens behind each held-out row, its query last
+    answers: Float[Array, "rows D"]
+    predictions: Float[Array, "rows D"]  # by the fit to the other rows
+    refitted: Float[Array, "rows D"]  # residuals of the held-out rows once they are fitted too
+    residuals: Float[Array, "fitted D"]
+    fitted: Float[Array, "fitted D"]  # predictions for the rows that were fitted
+    queries: Float[Array, "fitted p"]  # and the tokens these were read at
+    costs: tuple[float, float]  # squared residual of the fitted rows; of all once all are fitted
+    noise: float  # standard deviation estimated from the fitted rows
+    power: float  # root mean square of all labels
+    freedom: int  # numbers fitted minus unknowns
+    roundoff: float  # unit roundoff of the labels
+
+
+def held_out_verdict(seen: Evidence) -> Verdict:
+    """Agreement of a fit with rows it has not seen, or the row on which they differ most."""
+    exact = seen.noise <= EXACT_NOISE * max(seen.roundoff / ROUNDOFF, 1.0) * seen.power
+    ratios = _exact(seen) if exact else _noisy(seen)
+    test, worst = max(ratios.items(), key=lambda item: item[1])
+    agrees = worst <= 1.0
+    return Verdict(
+        agrees=agrees,
+        queries=len(seen.answers),
+        replayed=len(seen.residuals),
+        worst=worst,
+        tolerance=_exact_limit(seen) if exact else _noise_limit(seen) / seen.power,
+        bound=_bound(len(seen.answers), test, agrees),
+        counterexample=None if agrees else _counterexample(seen, test),
+    )
+
+
+def _exact_limit(seen: Evidence) -> float:
+    return float(EXACT_TOLERANCE * np.sqrt(max(seen.roundoff / ROUNDOFF, 1.0)))
+
+
+def _noise_limit(seen: Evidence) -> float:
+    """Deviation of one number that noise does not reach."""
+    tails = float(norm.isf(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
+    return float(tails * max(seen.noise, seen.roundoff * seen.power))
+
+
+def _exact(seen: Evidence) -> dict[str, float]:
+    deviation = float(np.abs(seen.answers - seen.predictions).max(initial=0.0))
+    return {"a held-out row": deviation / (_exact_limit(seen) * seen.power)}
+
+
+def _noisy(seen: Evidence) -> dict[str, float]:
+    """The predictive test of Chow: how much worse the fit gets once the held-out rows take part
+    follows an F distribution, whatever their leverage."""
+    level = max(seen.noise, seen.roundoff * seen.power)
+    gained = (seen.costs[1] - seen.costs[0]) / max(seen.refitted.size, 1)
+    limit = float(f_distribution.isf(ERROR_RATE, max(seen.refitted.size, 1), max(seen.freedom, 1)))
+    unexplained = np.sqrt(np.mean((seen.answers - seen.predictions) ** 2))
+    return {
+        "a held-out row": float(np.abs(seen.refitted).max(initial=0.0)) / _noise_limit(seen),
+        "the held-out rows together": float(np.sqrt(max(gained, 0.0) / limit)) / level,
+        "the unexplained share": float(max(seen.noise, unexplained)) / (NOISE_CEILING * seen.power),
+        "clustering of residuals": clustering(seen.residuals) / CLUSTERING,
+        "what follows a power of the predictions": _follows(
+            seen.residuals.reshape(-1, 1), _powers(seen.fitted), seen.noise
+        ),
+        "what follows the query token": _follows(
+            seen.residuals, np.hstack([seen.queries, np.ones((len(seen.queries), 1))]), seen.noise
+        ),
+    }
+
+
+def _powers(fitted: Float[Array, "rows D"]) -> Float[Array, "numbers 2"]:
+    flat = fitted.reshape(-1, 1) / max(float(np.sqrt(np.mean(fitted**2))), 1e-300)
+    return np.hstack([flat**2, flat**3])
+
+
+def _follows(
+    residuals: Float[Array, "rows D"], features: Float[Array, "rows q"], noise: float
+) -> float:
+    """Share of the residuals that a regression on the features explains, over what chance allows
+    (square root; the fit itself already took its part away, so chance allows a little less)."""
+    basis, _ = np.linalg.qr(features)
+    inside = basis.T @ residuals
+    limit = float(chi2.isf(ERROR_RATE, inside.size))
+    return float(np.sqrt((inside**2).sum() / limit) / max(noise, 1e-300))
+
+
+def clustering(residuals: Float[Array, "rows D"]) -> float:
+    """Spread of the rows' squared residuals, in units of what independent Gaussian noise shows."""
+    if len(residuals) < 8:
+        return 0.0
+    sizes = np.einsum("rd,rd->r", residuals, residuals)
+    mean = float(sizes.mean())
+    if mean == 0.0:
+        return 0.0
+    expected = 2.0 / residuals.shape[1]  # variance over squared mean of a chi-square
+    scatter = 1.0 + 6.0 * np.sqrt(24.0 / (len(sizes) * residuals.shape[1]))  # of a sample variance
+    return float(sizes.var() / mean**2 / expected / scatter)
+
+
+def _bound(rows: int, test: str, agrees: bool) -> str:
+    if not agrees:
+        return f"The model does not explain the labels: {test} is beyond what noise allows."
+    share = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / max(rows, 1))
+    return (
+        f"A fit to the other rows agrees with all {rows} rows kept aside: of rows drawn like "
+        f"these, at most {share:.2%} can differ by more than the tolerance, with {CONFIDENCE:.0%} "
+        "confidence. Inputs of another kind were not tested."
+    )
+
+
+def _counterexample(seen: Evidence, test: str) -> Counterexample | None:
+    if not len(seen.answers):
+        return None
+    worst = int(np.argmax(np.abs(seen.answers - seen.predictions).max(axis=1)))
+    return Counterexample(seen.inputs[worst], seen.answers[worst], seen.predictions[worst], test)
