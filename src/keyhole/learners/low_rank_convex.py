@@ -267,6 +267,8 @@ class Convex:
         noisy = float(np.sqrt(np.mean(everything.errors**2)))
         if rest <= MISFIT * noisy:
             truncation = 0.0  # nothing but noise is left over
+        else:  # what is left over disturbs the fit as noise of its size would
+            everything = replace(everything, errors=np.hypot(everything.errors, rest))
         reason = f"{found.how}, {len(everything)} measurements and {held_out(len(everything))} of "
         reason += "them held out"
         return assemble(
