@@ -37,7 +37,7 @@ DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum 
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
-NULL_SHARE = 4  # anchors avoid the rows so far up to rank d / NULL_SHARE; beyond, few are left
+AVOIDED_SHARE = 0.25  # anchors avoid the rows so far up to this share of the width; then few are left
 
 
 class Cross:
@@ -101,7 +101,7 @@ class Cross:
 
     def _next_anchors(self) -> Float[Array, "n d"]:
         """Random, and orthogonal to the rows so far while there is room."""
-        if len(self.t) > self.width // NULL_SHARE:
+        if len(self.t) > AVOIDED_SHARE * self.width:
             return self.anchors[-1:]
         anchors = np.array([self.row_space.outside(a) for a in self.anchors[-CHOICE:]])
         sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
@@ -275,7 +275,7 @@ class Cross:
         self.t = np.vstack([self.t, direction])
         self.rows = np.vstack([self.rows, row])
         new = np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row)
-        if len(self.t) <= self.width // NULL_SHARE and new:
+        if len(self.t) <= AVOIDED_SHARE * self.width and new:
             self.row_space.add(row)
 
     # -- the result ------------------------------------------------------------------------
