@@ -243,7 +243,7 @@ def scale(width: int, rank: int, journal: bool) -> None:
                 )
                 size = path.stat().st_size / 2**20
                 print(
-                    f"  resumed: {replayed.ledger.replayed} answers from a journal of {size:.1f} MB, "  # noqa: E501
+                    f"  resumed: {replayed.ledger.replayed} answers, a journal of {size:.1f} MB, "
                     f"{again.seen} asked, {seconds:.1f} s, same model to the last bit: {same}",
                     flush=True,
                 )

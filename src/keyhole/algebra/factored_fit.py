@@ -71,6 +71,10 @@ class Factored:
         u, s, vt = np.linalg.svd(r_left @ r_right.T)
         return cls(q_left @ u[:, :rank], s[:rank], vt[:rank] @ q_right.T)
 
+    @classmethod
+    def zero(cls, width: int) -> "Factored":
+        return cls(np.zeros((width, 0)), np.zeros(0), np.zeros((0, width)))
+
     @property
     def rank(self) -> int:
         return len(self.singular)

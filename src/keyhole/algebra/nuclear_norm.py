@@ -9,7 +9,9 @@ if only rank(W) singular values of the dual matrix reach one, no other matrix do
 
 import warnings
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +41,7 @@ def least_nuclear_norm(
 ) -> LeastNuclearNorm:
     """Solves the program; accurate to about six digits."""
     require_solver()
-    import cvxpy  # an extra: only this program needs it
-
+    cvxpy: Any = import_module("cvxpy")  # an extra: only this program needs it
     width = left.shape[1]
     # one scale for everything: the solver's tolerances are absolute
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)

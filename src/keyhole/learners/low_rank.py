@@ -1,19 +1,23 @@
 """Single-head attention of low rank, rank unknown, at the floor 2rd − r² + d.
 
-Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and two more a
-            column; a key bias and an offset add d + 1. The score is returned in factors.
-Questions.  Value, key bias as for a single head. Then columns: every probe against one random
-            anchor ω_k. Before each column, two random probes orthogonal to the range found so far:
-            if they see nothing, the range is complete. Then rows: r probes in the range against
-            the remaining anchors.
-Algebra.    Q spans the columns score·ω_k; score = Q (Qᵀ score), and Qᵀ score is known on span(ω)
-            from the columns, elsewhere from the rows. A probe q + n with n orthogonal to the range
-            has the score of q and the value of both: n is taken along the value map.
+Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and one or two
+            more a column, rank unknown; a key bias adds d. The score is returned in factors, with
+            its singular values, the rank and why that rank.
+Questions.  Value and key bias as for a single head. A column is all probes against one anchor, a
+            row one probe against all anchors, and what one tells the other does not ask again.
+            Scalar boxes: crosses of a column and a row (low_rank_cross). Vector answers and large
+            widths: all columns, then all rows (low_rank_sweep). Before each column, probes outside
+            the range found so far look at two anchors: if they see nothing, the rank is found.
+            `method="convex"`: a fixed set of random pairs (low_rank_convex).
+Algebra.    With Y = score·Ω the columns and B = T·score the rows, score = Y (T Y)⁻¹ B; or, with Q
+            an orthonormal basis of the columns, score = Q (Qᵀ score).
 Fails.      Singular values below the box's precision cannot be seen: the rank found is a numerical
-            rank, what lies outside it is estimated from the last test and added to the errors.
+            rank. What lies outside it, or outside a tolerance or prescribed rank, is measured and
+            added to the standard errors. A fixed set with too few measurements: IllConditioned.
 Source.     Theorem 5.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026) for `method="convex"`; the adaptive method is a randomised range finder
-            (Halko, Martinsson, Tropp 2011), exact here because the rank is.
+            Queries" (2026) for `method="convex"`. The adaptive methods are a cross approximation
+            (Goreinov, Tyrtyshnikov, Zamarashkin 1997) and a randomised range finder (Halko,
+            Martinsson, Tropp 2011), exact here because the rank is.
 """
 
 from dataclasses import dataclass

@@ -105,6 +105,8 @@ class Convex:
     def run(self) -> Learned:
         everything = self._measure()
         refuse_too_few(self.width, self.rank, len(everything))
+        if self._misfit(everything, Factored.zero(self.width)) <= 1.0:
+            return self._nothing()
         spare = held_out(len(everything))
         search, held = everything.part(slice(spare, None)), everything.part(slice(spare))
         found = self._search(search, held)
@@ -236,11 +238,11 @@ class Convex:
             yield fit(search, rough.matrix)
 
     def _fits(self, search: Measured, held: Measured, found: Fit) -> bool:
-        return all(self._misfit(part, found) <= 1.0 for part in (held, search))
+        return all(self._misfit(part, found.matrix) <= 1.0 for part in (held, search))
 
-    def _misfit(self, measured: Measured, found: Fit) -> float:
+    def _misfit(self, measured: Measured, matrix: Factored) -> float:
         """Above one: more than the errors of the measurements, or the tolerance, explain."""
-        rest = measured.products - found.matrix.predict(measured)
+        rest = measured.products - matrix.predict(measured)
         limit = MISFIT * measured.errors
         if self.tolerance > 0:
             limit = np.hypot(limit, self.tolerance * np.sqrt(np.mean(measured.products**2)))
@@ -265,6 +267,8 @@ class Convex:
         noisy = float(np.sqrt(np.mean(everything.errors**2)))
         if rest <= MISFIT * noisy:
             truncation = 0.0  # nothing but noise is left over
+        else:  # what is left over disturbs the fit as noise of its size would
+            everything = replace(everything, errors=np.hypot(everything.errors, rest))
         reason = f"{found.how}, {len(everything)} measurements and {held_out(len(everything))} of "
         reason += "them held out"
         return assemble(
@@ -282,6 +286,11 @@ class Convex:
                 **found.details,
             },
         )
+
+    def _nothing(self) -> Learned:
+        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
+        note = "No question showed a score: attention is uniform up to the key bias."
+        return assemble(self.pairs, zero, zero, unknowns=0, notes=(note,), details={"rank": 0})
 
     def _as_score(self, left: Float[Array, "d n"]) -> Float[Array, "d n"]:
         """From the score as the probes see it to the score."""

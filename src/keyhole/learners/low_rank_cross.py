@@ -13,9 +13,9 @@ cross. t_k is the direction of that column: the largest pivot.
 
 With a key bias, probes are shorter along it than across. The score seen by unit directions is then
 stretch · score, and that is what the crosses are of; the stretch is taken out at the end. Probes
-cannot be made long then, and the value and the key bias of an anchor cost digits: columns, whose
-errors count most, are taken on anchors without either, and only where these show nothing (more) on
-the two that are left out.
+cannot be made long then, so that the value and the key bias of an anchor cost digits: columns,
+whose errors count most, are taken on anchors without either, and only where these show nothing
+(more) on the two that are left out.
 """
 
 import numpy as np
@@ -32,10 +32,12 @@ CHOICE = 2  # anchors that are looked at before a column: both bad by chance is 
 VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
+MOST_VALUE = 0.9  # share of the value map that one direction may take away from the probes
+DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum goes on below
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
-NULL_SHARE = 4  # anchors avoid the rows so far up to rank d / NULL_SHARE; beyond, few are left
+AVOIDED_SHARE = 0.25  # anchors avoid the rows so far up to this share of the width; then few are left
 
 
 class Cross:
@@ -51,7 +53,7 @@ class Cross:
     ) -> None:
         width = pairs.probes.width
         self.pairs, self.width, self.spread = pairs, width, pairs.scale
-        self.rank, self.tolerance = rank, tolerance
+        self.rank, self.tolerance, self.rng = rank, tolerance, rng
         everything = np.arange(width)
         self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
         self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
@@ -67,6 +69,7 @@ class Cross:
         self.column_errors: list[float] = []
         self.row_errors: list[float] = []
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
+        self.smallest = np.inf  # what the last look that saw something saw
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
@@ -85,9 +88,9 @@ class Cross:
         seen = self._look(self._next_anchors())
         if seen is None and len(self.avoided):
             seen = self._look(self._left_out())
-        if len(self.t) and (seen is None or self._within_tolerance()):
+        if seen is None or (len(self.t) and self._within_tolerance()):
             return False
-        anchor, first = (self._next_anchors()[0], None) if seen is None else seen
+        anchor, first = seen
         column = self._column(anchor, first)
         direction = self._pivot(anchor, column)
         self._take_anchor(anchor, column)
@@ -98,7 +101,7 @@ class Cross:
 
     def _next_anchors(self) -> Float[Array, "n d"]:
         """Random, and orthogonal to the rows so far while there is room."""
-        if len(self.t) > self.width // NULL_SHARE:
+        if len(self.t) > AVOIDED_SHARE * self.width:
             return self.anchors[-1:]
         anchors = np.array([self.row_space.outside(a) for a in self.anchors[-CHOICE:]])
         sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
@@ -145,19 +148,20 @@ class Cross:
         )
         best = int(np.argmax(np.abs(rest)))
         if abs(rest[best]) <= visible:
+            if self.smallest < DECAYING * visible:  # the next one may be just out of sight
+                self.left_over = SAMPLE_SAFETY * visible / length
             return None
+        self.smallest = abs(float(rest[best]))
         return anchors[best], float(table.product[0, best])
 
-    def _column(self, anchor: Float[Array, " d"], first: float | None) -> Float[Array, " d"]:
-        """score · anchor: measured on the probes, known on the t so far."""
+    def _column(self, anchor: Float[Array, " d"], first: float) -> Float[Array, " d"]:
+        """score · anchor: measured on the probes but the first, known there and on the t so far."""
         length, known = self.pairs.probes.across, self.rows @ anchor
-        products, start, spread = np.zeros(len(self.probes)), 0, self.spread
-        if first is not None:
-            products[0], start, spread = first, 1, abs(first)
+        products = np.full(len(self.probes), first)
         error = self.column_errors[-1] if self.column_errors else 0.0
-        if start < len(self.probes):
-            table = self._ask(self.probes[start:], anchor[None], spread)
-            products[start:] = table.product[:, 0]
+        if len(self.probes) > 1:
+            table = self._ask(self.probes[1:], anchor[None], abs(first))
+            products[1:] = table.product[:, 0]
             self.spread = table.spread
             error = np.hypot(np.sqrt(np.mean(table.error**2)), self._rounding(table)) / length
         self.largest = max(self.largest, float(np.sqrt(np.mean(products**2))))
@@ -192,9 +196,10 @@ class Cross:
         return table.roundoff.relative * terms
 
     def _pivot(self, anchor: Array, column: Array) -> Float[Array, " d"]:
-        """What the column adds, leaning towards the value map if it would see little of it (no
-        more than that: every lean makes the errors of the crosses before count a little more).
-        Takes the direction out of the probes, which keep equal overlap with the value map."""
+        """What the column adds, leaning towards the value map if it would see little of it, and
+        away from it if little would be left for the other probes (no more than that: every lean
+        makes the errors of the crosses before count a little more). Takes the direction out of
+        the probes, which keep equal overlap with the value map."""
         new = self.probes @ (column - self._explained(anchor))
         level = self.probes @ self.value
         level = level / np.linalg.norm(level)
@@ -202,6 +207,11 @@ class Cross:
         share = 1.0 / np.sqrt(len(new))  # of the value map that every other probe has
         if abs(weights @ level) < share:
             weights = weights + (share if weights @ level >= 0 else -share) * level
+            weights /= np.linalg.norm(weights)
+        elif abs(weights @ level) > MOST_VALUE and len(new) > 1:
+            aside = self.rng.standard_normal(len(new))
+            aside -= (aside @ level) * level
+            weights = weights + aside / np.linalg.norm(aside)
             weights /= np.linalg.norm(weights)
         direction = weights @ self.probes
         self.probes = _without(self.probes, weights)
@@ -265,13 +275,15 @@ class Cross:
         self.t = np.vstack([self.t, direction])
         self.rows = np.vstack([self.rows, row])
         new = np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row)
-        if len(self.t) <= self.width // NULL_SHARE and new:
+        if len(self.t) <= AVOIDED_SHARE * self.width and new:
             self.row_space.add(row)
 
     # -- the result ------------------------------------------------------------------------
 
     def _assembled(self) -> Learned:
         rank, width = len(self.t), self.width
+        if rank == 0:
+            return self._nothing()
         left, upper = np.linalg.qr(self._unstretched(self.columns))
         through = np.linalg.solve(self.t @ self.columns, self.rows)  # the core's inverse times B
         right = upper @ through
@@ -297,6 +309,13 @@ class Cross:
                 "truncation": self.left_over,
             },
         )
+
+    def _nothing(self) -> Learned:
+        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
+        error = (np.ones((self.width, 1)), np.full((1, self.width), self.left_over))
+        details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
+        note = "No question showed a score: attention is uniform up to the key bias."
+        return assemble(self.pairs, zero, error, unknowns=0, notes=(note,), details=details)
 
     def _unstretched(self, columns: Float[Array, "d r"]) -> Float[Array, "d r"]:
         """Columns of the score from columns as seen by unit directions."""

@@ -23,10 +23,11 @@ from keyhole.probes.log_odds import LogOdds, ProbeSet
 
 TESTS = 2  # probes outside the range per rank test where they share a question
 CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
-DOUBTFUL = 1e4  # a sight this little above the threshold may be an error of the range
+DOUBTFUL = 100.0  # a sight this little above the threshold may be an error of the range
 EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
 VISIBLE = 12.0  # standard errors of a test from which a further column is there
 COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
+SAMPLES = 6  # anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 3.0  # the few entries seen outside the range may all be small by chance
 FAINT_VALUE = 1e-3  # a part of the value map this small, relative, carries nothing
 LIFTS = 6  # ways to lift the row probes that are tried; the best conditioned is taken
@@ -54,6 +55,7 @@ class Sweep:
         self.columns: list[Array] = []
         self.noise = 0.0  # standard error of an entry of a column, as a product with a probe
         self.left_over = 0.0  # root mean square of unit direction · score · anchor outside
+        self.visible = 0.0  # what the last look could have seen, in the same units
         self.reason = ""
 
     def run(self) -> Learned:
@@ -63,8 +65,10 @@ class Sweep:
         if self.found.rank == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
         elif self.rank is not None and self.found.rank == limit:
-            self._more()  # for the error bars: what lies outside a prescribed rank
+            self._more()
             self.reason = f"rank {limit} was prescribed"
+        if self.left_over > self.visible:
+            self._look(SAMPLES)  # for the error bars: what was seen is left out on purpose
         self._oversample()
         return self._assembled()
 
@@ -100,18 +104,7 @@ class Sweep:
         """Whether the next anchors show anything outside the range; the better one moves ahead."""
         if self.found.rank == 0:
             return True
-        tokens, mirrored = self._outside()
-        count = 1 if mirrored else CHOICE
-        anchors = self.anchors.rows(np.array(self.rest[:count]))
-        probes = self._probe_set(tokens, 1 if mirrored else len(tokens))
-        table = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank").table(
-            Listed(anchors), self.pairs.linear.at(anchors), self.spread, self.pairs.longest, True
-        )
-        products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
-        if mirrored:  # q + z and q - z: their difference is what z sees
-            products = (products[:1] - products[1:]) / 2.0
-        typical = float(np.sqrt(np.mean(products**2))) / self.pairs.probes.across
-        self.left_over = SAMPLE_SAFETY * typical
+        products, error = self._look(CHOICE)
         seen = np.abs(products).max(axis=0)
         best = int(np.argmax(seen))
         self.rest.insert(0, self.rest.pop(best))
@@ -125,8 +118,25 @@ class Sweep:
         )
         return bool(seen[best] > threshold)
 
+    def _look(self, count: int) -> tuple[Float[Array, "n m"], float]:
+        """What random probes outside the range see of the next anchors, and its error."""
+        tokens, mirrored = self._outside()
+        anchors = self.anchors.rows(np.array(self.rest[: 1 if mirrored else count]))
+        probes = self._probe_set(tokens, 1 if mirrored else len(tokens))
+        table = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank").table(
+            Listed(anchors), self.pairs.linear.at(anchors), self.spread, self.pairs.longest, True
+        )
+        products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
+        if mirrored:  # q + z and q - z: their difference is what z sees
+            products = (products[:1] - products[1:]) / 2.0
+        typical = float(np.sqrt(np.mean(products**2)))
+        self.left_over = SAMPLE_SAFETY * typical / self.pairs.probes.across
+        return products, error
+
     def _threshold(self, error: float, range_error: float) -> float:
-        return max(VISIBLE * max(error, range_error), self.tolerance * self.spread)
+        visible = VISIBLE * max(error, range_error)
+        self.visible = visible / self.pairs.probes.across
+        return max(visible, self.tolerance * self.spread)
 
     def _leverage(self) -> float:
         """How much larger than a column's error the range's error may look at another anchor,
@@ -145,19 +155,18 @@ class Sweep:
     def _outside(self) -> tuple[Float[Array, "n d"], bool]:
         """Random probes outside the range that see the value map; mirrored around a direction
         inside where the value map has no part outside."""
-        tests = min(TESTS, self.pairs.group)
-        carriers = self._carriers(tests)
+        carriers = self._carriers(min(TESTS, self.pairs.group))
+        tests = max(1, len(carriers))  # each with a carrier of its own
         noise = np.array(
             [self.found.outside(self.rng.standard_normal(self.width)) for _ in range(tests)]
         )
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
         stretched = self.pairs.probes.stretched
         if len(carriers):
-            chosen = carriers[np.arange(tests) % len(carriers)]
-            mixed = noise + chosen
+            mixed = noise + carriers
             # two directions that happen to cancel see little: turn the random part around then
             mixed = np.where(
-                np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, chosen - noise, mixed
+                np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, carriers - noise, mixed
             )
             tokens = stretched(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
             # stretching may have brought the range back in

@@ -90,8 +90,10 @@ class LogOdds:
     def __init__(self, oracle: Oracle, linear: LinearPart, probes: ProbeSet, purpose: str) -> None:
         self.oracle, self.linear, self.probes, self.purpose = oracle, linear, probes, purpose
         self.roundoff = linear.roundoff
+        scalar = probes.group == 1 == probes.values.shape[1]  # division does: thousands of groups
         self._inverse = [
-            np.linalg.pinv(probes.values[probes.members(g)]) for g in range(probes.groups)
+            np.linalg.pinv(probes.values[probes.members(g)])
+            for g in range(0 if scalar else probes.groups)
         ]
 
     def ask(
