@@ -67,7 +67,7 @@ def distinct(rows: Rows) -> Rows:
 
 
 def sameness(rows: Rows) -> Array:
-    """Equal numbers (n, a) for rows with the same query and the same tokens in any order, which have
+    """Equal numbers (n, a) for rows of the same query and the same tokens in any order, which have
     the same output whatever the layer; -1 for rows that do not count."""
     rng = np.random.default_rng(0)  # fixed: a hash, not a choice
     scale = np.sqrt(np.mean(rows.tokens**2, axis=(0, 1))) + 1e-300

@@ -114,13 +114,13 @@ class FromExamples:
         """The largest number of heads whose unknowns the rows outnumber."""
         least = 1 if self.heads is None else self.heads
         if ratio(train, least) < 1.0:
+            needed = int(np.ceil(len(train.tokens) / ratio(train, least)))
             raise NotIdentifiable(
                 f"{len(train.tokens)} examples are too few: {least} head(s) of this width have "
                 f"{train.unknowns(least)} unknowns, the examples (a share of {HELD_SHARE:.0%} "
                 f"kept aside) hold {train.counted * train.outputs} numbers and "
-                f"{train.score_differences} score differences per head, copies not counted. At least "
-                f"{int(np.ceil(len(train.tokens) / ratio(train, least)))} examples are needed, "
-                "four times as many for an easy fit"
+                f"{train.score_differences} score differences per head, copies not counted. At "
+                f"least {needed} examples are needed, four times as many for an easy fit"
             )
         if self.heads is not None:
             return self.heads
