@@ -171,7 +171,7 @@ class _System:
             lambda v: self.kronecker.solve(damping, v).astype(self.dtype),
             b,
             max(tolerance, 1e-5),
-            most * self.stretch,
+            most if self.relative > COARSE else MOST_CONJUGATE_STEPS * self.stretch,
         )
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
