@@ -9,6 +9,7 @@ from keyhole.arrays import Array
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
+    Interrupted,
     InvalidArgument,
     KeyholeError,
     NotIdentifiable,
@@ -29,6 +30,7 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
     NotIdentifiable: Outcome.NOT_IDENTIFIABLE,
     IllConditioned: Outcome.ILL_CONDITIONED,
     BudgetExhausted: Outcome.BUDGET_EXHAUSTED,
+    Interrupted: Outcome.INTERRUPTED,
 }
 
 
@@ -69,6 +71,8 @@ def learn(
         fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
         verdict = judge(fitted)
         error = complaint(fitted, verdict)
+    except KeyboardInterrupt:
+        error = Interrupted("stopped before a fit was settled; run again, or allow fewer seconds")
     except tuple(OUTCOMES) as raised:
         error = raised
     recovery = _recovery(fitted, verdict, error)
@@ -120,7 +124,8 @@ def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
         return NotIdentifiable(
             f"at the fit some change of the scores leaves no trace in the labels (relative "
             f"singular value {details['conditioning']:.1e}): these examples do not determine the "
-            f"parameters. They are {details['ratio']:.2g} times the floor; more are needed"
+            f"parameters. They are {details['ratio']:.2g} times the floor; more examples, or fewer "
+            "heads, are needed"
         )
     if not verdict.agrees:
         return NotIdentifiable(

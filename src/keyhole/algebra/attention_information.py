@@ -28,6 +28,7 @@ POWER_STEPS = 10  # of power iteration for the largest eigenvalue
 PROBES = 4  # random vectors for a trace; each averages over all entries of a head
 PROBE_TOLERANCE = 0.03
 PROBE_STEPS = 300
+FLAT = 1e-6  # share of the largest eigenvalue, of which single precision knows no more
 DEFICIENT = 1e-7  # relative singular value that rounding cannot tell from zero
 
 
@@ -110,15 +111,21 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
     near32 = near.astype(np.float32)
     pseudo, leverage = _design(rows, at)
 
+    left_over = np.zeros(at.theta.shape)  # of a system that would not be solved
+
     def solve(vector: Array) -> Array:
+        nonlocal left_over
         size = float(np.linalg.norm(vector)) or 1.0
-        found, _ = conjugate_gradients(
+        found, image = conjugate_gradients(
             lambda v: gauss_newton(rows32, at32, v),
             lambda v: near32.solve(0.0, v).astype(np.float32),
             (vector / size).astype(np.float32),
             PROBE_TOLERANCE,
             PROBE_STEPS,
         )
+        rest = vector / size - image
+        if float(np.linalg.norm(rest)) > 2 * PROBE_TOLERANCE:
+            left_over = rest
         return found.astype(np.float64) * size
 
     _p, m, d = at.theta.shape
@@ -141,7 +148,21 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
         constant = np.sqrt(leverage[-1] * share.max())
         spread = np.vstack([spread, np.full((1, rows.outputs), constant)])
     conditioning = _extremes(rows32, at32, solve, extreme)
+    if left_over.any():
+        conditioning = min(conditioning, _flatness(rows, at, left_over))
     return _information(at, theta, spread, conditioning)
+
+
+def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
+    """Conditioning along one vector; zero below what single precision can tell from zero. What
+    conjugate gradients cannot reduce lies where the information is flat."""
+    unit = vector / np.linalg.norm(vector)
+    along = float((unit * gauss_newton(rows, at, unit)).sum())
+    top = unit
+    for _ in range(POWER_STEPS):
+        top = gauss_newton(rows, at, top / np.linalg.norm(top))
+    share = along / max(float(np.linalg.norm(top)), 1e-300)
+    return 0.0 if share < FLAT else float(np.sqrt(share))
 
 
 def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start: Array) -> float:

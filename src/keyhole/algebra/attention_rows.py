@@ -66,6 +66,17 @@ class Rows:
         scores = int(self.queries.shape[2]) * self.width
         return heads * (scores + self.width * self.outputs) + self.outputs * self.offset
 
+    def take(self, index: Array) -> "Rows":
+        """Some of the examples."""
+        return replace(
+            self,
+            queries=self.queries[index],
+            tokens=self.tokens[index],
+            padding=None if self.padding is None else self.padding[index],
+            weights=self.weights[index],
+            targets=self.targets[index],
+        )
+
     def with_weights(self, weights: Float[Array, "n a"]) -> "Rows":
         return replace(self, weights=weights)
 

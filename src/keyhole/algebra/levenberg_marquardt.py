@@ -2,8 +2,8 @@
 
 Step: (J^t J + damping D) s = J^t r, accepted when the cost falls. The damping shrinks when the
 quadratic model predicted the decrease well and grows when it did not. In the matrix-free form the
-linear systems are solved in single precision: a step needs few digits, and the gradient, the
-residual and the cost that decide about it are double.
+linear systems are solved in single precision far from a solution: a step needs few digits, and the
+gradient, the residual and the cost that decide about it are double.
 """
 
 import time
@@ -25,7 +25,9 @@ from keyhole.algebra.variable_projection import (
 from keyhole.arrays import Array, Float
 
 DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradients
-DENSE_NUMBERS = 4_000_000  # entries of a dense Jacobian that still fit a cache-friendly product
+DENSE_PRECISE = 1100  # the same where rough steps near a solution were too rough
+PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
+ROUGH = 0.25  # share of the cost that a good step near a solution leaves at most
 SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
 FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
 STALL_WINDOW = 15  # iterations over which progress is judged
@@ -70,7 +72,7 @@ def descend(
     scale = label_power(rows)
     at = project(rows, theta)
     system = _System(rows, at, scale)
-    costs = [at.cost]
+    costs, precise = [at.cost], False
     for iteration in range(limits.iterations):
         if at.cost <= FINISHED * scale:
             return Descent(at, at.cost / scale, iteration, True, system.products)
@@ -79,10 +81,12 @@ def descend(
         step, predicted = system.step(damping, limits.conjugate_steps)
         trial = project(rows, at.theta + step)
         gain = (at.cost - trial.cost) / max(predicted, 1e-300)
+        if at.cost <= COARSE * scale and trial.cost > ROUGH * at.cost:
+            precise = True  # ill-conditioned, or at a minimum: then the last steps count
         if trial.cost < at.cost:
             small = at.cost - trial.cost <= REFINED * at.cost
             at = trial
-            system = _System(rows, at, scale, system.products)
+            system = _System(rows, at, scale, system.products, precise)
             if gain > 0.75:
                 damping = max(damping / 5, SMALLEST_DAMPING)
             elif gain < 0.25:
@@ -115,20 +119,24 @@ def _stalled(costs: list[float], limits: Limits) -> bool:
 class _System:
     """The damped normal equations at one point; built lazily, reused for each damping tried."""
 
-    def __init__(self, rows: Rows, at: Projection, scale: float, products: int = 0) -> None:
+    def __init__(
+        self, rows: Rows, at: Projection, scale: float, products: int = 0, precise: bool = False
+    ) -> None:
         self.rows, self.at = rows, at
         self.products = products
         self.relative = at.cost / scale
         self.slope = gradient(rows, at)
         size = self.slope.size
-        self.dense = size <= DENSE_UNKNOWNS and size * at.residual.size <= DENSE_NUMBERS
+        self.dense = size <= (DENSE_PRECISE if precise else DENSE_UNKNOWNS)
+        near = self.dense and self.relative <= COARSE
+        self.dtype = np.float64 if precise or near else np.float32
+        self.stretch = PRECISE_STEPS if precise else 1
         if self.dense:
-            if self.relative > COARSE:  # far from a solution a step needs few digits
-                rows, at = rows.astype(np.float32), at.astype(np.float32)
+            rows, at = rows.astype(self.dtype), at.astype(self.dtype)
             self.normal = dense_normal(rows, at).astype(np.float64)
         else:
-            self.kronecker = kronecker(rows, at).astype(np.float32)
-            self.rows32, self.at32 = rows.astype(np.float32), at.astype(np.float32)
+            self.kronecker = kronecker(rows, at).astype(self.dtype)
+            self.rows, self.at = rows.astype(self.dtype), at.astype(self.dtype)
 
     def step(self, damping: float, most: int) -> tuple[Array, float]:
         """The step and the decrease of the cost that the quadratic model predicts."""
@@ -153,17 +161,17 @@ class _System:
 
         def apply(v: Array) -> Array:
             self.products += 1
-            return gauss_newton(self.rows32, self.at32, v)
+            return gauss_newton(self.rows, self.at, v)
 
         tolerance = min(FORCING, FORCING * self.relative**0.25)
         size = float(np.linalg.norm(self.slope)) or 1.0
-        b = (self.slope / size).astype(np.float32)
+        b = (self.slope / size).astype(self.dtype)
         s, curved = conjugate_gradients(
-            lambda v: apply(v) + np.float32(damping) * unit * v,
-            lambda v: self.kronecker.solve(damping, v).astype(np.float32),
+            lambda v: apply(v) + self.dtype(damping) * unit * v,
+            lambda v: self.kronecker.solve(damping, v).astype(self.dtype),
             b,
             max(tolerance, 1e-5),
-            most,
+            most if self.relative > COARSE else MOST_CONJUGATE_STEPS * self.stretch,
         )
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)

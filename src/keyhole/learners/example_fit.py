@@ -19,6 +19,7 @@ from keyhole.models.attention import Attention, Head
 HELD_SHARE = 0.05  # of the rows, kept aside to judge the fit
 HELD_NUMBERS = 24  # numbers that are kept aside at least
 HELD_MOST = 0.2  # and at most this share of the rows
+HASH_DIGITS = 9  # of the hash that finds copies of rows: coarser than rounding, finer than chance
 POLISH = Limits(iterations=60)
 
 
@@ -57,15 +58,37 @@ def ratio(rows: Rows, heads: int) -> float:
     return float(min(numbers, rows.score_differences / (rows.queries.shape[2] * rows.width)))
 
 
+def distinct(rows: Rows) -> Rows:
+    """The same with only one of each set of equal rows counted."""
+    _, first = np.unique(sameness(rows), return_index=True)
+    weights = np.zeros(rows.weights.size)
+    weights[first] = 1.0
+    return rows.with_weights(weights.reshape(rows.weights.shape) * (rows.weights > 0))
+
+
+def sameness(rows: Rows) -> Array:
+    """Equal numbers (n, a) for rows of the same query and the same tokens in any order, which have
+    the same output whatever the layer; -1 for rows that do not count."""
+    rng = np.random.default_rng(0)  # fixed: a hash, not a choice
+    scale = np.sqrt(np.mean(rows.tokens**2, axis=(0, 1))) + 1e-300
+    waves = np.sin((rows.tokens / scale) @ rng.standard_normal(rows.width))
+    if rows.padding is not None:
+        waves = np.where(rows.padding[:, 0] == 0, waves, 0.0)
+    queries = (rows.queries[:, :, : rows.width] / scale) @ rng.standard_normal(rows.width)
+    bags = np.repeat(waves.sum(axis=1)[:, None], rows.weights.shape[1], axis=1)
+    keys = np.round(np.stack([bags, queries], axis=2), HASH_DIGITS).reshape(-1, 2)
+    _, number = np.unique(keys, axis=0, return_inverse=True)
+    return np.where(rows.weights > 0, number.reshape(rows.weights.shape), -1)
+
+
 def held_rows(rows: Rows, rng: np.random.Generator) -> Array:
-    """Which rows (n, a) are kept aside: a random share of those with something to attend to."""
-    candidates = np.argwhere((rows.weights > 0) & (rows.lengths > 1)[:, None])
+    """Which rows (n, a) are kept aside: a random share of those with something to attend to, and
+    with each row its copies, which would give it away."""
+    numbers = sameness(rows)
+    candidates = np.unique(numbers[(rows.weights > 0) & (rows.lengths > 1)[:, None]])
     share = max(HELD_SHARE * len(candidates), HELD_NUMBERS / rows.outputs)
     count = int(np.ceil(min(share, HELD_MOST * len(candidates))))
-    chosen = candidates[rng.permutation(len(candidates))[:count]]
-    kept = np.zeros(rows.weights.shape, bool)
-    kept[chosen[:, 0], chosen[:, 1]] = True
-    return kept
+    return np.isin(numbers, candidates[rng.permutation(len(candidates))[:count]])
 
 
 def fitted_layer(

@@ -11,8 +11,8 @@ Questions. None. A share of the rows is kept aside and judges the fit.
 Algebra. Given the scores, the values are linear: variable projection (algebra/variable_projection)
 with Levenberg-Marquardt (algebra/levenberg_marquardt) from small random starts, one head swapped at
 a time when stuck (learners/head_search); one head with fewer tokens than outputs has a closed form
-(algebra/closed_form). The number of heads is the first with an exact fit, or the minimum of the
-Bayesian information criterion. Standard errors are those of the Fisher information
+(algebra/closed_form). The number of heads is the first with an exact fit, or the last that explains
+more than a head fitted to noise does. Standard errors are those of the Fisher information
 (algebra/attention_information).
 
 When it fails. Below about twice the floor with two heads or more most starts end in local minima
@@ -36,6 +36,7 @@ from keyhole.learners.example_data import check_span, examples
 from keyhole.learners.example_fit import (
     HELD_SHARE,
     Fitted,
+    distinct,
     fitted_layer,
     held_rows,
     ratio,
@@ -45,6 +46,7 @@ from keyhole.learners.head_search import Found, Plan, Progress, search
 from keyhole.learners.sculpting import sculpted_search
 
 METHODS = ("varpro", "sculpting")
+ENOUGH = 12.0  # times the floor: the search needs no more examples; the last polish takes all
 EXACT = 1e-18  # squared residual relative to the labels that only an exact fit of doubles reaches
 ROUNDINGS = 16.0  # unit roundoffs by which exact labels may miss the model, root mean square
 NOTHING = 0.95  # cross-validated share of the labels that one head leaves where it explains nothing
@@ -95,14 +97,14 @@ class FromExamples:
         check_span(rows)
         kept = held_rows(rows, rng)
         train = rows.with_weights(rows.weights * ~kept)
-        most = self._affordable(train)
+        most = self._affordable(distinct(train))
         solved = max(EXACT, (ROUNDINGS * data.roundoff) ** 2)
         if self.method == "sculpting":
             found, sculpted = sculpted_search(train, self.heads, solved, self.seconds, rng)
             fitted = fitted_layer(data, train, kept, found, self.heads or 1, rng)
             return with_certificates(fitted, sculpted)
         plan = Plan(self.heads, most, self.restarts, self.seconds, self.workers, solved, progress)
-        white, back = whitened(train)
+        white, back = whitened(enough(train, most, rng))
         found = search(white, plan, rng)
         found = replace(found, theta=back(found.theta))
         self._refuse_capped(found, most, train)
@@ -112,13 +114,13 @@ class FromExamples:
         """The largest number of heads whose unknowns the rows outnumber."""
         least = 1 if self.heads is None else self.heads
         if ratio(train, least) < 1.0:
+            needed = int(np.ceil(len(train.tokens) / ratio(train, least)))
             raise NotIdentifiable(
                 f"{len(train.tokens)} examples are too few: {least} head(s) of this width have "
                 f"{train.unknowns(least)} unknowns, the examples (a share of {HELD_SHARE:.0%} "
                 f"kept aside) hold {train.counted * train.outputs} numbers and "
-                f"{train.score_differences} score differences per head. At least "
-                f"{int(np.ceil(len(train.tokens) / ratio(train, least)))} examples are needed, "
-                "four times as many for an easy fit"
+                f"{train.score_differences} score differences per head, copies not counted. At "
+                f"least {needed} examples are needed, four times as many for an easy fit"
             )
         if self.heads is not None:
             return self.heads
@@ -137,3 +139,12 @@ class FromExamples:
                 f"unknowns ({train.unknowns(most + 1)}) than the examples have numbers. More "
                 "examples are needed (or, if so few heads are right, more seconds)"
             )
+
+
+def enough(rows: Rows, heads: int, rng: np.random.Generator) -> Rows:
+    """As many random examples as make the search easy, where there are many more."""
+    times = ratio(rows, heads)
+    if times <= 2 * ENOUGH:
+        return rows
+    count = int(np.ceil(ENOUGH / times * len(rows.tokens)))
+    return rows.take(np.sort(rng.permutation(len(rows.tokens))[:count]))

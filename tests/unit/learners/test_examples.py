@@ -1,5 +1,7 @@
 """The learner from examples: exact, noisy, scarce, reproducible."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
@@ -7,13 +9,13 @@ from jaxtyping import TypeCheckError
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learn import learn
 from keyhole.learners.example_data import examples
-from keyhole.learners.example_fit import held_rows, ratio
-from keyhole.learners.examples import FromExamples
+from keyhole.learners.example_fit import distinct, held_rows, ratio
+from keyhole.learners.examples import FromExamples, enough
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.every_position import every_position
 from keyhole.models.symmetry import distance
-from keyhole.results import Outcome
+from keyhole.results import Outcome, load
 
 
 def layer(rng: np.random.Generator, d: int, heads: int, scale: float = 1.0) -> Attention:
@@ -144,6 +146,80 @@ def test_a_vocabulary_too_small_is_not_identifiable() -> None:
     found = learn(X, every_position(layer(rng, 6, 1), X), throw=False)
     assert found.outcome is Outcome.NOT_IDENTIFIABLE
     assert "span" in found.reason
+
+
+@pytest.mark.parametrize(("d", "k", "n", "copies"), [(6, 4, 2, 12), (26, 6, 15, 6)])
+def test_copies_of_examples_do_not_pass_for_examples(d: int, k: int, n: int, copies: int) -> None:
+    rng = np.random.default_rng(15)
+    X = np.repeat(boolean(rng, n, k, d), copies, axis=0)
+    found = learn(X, every_position(layer(rng, d, 1), X), FromExamples(seconds=5), throw=False)
+    assert found.outcome is Outcome.NOT_IDENTIFIABLE
+
+
+def test_copies_are_kept_aside_together() -> None:
+    rng = np.random.default_rng(15)
+    X = boolean(rng, 20, 4, 6)
+    shuffled = X[:, [2, 0, 3, 1]]
+    rows = examples(np.concatenate([X, shuffled]), np.zeros((40, 4, 6))).rows
+    kept = held_rows(rows, rng)
+    assert kept.sum() >= 4
+    np.testing.assert_array_equal(kept[:20][:, [2, 0, 3, 1]], kept[20:])
+    assert distinct(rows).counted == distinct(examples(X, X).rows).counted
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+def test_constant_labels_tell_nothing(constant: float) -> None:
+    X = boolean(np.random.default_rng(16), 40, 4, 6)
+    found = learn(X, np.full(X.shape, constant), FromExamples(seconds=2), throw=False)
+    assert found.outcome is not Outcome.RECOVERED
+
+
+def test_too_many_heads_asked_for_are_not_given() -> None:
+    rng = np.random.default_rng(17)
+    X = boolean(rng, 60, 4, 6)
+    Y = every_position(layer(rng, 6, 2), X)
+    assert learn(X, Y, FromExamples(heads=2)).outcome is Outcome.RECOVERED
+    wide = learn(X, Y, FromExamples(heads=3, seconds=3), throw=False)
+    assert wide.outcome in (Outcome.NOT_IDENTIFIABLE, Outcome.ILL_CONDITIONED)
+    narrow = learn(X, Y, FromExamples(heads=1, seconds=1), throw=False)
+    assert narrow.outcome is Outcome.REJECTED
+
+
+def test_single_precision_and_rounded_labels() -> None:
+    rng = np.random.default_rng(18)
+    truth = layer(rng, 6, 2)
+    X = boolean(rng, 60, 4, 6)
+    Y = every_position(truth, X)
+    single = learn(X.astype(np.float32), Y.astype(np.float32))
+    assert single.details["ending"] == "exact"
+    assert distance(single.model, truth) < 1e-6
+    rounded = learn(X, np.round(Y, 3))
+    assert rounded.outcome is Outcome.RECOVERED
+    assert rounded.details["ending"] == "noise"
+    assert distance(rounded.model, truth) < 5e-3
+
+
+def test_many_examples_are_searched_in_part_and_used_in_full() -> None:
+    rng = np.random.default_rng(19)
+    truth = layer(rng, 6, 1)
+    X = boolean(rng, 3000, 4, 6)
+    Y = every_position(truth, X)
+    Y = Y + 0.1 * rng.standard_normal(Y.shape)
+    found = learn(X, Y)
+    assert len(enough(examples(X, Y).rows, 8, rng).tokens) < 1000
+    gap = found.model.heads[0].score - truth.heads[0].score
+    assert np.linalg.norm(gap) < 1.3 * np.linalg.norm(found.errors.heads[0].score)
+    assert np.linalg.norm(gap) < 0.03
+
+
+def test_a_saved_run_reads_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(20)
+    X = boolean(rng, 40, 4, 6)
+    found = learn(X, every_position(layer(rng, 6, 1), X))
+    again = load(found.save(tmp_path / "run"))
+    assert again.outcome is Outcome.RECOVERED
+    assert distance(again.model, found.model) == 0.0
+    assert again.details["heads"] == 1
 
 
 def test_same_seed_same_result_whatever_the_workers() -> None:
