@@ -37,7 +37,7 @@ DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum 
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
-AVOIDED_SHARE = 0.25  # anchors avoid the rows so far up to this share of the width; then few are left
+AVOIDED_SHARE = 0.25  # anchors avoid the rows so far up to this share of the width
 
 
 class Cross:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 
 import keyhole
 from boxes import CountingBox, impostors, in_float32
@@ -220,5 +221,5 @@ def test_same_seed_same_questions() -> None:
     [{"method": "magic"}, {"rank": 0}, {"tolerance": 1.0}, {"measurements": 10}],
 )
 def test_bad_configuration(options: dict[str, Any]) -> None:
-    with pytest.raises(keyhole.InvalidArgument):
+    with pytest.raises((keyhole.InvalidArgument, TypeCheckError)):  # the checker may be first
         keyhole.LowRank(**options)

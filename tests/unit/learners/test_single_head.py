@@ -149,10 +149,6 @@ def test_vector_answers_cost_the_unknowns_over_their_numbers(outputs: int, bias:
     assert asked <= width * groups + width + (2 * groups if bias else 0) + 2 * SPARE
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="standard errors are too small where a vector box reads all probes at once",
-)
 @pytest.mark.parametrize(
     ("width", "outputs", "seed"), [(5, 6, 10), (5, 6, 19), (5, 6, 53), (8, 8, 21)]
 )
