@@ -29,6 +29,8 @@ from keyhole.oracles.questions import Listed
 from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet, Table
 
 CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
+SHRUNK, RECENT = 0.25, 8  # a look that sees less than this share of what the last ones saw
+# (their median) is given a second chance
 VISIBLE = 12.0  # standard errors of a test from which there is
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
@@ -37,7 +39,7 @@ DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum 
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
-AVOIDED_SHARE = 0.25  # anchors avoid the rows so far up to this share of the width
+AVOIDED_SHARE = 0.4  # anchors avoid the rows so far up to this share of the width
 
 
 class Cross:
@@ -70,6 +72,7 @@ class Cross:
         self.row_errors: list[float] = []
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
         self.smallest = np.inf  # what the last look that saw something saw
+        self.looks: list[float] = []  # and those before every column
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
@@ -88,8 +91,11 @@ class Cross:
         seen = self._look(self._next_anchors())
         if seen is None and len(self.avoided):
             seen = self._look(self._left_out())
+        elif seen is not None and self._little():
+            seen = self._second_look(seen)
         if seen is None or (len(self.t) and self._within_tolerance()):
             return False
+        self.looks.append(self.smallest)
         anchor, first = seen
         column = self._column(anchor, first)
         direction = self._pivot(anchor, column)
@@ -97,13 +103,29 @@ class Cross:
         self._row(direction, abs(float(direction @ column)))
         return True
 
+    def _little(self) -> bool:
+        """Whether the look just taken shows unusually little."""
+        recent = self.looks[-RECENT:]
+        return bool(recent) and self.smallest < SHRUNK * float(np.median(recent))
+
+    def _second_look(self, first: tuple[Array, float]) -> tuple[Array, float]:
+        """Other anchors, if they show more."""
+        before = self.smallest
+        other = self._look(self._next_anchors(CHOICE))
+        if other is not None and self.smallest > before:
+            return other
+        self.smallest = before
+        return first
+
     # -- columns ---------------------------------------------------------------------------
 
-    def _next_anchors(self) -> Float[Array, "n d"]:
+    def _next_anchors(self, skipped: int = 0) -> Float[Array, "n d"]:
         """Random, and orthogonal to the rows so far while there is room."""
-        if len(self.t) > AVOIDED_SHARE * self.width:
-            return self.anchors[-1:]
-        anchors = np.array([self.row_space.outside(a) for a in self.anchors[-CHOICE:]])
+        last = len(self.anchors) - skipped
+        anchors = self.anchors[max(last - CHOICE, 0) : max(last, 0)]
+        if len(self.t) > AVOIDED_SHARE * self.width or not len(anchors):
+            return anchors
+        anchors = np.array([self.row_space.outside(a) for a in anchors])
         sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
         return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
 
