@@ -18,7 +18,7 @@ Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
             Queries" (2026), whose margin condition (no small entry of v) is not needed here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
+from keyhole.probes.precision import decimal_step
 
 LEAN = 0.41  # squared overlap of a leaning probe with v̂: minimises the total error
 DITHER = 0.1  # repetitions shorten their tokens by up to this fraction
@@ -64,6 +65,7 @@ class Ball:
         self.noise = precision.floor
         self.offset, self.key_bias = 0.0, np.zeros(self.width)
         self.key_bias_error = np.zeros(self.width)
+        self.bias_slack = np.zeros(self.width)  # of probe · key_bias, for a tolerance
         self.notes: list[str] = []
         self.share = 1.0  # of the longest lengths: less where the scores would be large
 
@@ -103,18 +105,22 @@ class Ball:
 
     def _measure_value(self) -> None:
         total, weight = np.zeros(self.width), np.zeros(self.width)
+        seen: list[Array] = []
         self.value_slack = np.full(self.width, np.inf)
         low, high = np.full(self.width, -np.inf), np.full(self.width, np.inf)
         for number in range(self.passes):
             length = self.radius * self._dithered((self.width,), number)
-            rest = self._ask(np.diag(length)[:, None, :], "value") - self.offset
+            answers = self._ask(np.diag(length)[:, None, :], "value")
+            seen.append(answers)
+            rest = answers - self.offset
             total += length * rest
             weight += length**2
-            slack = self.precision.tolerance / length
+            slack = self._blur / length
             low, high = (
                 np.maximum(low, rest / length - slack),
                 np.minimum(high, rest / length + slack),
             )
+        self._refine_step(decimal_step(np.concatenate(seen)))
         self.value, self.value_error = total / weight, self.noise / np.sqrt(weight)
         if self.precision.tolerance > 0:
             self.value, self.value_slack = (low + high) / 2.0, (high - low) / 2.0
@@ -123,6 +129,17 @@ class Ball:
                 "the value vector cannot be told from zero at this noise, so nothing of the score "
                 "matrix can be seen; ask for a larger budget or a wider domain"
             )
+
+    @property
+    def _blur(self) -> float:
+        """By how much an answer without the offset may be off: the offset is an answer too."""
+        return CERTAINTY * self.precision.tolerance * (2.0 if self.offset else 1.0)
+
+    def _refine_step(self, step: float) -> None:
+        """A rounding step read off one answer is too coarse where that answer ends in zeros."""
+        if self.oracle.spec.precision is None and 0 < step < self.precision.step:
+            self.precision = replace(self.precision, step=step)
+            self.noise = self.precision.floor
 
     # -- pairs -----------------------------------------------------------------------------
 
@@ -163,8 +180,14 @@ class Ball:
             return
         answers = np.concatenate([answers, self._bias_answers(np.arange(count, self.width))])
         scores, errors = self._scores(answers - self.offset, seen, self.noise)
+        if self.precision.tolerance > 0:
+            low, high = self._between(answers, np.full(self.width, length))
+            _refuse_unbounded(low, high)
+            scores, self.bias_slack = (low + high) / 2.0, (high - low) / (2.0 * length)
+            self.key_bias_error = np.abs(self.inverse) @ self.bias_slack
+        else:
+            self.key_bias_error = np.sqrt(self.inverse**2 @ errors**2) / length
         self.key_bias = self.inverse @ scores / length
-        self.key_bias_error = np.sqrt(self.inverse**2 @ errors**2) / length
 
     def _find_scale(self) -> None:
         """Shortens all lengths until the scores of a few pairs are moderate."""
@@ -252,27 +275,38 @@ class Ball:
         """Midpoint and half width that hold for every answer within the tolerance."""
         low = np.full((self.width, self.width), -np.inf)
         high = -low
-        slack, offset_slack = self.value_slack, self.precision.tolerance if self.offset else 0.0
+        bias = (self.probes @ self.key_bias)[:, None]
         for answers, probe, anchor in self._passes():
-            blur = self.precision.tolerance + offset_slack
-            blur = blur + anchor * (np.abs(self.anchors) @ slack)
-            rest = answers - self.offset - anchor * (self.anchors @ self.value)
-            swing = probe * (self.probes @ self.value)[:, None]
-            swing_blur = np.abs(probe) * (np.abs(self.probes) @ slack)[:, None]
-            ends = [(rest + a * blur) / (swing + b * swing_blur) for a in (-1, 1) for b in (-1, 1)]
-            certain = np.abs(swing) > swing_blur
-            weights = np.clip([np.min(ends, axis=0), np.max(ends, axis=0)], 0.0, 1.0)
-            with np.errstate(divide="ignore"):
-                scores = np.log(weights) - np.log1p(-weights)
-            scores = np.sort(scores / (probe * anchor), axis=0)
-            low = np.where(certain, np.maximum(low, scores[0]), low)
-            high = np.where(certain, np.minimum(high, scores[1]), high)
-        if not np.isfinite(low).all() or not np.isfinite(high).all():
-            raise NotIdentifiable(
-                "at this tolerance some scores are not bounded at all: widen the domain"
-            )
+            ends = self._between(answers, probe, anchor)
+            slack = np.abs(probe) * self.bias_slack[:, None]
+            shifted = (ends[0] - probe * bias - slack, ends[1] - probe * bias + slack)
+            scores = np.sort(np.array(shifted) / (probe * anchor), axis=0)
+            low, high = np.maximum(low, scores[0]), np.minimum(high, scores[1])
+        _refuse_unbounded(low, high)
         half = np.abs(self.inverse) @ ((high - low) / 2.0) @ np.abs(self.anchors)
         return self._score_from((low + high) / 2.0), half * CERTAINTY
+
+    def _between(
+        self, answers: Array, probe: Array, anchor: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Bounds of the log-odds that hold for every answer within the tolerance; infinite where
+        there is none. Lengths of the probes, and of the anchors (None: the zero token)."""
+        slack = self.value_slack
+        blur: Array | float = self._blur
+        rest, swing = answers - self.offset, self.probes @ self.value
+        swing_blur = np.abs(self.probes) @ slack
+        if anchor is not None:
+            rest = rest - anchor * (self.anchors @ self.value)
+            blur = blur + anchor * (np.abs(self.anchors) @ slack)
+            swing, swing_blur = swing[:, None], swing_blur[:, None]
+        swing, swing_blur = probe * swing, np.abs(probe) * swing_blur
+        certain = np.abs(swing) > swing_blur
+        safe = np.where(certain, swing_blur, 0.0)
+        ends = [(rest + a * blur) / (swing + b * safe) for a in (-1, 1) for b in (-1, 1)]
+        weights = np.clip([np.min(ends, axis=0), np.max(ends, axis=0)], 0.0, 1.0)
+        with np.errstate(divide="ignore"):
+            low, high = np.log(weights) - np.log1p(-weights)
+        return np.where(certain, low, -np.inf), np.where(certain, high, np.inf)
 
     def _learned(self, score: Array, error: Array, unknowns: int) -> Learned:
         rigorous = self.precision.tolerance > 0
@@ -281,6 +315,7 @@ class Ball:
         value_error = self.value_slack if rigorous else self.value_error
         model = Attention([Head(score, self.key_bias, self.value)], self.offset)
         offset_error = getattr(self, "offset_error", 0.0) if self.offset else 0.0
+        offset_error = self._blur if rigorous and self.offset else offset_error
         errors = Attention([Head(error, self.key_bias_error, value_error)], offset_error)
         floor = unknowns + self.width + (1 if self.offset else 0)
         floor += self.width if self.key_bias.any() else 0
@@ -298,6 +333,13 @@ class Ball:
                 "rigorous": rigorous,
                 "cramer_rao": relative,
             },
+        )
+
+
+def _refuse_unbounded(low: Array, high: Array) -> None:
+    if not np.isfinite(low).all() or not np.isfinite(high).all():
+        raise NotIdentifiable(
+            "at this tolerance some scores are not bounded at all: widen the domain"
         )
 
 

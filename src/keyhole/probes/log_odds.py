@@ -21,7 +21,7 @@ from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
 from keyhole.probes.precision import Roundoff, observed
-from keyhole.probes.values import LinearPart, answer_noise
+from keyhole.probes.values import SHORT, LinearPart, answer_noise
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
 STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
@@ -35,6 +35,7 @@ FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturat
 BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
+SHORT_GROW = 2.0**3  # the same in a short format: numbers of float16 end at 65504
 GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is called zero
 NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
@@ -192,6 +193,7 @@ class LogOdds:
         Asks one question after another until a score is seen: None if there is none to see.
         """
         length, value = min(natural, longest), self.linear.at(anchor[None])
+        grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
         unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
         for _ in range(ROUNDS):
             token, first = Listed(length * anchor[None]), np.zeros(1, dtype=np.int64)
@@ -199,22 +201,23 @@ class LogOdds:
             score = np.abs(found.scores[0] - self.probes.bias[: self.probes.group])
             if not found.saturated[0]:
                 narrow = saturated < NARROW * length
-                if narrow and np.isinf(longest) and (score < HARDLY_SEEN * found.errors[0]).all():
-                    return None  # nothing at any length
+                hardly = bool((score < HARDLY_SEEN * found.errors[0]).all())
+                if narrow and np.isinf(longest) and hardly and grow == GROW:
+                    return None  # nothing at any length (a short format may hide one score of many)
                 if narrow or (score > UNSEEN * found.errors[0]).any():
                     size = np.maximum(score, found.errors[0])
                     return float(np.sqrt(np.mean(size**2)) / length)
                 unseen = length
                 if length >= longest:  # longer tokens might show it: all that is known is a bound
                     return float(np.max(found.errors) / length)
-                if length >= natural * GROW**GROWTHS:
+                if length >= natural * grow**GROWTHS:
                     return None
             else:
                 saturated = length
             if unseen > 0 and np.isfinite(saturated):
                 length = float(np.sqrt(unseen * saturated))
             else:
-                length = min(length * (SHRINK if unseen == 0 else GROW), longest)
+                length = min(length * (SHRINK if unseen == 0 else grow), longest)
         raise IllConditioned("at every length of the tokens, one token takes all the attention")
 
     def table(

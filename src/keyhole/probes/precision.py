@@ -53,6 +53,8 @@ def observed(known: Roundoff, answers: Array) -> Roundoff:
     if known.name in FIXED or not numbers.size:
         return known
     bits = int(significant_bits(numbers).max())
+    if known.name == FORMATS[0][0] and bits <= FORMATS[0][1]:
+        return known
     for name, width in FORMATS:
         # a few float16 answers may have eight bits by chance
         if bits <= width and (numbers.size >= TELLING_ANSWERS or width > FORMATS[0][1]):

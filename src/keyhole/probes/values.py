@@ -5,7 +5,7 @@ With an offset, tokens are made long, so that the offset subtracted from the ans
 One random token is asked twice before: how exact is the box, and is it linear at all?
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import Measured, Roundoff, look
+from keyhole.probes.precision import FIXED, Measured, Roundoff, look, observed
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
 LONGEST_TOKEN = 2.0**50  # and neither do additive errors
@@ -23,6 +23,7 @@ ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at s
 DEVIATIONS = 8.0  # standard deviations of additive errors beyond which it is not either
 NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
 BOX_ROUNDINGS = 1.5  # the same where our own arithmetic is finer than the box's
+SHORT, SHORT_ROUNDINGS = 2.0**-12, 0.8  # and in formats so short that sums are kept in longer ones
 BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
 
 
@@ -46,6 +47,8 @@ def answer_noise(roundoff: Roundoff, width: int) -> float:
     """Standard error of an answer relative to the size of its terms (measured, see the tests of
     calibration: errors of a NumPy box grow about as the fourth root of the width)."""
     roundings = ROUNDINGS if roundoff.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
+    if roundoff.relative > SHORT and roundoff.name not in FIXED:
+        roundings = SHORT_ROUNDINGS
     return float(roundings * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
 
 
@@ -70,6 +73,8 @@ def measure_values(
     size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
     answers = oracle.ask(Questions.of((size * np.eye(width))[:, None, :], "value"))
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
+    # one answer does not tell the shortest formats apart
+    kind = observed(kind, np.concatenate([np.ravel(twice), np.ravel(answers)]))
     noise = answer_noise(kind, width)
     linear = LinearPart(
         value=(rows - offset) / size,
@@ -78,7 +83,7 @@ def measure_values(
         offset_error=np.where(offset == 0, 0.0, noise * np.abs(offset) + kind.additive),
         scalar=zero.ndim == 1,
         roundoff=kind,
-        precision=found.precision,
+        precision=replace(found.precision, relative=kind.relative),
     )
     refuse_nonlinear(linear, questions.tokens()[0], twice[:1])
     return linear

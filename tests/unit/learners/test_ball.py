@@ -1,7 +1,10 @@
 """Additive errors in a ball: accuracy, budget, honest error bars, rigorous intervals."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 import keyhole
 from keyhole.models.attention import Attention, Head
@@ -137,11 +140,14 @@ def test_short_number_formats_end_honestly(bits: int, limit: float) -> None:
     assert covered(recovery, model) >= 0.9
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("worst_case", [False, True])
-def test_intervals_contain_the_truth(worst_case: bool) -> None:
-    tolerance, width = 1e-4, 6
+def test_intervals_contain_the_truth(worst_case: bool, biased: bool) -> None:
+    tolerance, width, bounded = 1e-4, 6, 0
     for seed in range(10):
-        model, rng = drawn(width, seed, norm=3.0), np.random.default_rng(seed)
+        plain, rng = drawn(width, seed, norm=3.0).heads[0], np.random.default_rng(seed)
+        bias = 0.3 * rng.standard_normal(width) if biased else None
+        model = Attention([Head(plain.score, bias, plain.value)], 0.7 if biased else 0.0)
 
         def box(tokens: np.ndarray, model=model, rng=rng) -> np.ndarray:
             off = rng.uniform(-1, 1, len(tokens))
@@ -150,13 +156,46 @@ def test_intervals_contain_the_truth(worst_case: bool) -> None:
         recovery = keyhole.recover(
             keyhole.open_oracle(
                 box, width=width, max_norm=4.0, precision=keyhole.Precision(tolerance=tolerance)
-            )
+            ),
+            keyhole.SingleHead(),
+            throw=False,
         )
-        gap = np.abs(recovery.model.heads[0].score - model.heads[0].score)
-        assert (gap <= recovery.errors.heads[0].score).all()
-        value_gap = np.abs(recovery.model.heads[0].value - model.heads[0].value)
-        assert (value_gap <= recovery.errors.heads[0].value).all()
+        if recovery.outcome is keyhole.Outcome.NOT_IDENTIFIABLE:
+            assert "not bounded" in recovery.reason
+            continue
+        found, errors, truth = recovery.model.heads[0], recovery.errors.heads[0], model.heads[0]
+        assert (np.abs(found.score - truth.score) <= errors.score).all()
+        assert (np.abs(found.value - truth.value) <= errors.value).all()
+        if biased:
+            assert (np.abs(found.key_bias - truth.key_bias) <= errors.key_bias).all()
         assert recovery.details["rigorous"]
+        bounded += 1
+    assert bounded >= 8
+
+
+def in_torch(model: Attention, dtype: torch.dtype) -> tuple[Any, np.ndarray]:
+    """The head computed in that format throughout, and the score as that format holds it."""
+    score, value = (
+        torch.tensor(part).to(dtype) for part in (model.heads[0].score, model.heads[0].value)
+    )
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        x = torch.tensor(tokens).to(dtype)
+        scores = ((x @ score) * x[:, -1:]).sum(-1)
+        return ((torch.softmax(scores, -1) * (x @ value)).sum(-1)).double().numpy()
+
+    return box, score.double().numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_error_bars_of_boxes_that_compute_in_sixteen_bits(dtype: torch.dtype) -> None:
+    shares = []
+    for seed in range(8):
+        box, score = in_torch(drawn(16, seed, norm=5.0), dtype)
+        found = keyhole.recover(keyhole.open_oracle(box, width=16), keyhole.SingleHead())
+        gap = np.abs(found.model.heads[0].score - score)
+        shares.append(np.mean(gap <= 2.0 * found.errors.heads[0].score))
+    assert 0.90 <= np.mean(shares) <= 0.99
 
 
 def test_key_bias_and_offset_in_a_ball() -> None:
