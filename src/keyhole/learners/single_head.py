@@ -27,6 +27,9 @@ from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
 from keyhole.learners.paper import published
 from keyhole.learners.vocabulary import learn_from_vocabulary
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.probes.token_sets import sampled_vocabulary
+
+SAMPLED_TOKENS = 1000  # of a domain without room around zero: as many as a design considers
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,12 @@ class SingleHead:
         return -(-(spec.width**2) // min(numbers, spec.width)) + spec.width + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
-        if oracle.spec.domain.vocabulary is not None:
+        domain = oracle.spec.domain
+        if domain.vocabulary is not None:
             return learn_from_vocabulary(oracle, rng)
+        if domain.radius <= 0:  # no room around zero: random tokens inside serve as a vocabulary
+            tokens = sampled_vocabulary(domain, oracle.spec.width, rng, SAMPLED_TOKENS)
+            return learn_from_vocabulary(oracle, rng, tokens)
         if self.method == "paper":
             return published(oracle, self.score_bound)
         if self.rank is None:

@@ -19,6 +19,9 @@ UNIT_ROUNDOFF = 2.0**-53  # relative rounding error of float64, the best a box c
 NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
 
 
+INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
+
+
 @dataclass(frozen=True)
 class Domain:
     """What the box accepts: token norms, entries, vocabulary, sequence length."""
@@ -57,6 +60,27 @@ class Domain:
         high = np.inf if self.high is None else self.high
         norm = np.inf if self.max_norm is None else self.max_norm
         return float(max(0.0, min(low, high, norm)))
+
+    def drawn_in(self, tokens: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """Every token drawn towards the one nearest to zero until entries and norm are allowed
+        (the vocabulary apart)."""
+        low = -np.inf if self.low is None else self.low
+        high = np.inf if self.high is None else self.high
+        tokens = np.clip(tokens, low, high)
+        if self.max_norm is None:
+            return tokens
+        corner = np.full(tokens.shape[-1], np.clip(0.0, low, high))
+        room = self.max_norm**2 - float(corner @ corner)
+        if room <= 0:
+            raise DomainError(
+                f"no token has entries in [{low}, {high}] and a norm of at most {self.max_norm}"
+            )
+        steps = tokens - corner
+        square = np.maximum(np.sum(steps**2, axis=-1), np.finfo(float).tiny)
+        along = steps @ corner
+        furthest = (-along + np.sqrt(along**2 + square * room)) / square
+        reach = np.minimum(1.0, INSIDE * furthest)
+        return np.asarray(corner + steps * reach[..., None])
 
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""

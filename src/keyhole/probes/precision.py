@@ -162,7 +162,7 @@ def _inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
         return tokens * (domain.radius / np.linalg.norm(tokens, axis=2, keepdims=True))
     low = -1.0 if domain.low is None else domain.low
     high = low + 1.0 if domain.high is None else domain.high
-    return low + (high - low) * rng.random(tokens.shape)
+    return domain.drawn_in(low + (high - low) * rng.random(tokens.shape))
 
 
 def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:

@@ -47,24 +47,9 @@ def sampled_vocabulary(
     low = domain.low if domain.low is not None else min(-reach, (domain.high or 0.0) - reach)
     high = domain.high if domain.high is not None else max(reach, low + reach)
     corner = np.full(width, np.clip(0.0, low, high))  # the token nearest to zero
-    if domain.max_norm is not None and np.linalg.norm(corner) >= domain.max_norm:
-        raise NotIdentifiable("no token has entries within the box and a norm within the ball")
     distance = np.ones(count)
     near = count // 2
     distance[:near] = 2.0 ** -rng.uniform(0.0, BOX_DECADES, size=near)
-    middle = corner + 0.5 * _within(corner, np.full((1, width), (low + high) / 2), domain)[0]
+    middle = (corner + domain.drawn_in(np.full((1, width), (low + high) / 2))[0]) / 2
     spread = distance[:, None] * (rng.uniform(low, high, size=(count, width)) - middle)
-    steps = _within(corner, np.clip(middle + spread, low, high), domain)
-    return np.clip(corner + steps, low, high)
-
-
-def _within(corner: Array, tokens: Array, domain: Domain) -> Array:
-    """Steps from the corner towards each token, as far as the norm allows."""
-    steps = tokens - corner
-    if domain.max_norm is None:
-        return steps
-    square = np.maximum(np.sum(steps**2, axis=1), np.finfo(float).tiny)
-    along = steps @ corner
-    room = domain.max_norm**2 - float(corner @ corner)
-    furthest = (-along + np.sqrt(along**2 + square * room)) / square
-    return steps * np.minimum(1.0, (1.0 - 1e-12) * furthest)[:, None]
+    return domain.drawn_in(middle + spread)

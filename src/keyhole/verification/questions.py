@@ -62,17 +62,7 @@ class Designer:
             chosen = self.rng.integers(len(domain.vocabulary), size=length)
             return np.array(domain.vocabulary[chosen], dtype=np.float64)
         tokens = size * self.natural * self.rng.standard_normal((length, width)) / np.sqrt(width)
-        return self._inside(tokens)
-
-    def _inside(self, tokens: Array) -> Array:
-        """Shrunk and clipped into the domain, where there is one (the vocabulary apart)."""
-        domain = self.spec.domain
-        if domain.low is not None or domain.high is not None:
-            tokens = np.clip(tokens, domain.low, domain.high)
-        if domain.max_norm is not None:
-            norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
-            tokens = tokens * np.minimum(1.0, domain.max_norm / np.maximum(norms, 1e-300))
-        return tokens
+        return self.spec.domain.drawn_in(tokens)
 
     def short(self, lap: int) -> Fresh:
         return Fresh(self._tokens(self._length(SHORT, lap)), "a few random tokens")
@@ -90,7 +80,7 @@ class Designer:
         tokens = self._tokens(self._length(SHORT, lap))
         if self.spec.domain.vocabulary is None:
             shift = self._tokens(1, SHIFT)
-            tokens = self._inside(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
+            tokens = self.spec.domain.drawn_in(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
         return Fresh(tokens, "tokens with a large common part: near ties of large scores")
 
     def hard(self, lap: int) -> Fresh:

@@ -1,39 +1,20 @@
 """A head through a finite vocabulary: exact, at the floor, inside the vocabulary."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.base import Learned
-from keyhole.learners.vocabulary import learn_from_vocabulary
 from keyhole.models.draw import attention
-from keyhole.oracles.base import Domain, Oracle, Spec
+from keyhole.oracles.base import Domain
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.probes.token_sets import sampled_vocabulary
-
-
-@dataclass(frozen=True)
-class FromVocabulary:
-    """The learner under test, as `SingleHead` calls it."""
-
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
-        domain = oracle.spec.domain
-        tokens = None
-        if domain.vocabulary is None:
-            tokens = sampled_vocabulary(domain, oracle.spec.width, rng, 600)
-        return learn_from_vocabulary(oracle, rng, tokens)
-
-    def expected_questions(self, spec: Spec) -> int | None:
-        return None
 
 
 def recovered(secret, words, **kwargs):
     box = CountingBox(secret, secret.width)
     recovery = keyhole.recover(
-        keyhole.open_oracle(box, vocabulary=words), FromVocabulary(), **kwargs
+        keyhole.open_oracle(box, vocabulary=words), keyhole.SingleHead(), **kwargs
     )
     assert box.seen == recovery.ledger.paid
     return recovery
@@ -101,7 +82,7 @@ def test_another_family_is_rejected():
     rng = np.random.default_rng(11)
     words = rng.standard_normal((100, 6))
     box = keyhole.open_oracle(lambda x: np.tanh(x.sum(axis=(1, 2))), vocabulary=words)
-    recovery = keyhole.recover(box, FromVocabulary(), throw=False)
+    recovery = keyhole.recover(box, keyhole.SingleHead(), throw=False)
     assert recovery.outcome is keyhole.Outcome.REJECTED
     assert recovery.verdict.counterexample is not None
 
@@ -111,7 +92,9 @@ def test_two_heads_are_rejected():
     box = keyhole.open_oracle(
         attention(rng, 6, heads=2), vocabulary=0.5 * rng.standard_normal((100, 6))
     )
-    assert keyhole.recover(box, FromVocabulary(), throw=False).outcome is keyhole.Outcome.REJECTED
+    assert (
+        keyhole.recover(box, keyhole.SingleHead(), throw=False).outcome is keyhole.Outcome.REJECTED
+    )
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "noise"])
@@ -125,7 +108,7 @@ def test_standard_errors_are_honest(kind):
         box = keyhole.open_oracle(function, width=10, vocabulary=words, precision=stated)
         if kind == "noise":
             box = Noisy(box, additive=1e-5, seed=seed)
-        recovery = keyhole.recover(box, FromVocabulary(), throw=False)
+        recovery = keyhole.recover(box, keyhole.SingleHead(), throw=False)
         found, true = recovery.model.heads[0].score, secret.heads[0].score
         inside.append(np.mean(np.abs(found - true) < 2 * recovery.errors.heads[0].score))
     # one badly conditioned direction may carry all the error of one box
@@ -138,7 +121,7 @@ def test_standard_errors_are_honest(kind):
 )
 def test_a_box_without_zero_through_sampled_tokens(limits):
     secret = attention(np.random.default_rng(14), 8, bias=True)
-    recovery = keyhole.recover(keyhole.open_oracle(secret, **limits), FromVocabulary())
+    recovery = keyhole.recover(keyhole.open_oracle(secret, **limits), keyhole.SingleHead())
     assert keyhole.distance(recovery.model, secret) <= 1e-8
 
 
@@ -161,7 +144,7 @@ def test_same_seed_same_questions():
             log.append(tokens.tobytes())
             return secret(tokens)
 
-        keyhole.recover(keyhole.open_oracle(box, vocabulary=words), FromVocabulary(), seed=3)
+        keyhole.recover(keyhole.open_oracle(box, vocabulary=words), keyhole.SingleHead(), seed=3)
     assert asked[0] == asked[1]
 
 
