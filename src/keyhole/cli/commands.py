@@ -1,6 +1,7 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,19 +9,42 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.audit import audit
-from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
+from keyhole.cli.options import (
+    Json,
+    MaxLength,
+    MaxNorm,
+    Out,
+    Report,
+    Seed,
+    Target,
+    Width,
+    opened,
+    typed,
+)
+from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 
 if TYPE_CHECKING:
     from keyhole.results import Recovery
 
 
-def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
+def finish(
+    recovery: "Recovery",
+    context: typer.Context,
+    as_json: bool,
+    out: Path | None,
+    report: Path | None,
+) -> None:
     """Shows, saves, and leaves with the exit code of the outcome."""
     from keyhole.results import Outcome
 
+    recovery = replace(recovery, run={**recovery.run, "command": typed(context)})
     if out is not None:
         recovery.save(out)
+    if report is not None:
+        from keyhole.report.html import write_report
+
+        write_report(recovery, report, out)
     if as_json:
         typer.echo(json.dumps(recovery.to_json()))
     else:
@@ -32,6 +56,8 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
         console.print(show(recovery, colour=console.color_system is not None))
         if out is not None:
             console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
+        if report is not None:
+            console.print(f"report: [bold]{report}[/]")
     codes = {
         Outcome.RECOVERED: OK,
         Outcome.UNVERIFIED: OK,
@@ -65,9 +91,11 @@ def named_learner(name: str) -> Any:
 
 @app.command(epilog="Example: `keyhole demo --width 48`")
 def demo(
+    context: typer.Context,
     width: Annotated[int, typer.Option(min=2, help="Width of the hidden head.")] = 32,
     seed: Seed = 0,
     out: Out = Path("keyhole-demo"),
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Hides a random attention head, recovers it through its answers, shows the result."""
@@ -87,11 +115,16 @@ def demo(
             f"A head with {width * width + 2 * width + 1:,} parameters was hidden behind a "
             f"function;\nits parameters were found to a relative error of {gap:.1e}.\n"
         )
-    finish(recovery, as_json, out)
+    if report is None and out is not None:
+        report = out / "report.html"
+    finish(recovery, context, as_json, out, report)
 
 
-@app.command(epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run`")
+@app.command(
+    epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run --report run.html`"
+)
 def recover(
+    context: typer.Context,
     target: Target,
     width: Width = None,
     learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
@@ -100,6 +133,7 @@ def recover(
         Path | None, typer.Option(help="Record answers here; run again to continue.")
     ] = None,
     out: Out = None,
+    report: Report = None,
     max_length: MaxLength = None,
     max_norm: MaxNorm = None,
     seed: Seed = 0,
@@ -122,7 +156,7 @@ def recover(
             progress=progress,
             throw=False,
         )
-    finish(recovery, as_json, out)
+    finish(recovery, context, as_json, out, report)
 
 
 def with_errors(path: Path) -> tuple[Any, Any]:
@@ -201,15 +235,18 @@ def check(
 
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
+app.command(epilog="Example: `keyhole report run --out report.html`")(report)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
 
 
 @app.command(epilog="Example: `keyhole learn examples.npz --out run`")
 def learn(
+    context: typer.Context,
     examples: Annotated[Path, typer.Argument(help="An .npz file with `inputs` and `outputs`.")],
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
     seed: Seed = 0,
     out: Out = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
@@ -226,7 +263,7 @@ def learn(
         mask=found.mask,
         throw=False,
     )
-    finish(recovery, as_json, out)
+    finish(recovery, context, as_json, out, report)
 
 
 @app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")

@@ -1,7 +1,9 @@
 """Options that several commands share, and the oracle they describe."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -23,6 +25,9 @@ MaxNorm = Annotated[float | None, typer.Option(help="Largest token norm the box 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Seed = Annotated[int, typer.Option(help="The same seed asks the same questions.")]
 Out = Annotated[Path | None, typer.Option(help="Save the run (model, errors, verdict) here.")]
+Report = Annotated[
+    Path | None, typer.Option("--report", help="Write a report to look at: one HTML file.")
+]
 
 
 def opened(
@@ -31,3 +36,30 @@ def opened(
     from keyhole.oracles.open import open_oracle
 
     return open_oracle(target, width, max_length, max_norm)
+
+
+def typed(context: typer.Context, **changes: Any) -> str:
+    """The command under way as it can be typed again; `changes` replace options."""
+    words = ["keyhole", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        value = changes.get(name, context.params.get(name))
+        if parameter.param_type_name == "argument":
+            words.append(without_secrets(str(value)))
+        elif value is not None and value != parameter.get_default(context):
+            words += _option(parameter, value)
+    return shlex.join(words)
+
+
+def _option(parameter: Any, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [parameter.opts[0] if value else parameter.secondary_opts[0]]
+    return [max(parameter.opts, key=len), str(value)]
+
+
+def without_secrets(target: str) -> str:
+    """An address without the user's name and password: the command is written into reports."""
+    if not target.startswith(("http://", "https://")):
+        return target
+    parts = urlsplit(target)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
