@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.models.labelled import LabelledAttention
 from keyhole.oracles.questions import Questions
 from keyhole.results import Trace
 
@@ -16,7 +17,10 @@ SAMPLE_BYTES = 2**25  # tokens of the sample, at most: the comparison stays chea
 
 
 def traced(model: Any, past: list[tuple[Questions, Array]]) -> Trace | None:
-    """Deviations of a sample spread over the run; None where the answers cannot be compared."""
+    """Deviations of a sample spread over the run; None where the answers cannot be compared, or
+    are labels, which near a border say nothing about the size of an error."""
+    if isinstance(model, LabelledAttention):
+        return None
     total = sum(len(questions) for questions, _ in past)
     if total == 0:
         return None
@@ -38,12 +42,12 @@ def traced(model: Any, past: list[tuple[Questions, Array]]) -> Trace | None:
             asked += [int(i) for i in here + start + 1]
             purposes += [questions.purpose] * len(here)
         start += len(questions)
-    size = np.concatenate(sizes)
+    size, gap = np.concatenate(sizes), np.concatenate(gaps)
+    if not (np.isfinite(size).all() and np.isfinite(gap).all()):
+        return None
     # an answer that happens to be near zero is compared with what answers usually are
     scale = np.maximum(size, np.median(size))
-    deviation = np.concatenate(gaps) / np.where(scale > 0, scale, 1.0)
-    if not np.isfinite(deviation).all():
-        return None
+    deviation = gap / np.where(scale > 0, scale, 1.0)
     return Trace(tuple(asked), tuple(purposes), tuple(deviation.tolist()), total)
 
 
