@@ -21,6 +21,7 @@ from keyhole.cli.options import (
     opened,
     typed,
 )
+from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 
@@ -235,6 +236,7 @@ def check(
 
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
+app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
 
