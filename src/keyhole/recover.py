@@ -52,12 +52,13 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told after every chunk of answers."""
+    """What a progress callback is told before and after every chunk of questions."""
 
     stage: str  # the purpose of the questions being asked
     asked: int
     expected: int | None
     seconds: float  # since the start
+    under_way: int = 0  # questions sent and not answered yet; none after a chunk
 
 
 def recover(
@@ -129,11 +130,15 @@ class _Run:
             self.journal = Journal(inner, journal, header)
             inner = self.journal
 
-        def listen(stage: str, asked: int) -> None:
+        def tell(stage: str, asked: int, under_way: int = 0) -> None:
             if progress is not None:
-                progress(Progress(stage, asked, self.expected, time.monotonic() - self.start))
+                seconds = time.monotonic() - self.start
+                progress(Progress(stage, asked, self.expected, seconds, under_way))
 
-        self.counting = Counting(inner, budget, listen)
+        def opening(stage: str, count: int) -> None:
+            tell(stage, self.counting.paid, count)
+
+        self.counting = Counting(inner, budget, tell, opening)
         self.oracle = Memory(Batching(self.counting))
         self.learned: Learned | None = None
         self.verdict: Verdict | None = None

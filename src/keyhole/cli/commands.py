@@ -69,6 +69,19 @@ def finish(
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
 
 
+def how_to_resume(context: typer.Context, paid: int, journal: Path | None) -> str:
+    if journal is None:
+        again = typed(context, journal="run.journal", hide=False)
+        return (
+            f"keyhole: stopped after {paid:,} questions, which were not kept. A run with a "
+            f"journal can be continued:\n  {again}"
+        )
+    return (
+        f"keyhole: stopped after {paid:,} questions, kept in {journal}. Continue with:\n"
+        f"  {typed(context, hide=False)}"
+    )
+
+
 LEARNERS = {  # command-line name -> public name
     "auto": "Auto",
     "single-head": "SingleHead",
@@ -142,11 +155,12 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Recovers the model behind TARGET and says whether it is the box."""
+    from keyhole.cli.interrupt import Stop
     from keyhole.cli.progress import shown
     from keyhole.recover import recover as run
 
     box = opened(target, width, max_length, max_norm)
-    with shown(not as_json) as progress:
+    with shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
             box,
             named_learner(learner),
@@ -154,9 +168,11 @@ def recover(
             journal=journal,
             seed=seed,
             verify=verify,
-            progress=progress,
+            progress=stop,
             throw=False,
         )
+    if recovery.outcome.name == "INTERRUPTED":
+        typer.echo(how_to_resume(context, recovery.ledger.paid, journal), err=True)
     finish(recovery, context, as_json, out, report)
 
 
@@ -252,19 +268,22 @@ def learn(
     as_json: Json = False,
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
+    from keyhole.cli.progress import searching
     from keyhole.learn import learn as run
     from keyhole.learners.example_files import read_examples
     from keyhole.learners.examples import FromExamples
 
     found = read_examples(examples)
-    recovery = run(
-        found.inputs,
-        found.outputs,
-        FromExamples(heads=heads),
-        seed=seed,
-        mask=found.mask,
-        throw=False,
-    )
+    with searching(not as_json) as progress:
+        recovery = run(
+            found.inputs,
+            found.outputs,
+            FromExamples(heads=heads),
+            seed=seed,
+            mask=found.mask,
+            progress=progress,
+            throw=False,
+        )
     finish(recovery, context, as_json, out, report)
 
 

@@ -38,14 +38,15 @@ def opened(
     return open_oracle(target, width, max_length, max_norm)
 
 
-def typed(context: typer.Context, **changes: Any) -> str:
-    """The command under way as it can be typed again; `changes` replace options."""
+def typed(context: typer.Context, *, hide: bool = True, **changes: Any) -> str:
+    """The command under way as it can be typed again; `changes` replace options. `hide` leaves
+    out what a file must not hold."""
     words = ["keyhole", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
         value = changes.get(name, context.params.get(name))
         if parameter.param_type_name == "argument":
-            words.append(without_secrets(str(value)))
+            words.append(without_secrets(str(value)) if hide else str(value))
         elif value is not None and value != parameter.get_default(context):
             words += _option(parameter, value)
     return shlex.join(words)

@@ -124,9 +124,10 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
             "layer": "single tokens bend, and the rest matters: attention and a network",
             "labels": "every answer is a label",
         }
-        lines.append(
-            f"{known.asked} questions were asked: {kinds[known.kind]}; answers in {known.format}."
-        )
+        kind = kinds[known.kind]
+        if known.kind == "attention" and not known.spec.domain.unbounded:
+            kind = "tokens are bounded, taken for attention"
+        lines.append(f"{known.asked} questions were asked: {kind}; answers in {known.format}.")
         if known.latency is not None and known.each is not None:
             lines.append(
                 f"Time is the box's: {1e3 * known.latency:.3g} ms a call and "
