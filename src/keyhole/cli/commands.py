@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 def finish(
     recovery: "Recovery",
-    context: typer.Context,
     as_json: bool,
     out: Path | None,
     report: Path | None,
@@ -39,7 +38,7 @@ def finish(
     """Shows, saves, and leaves with the exit code of the outcome."""
     from keyhole.results import Outcome
 
-    recovery = replace(recovery, run={**recovery.run, "command": typed(context)})
+    recovery = replace(recovery, run={**recovery.run, "command": typed()})
     if out is not None:
         recovery.save(out)
     if report is not None:
@@ -69,16 +68,16 @@ def finish(
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
 
 
-def how_to_resume(context: typer.Context, paid: int, journal: Path | None) -> str:
+def how_to_resume(paid: int, journal: Path | None) -> str:
     if journal is None:
-        again = typed(context, journal="run.journal", hide=False)
+        again = typed("--journal", "run.journal", hide=False)
         return (
             f"keyhole: stopped after {paid:,} questions, which were not kept. A run with a "
             f"journal can be continued:\n  {again}"
         )
     return (
         f"keyhole: stopped after {paid:,} questions, kept in {journal}. Continue with:\n"
-        f"  {typed(context, hide=False)}"
+        f"  {typed(hide=False)}"
     )
 
 
@@ -105,7 +104,6 @@ def named_learner(name: str) -> Any:
 
 @app.command(epilog="Example: `keyhole demo --width 48`")
 def demo(
-    context: typer.Context,
     width: Annotated[int, typer.Option(min=2, help="Width of the hidden head.")] = 32,
     seed: Seed = 0,
     out: Out = Path("keyhole-demo"),
@@ -131,14 +129,13 @@ def demo(
         )
     if report is None and out is not None:
         report = out / "report.html"
-    finish(recovery, context, as_json, out, report)
+    finish(recovery, as_json, out, report)
 
 
 @app.command(
     epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run --report run.html`"
 )
 def recover(
-    context: typer.Context,
     target: Target,
     width: Width = None,
     learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
@@ -172,8 +169,8 @@ def recover(
             throw=False,
         )
     if recovery.outcome.name == "INTERRUPTED":
-        typer.echo(how_to_resume(context, recovery.ledger.paid, journal), err=True)
-    finish(recovery, context, as_json, out, report)
+        typer.echo(how_to_resume(recovery.ledger.paid, journal), err=True)
+    finish(recovery, as_json, out, report)
 
 
 def with_errors(path: Path) -> tuple[Any, Any]:
@@ -259,7 +256,6 @@ app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")
 
 @app.command(epilog="Example: `keyhole learn examples.npz --out run`")
 def learn(
-    context: typer.Context,
     examples: Annotated[Path, typer.Argument(help="An .npz file with `inputs` and `outputs`.")],
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
     seed: Seed = 0,
@@ -284,7 +280,7 @@ def learn(
             progress=progress,
             throw=False,
         )
-    finish(recovery, context, as_json, out, report)
+    finish(recovery, as_json, out, report)
 
 
 @app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")

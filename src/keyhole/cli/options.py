@@ -1,8 +1,9 @@
 """Options that several commands share, and the oracle they describe."""
 
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -38,24 +39,11 @@ def opened(
     return open_oracle(target, width, max_length, max_norm)
 
 
-def typed(context: typer.Context, *, hide: bool = True, **changes: Any) -> str:
-    """The command under way as it can be typed again; `changes` replace options. `hide` leaves
-    out what a file must not hold."""
-    words = ["keyhole", str(context.info_name)]
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        value = changes.get(name, context.params.get(name))
-        if parameter.param_type_name == "argument":
-            words.append(without_secrets(str(value)) if hide else str(value))
-        elif value is not None and value != parameter.get_default(context):
-            words += _option(parameter, value)
-    return shlex.join(words)
-
-
-def _option(parameter: Any, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [parameter.opts[0] if value else parameter.secondary_opts[0]]
-    return [max(parameter.opts, key=len), str(value)]
+def typed(*more: str, hide: bool = True) -> str:
+    """The command under way as it can be typed again, and `more` words. `hide` leaves out what a
+    file must not hold."""
+    words = [*sys.argv[1:], *more]
+    return shlex.join(["keyhole", *(without_secrets(word) if hide else word for word in words)])
 
 
 def without_secrets(target: str) -> str:

@@ -81,9 +81,8 @@ def with_error(block: Block) -> str:
 def picture(block: Block, cells: Cells) -> Picture:
     rows, columns = cells.shape
     shape = f"{columns:,} entries" if block.vector else f"{rows:,} × {columns:,}"
-    place = (
-        f"{cells.place[1]}" if block.vector else f"row {cells.place[0]}, column {cells.place[1]}"
-    )
+    row, column = cells.place
+    place = f"entry {column}" if block.vector else f"row {row}, column {column}"
     summary = (
         f"{shape}, from {signed(cells.low)} to {signed(cells.high)}; "
         f"the largest in size at {place}."

@@ -125,7 +125,7 @@
   let chosen, folded = [];
   addEventListener("beforeprint", () => {  // paper is white, and nothing on it can be unfolded
     chosen = root.dataset.theme; root.dataset.theme = "light";
-    folded = [...document.querySelectorAll("details:not([open])")];
+    folded = [...document.querySelectorAll("details.part:not([open])")];
     folded.forEach((part) => { part.open = true; });
     paint();
   });
