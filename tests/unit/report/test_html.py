@@ -106,6 +106,19 @@ def test_what_a_run_did_not_record_is_left_out() -> None:
     assert "Repeat the run" not in seen
 
 
+def test_a_layer_learned_from_examples_asked_nothing() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 3, 4))
+    scores = X @ rng.standard_normal((4, 4)) @ X.transpose(0, 2, 1)
+    P = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
+    found = keyhole.learn(X, P @ X @ rng.standard_normal((4, 4)))
+    seen = words(render(replace(found, run={"command": "keyhole learn examples.npz"})))
+    assert "Examples 40" in seen
+    assert "keyhole learn examples.npz" in seen
+    assert "keyhole.recover(" not in seen
+    assert "Worst deviation" not in seen
+
+
 def test_written_whole(tmp_path: Path) -> None:
     path = write_report(recovery("budget"), tmp_path / "new" / "r.html")
     assert path.read_text("utf-8") == render(recovery("budget"))
