@@ -15,12 +15,12 @@ PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench clean browser
 
 demo: $(READY)
 	$(BIN)/keyhole demo
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,typechecking.checked
 
 lint: $(READY)
@@ -28,6 +28,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+browser:
+	.ci/browser
 
 bench: $(READY)
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole import __version__
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -32,6 +33,7 @@ from keyhole.oracles.wrappers.counting import Counting
 from keyhole.oracles.wrappers.journal import Journal
 from keyhole.oracles.wrappers.memory import Memory
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
+from keyhole.verification.trace import traced
 from keyhole.verification.verify import verify as verify_model
 
 RECOVERY_QUERIES = 4  # one fresh question of each of the four most telling kinds
@@ -50,12 +52,13 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told after every chunk of answers."""
+    """What a progress callback is told before and after every chunk of questions."""
 
     stage: str  # the purpose of the questions being asked
     asked: int
     expected: int | None
     seconds: float  # since the start
+    under_way: int = 0  # questions sent and not answered yet; none after a chunk
 
 
 def recover(
@@ -113,6 +116,7 @@ class _Run:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.learner, self.seed, self.box = learner, seed, Border(box)
+        self.budget = budget
         self.expected, self.start = learner.expected_questions(box.spec), time.monotonic()
         inner: Oracle = self.box
         self.journal: Journal | None = None
@@ -126,11 +130,15 @@ class _Run:
             self.journal = Journal(inner, journal, header)
             inner = self.journal
 
-        def listen(stage: str, asked: int) -> None:
+        def tell(stage: str, asked: int, under_way: int = 0) -> None:
             if progress is not None:
-                progress(Progress(stage, asked, self.expected, time.monotonic() - self.start))
+                seconds = time.monotonic() - self.start
+                progress(Progress(stage, asked, self.expected, seconds, under_way))
 
-        self.counting = Counting(inner, budget, listen)
+        def opening(stage: str, count: int) -> None:
+            tell(stage, self.counting.paid, count)
+
+        self.counting = Counting(inner, budget, tell, opening)
         self.oracle = Memory(Batching(self.counting))
         self.learned: Learned | None = None
         self.verdict: Verdict | None = None
@@ -231,7 +239,7 @@ class _Run:
             0 if self.journal is None else self.journal.replayed,
         )
         if learned is None:
-            return Recovery(outcome, None, None, self.verdict, ledger, reason)
+            return Recovery(outcome, None, None, self.verdict, ledger, reason, run=self._how())
         return Recovery(
             outcome,
             learned.model,
@@ -241,7 +249,27 @@ class _Run:
             reason,
             learned.notes,
             learned.details,
+            self._how(),
+            traced(learned.model, self.oracle.past),
         )
+
+    def _how(self) -> dict[str, Any]:
+        """What was run, and what was stated or measured about the box."""
+        spec, known = self.box.spec, self.learned and self.learned.precision
+        precision = known or spec.precision
+        domain = {name: part for name, part in vars(spec.domain).items() if np.isscalar(part)}
+        return {
+            "version": __version__,
+            "box": spec.identity,
+            "width": spec.width,
+            "domain": domain,
+            "learner": repr(self.learner),
+            "seed": self.seed,
+            "budget": self.budget,
+            "journal": None if self.journal is None else str(self.journal.path),
+            "seconds": round(time.monotonic() - self.start, 3),
+            "precision": None if precision is None else vars(precision),
+        }
 
 
 SAME_ANSWER = 1e-2  # relative: a noisy box may answer a little differently, another box does not

@@ -77,6 +77,24 @@ class Verdict:
     counterexample: Counterexample | None = None
 
 
+@dataclass(frozen=True)
+class Trace:
+    """How far the finished model is from answers of the box, in the order they were asked: a
+    sample spread over the run. Deviations are relative to the size of the answers."""
+
+    asked: tuple[int, ...]  # number of the question in the run, from 1
+    purpose: tuple[str, ...]
+    deviation: tuple[float, ...]
+    total: int  # questions of which these are the sample
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Trace":
+        columns = (record["asked"], record["purpose"], record["deviation"])
+        rows = [(int(n), str(p), float(x)) for n, p, x in zip(*columns, strict=True)]
+        asked, purpose, deviation = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(asked, purpose, deviation, int(record["total"]))
+
+
 @dataclass(frozen=True, eq=False)
 class Recovery:
     """Everything a recovery found out."""
@@ -89,9 +107,12 @@ class Recovery:
     reason: str = ""
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)  # box, learner, seed …: how to repeat it
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
+        object.__setattr__(self, "run", MappingProxyType(dict(self.run)))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder: model and errors as safetensors, the rest as JSON."""
@@ -124,6 +145,8 @@ class Recovery:
             "verdict": verdict,
             "notes": list(self.notes),
             "details": plain(dict(self.details)),
+            "run": plain(dict(self.run)),
+            "trace": None if self.trace is None else plain(vars(self.trace)),
         }
 
 
@@ -169,6 +192,7 @@ def load(path: str | Path) -> Any:
             else None
             for name in ("model", "errors")
         }
+        trace = record.get("trace")  # runs saved by earlier versions have none
         return Recovery(
             outcome=Outcome[record["outcome"]],
             verdict=verdict,
@@ -176,6 +200,8 @@ def load(path: str | Path) -> Any:
             reason=record["reason"],
             notes=tuple(record["notes"]),
             details=record["details"],
+            run=record.get("run", {}),
+            trace=None if trace is None else Trace.from_json(trace),
             **parts,
         )
     except UNREADABLE as error:

@@ -13,6 +13,7 @@ import pytest
 
 import keyhole
 from keyhole.cli.app import main
+from keyhole.cli.options import without_secrets
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
 
@@ -154,6 +155,9 @@ def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
         (["verify", "missing", "mine:told"], "does not exist"),
         (["verify", "mine.py", "mine:told"], "cannot be read"),
         (["check", "mine:plain"], "--width"),
+        (["plan"], "name a TARGET, or give --width"),
+        (["report", "missing"], "does not exist"),
+        (["report", "mine.py"], "cannot be read"),
     ],
 )
 def test_misuse_is_2_with_one_sentence(
@@ -222,9 +226,45 @@ def test_check_tells_what_the_box_can_do(folder: Path) -> None:
     assert "shape" in sentence(run(folder, "check", "mine:misshapen", code=3))
 
 
+def test_a_report_is_written_and_rebuilt_from_the_saved_run(folder: Path) -> None:
+    text = run(folder, "recover", "mine:told", "--out", "run", "--report", "first.html").stdout
+    assert "report: first.html" in text
+    first = (folder / "first.html").read_text("utf-8")
+    assert "keyhole recover mine:told --out run --report first.html" in first
+    assert as_json(folder, "report", "run", "--out", "again.html")["bytes"] == len(first.encode())
+    assert (folder / "again.html").read_text("utf-8") == first
+    assert "report.html" in run(folder, "report", "run").stdout
+    assert (folder / "run/report.html").read_text("utf-8") == first
+    words = sentence(run(folder, "report", "run/model.safetensors", code=2))
+    assert "folder of a run" in words
+    run(folder, "recover", "mine:told", "--budget", "5", "--report", "spent.html", code=4)
+    assert "budget exhausted" in (folder / "spent.html").read_text("utf-8")
+
+
+def test_an_address_in_a_report_has_no_password() -> None:
+    assert without_secrets("https://me:secret@host:8/v2?x=1") == "https://host:8/v2?x=1"
+    assert without_secrets("mine:told@home") == "mine:told@home"
+
+
+def test_plan_tells_the_cost_before_it_is_paid(folder: Path) -> None:
+    record = as_json(folder, "plan", "mine:told", "--rank", "2")
+    assert record["kind"] == "attention"
+    assert record["asked"] <= 30
+    lines = {line["learner"]: line for line in record["learners"]}
+    assert set(lines) == {"single-head", "low-rank", "multi-head"}
+    paid = as_json(folder, "recover", "mine:told", "--learner", "single-head")["ledger"]["paid"]
+    assert abs(lines["single-head"]["questions"] - paid) <= 16
+    assert lines["single-head"]["seconds"] > 0
+    assert lines["single-head"]["error"] < 1e-12
+    text = run(folder, "plan", "--width", "64", "--no-rehearse").stdout
+    assert "4,164" in text
+    assert "give --rank" in text
+    assert "cable" in sentence(run(folder, "plan", "mine:broken", code=3))
+
+
 def test_help_and_version(folder: Path) -> None:
     text = run(folder, "--help").stdout
-    for command in ("demo", "recover", "check", "verify"):
+    for command in ("demo", "recover", "check", "plan", "verify", "report", "learn"):
         assert command in text
         assert "Usage" in run(folder, command, "--help").stdout
     assert keyhole.__version__ in run(folder, "--version").stdout

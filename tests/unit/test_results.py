@@ -9,6 +9,7 @@ import pytest
 from keyhole.errors import Counterexample, FileFormatError
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.recover import recover
 from keyhole.results import RUN_FILE, Ledger, Outcome, Recovery, Verdict, load
 
 MODEL = attention(np.random.default_rng(0), 3, bias=True)
@@ -122,3 +123,17 @@ def test_a_record_with_nonsense_is_refused(tmp_path: Path, key: str, value: Any)
 def test_an_empty_folder_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match=RUN_FILE):
         load(tmp_path)
+
+
+def test_runs_saved_without_trace_still_load(tmp_path: Path) -> None:
+    found = recover(attention(np.random.default_rng(0), 4))
+    assert found.run["seed"] == 0
+    assert found.run["learner"] == "Auto()"
+    found.save(tmp_path)
+    assert load(tmp_path).trace == found.trace
+    record = json.loads((tmp_path / "recovery.json").read_text())
+    del record["run"], record["trace"]
+    (tmp_path / "recovery.json").write_text(json.dumps(record))
+    old = load(tmp_path)
+    assert old.trace is None
+    assert dict(old.run) == {}

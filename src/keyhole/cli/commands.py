@@ -1,6 +1,7 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,19 +9,42 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.audit import audit
-from keyhole.cli.options import Json, MaxLength, MaxNorm, Out, Seed, Target, Width, opened
+from keyhole.cli.options import (
+    Json,
+    MaxLength,
+    MaxNorm,
+    Out,
+    Report,
+    Seed,
+    Target,
+    Width,
+    opened,
+    typed,
+)
+from keyhole.cli.plan import plan
+from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 
 if TYPE_CHECKING:
     from keyhole.results import Recovery
 
 
-def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
+def finish(
+    recovery: "Recovery",
+    as_json: bool,
+    out: Path | None,
+    report: Path | None,
+) -> None:
     """Shows, saves, and leaves with the exit code of the outcome."""
     from keyhole.results import Outcome
 
+    recovery = replace(recovery, run={**recovery.run, "command": typed()})
     if out is not None:
         recovery.save(out)
+    if report is not None:
+        from keyhole.report.html import write_report
+
+        write_report(recovery, report, out)
     if as_json:
         typer.echo(json.dumps(recovery.to_json()))
     else:
@@ -32,6 +56,8 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
         console.print(show(recovery, colour=console.color_system is not None))
         if out is not None:
             console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
+        if report is not None:
+            console.print(f"report: [bold]{report}[/]")
     codes = {
         Outcome.RECOVERED: OK,
         Outcome.UNVERIFIED: OK,
@@ -40,6 +66,19 @@ def finish(recovery: "Recovery", as_json: bool, out: Path | None) -> None:
         Outcome.INTERRUPTED: STOPPED,
     }
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
+
+
+def how_to_resume(paid: int, journal: Path | None) -> str:
+    if journal is None:
+        again = typed("--journal", "run.journal", hide=False)
+        return (
+            f"keyhole: stopped after {paid:,} questions, which were not kept. A run with a "
+            f"journal can be continued:\n  {again}"
+        )
+    return (
+        f"keyhole: stopped after {paid:,} questions, kept in {journal}. Continue with:\n"
+        f"  {typed(hide=False)}"
+    )
 
 
 LEARNERS = {  # command-line name -> public name
@@ -68,6 +107,7 @@ def demo(
     width: Annotated[int, typer.Option(min=2, help="Width of the hidden head.")] = 32,
     seed: Seed = 0,
     out: Out = Path("keyhole-demo"),
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Hides a random attention head, recovers it through its answers, shows the result."""
@@ -87,10 +127,14 @@ def demo(
             f"A head with {width * width + 2 * width + 1:,} parameters was hidden behind a "
             f"function;\nits parameters were found to a relative error of {gap:.1e}.\n"
         )
-    finish(recovery, as_json, out)
+    if report is None and out is not None:
+        report = out / "report.html"
+    finish(recovery, as_json, out, report)
 
 
-@app.command(epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run`")
+@app.command(
+    epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run --report run.html`"
+)
 def recover(
     target: Target,
     width: Width = None,
@@ -100,6 +144,7 @@ def recover(
         Path | None, typer.Option(help="Record answers here; run again to continue.")
     ] = None,
     out: Out = None,
+    report: Report = None,
     max_length: MaxLength = None,
     max_norm: MaxNorm = None,
     seed: Seed = 0,
@@ -107,11 +152,12 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Recovers the model behind TARGET and says whether it is the box."""
+    from keyhole.cli.interrupt import Stop
     from keyhole.cli.progress import shown
     from keyhole.recover import recover as run
 
     box = opened(target, width, max_length, max_norm)
-    with shown(not as_json) as progress:
+    with shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
             box,
             named_learner(learner),
@@ -119,10 +165,12 @@ def recover(
             journal=journal,
             seed=seed,
             verify=verify,
-            progress=progress,
+            progress=stop,
             throw=False,
         )
-    finish(recovery, as_json, out)
+    if recovery.outcome.name == "INTERRUPTED":
+        typer.echo(how_to_resume(recovery.ledger.paid, journal), err=True)
+    finish(recovery, as_json, out, report)
 
 
 def with_errors(path: Path) -> tuple[Any, Any]:
@@ -201,6 +249,8 @@ def check(
 
 
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
+app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
+app.command(epilog="Example: `keyhole report run --out report.html`")(report)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
 
 
@@ -210,23 +260,27 @@ def learn(
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
     seed: Seed = 0,
     out: Out = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
+    from keyhole.cli.progress import searching
     from keyhole.learn import learn as run
     from keyhole.learners.example_files import read_examples
     from keyhole.learners.examples import FromExamples
 
     found = read_examples(examples)
-    recovery = run(
-        found.inputs,
-        found.outputs,
-        FromExamples(heads=heads),
-        seed=seed,
-        mask=found.mask,
-        throw=False,
-    )
-    finish(recovery, as_json, out)
+    with searching(not as_json) as progress:
+        recovery = run(
+            found.inputs,
+            found.outputs,
+            FromExamples(heads=heads),
+            seed=seed,
+            mask=found.mask,
+            progress=progress,
+            throw=False,
+        )
+    finish(recovery, as_json, out, report)
 
 
 @app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")

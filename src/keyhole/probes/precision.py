@@ -93,7 +93,7 @@ class Measured:
 
 def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
     """Asks REPEATS questions: two tokens of different lengths, again and again."""
-    one = _inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    one = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
     small = oracle.spec.domain.vocabulary is None
     other = one * (LARGER if oracle.spec.domain.unbounded else 1.0 / LARGER) if small else one
     batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
@@ -125,7 +125,7 @@ def _step(kind: Roundoff, answers: Array) -> float:
 def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions, Array]:
     """One random token, asked twice: number format, rounding step, and whether there is noise,
     which is then measured with further questions."""
-    token = _inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    token = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
     questions = Questions.of(np.repeat(token, 2, axis=0), PURPOSE)
     answers = oracle.ask(questions)
     stated = oracle.spec.precision
@@ -150,7 +150,7 @@ def decimal_step(answers: Array) -> float:
     return 0.0
 
 
-def _inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
+def inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
     domain = oracle.spec.domain
     if domain.vocabulary is not None:
         return np.array(
@@ -169,7 +169,7 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     """What `keyhole check` shows: about fifteen questions."""
     rng, spec = np.random.default_rng(seed), oracle.spec
     found: dict[str, Any] = {"width": spec.width}
-    token = _inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
+    token = inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
     one = oracle.ask(Questions.of(token, PURPOSE))
     found["outputs"] = "one number" if one.ndim == 1 else f"a vector of {one.shape[1]}"
     measured, _, _ = look(oracle, rng)
@@ -181,7 +181,7 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     sizes = [n for n in LENGTHS if n <= longest]
     found["accepts_lengths_up_to"] = _accepted(
         oracle,
-        [_inside(oracle, rng.standard_normal((1, n, spec.width)), rng) for n in sizes],
+        [inside(oracle, rng.standard_normal((1, n, spec.width)), rng) for n in sizes],
         sizes,
     )
     if spec.domain.unbounded:

@@ -1,5 +1,6 @@
 """A recovery in the terminal: verdict, numbers, and a picture of the score matrix."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from keyhole.arrays import Array
+from keyhole.report.blocks import blocks_of
+from keyhole.report.rows import relative_error
 from keyhole.results import Outcome, Recovery
 
 PICTURE = 28  # cells along each side of the picture, at most
 COLD, WARM = np.array([59, 111, 212]), np.array([212, 87, 42])  # negative, positive
 PAPER = np.array([24, 24, 28])  # zero
+FURTHER_HEAD = re.compile(r"Head ([2-9]|1\d)")  # its errors are like those of the first
 SIGNS = "Oo.+#"  # from most negative to most positive, where there is no colour
 
 
@@ -73,16 +77,12 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
 
 
 def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
-    """Relative standard errors of the parameter blocks of the first head."""
-    known, uncertain = model.to_arrays(), errors.to_arrays()
+    """Relative standard errors of the parameter blocks, of the first of several heads."""
     rows = []
-    for name in known:
-        size = float(np.linalg.norm(known[name]))
-        if name in uncertain and size > 0 and not name.startswith("heads.1"):
-            relative = float(np.linalg.norm(uncertain[name])) / size
-            rows.append((f"error of {name.removeprefix('heads.0.')}", f"{relative:.1e} (relative)"))
-        if name.startswith("heads.1"):
-            break
+    for block in blocks_of(model, errors):
+        relative = relative_error(block)
+        if relative is not None and not FURTHER_HEAD.match(block.part):
+            rows.append((f"error of {block.name}", f"{relative:.1e} (relative)"))
     return rows
 
 

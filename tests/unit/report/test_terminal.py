@@ -27,7 +27,7 @@ def test_a_recovery_tells_its_numbers() -> None:
     assert "× the floor of 1,681" in text
     assert "float64" in text
     assert "agrees on 5 fresh questions" in text
-    for block in ("offset", "score", "key_bias", "value"):
+    for block in ("offset", "score", "key bias", "value"):
         assert f"error of {block}" in text
 
 
@@ -72,3 +72,10 @@ def test_cells_show_their_largest_entry() -> None:
 def test_long_answers_are_cut() -> None:
     example = keyhole.Counterexample(np.zeros((2, 3)), np.arange(9.0), np.arange(9.0), "a reason")
     assert "…" in printed(counterexample(example))
+
+
+def test_a_score_in_factors_has_the_error_of_the_product() -> None:
+    text = printed(show(keyhole.recover(attention(np.random.default_rng(1), 12)), colour=False))
+    line = next(line for line in text.splitlines() if "error of score" in line)
+    assert float(line.split("error of score")[1].split()[0]) < 1e-10
+    assert "score_left" not in text

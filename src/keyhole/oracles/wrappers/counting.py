@@ -17,10 +17,12 @@ class Counting(Wrapper):
         inner: Oracle,
         budget: int | None = None,
         listener: Callable[[str, int], None] | None = None,
+        opening: Callable[[str, int], None] | None = None,
     ) -> None:
         self.inner = inner
         self.budget = budget
-        self.listener = listener
+        self.listener = listener  # told purpose and questions paid for, after each batch
+        self.opening = opening  # told purpose and size of a batch before it goes out
         self.by_purpose: Counter[str] = Counter()
 
     @property
@@ -39,6 +41,8 @@ class Counting(Wrapper):
                 f"{self.budget}; {self.paid} were asked. Raise budget=, and pass the same "
                 "journal= to continue without paying twice"
             )
+        if self.opening is not None:
+            self.opening(questions.purpose, count)
         self.by_purpose[questions.purpose] += count
         answers = self.inner.ask(questions)
         if self.listener is not None:

@@ -1,0 +1,141 @@
+"""`keyhole plan`: what a recovery will cost, before paying for it."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from keyhole.cli.options import Json, MaxLength, MaxNorm, Seed, Width, opened
+
+if TYPE_CHECKING:
+    from keyhole.plan import Estimate, Survey
+SHORT = 24  # letters of an outcome; what is longer is a sentence and goes below the table
+
+
+def plan(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A box, as for `keyhole recover`: asked some thirty questions. Without it, "
+            "--width alone tells the questions.",
+            show_default=False,
+        ),
+    ] = None,
+    width: Width = None,
+    outputs: Annotated[
+        int | None, typer.Option(min=1, help="Numbers in an answer, without a target.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Heads, if known.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the scores, if known.")] = None,
+    neurons: Annotated[int | None, typer.Option(min=1, help="Hidden units, if known.")] = None,
+    max_length: MaxLength = None,
+    max_norm: MaxNorm = None,
+    rehearse: Annotated[
+        bool, typer.Option(help="Measure the expected error on a small random model.")
+    ] = True,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """What recovery will cost: questions, time and expected error, for each learner."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.oracles.base import Domain, Precision, Spec
+    from keyhole.plan import Size, Survey, survey
+    from keyhole.plan import plan as estimate
+
+    if target is not None:
+        known = survey(opened(target, width, max_length, max_norm), seed)
+    elif width is not None:
+        spec = Spec(width, outputs, Domain(max_length, max_norm))
+        known = Survey(spec, Precision(), "taken for float64", "")
+    else:
+        raise InvalidArgument("name a TARGET, or give --width")
+    found = estimate(known, Size(heads, rank, neurons), seed=seed, rehearse=rehearse)
+    if as_json:
+        typer.echo(json.dumps(record(known, found)))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(table(found))
+    refusals = dict.fromkeys(line.rehearsal for line in found if len(line.rehearsal) >= SHORT)
+    for sentence in (*(f"¹ {text}." for text in refusals), *sentences(known, rehearse)):
+        console.print(f"[dim]{sentence}[/]", highlight=False)
+
+
+def record(known: "Survey", found: "list[Estimate]") -> dict[str, Any]:
+    from keyhole.results import plain
+
+    return {
+        "width": known.spec.width,
+        "outputs": known.spec.outputs,
+        "kind": known.kind or None,
+        "number_format": known.format,
+        "precision": plain(vars(known.precision)),
+        "seconds_per_call": known.latency,
+        "seconds_per_question": known.each,
+        "asked": known.asked,
+        "learners": [plain(vars(line)) for line in found],
+    }
+
+
+def table(found: "list[Estimate]") -> Any:
+    from rich.table import Table
+
+    grid = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("learner", "assumes"):
+        grid.add_column(name)
+    for name in ("questions", "time", "expected error"):
+        grid.add_column(name, justify="right")
+    for line in found:
+        grid.add_row(
+            f"[bold]{line.learner}[/]",
+            line.assumes,
+            line.depends if line.questions is None else f"{line.questions:,}",
+            duration(line.seconds),
+            expected(line),
+        )
+    return grid
+
+
+def expected(line: "Estimate") -> str:
+    if line.error is not None:
+        return f"{line.error:.0e}"
+    return line.rehearsal.replace("_", " ").lower() if len(line.rehearsal) < SHORT else "none: ¹"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return "below 1 s"
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def sentences(known: "Survey", rehearsed: bool) -> list[str]:
+    """Where the figures come from."""
+    lines = []
+    if known.asked:
+        kinds = {
+            "attention": "single tokens act linearly: attention",
+            "network": "single tokens bend, the rest does not matter: a network",
+            "layer": "single tokens bend, and the rest matters: attention and a network",
+            "labels": "every answer is a label",
+        }
+        kind = kinds[known.kind]
+        if known.kind == "attention" and not known.spec.domain.unbounded:
+            kind = "tokens are bounded, taken for attention"
+        lines.append(f"{known.asked} questions were asked: {kind}; answers in {known.format}.")
+        if known.latency is not None and known.each is not None:
+            lines.append(
+                f"Time is the box's: {1e3 * known.latency:.3g} ms a call and "
+                f"{1e3 * known.each:.3g} ms a question, measured now."
+            )
+    if rehearsed:
+        lines.append(
+            "Expected error: measured on a small random model of the family, behind answers as "
+            "exact as these; yours may be better or worse conditioned."
+        )
+    return lines

@@ -1,0 +1,179 @@
+"""What the report says, in plain types. The template only lays it out."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from keyhole.report.blocks import Block, Matrix, blocks_of, reduced
+from keyhole.report.charts import trace_chart
+from keyhole.report.pictures import PARTS_SHOWN, SIDE, parts, picture
+from keyhole.report.rows import (
+    box_rows,
+    detail_rows,
+    error_rows,
+    floor,
+    purposes,
+    worst_error,
+)
+from keyhole.results import Outcome, Recovery
+
+CONSTRUCTOR = re.compile(r"\b([A-Z]\w*)\(")  # a learner in the text of another
+LISTED = 4  # numbers of an answer written out
+TONES = {Outcome.RECOVERED: "good", Outcome.UNVERIFIED: "fair", Outcome.ILL_CONDITIONED: "fair"}
+TONES |= {Outcome.INTERRUPTED: "fair", Outcome.BUDGET_EXHAUSTED: "fair"}
+HEADLINES = {
+    Outcome.RECOVERED: "The box is {model}.",
+    Outcome.UNVERIFIED: "A model was fitted: {model}. It was not compared with fresh answers.",
+    Outcome.REJECTED: "The box is something else.",
+    Outcome.NOT_IDENTIFIABLE: "The parameters cannot be known.",
+    Outcome.BUDGET_EXHAUSTED: "The budget ended before the parameters were known.",
+    Outcome.ILL_CONDITIONED: "The answers determine some parameters too weakly.",
+    Outcome.ORACLE_FAILED: "The box failed to answer.",
+    Outcome.INTERRUPTED: "The run was stopped.",
+}
+
+
+def page(recovery: Recovery) -> dict[str, Any]:
+    """Everything the template needs."""
+    blocks = [] if recovery.model is None else blocks_of(recovery.model, recovery.errors)
+    name = described(recovery.model) if recovery.model is not None else ""
+    errors = error_rows(blocks)
+    return {
+        "recovery": recovery,
+        "rejected": recovery.outcome is Outcome.REJECTED,
+        "tone": TONES.get(recovery.outcome, "bad"),
+        "outcome": recovery.outcome.name.replace("_", " ").lower(),
+        "headline": HEADLINES[recovery.outcome].format(model=name),
+        "model": name,
+        "lead": lead(recovery),
+        "facts": facts(recovery, blocks),
+        "parts": parts(blocks),
+        "hidden_parts": max(0, len({b.part for b in blocks}) - PARTS_SHOWN),
+        "errors": errors,
+        "purposes": purposes(recovery),
+        "floor": floor(recovery),
+        "trace": None if recovery.trace is None else trace_chart(recovery.trace, recovery.run),
+        "box": box_rows(recovery),
+        "example": example(recovery),
+        "repeat": repeat(recovery),
+        "details": detail_rows(recovery),
+    }
+
+
+def described(model: Any) -> str:
+    """one attention head of width 32 that answers with one number"""
+    outputs = getattr(model, "outputs", None)
+    answer = "one number" if outputs is None else f"{outputs:,} numbers"
+    kind = type(model).__name__
+    heads = getattr(model, "heads", None)
+    if heads:
+        count = "one attention head" if len(heads) == 1 else f"{len(heads)} attention heads"
+        answer = "a label" if kind == "LabelledAttention" else answer
+        return f"{count} of width {model.width:,} answering with {answer}"
+    if kind == "TransformerModel":
+        neurons = model.network.neurons
+        residual = " with a residual connection" if model.residual else ""
+        return (
+            f"a Transformer layer of width {model.width:,} with {neurons:,} hidden units{residual}"
+        )
+    if kind == "ReluNetwork":
+        return f"a ReLU network of width {model.width:,} with {model.neurons:,} hidden units"
+    return str(model)
+
+
+def lead(recovery: Recovery) -> list[str]:
+    """What to conclude, then what to do."""
+    sentences = []
+    if recovery.reason:
+        sentences.append(sentence(recovery.reason))
+    if recovery.verdict is not None and recovery.verdict.agrees:
+        sentences.append(recovery.verdict.bound)
+    if recovery.outcome is not Outcome.RECOVERED:
+        sentences.append(recovery.outcome.value)
+    return sentences
+
+
+def sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]:
+    """The figures a reader wants first: name, number, what it is compared with."""
+    ledger, rows = recovery.ledger, []
+    if ledger.paid:
+        beside = ""
+        if ledger.floor:
+            beside = f"{ledger.paid / ledger.floor:.3g} × the floor of {ledger.floor:,.0f}"
+        rows.append(("Questions", f"{ledger.paid:,}", beside))
+    elif "examples" in recovery.details:
+        ratio = recovery.details.get("ratio")
+        beside = f"{ratio:.3g} × the floor" if isinstance(ratio, float) else ""
+        rows.append(("Examples", f"{recovery.details['examples']:,}", beside))
+    worst = worst_error(blocks)
+    if worst is not None and recovery.outcome is not Outcome.REJECTED:
+        rows.append(("Relative error", f"{worst:.1e}", "standard error, worst block"))
+    verdict = recovery.verdict
+    if verdict is not None and verdict.queries:
+        word = "agree" if verdict.agrees else "compared"
+        beside = f"and {verdict.replayed:,} earlier answers" if verdict.replayed else ""
+        rows.append(("Fresh questions", f"{verdict.queries:,} {word}", beside))
+    if "precision" in recovery.details and isinstance(recovery.details["precision"], str):
+        rows.append(("Box computes in", recovery.details["precision"], ""))
+    if "rank" in recovery.details:
+        rows.append(("Rank of the score", str(recovery.details["rank"]), ""))
+    if isinstance(recovery.run.get("seconds"), float):
+        rows.append(("Time", duration(recovery.run["seconds"]), "learning and verification"))
+    return rows
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def example(recovery: Recovery) -> dict[str, Any] | None:
+    """The question that shows the difference."""
+    found = recovery.verdict.counterexample if recovery.verdict is not None else None
+    if found is None:
+        return None
+    tokens = np.atleast_2d(np.asarray(found.input, dtype=np.float64))
+    block = Block("", "counterexample", Matrix(None, tokens), None, False)
+    return {
+        "reason": sentence(found.reason) if found.reason else "",
+        "tokens": f"{tokens.shape[0]:,} tokens of width {tokens.shape[1]:,}",
+        "picture": picture(block, reduced(block, SIDE // 2, SIDE // 2)),
+        "box": brief(found.box_answer),
+        "model": brief(found.model_answer),
+    }
+
+
+def brief(answer: Any) -> str:
+    if answer is None:
+        return "none"
+    try:
+        numbers = np.atleast_1d(np.asarray(answer, dtype=float)).ravel()
+    except (TypeError, ValueError):
+        return str(answer)
+    shown = "  ".join(f"{x:.12g}" for x in numbers[:LISTED])
+    return shown + (f" … ({numbers.size:,} numbers)" if numbers.size > LISTED else "")
+
+
+def repeat(recovery: Recovery) -> dict[str, str]:
+    """The command as typed, where there was one, and the call that does the same."""
+    run = recovery.run
+    if not run:
+        return {}
+    learner = str(run.get("learner") or "")
+    arguments = [CONSTRUCTOR.sub(r"keyhole.\1(", learner)] if learner else []
+    arguments += [
+        f"{name}={run[name]!r}" for name in ("budget", "journal") if run.get(name) is not None
+    ]
+    arguments.append(f"seed={run.get('seed', 0)}")
+    return {
+        "command": str(run.get("command") or ""),
+        "call": f"keyhole.recover(box, {', '.join(arguments)})" if learner else "",
+        "version": str(run.get("version") or ""),
+    }

@@ -1,0 +1,141 @@
+"""The tables of the report: errors by block, questions by purpose, what is known of the box."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keyhole.report.blocks import Block
+from keyhole.results import Recovery
+
+DIGITS = 16.0  # decimal digits of float64: a full bar
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    block: str
+    entries: str
+    size: str
+    error: str
+    relative: str
+    digits: float | None  # decimal digits known
+    share: float  # of the bar
+
+
+@dataclass(frozen=True)
+class PurposeRow:
+    purpose: str
+    count: str
+    percent: str
+    share: float
+    worst: str
+
+
+def error_rows(blocks: list[Block]) -> list[ErrorRow]:
+    rows = []
+    for block in blocks:
+        if block.errors is None:
+            continue
+        size = block.values.norm() / math.sqrt(block.entries)
+        error = block.errors.norm() / math.sqrt(block.entries)
+        digits = -math.log10(error / size) if size > 0 and error > 0 else None
+        rows.append(
+            ErrorRow(
+                f"{block.part} {block.name}".strip(),
+                f"{block.entries:,}",
+                f"{size:.3g}",
+                brief_number(error),
+                brief_number(error / size) if size > 0 else "–",
+                None if digits is None else max(0.0, digits),
+                0.0 if digits is None else min(1.0, max(0.0, digits / DIGITS)),
+            )
+        )
+    return rows
+
+
+def worst_error(blocks: list[Block]) -> float | None:
+    found = [error for block in blocks if (error := relative_error(block)) is not None]
+    return max(found, default=None)
+
+
+def relative_error(block: Block) -> float | None:
+    if block.errors is None:
+        return None
+    size = block.values.norm()
+    return block.errors.norm() / size if size > 0 else None
+
+
+def purposes(recovery: Recovery) -> list[PurposeRow]:
+    counts, trace = recovery.ledger.by_purpose, recovery.trace
+    largest, total = max(counts.values(), default=1), max(1, recovery.ledger.paid)
+    rows = []
+    for purpose, count in counts.items():
+        seen = []
+        if trace is not None:
+            pairs = zip(trace.purpose, trace.deviation, strict=True)
+            seen = [deviation for name, deviation in pairs if name == purpose]
+        worst = "–" if not seen else brief_number(max(seen))
+        rows.append(
+            PurposeRow(purpose, f"{count:,}", f"{count / total:.1%}", count / largest, worst)
+        )
+    return rows
+
+
+def floor(recovery: Recovery) -> dict[str, Any] | None:
+    """Paid against the floor, as two bars on one scale."""
+    ledger = recovery.ledger
+    if not ledger.floor or not ledger.paid:
+        return None
+    top = max(ledger.floor, ledger.paid)
+    return {
+        "paid": f"{ledger.paid:,}",
+        "floor": f"{ledger.floor:,.0f}",
+        "ratio": f"{ledger.paid / ledger.floor:.3f}",
+        "paid_share": ledger.paid / top,
+        "floor_share": ledger.floor / top,
+        "replayed": f"{ledger.replayed:,}" if ledger.replayed else "",
+    }
+
+
+def box_rows(recovery: Recovery) -> list[tuple[str, str]]:
+    """What was stated or found out about the box."""
+    run, rows = recovery.run, []
+    if run.get("box"):
+        rows.append(("Name", str(run["box"])))
+    if run.get("width"):
+        rows.append(("Width of a token", f"{run['width']:,}"))
+    precision = run.get("precision")
+    kind = recovery.details.get("precision")
+    if isinstance(kind, str):
+        rows.append(("Arithmetic", kind))
+    if isinstance(precision, Mapping):
+        names = {
+            "relative": "Relative rounding of an answer",
+            "additive": "Noise (standard deviation)",
+            "step": "Answers are multiples of",
+            "tolerance": "Answers may be off by",
+        }
+        for key, name in names.items():
+            if precision.get(key):
+                rows.append((name, f"{precision[key]:.3g}"))
+    for key, limit in (run.get("domain") or {}).items():
+        rows.append((str(key).replace("_", " ").capitalize(), f"{limit:g}"))
+    verdict = recovery.verdict
+    if verdict is not None and math.isfinite(verdict.worst) and verdict.queries:
+        rows.append(("Largest deviation seen", f"{verdict.worst:.2g} of what is allowed"))
+    return rows
+
+
+def detail_rows(recovery: Recovery) -> list[tuple[str, str]]:
+    """Numbers that the learner left for the reader; long lists are drawn elsewhere."""
+    rows = []
+    for name, value in recovery.details.items():
+        if isinstance(value, float):
+            rows.append((name.replace("_", " "), f"{value:.6g}"))
+        elif isinstance(value, (str, int, bool)):
+            rows.append((name.replace("_", " "), str(value)))
+    return rows
+
+
+def brief_number(number: float) -> str:
+    return "0" if number == 0 else f"{number:.1e}"

@@ -1,0 +1,57 @@
+import numpy as np
+
+import keyhole
+from keyhole.models.draw import attention
+from keyhole.oracles.questions import Questions
+from keyhole.verification.trace import POINTS, traced
+from recoveries import recovery
+
+MODEL = attention(np.random.default_rng(0), 5)
+RNG = np.random.default_rng(1)
+
+
+def asked(count: int, length: int = 2, purpose: str = "score") -> tuple[Questions, np.ndarray]:
+    questions = Questions.of(RNG.standard_normal((count, length, 5)), purpose)
+    return questions, MODEL(questions.tokens())
+
+
+def test_deviations_are_those_of_the_answers() -> None:
+    first, (questions, answers) = asked(4, 1, "value"), asked(6)
+    wrong = answers.copy()
+    wrong[2] += 0.5
+    trace = traced(MODEL, [first, (questions, wrong)])
+    assert trace is not None
+    assert trace.asked == tuple(range(1, 11))
+    assert trace.purpose == ("value",) * 4 + ("score",) * 6
+    sizes = np.abs(np.concatenate([first[1], wrong]))
+    expected = 0.5 / max(sizes[6], np.median(sizes))
+    assert trace.deviation[6] == np.float64(expected)
+    assert max(trace.deviation[:6] + trace.deviation[7:]) < 1e-15
+
+
+def test_a_long_run_is_sampled_from_end_to_end() -> None:
+    trace = traced(MODEL, [asked(900), asked(700)])
+    assert trace is not None
+    assert len(trace.asked) <= POINTS
+    assert (trace.asked[0], trace.asked[-1], trace.total) == (1, 1600, 1600)
+
+
+def test_what_cannot_be_compared_has_no_trace() -> None:
+    questions, answers = asked(3)
+    assert traced(MODEL, []) is None
+    assert traced(MODEL, [(questions, answers[:, None])]) is None
+    assert traced(MODEL, [(questions, np.full(3, np.inf))]) is None
+
+
+def test_every_recovery_with_a_model_has_one_unless_it_speaks_in_labels() -> None:
+    for kind in ("one head", "several heads", "transformer"):
+        found = recovery(kind)
+        assert found.trace is not None
+        assert found.trace.total == found.ledger.paid
+        assert max(found.trace.deviation) < 1e-6
+    rejected = recovery("rejected").trace
+    assert rejected is not None
+    assert max(rejected.deviation) > 1e-4
+    assert recovery("budget").trace is None
+    assert recovery("labels").trace is None
+    assert keyhole.recover(MODEL, budget=3, throw=False).run["budget"] == 3
