@@ -1,4 +1,4 @@
-"""Options that several commands share, and the oracle they describe."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Argument(
-        help="`package.module:attribute` (imports that code), or a saved keyhole model.",
+        help="`package.module:attribute` (imports that code), a `.onnx` file, an `http(s)://` "
+        "endpoint, or a saved keyhole model.",
         show_default=False,
     ),
 ]

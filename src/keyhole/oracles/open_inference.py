@@ -107,8 +107,14 @@ class OpenInferenceOracle(Parted):
         self.endpoint.close()
 
 
+SHARED = 64  # questions of a part, where several are on their way at a time
+
+
 def polite(batch: int | None, access: Access) -> int | None:
-    """Parts of at most one second's worth of questions, where a rate is to be kept."""
+    """Parts of at most one second's worth of questions, where a rate is to be kept; parts at all,
+    where several are to be on their way."""
+    if batch is None and access.concurrency > 1:
+        batch = SHARED
     if access.rate is None:
         return batch
     most = max(1, int(access.rate))
