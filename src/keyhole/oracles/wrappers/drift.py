@@ -18,7 +18,7 @@ from keyhole.oracles.questions import Questions
 PURPOSE = "recall"
 RECALLED = 3  # old questions asked again at a time
 KEPT = 8  # old questions that can be asked again: the oldest of every kind
-FIRST, EVERY = 512, 4096  # new questions before the first look, and between two later ones
+FIRST, EVERY = 2048, 4096  # new questions before the first look, and between two later ones
 REPEATS = 12  # of a question whose answer differs, to tell noise from another box
 DEVIATIONS = 8.0  # standard deviations of stated noise that two answers may be apart
 MEASURED_DEVIATIONS = 14.0  # the same of noise known from so few repeats
@@ -47,7 +47,6 @@ class Kept:
     question: Questions
     answer: Array
     scale: float  # largest answer of its batch: what cancelled in this one was of that size
-    noise: float | None = None  # standard deviation of its answers, once measured
 
 
 class DriftWatch(Wrapper):
@@ -70,6 +69,7 @@ class DriftWatch(Wrapper):
         self._longest: Kept | None = None
         self._samples: list[Array] = []
         self._values: set[float] = set()  # that were answered; no more than tell labels apart
+        self._measured: tuple[float, float] | None = None  # noise, and the scale it was seen at
 
     @property
     def remaining(self) -> int | None:
@@ -80,8 +80,8 @@ class DriftWatch(Wrapper):
         looks, total, wait = 0, self._since + left, self._wait
         while total >= wait:
             looks, total, wait = looks + 1, total - wait, min(2 * wait, self.every)
-        noisy = any(kept.noise for kept in self._known())
-        return max(0, left - looks * RECALLED - (RECALLED * REPEATS if looks and not noisy else 0))
+        measuring = REPEATS if looks and self._measured is None else 0
+        return max(0, left - looks * RECALLED - measuring)
 
     def ask(self, questions: Questions) -> Array:
         answers = self.inner.ask(questions)
@@ -138,10 +138,12 @@ class DriftWatch(Wrapper):
         return gap <= allowed or gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept)
 
     def _noise(self, kept: Kept) -> float:
-        """From repeats of the question, asked once."""
-        if kept.noise is None:
+        """Standard deviation of its answers: from repeats of the first question that needed them,
+        and larger in proportion for larger answers, as relative noise would be."""
+        if self._measured is None:
             index = np.repeat(kept.question.index, REPEATS, axis=0)
             again = self.inner.ask(Questions(kept.question.bank, index, PURPOSE))
             spread = np.std(np.asarray(again, dtype=np.float64), axis=0, ddof=1)
-            kept.noise = float(np.max(spread, initial=0.0))
-        return kept.noise
+            self._measured = float(np.max(spread, initial=0.0)), kept.scale
+        noise, scale = self._measured
+        return noise * max(1.0, kept.scale / max(scale, np.finfo(float).tiny))

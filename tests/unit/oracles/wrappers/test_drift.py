@@ -119,7 +119,7 @@ def test_the_budget_a_learner_sees_leaves_room_for_the_looks():
         while left := box.remaining:
             tokens = np.random.default_rng(0).standard_normal((min(left, 100), 2, WIDTH))
             box.ask(keyhole.Questions.of(tokens, "test"))
-        assert budget - 8 * RECALLED * (1 + REPEATS) <= counting.paid <= budget
+        assert budget - 8 * RECALLED - REPEATS <= counting.paid <= budget
 
 
 @pytest.mark.parametrize("after", [4, 12, 30, 60, 75, 79])
@@ -140,16 +140,16 @@ def test_a_drifting_box_is_rejected_as_one_that_changed(after, learner):
 
 def test_a_long_run_stops_soon_after_the_change():
     class Wide(Changing):
-        width = 40
+        width = 60
 
         def __init__(self, after):
-            self.models = [attention(np.random.default_rng(k), 40) for k in (0, 1)]
+            self.models = [attention(np.random.default_rng(k), 60) for k in (0, 1)]
             self.left = after
 
-    found = keyhole.recover(Wide(900), keyhole.SingleHead(), throw=False)
+    found = keyhole.recover(Wide(1000), keyhole.SingleHead(), throw=False)
     assert "the box changed" in found.reason
     assert found.model is None
-    assert found.ledger.paid < 1640 <= 40 * 41
+    assert found.ledger.paid < 2048 + 512 < 60 * 61
 
 
 def test_a_drift_comes_again_from_the_journal(tmp_path):
@@ -166,9 +166,9 @@ def test_a_drift_comes_again_from_the_journal(tmp_path):
 
 def test_looks_are_replayed_bit_for_bit(tmp_path):
     """A run with looks on its way, cut off by its budget, continues where it was."""
-    secret, path = attention(np.random.default_rng(0), 24), tmp_path / "run.journal"
+    secret, path = attention(np.random.default_rng(0), 48), tmp_path / "run.journal"
     whole = keyhole.recover(secret, keyhole.SingleHead())
-    for budget in (300, 513, 514, 560):
+    for budget in (300, 2049, 2050, 2200):
         cut = keyhole.recover(
             secret, keyhole.SingleHead(), budget=budget, journal=path, throw=False
         )
@@ -176,7 +176,7 @@ def test_looks_are_replayed_bit_for_bit(tmp_path):
     found = keyhole.recover(secret, keyhole.SingleHead(), journal=path)
     assert dict(found.ledger.by_purpose) == dict(whole.ledger.by_purpose)
     assert found.ledger.by_purpose[PURPOSE] == RECALLED + 1
-    assert found.ledger.paid <= 1.01 * (24 * 25) + 12
+    assert found.ledger.paid <= 1.01 * (48 * 49) + 12
     np.testing.assert_array_equal(found.model.heads[0].score, whole.model.heads[0].score)
 
 
