@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := test,torch,onnx,convex,distributed,serve
 PROCESSES ?= 2
+# MLServer (which brings tritonclient): programs of others that the tests talk to
+OTHERS := .venv-interoperation
+OTHERS_READY := $(OTHERS)/.ready
 
 # one thread per process: the tests run side by side
 export OMP_NUM_THREADS ?= 1
@@ -20,7 +23,9 @@ export OPENBLAS_NUM_THREADS ?= 1
 demo: $(READY)
 	$(BIN)/keyhole demo
 
-test: lint browser
+test: lint browser $(OTHERS_READY)
+	others="$$(test ! -e $(OTHERS_READY) || echo $(CURDIR)/$(OTHERS)/bin/python)"; \
+	KEYHOLE_MLSERVER_PYTHON="$$others" KEYHOLE_TRITON_PYTHON="$$others" \
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,typechecking.checked
 
 lint: $(READY)
@@ -43,5 +48,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
+# where this fails (no network), the tests that need it say so and are skipped; the next make tries
+# again
+$(OTHERS_READY): constraints-interoperation.txt
+	-$(PYTHON) -m venv $(OTHERS) \
+	&& $(OTHERS)/bin/python -m pip install -q -c $< mlserver 'tritonclient[http]' \
+	&& touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keyhole import __version__
+from keyhole.arrays import Array
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -30,8 +31,10 @@ from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import Batching
 from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.counting import Counting
+from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWatch
 from keyhole.oracles.wrappers.journal import Journal
 from keyhole.oracles.wrappers.memory import Memory
+from keyhole.probes.precision import observed, roundoff
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.trace import traced
 from keyhole.verification.verify import verify as verify_model
@@ -48,6 +51,7 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
     OracleError: Outcome.ORACLE_FAILED,
     Interrupted: Outcome.INTERRUPTED,
 }
+BLAMED = (WrongFamily, NotIdentifiable, IllConditioned)  # outcomes that a drifting box also has
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class _Run:
             tell(stage, self.counting.paid, count)
 
         self.counting = Counting(inner, budget, tell, opening)
-        self.oracle = Memory(Batching(self.counting))
+        self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
+        self.oracle = Memory(Batching(self.watch))
         self.learned: Learned | None = None
         self.verdict: Verdict | None = None
 
@@ -156,9 +161,7 @@ class _Run:
             if check:
                 outcome, reason = self._judge(self.learned)
                 if outcome is Outcome.REJECTED:
-                    error = WrongFamily(
-                        reason, self.verdict.counterexample if self.verdict else None
-                    )
+                    error = self._disagreement(reason)
                 elif outcome is Outcome.ILL_CONDITIONED:
                     error = IllConditioned(reason)
             self._same_box()
@@ -176,9 +179,10 @@ class _Run:
                 raise
             error = raised
         if error is not None:
+            error = self._drift(error) or error
             outcome = next(o for kind, o in OUTCOMES.items() if isinstance(error, kind))
             reason = str(error)
-            self._rejected_while_learning(error)
+            self._explain(error)
         return self._recovery(outcome, reason), error
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
@@ -205,25 +209,55 @@ class _Run:
             )
         return Outcome.RECOVERED, ""
 
-    def _rejected_while_learning(self, error: KeyholeError) -> None:
-        if self.verdict is None and isinstance(error, (WrongFamily, Inconsistent)):
-            self.verdict = Verdict(
-                agrees=False,
-                queries=0,
-                replayed=0,
-                worst=float("inf"),
-                tolerance=0.0,
-                bound="The learner met an answer that no model of its family can give.",
-                counterexample=error.counterexample,
-            )
+    def _disagreement(self, reason: str) -> KeyholeError:
+        example = self.verdict.counterexample if self.verdict else None
+        if example is not None and example.reason == REASON:
+            return Inconsistent(CHANGED, example)
+        return WrongFamily(reason, example)
+
+    def _drift(self, error: KeyholeError) -> Inconsistent | None:
+        """A box that changed on the way looks like one of another family: before that is said,
+        old questions of every kind are asked again. (Not after a failure that a journal can
+        continue from: the run that continues would not ask them here.)"""
+        if not isinstance(error, BLAMED) or (self.verdict is not None and self.verdict.agrees):
+            return None
+        left = self.counting.remaining
+        count = KEPT if left is None else min(KEPT, left)
+        try:
+            self.watch.look(count, None if self.learned is None else self.learned.precision)
+        except Inconsistent as found:
+            found.__cause__ = error
+            return found
+        except (OracleError, BudgetExhausted, KeyboardInterrupt):
+            return None  # what was found out already stands
+        return None
+
+    def _explain(self, error: KeyholeError) -> None:
+        """The verdict of a run that was rejected before it came to one, or for another reason."""
+        if isinstance(error, Inconsistent):
+            bound = "The box changed on the way: it answers an old question differently."
+        elif isinstance(error, WrongFamily) and self.verdict is None:
+            bound = "The learner met an answer that no model of its family can give."
+        else:
+            return
+        known = self.verdict or Verdict(False, 0, 0, float("inf"), 0.0, bound)
+        self.verdict = replace(
+            known,
+            agrees=False,
+            worst=float("inf"),
+            bound=bound,
+            counterexample=error.counterexample,
+        )
 
     def _same_box(self) -> None:
         """A run that was answered by the journal alone asks the box one of its questions."""
         if self.journal is None or self.journal.asked or not self.oracle.past:
             return
+        if self.counting.remaining == 0:
+            return
         questions, answers = self.oracle.past[-1]
         one = Questions(questions.bank, questions.index[-1:], "journal check")
-        live = self.box.ask(one)[0]
+        live = self.counting.ask_beside(self.box, one)[0]
         scale = float(np.max(np.abs(answers[-1]), initial=0.0))
         if np.max(np.abs(live - answers[-1])) > SAME_ANSWER * max(scale, np.finfo(float).tiny):
             raise JournalMismatch(
@@ -270,6 +304,11 @@ class _Run:
             "seconds": round(time.monotonic() - self.start, 3),
             "precision": None if precision is None else vars(precision),
         }
+
+
+def roundoff_seen(answers: Array) -> float:
+    """Unit roundoff of the number format that the answers belong to."""
+    return observed(roundoff(None, answers), answers).relative
 
 
 SAME_ANSWER = 1e-2  # relative: a noisy box may answer a little differently, another box does not

@@ -24,8 +24,8 @@ class Outcome(enum.Enum):
 
     RECOVERED = "The model agrees with the box on every question, within the box's precision."
     REJECTED = (
-        "The box is not a member of the assumed family: see the counterexample. Try another "
-        "learner, or accept that the box is something else."
+        "The box is not a member of the assumed family, or not the same box all along: see the "
+        "counterexample. Try another learner, or accept that the box is something else."
     )
     NOT_IDENTIFIABLE = "No number of questions can determine these parameters. The reason is given."
     BUDGET_EXHAUSTED = (

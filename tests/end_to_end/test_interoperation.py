@@ -1,9 +1,8 @@
 """Other people's programs: our client against MLServer, tritonclient against our server.
 
-Neither belongs into this project's environment (both pin old versions of what others need), so
-each runs in a Python of its own, named by KEYHOLE_MLSERVER_PYTHON and KEYHOLE_TRITON_PYTHON:
-
-    python -m venv /tmp/interop && /tmp/interop/bin/pip install mlserver 'tritonclient[http]'
+Neither belongs into this project's environment (MLServer pins old versions of what others need), so
+each runs in a Python of its own, named by KEYHOLE_MLSERVER_PYTHON and KEYHOLE_TRITON_PYTHON. `make
+test` builds one for both in `.venv-interoperation` and names it.
 """
 
 import importlib.util
@@ -77,7 +76,10 @@ def python_with(package, variable):
     if named:
         return named
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed here; name a Python that has it in {variable}")
+        pytest.skip(
+            f"{package} is not installed: `make test` could not, or was not used to start the "
+            f"tests; {variable} may name a Python that has it"
+        )
     return sys.executable
 
 

@@ -34,6 +34,14 @@ PROMISED = [
     "Spec",
     "Domain",
     "Precision",
+    "Patience",
+    "OrthogonalHeads",
+    "export",
+    "to_torch",
+    "to_onnx",
+    "inside",
+    "submodule",
+    "layer_maps",
 ]
 
 
@@ -57,6 +65,14 @@ def test_every_public_name_loads() -> None:
 def test_the_file_does_not_hide_the_function(first: str) -> None:
     """Whatever is imported first, keyhole.recover is the function."""
     code = f"import keyhole\n{first}\nassert callable(keyhole.recover), keyhole.recover"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_do_not_load_what_is_heavy() -> None:
+    """What needs torch or onnx imports it when it is called."""
+    heavy = ("torch", "onnx", "onnxruntime", "cvxpy", "distributed", "matplotlib", "httpx")
+    code = "import keyhole, sys\nfor n in keyhole.__all__: getattr(keyhole, n)\n"
+    code += f"loaded = set({heavy}) & set(sys.modules)\nassert not loaded, loaded"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -24,7 +24,7 @@ def test_a_recovery_holds_everything() -> None:
     assert recovery.ledger.replayed == 0
     assert recovery.reason == ""
     assert set(recovery.ledger.by_purpose) == {
-        "precision", "offset", "value", "key bias", "score", "verification",
+        "precision", "offset", "value", "key bias", "score", "verification", "recall",
     }  # fmt: skip
 
 
@@ -204,3 +204,16 @@ def test_parameters_that_are_hardly_determined_are_not_called_recovered() -> Non
         assert not recovery.model.heads[0].score.any()  # "no question showed a score"
     else:
         assert recovery.outcome is keyhole.Outcome.ILL_CONDITIONED
+
+
+def test_a_run_from_the_journal_alone_asks_one_question_and_counts_it(tmp_path: Path) -> None:
+    box, path = CountingBox(MODEL, 10), tmp_path / "run.journal"
+    first = keyhole.recover(box, keyhole.SingleHead(), journal=path)
+    box.seen = 0
+    again = keyhole.recover(box, keyhole.SingleHead(), journal=path)
+    assert box.seen == again.ledger.by_purpose["journal check"] == 1
+    assert again.ledger.paid == first.ledger.paid + 1
+    assert again.ledger.replayed == first.ledger.paid
+    box.seen = 0  # a hard budget is hard for the check too
+    keyhole.recover(box, keyhole.SingleHead(), journal=path, budget=first.ledger.paid)
+    assert box.seen == 0

@@ -9,21 +9,11 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.audit import audit
-from keyhole.cli.options import (
-    Json,
-    MaxLength,
-    MaxNorm,
-    Out,
-    Report,
-    Seed,
-    Target,
-    Width,
-    opened,
-    typed,
-)
+from keyhole.cli.options import Json, Out, Report, Seed, typed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
+from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
     from keyhole.results import Recovery
@@ -133,11 +123,13 @@ def demo(
 
 
 @app.command(
-    epilog="Example: `keyhole recover mypackage.models:head --width 64 --out run --report run.html`"
+    epilog="Examples: `keyhole recover mypackage.models:head --width 64 --report run.html` · "
+    "`keyhole recover https://host/v2/models/head --rate 50 --journal run.journal` · "
+    "`keyhole recover --target http://a:8000 --target http://b:8000`"
 )
+@asks_a_box
 def recover(
-    target: Target,
-    width: Width = None,
+    box: Box,
     learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
     budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
     journal: Annotated[
@@ -145,8 +137,6 @@ def recover(
     ] = None,
     out: Out = None,
     report: Report = None,
-    max_length: MaxLength = None,
-    max_norm: MaxNorm = None,
     seed: Seed = 0,
     verify: Annotated[bool, typer.Option(help="Compare with fresh answers.")] = True,
     as_json: Json = False,
@@ -156,10 +146,9 @@ def recover(
     from keyhole.cli.progress import shown
     from keyhole.recover import recover as run
 
-    box = opened(target, width, max_length, max_norm)
-    with shown(not as_json) as progress, Stop(progress) as stop:
+    with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
-            box,
+            oracle,
             named_learner(learner),
             budget=budget,
             journal=journal,
@@ -188,14 +177,15 @@ def with_errors(path: Path) -> tuple[Any, Any]:
     return loaded.model, loaded.errors
 
 
-@app.command(epilog="Example: `keyhole verify run/model.safetensors mypackage.models:head`")
+@app.command(
+    epilog="Examples: `keyhole verify run/model.safetensors mypackage.models:head` · "
+    "`keyhole verify run https://host/v2/models/head --token-env HOST_TOKEN`"
+)
+@asks_a_box
 def verify(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
-    target: Target,
-    width: Width = None,
+    box: Box,
     queries: Annotated[int | None, typer.Option(help="Fresh questions to ask.")] = None,
-    max_length: MaxLength = None,
-    max_norm: MaxNorm = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -208,8 +198,8 @@ def verify(
     from keyhole.verification.verify import verify as compare
 
     claimed, errors = with_errors(model)
-    box = Border(opened(target, width or getattr(claimed, "width", None), max_length, max_norm))
-    verdict = compare(box, claimed, errors=errors, queries=queries, seed=seed)
+    with box.opened(getattr(claimed, "width", None)) as oracle:
+        verdict = compare(Border(oracle), claimed, errors=errors, queries=queries, seed=seed)
     if as_json:
         typer.echo(json.dumps(plain(vars(verdict))))
     else:
@@ -221,12 +211,13 @@ def verify(
     raise typer.Exit(OK if verdict.agrees else DIFFERS)
 
 
-@app.command(epilog="Example: `keyhole check mypackage.models:head --width 64`")
+@app.command(
+    epilog="Examples: `keyhole check mypackage.models:head --width 64` · "
+    '`keyhole check https://host/score --width 64 --request \'{"x": "$tokens"}\' --answer y`'
+)
+@asks_a_box
 def check(
-    target: Target,
-    width: Width = None,
-    max_length: MaxLength = None,
-    max_norm: MaxNorm = None,
+    box: Box,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -238,7 +229,8 @@ def check(
     from keyhole.oracles.wrappers.border import Border
     from keyhole.probes.precision import examine
 
-    found = examine(Border(opened(target, width, max_length, max_norm)), seed)
+    with box.opened() as oracle:
+        found = examine(Border(oracle), seed)
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -1,23 +1,13 @@
-"""Options that several commands share, and the oracle they describe."""
+"""Options that several commands share."""
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-if TYPE_CHECKING:
-    from keyhole.oracles.base import Oracle
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="`package.module:attribute` (imports that code), or a saved keyhole model.",
-        show_default=False,
-    ),
-]
 Width = Annotated[
     int | None, typer.Option(help="Width of a token, where the target does not tell.")
 ]
@@ -29,14 +19,6 @@ Out = Annotated[Path | None, typer.Option(help="Save the run (model, errors, ver
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write a report to look at: one HTML file.")
 ]
-
-
-def opened(
-    target: str, width: int | None, max_length: int | None, max_norm: float | None
-) -> "Oracle":
-    from keyhole.oracles.open import open_oracle
-
-    return open_oracle(target, width, max_length, max_norm)
 
 
 def typed(*more: str, hide: bool = True) -> str:

@@ -5,47 +5,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyhole.cli.options import Json, MaxLength, MaxNorm, Seed, Width, opened
+from keyhole.cli.options import Json, Seed
+from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
     from keyhole.plan import Estimate, Survey
 SHORT = 24  # letters of an outcome; what is longer is a sentence and goes below the table
 
 
+@asks_a_box
 def plan(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="A box, as for `keyhole recover`: asked some thirty questions. Without it, "
-            "--width alone tells the questions.",
-            show_default=False,
-        ),
-    ] = None,
-    width: Width = None,
+    box: Box,
     outputs: Annotated[
         int | None, typer.Option(min=1, help="Numbers in an answer, without a target.")
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Heads, if known.")] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Rank of the scores, if known.")] = None,
     neurons: Annotated[int | None, typer.Option(min=1, help="Hidden units, if known.")] = None,
-    max_length: MaxLength = None,
-    max_norm: MaxNorm = None,
     rehearse: Annotated[
         bool, typer.Option(help="Measure the expected error on a small random model.")
     ] = True,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What recovery will cost: questions, time and expected error, for each learner."""
+    """What recovery will cost: questions, time and expected error, for each learner.
+
+    TARGET is asked some thirty questions; without it, --width alone tells the questions."""
     from keyhole.errors import InvalidArgument
     from keyhole.oracles.base import Domain, Precision, Spec
     from keyhole.plan import Size, Survey, survey
     from keyhole.plan import plan as estimate
 
-    if target is not None:
-        known = survey(opened(target, width, max_length, max_norm), seed)
-    elif width is not None:
-        spec = Spec(width, outputs, Domain(max_length, max_norm))
+    if box.target is not None or box.replicas:
+        with box.opened() as oracle:
+            known = survey(oracle, seed)
+    elif box.width is not None:
+        spec = Spec(box.width, outputs, Domain(box.max_length, box.max_norm))
         known = Survey(spec, Precision(), "taken for float64", "")
     else:
         raise InvalidArgument("name a TARGET, or give --width")

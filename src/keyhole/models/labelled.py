@@ -90,6 +90,10 @@ class LabelledAttention:
     def natural_length(self) -> float:
         return self.model.natural_length()
 
+    def distance_from(self, other: Attention) -> float:
+        """`distance(other, self)`, for a layer whose answers are numbers."""
+        return normalised_distance(other, self.model)
+
     def to_arrays(self) -> dict[str, Array]:
         """Every parameter by name; `from_arrays` is the inverse."""
         coding = self.coding
@@ -122,6 +126,10 @@ def _(a: LabelledAttention, b: Any) -> float:
     other = b.model if isinstance(b, LabelledAttention) else b
     if not isinstance(other, Attention):
         raise InvalidArgument(f"cannot compare LabelledAttention with {type(b).__name__}")
-    if other.outputs is not None:
+    return normalised_distance(a.model, other)
+
+
+def normalised_distance(a: Attention, b: Attention) -> float:
+    if a.outputs is not None or b.outputs is not None:
         return float("inf")
-    return distance(normalised(a.model), normalised(other))
+    return distance(normalised(a), normalised(b))

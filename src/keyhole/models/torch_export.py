@@ -16,8 +16,6 @@ def to_torch(model: Any) -> Any:
     on. Double precision; call `.float()` for single."""
     if not isinstance(model, (ReluNetwork, TransformerModel)):
         raise InvalidArgument(f"cannot export a {type(model).__name__} to torch")
-    if isinstance(model, TransformerModel) and model.residual:
-        raise InvalidArgument("layers with a residual connection cannot be exported yet")
     torch = imported_torch()
 
     class Exported(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -26,20 +24,27 @@ def to_torch(model: Any) -> Any:
             for name, array in model.to_arrays().items():
                 value = torch.nn.Parameter(torch.from_numpy(np.array(array, dtype=np.float64)))
                 setattr(self, name.replace(".", "_"), value)
+            self.width, self.outputs = model.width, model.outputs
             self.prefix = "network_" if isinstance(model, TransformerModel) else ""
+            self.residual = isinstance(model, TransformerModel) and model.residual
 
         def part(self, name: str) -> Any:
             return getattr(self, self.prefix + name)
 
         def forward(self, tokens: Any) -> Any:
-            point = tokens[:, -1, :]
+            query = point = tokens[:, -1, :]
             if self.prefix:
-                keys = point @ self.score.T + self.key_bias
+                keys = query @ self.score.T + self.key_bias
                 weights = torch.softmax((tokens @ keys[:, :, None])[:, :, 0], dim=1)
                 point = (weights[:, None, :] @ tokens)[:, 0, :]
-            hidden = torch.relu(point @ self.part("weight").T + self.part("bias"))
-            answer = hidden @ self.part("output") + point @ self.part("skip")
-            return answer + self.part("offset")
+            if self.residual:
+                moved = point - query
+                hidden = query @ self.part("weight").T + moved @ self.mixed_weight.T
+                straight = query @ self.part("skip") + moved @ self.mixed_skip
+            else:
+                hidden, straight = point @ self.part("weight").T, point @ self.part("skip")
+            bent = torch.relu(hidden + self.part("bias")) @ self.part("output")
+            return bent + straight + self.part("offset")
 
     return Exported()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_VARIABLE = "KEYHOLE_TOKEN"
+Content = bytes | tuple[bytes, memoryview]  # what is sent, in parts where joining them would copy
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may be gone next time
 SAME_METHOD = frozenset({307, 308})  # redirects that keep the request as it is
 MAX_REDIRECTS = 3
@@ -149,7 +150,7 @@ class Endpoint:
         method: str,
         path: str,
         *,
-        content: bytes = b"",
+        content: Content = b"",
         headers: dict[str, str] | None = None,
         questions: int = 0,
         read: Any = None,
@@ -159,10 +160,14 @@ class Endpoint:
         """One exchange with patience. `read` turns the Answer into what is wanted; what it raises
         as Transient (an answer that makes no sense) is tried again too."""
 
+        headers = dict(headers or {})
+        if isinstance(content, tuple):
+            headers["Content-Length"] = str(sum(len(part) for part in content))
+
         def attempt() -> Any:
             self.pace.wait(questions, stop)
             self.traffic.sent(questions)
-            answer = self._exchange(method, self._at(path), content, headers or {})
+            answer = self._exchange(method, self._at(path), content, headers)
             return answer if read is None else read(answer)
 
         return patiently(attempt, patience or self.access.patience, stop, self._failed)
@@ -180,7 +185,7 @@ class Endpoint:
         if error.after is not None and error.after <= self.access.patience.willing:
             self.pace.hold(error.after)
 
-    def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
+    def _exchange(self, method: str, url: Any, content: Content, headers: dict[str, str]) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             target = self._once(method, url, content, headers)
             if isinstance(target, Answer):
@@ -194,12 +199,14 @@ class Endpoint:
             url = target
         raise OracleError(f"{self.identity} redirects in circles")
 
-    def _once(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer | str:
+    def _once(
+        self, method: str, url: Any, content: Content, headers: dict[str, str]
+    ) -> Answer | str:
         """An answer, or where the endpoint sends us."""
         import httpx
 
         try:
-            with self._client.stream(method, url, content=content, headers=headers) as response:
+            with self._client.stream(method, url, content=content, headers=headers) as response:  # type: ignore[arg-type]
                 if response.status_code in SAME_METHOD and "location" in response.headers:
                     return urljoin(str(url), response.headers["location"])
                 body = self._body(response)

@@ -1,5 +1,6 @@
 """open_oracle: whatever the user has becomes an oracle."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -177,11 +178,17 @@ def _open_url(
     from keyhole.oracles.json_endpoint import open_json
     from keyhole.oracles.open_inference import open_inference
 
-    names = {field.name for field in fields(Access)}
-    given = {name: options.pop(name) for name in names & set(options)}
-    options["access"] = Access(**given)
+    names = [field.name for field in fields(Access)]
+    access = Access(**{name: options.pop(name) for name in names if name in options})
     opener: Any = open_json if "request" in options else open_inference
-    return _opened(opener, "an HTTP endpoint", options)(url, width, domain, precision)
+    kind = "an endpoint with a JSON of its own" if "request" in options else "an HTTP endpoint"
+    if "answer" in options and "request" not in options:
+        raise InvalidArgument(
+            "answer= (--answer) says where an endpoint with a JSON of its own answers: say with "
+            "request= (--request) how it is asked"
+        )
+    open_url = _opened(opener, kind, options, names)
+    return open_url(url, width, domain, precision, access=access)
 
 
 def _replicas(
@@ -217,12 +224,16 @@ def _hasty(options: dict[str, Any]) -> dict[str, Any]:
     return {"patience": Patience(attempts=3), **options}
 
 
-def _opened(opener: Any, kind: str, options: dict[str, Any]) -> Callable[..., Oracle]:
-    """The opener with its options; one that it does not know is named."""
+def _opened(
+    opener: Any, kind: str, options: dict[str, Any], more: list[str] | None = None
+) -> Callable[..., Oracle]:
+    """The opener with its options; one that it does not know is named, beside those that it has
+    (and `more` that were taken out before)."""
     keywords = inspect.Parameter.KEYWORD_ONLY
     known = [p.name for p in inspect.signature(opener).parameters.values() if p.kind is keywords]
+    known = [name for name in known if name != "access"] + (more or [])
     _refuse({name: None for name in options if name not in known}, kind, known)
-    return lambda *arguments: opener(*arguments, **options)
+    return functools.partial(opener, **options)
 
 
 def _refuse(options: dict[str, Any], kind: str, known: list[str] | None = None) -> None:

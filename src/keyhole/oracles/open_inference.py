@@ -20,7 +20,7 @@ from keyhole.oracles.base import Domain, Precision, Spec
 from keyhole.oracles.endpoint import Access, Answer, Endpoint
 from keyhole.oracles.parts import Parted
 from keyhole.oracles.questions import Questions
-from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
+from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encoded
 from keyhole.oracles.wrappers.retry import Patience, Transient
 
 BINARY_EXTENSION = "binary_tensor_data"
@@ -61,16 +61,16 @@ class OpenInferenceOracle(Parted):
 
     def answer(self, questions: Questions, stop: threading.Event) -> Array:
         meta, name = self.metadata, questions.digest().hex()
-        tokens = questions.tokens().astype(DATATYPES[meta.datatype], copy=False)
+        tokens = questions.shared_tokens().astype(DATATYPES[meta.datatype], copy=False)
         head: dict[str, Any] = {"id": name}
         if meta.output is not None:
             head["outputs"] = [{"name": meta.output, "parameters": {"binary_data": meta.binary}}]
         elif meta.binary:
             head["parameters"] = {"binary_data_output": True}
-        body, split = encode(head, "inputs", Tensor(meta.input, tokens), meta.binary)
+        body, data = encoded(head, "inputs", Tensor(meta.input, tokens), meta.binary)
         headers = {"Content-Type": "application/json"}
-        if meta.binary:
-            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(split)}
+        if data is not None:
+            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(body))}
 
         def read(answer: Answer) -> Array:
             return self._read(answer, name, len(questions))
@@ -78,7 +78,7 @@ class OpenInferenceOracle(Parted):
         answers: Array = self.endpoint.ask(
             "POST",
             f"{meta.path}/infer",
-            content=body,
+            content=body if data is None else (body, data),
             headers=headers,
             questions=len(questions),
             read=read,
@@ -107,8 +107,14 @@ class OpenInferenceOracle(Parted):
         self.endpoint.close()
 
 
+SHARED = 64  # questions of a part, where several are on their way at a time
+
+
 def polite(batch: int | None, access: Access) -> int | None:
-    """Parts of at most one second's worth of questions, where a rate is to be kept."""
+    """Parts of at most one second's worth of questions, where a rate is to be kept; parts at all,
+    where several are to be on their way."""
+    if batch is None and access.concurrency > 1:
+        batch = SHARED
     if access.rate is None:
         return batch
     most = max(1, int(access.rate))

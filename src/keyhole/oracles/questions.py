@@ -230,6 +230,15 @@ class Questions:
                 _write(self.bank, part, tokens[start : start + step, place])
         return tokens
 
+    def shared_tokens(self) -> Float[Array, "n length d"]:
+        """The tokens, not to be written to: where they lie one after the other in an array, that
+        array itself."""
+        flat = self.index.ravel()
+        if isinstance(self.bank, Listed) and len(flat) and (np.diff(flat) == 1).all():
+            table = self.bank.table[flat[0] : flat[-1] + 1]
+            return table.astype(np.float64, copy=False).reshape(*self.index.shape, self.width)
+        return self.tokens()
+
     def digest(self) -> bytes:
         """Names the questions: same digest, same tokens, same order."""
         return digest(self.bank.digest(), np.asarray(self.index, dtype=np.int64))

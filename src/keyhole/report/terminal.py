@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyhole.arrays import Array
+from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.report.blocks import blocks_of
 from keyhole.report.rows import relative_error
 from keyhole.results import Outcome, Recovery
@@ -88,9 +89,10 @@ def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
 
 def counterexample(example: Any) -> Panel:
     tokens = np.asarray(example.input)
+    box, other = ("now   ", "before") if example.reason == CHANGED else ("box   ", "model ")
     text = (
         f"{len(tokens)} tokens of width {tokens.shape[1]} ({example.reason})\n"
-        f"box    {_brief(example.box_answer)}\nmodel  {_brief(example.model_answer)}"
+        f"{box} {_brief(example.box_answer)}\n{other} {_brief(example.model_answer)}"
     )
     return Panel(text, title="counterexample", border_style="red", expand=False)
 

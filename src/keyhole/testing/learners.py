@@ -13,6 +13,7 @@ from keyhole.learners.base import Learner
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.recover import recover
 from keyhole.results import Outcome, Recovery
 from keyhole.testing.contract import ContractBroken, require
@@ -31,7 +32,7 @@ class _Watched(Wrapper):
         if self.breaks_after is not None and self.calls_to_learn >= self.breaks_after:
             raise OracleError("the box is broken on purpose")
         self.seen += len(questions)
-        self.calls_to_learn += questions.purpose != PURPOSE
+        self.calls_to_learn += questions.purpose not in (PURPOSE, RECALL)
         self.digests.append(questions.digest())
         return self.inner.ask(questions)
 

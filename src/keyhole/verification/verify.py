@@ -15,6 +15,8 @@ from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
+from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.probes.precision import SAME, decimal_step, observed, roundoff
 from keyhole.results import Verdict
 from keyhole.verification.questions import Designer, Fresh
@@ -129,7 +131,7 @@ def _recall(
         return 0.0, None
     longest = max(q.length for q, _ in past)
     questions, answers = next((q, a) for q, a in past if q.length == longest)
-    again = box.ask(Questions(questions.bank, questions.index[:1], PURPOSE))[0]
+    again = box.ask(Questions(questions.bank, questions.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
     allowed = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
     tokens = questions[:1].tokens()
@@ -141,9 +143,7 @@ def _recall(
     gap = float(np.max(np.abs(again - first)))
     if gap <= allowed:
         return gap / max(allowed, np.finfo(float).tiny), None
-    return np.inf, Counterexample(
-        questions[:1].tokens()[0], again, first, "the box answered this question differently before"
-    )
+    return np.inf, Counterexample(questions[:1].tokens()[0], again, first, CHANGED)
 
 
 REPLAYED = 256  # past answers compared, spread over the run

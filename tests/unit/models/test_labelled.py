@@ -23,6 +23,7 @@ def test_labelled_model_round_trip_and_distance() -> None:
     assert keyhole.distance(again, secret) == 0.0
     double = with_value(secret, 2.0 * secret.heads[0].value)
     assert keyhole.distance(model, double) < 1e-15
+    assert keyhole.distance(double, model) < 1e-15
     opposite = with_value(secret, -secret.heads[0].value)
     assert keyhole.distance(model, LabelledAttention(opposite, BITS)) == pytest.approx(2.0)
     with pytest.raises(keyhole.InvalidArgument, match="labels"):

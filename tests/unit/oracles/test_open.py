@@ -92,7 +92,7 @@ def test_paths_that_hold_no_model(tmp_path):
 def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
     with pytest.raises(keyhole.InvalidArgument, match="no option timeout"):
         keyhole.open_oracle(attention(np.random.default_rng(0), 3), timeout=3)
-    with pytest.raises(keyhole.InvalidArgument, match=r"no option tiemout; it has access, model"):
+    with pytest.raises(keyhole.InvalidArgument, match=r"no option tiemout; it has model, version"):
         keyhole.open_oracle("http://127.0.0.1:1/", tiemout=3)
     with pytest.raises(keyhole.InvalidArgument, match="no option rate"):
         keyhole.open_oracle(FunctionOracle(len, keyhole.Spec(2)), rate=1)

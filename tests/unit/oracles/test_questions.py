@@ -84,3 +84,13 @@ def test_digests_name_questions_and_their_order() -> None:
     assert len(names) == 5
     again = Questions(questions.bank, questions.index.astype(np.int32), "other purpose")
     assert again.digest() == questions.digest()
+
+
+def test_shared_tokens_are_the_same_and_lie_where_they_lay() -> None:
+    tokens = np.random.default_rng(0).standard_normal((6, 3, 4))
+    questions = Questions.of(tokens, "test")
+    for part in (questions, questions[2:5], Questions(questions.bank, questions.index[::2], "x")):
+        np.testing.assert_array_equal(part.shared_tokens(), part.tokens())
+    assert np.shares_memory(questions[2:5].shared_tokens(), tokens)
+    assert not np.shares_memory(questions[2:5].tokens(), tokens)
+    assert questions[:0].shared_tokens().shape == (0, 3, 4)

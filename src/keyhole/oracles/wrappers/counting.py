@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from keyhole.arrays import Array
-from keyhole.errors import BudgetExhausted
+from keyhole.errors import BudgetExhausted, DomainError, InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
 
@@ -34,6 +34,10 @@ class Counting(Wrapper):
         return None if self.budget is None else self.budget - self.paid
 
     def ask(self, questions: Questions) -> Array:
+        return self.ask_beside(self.inner, questions)
+
+    def ask_beside(self, inner: Oracle, questions: Questions) -> Array:
+        """Asks another way to the same box, under the same count and budget."""
         count = len(questions)
         if self.budget is not None and self.paid + count > self.budget:
             raise BudgetExhausted(
@@ -44,7 +48,12 @@ class Counting(Wrapper):
         if self.opening is not None:
             self.opening(questions.purpose, count)
         self.by_purpose[questions.purpose] += count
-        answers = self.inner.ask(questions)
+        try:
+            answers = inner.ask(questions)
+        except (DomainError, InvalidArgument):  # the border let none of them out to the box
+            self.by_purpose[questions.purpose] -= count
+            self.by_purpose += Counter()  # drops a purpose without questions
+            raise
         if self.listener is not None:
             self.listener(questions.purpose, self.paid)
         return answers

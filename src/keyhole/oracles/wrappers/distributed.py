@@ -40,7 +40,7 @@ class Distributed(Wrapper):
         try:
             self.client = library.Client(client) if self._own else client
             self._box = self._sent()
-        except (OSError, TypeError, AttributeError) as error:
+        except (OSError, TypeError, ValueError, AttributeError) as error:
             raise OracleError(f"the cluster cannot be used: {error}") from error
 
     def ask(self, questions: Questions) -> Array:

@@ -1,7 +1,12 @@
 """Is it still the same box? A few old questions, asked again as the run goes on.
 
 Sits above the counter: a question asked again is paid for and stands in the ledger as "recall".
+When it looks depends on the number of questions alone, so a resumed run looks at the same places
+and finds what it asked in its journal.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,53 +17,133 @@ from keyhole.oracles.questions import Questions
 
 PURPOSE = "recall"
 RECALLED = 3  # old questions asked again at a time
-UNSTATED = 1e-4  # relative change that is not noise, where the box does not state its precision
+KEPT = 8  # old questions that can be asked again: the oldest of every kind
+FIRST, EVERY = 2048, 4096  # new questions before the first look, and between two later ones
+REPEATS = 12  # of a question whose answer differs, to tell noise from another box
 DEVIATIONS = 8.0  # standard deviations of stated noise that two answers may be apart
-ROUNDINGS = 64.0  # stated roundoffs that two answers in different batches may be apart
+MEASURED_DEVIATIONS = 14.0  # the same of noise known from so few repeats
+ROUNDINGS = 64.0  # roundoffs that two answers in different batches may be apart
+LABELS = 3  # a box that has shown no more different numbers answers with labels
+TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
+SAMPLE = 64  # answers of a batch that tell the number format
+CHANGED = (
+    "the box changed while it was asked: it answers an old question differently than before (new "
+    "weights, or another replica?). What was learned mixes two models; start again with another "
+    "journal"
+)
+REASON = "the box answered this question differently before"
+
+
+def roundoff_of_type(answers: Array) -> float:
+    """Unit roundoff of the answers' own type."""
+    kind = answers.dtype if answers.dtype.kind == "f" else np.dtype(np.float64)
+    return float(np.finfo(kind).eps) / 2.0
+
+
+@dataclass(eq=False)
+class Kept:
+    """A question and what the box said to it at first."""
+
+    question: Questions
+    answer: Array
+    scale: float  # largest answer of its batch: what cancelled in this one was of that size
 
 
 class DriftWatch(Wrapper):
-    """Asks `RECALLED` old questions again after every `every` new ones."""
+    """Asks RECALLED old questions again after `first`, twice that many, … and then after every
+    `every` new ones. `roundoff` tells the unit roundoff of the box from a sample of answers."""
 
-    def __init__(self, inner: Oracle, every: int) -> None:
+    def __init__(
+        self,
+        inner: Oracle,
+        every: int = EVERY,
+        first: int | None = None,
+        roundoff: Callable[[Array], float] = roundoff_of_type,
+    ) -> None:
         if every < 1:
             raise InvalidArgument(f"every must be at least 1, got {every}")
-        self.inner, self.every = inner, every
+        self.inner, self.every, self.roundoff = inner, every, roundoff
+        self._wait = min(every, first or every)
         self._since = 0
-        self._kept: list[tuple[Questions, Array]] = []
+        self._oldest: dict[str, Kept] = {}  # by purpose
+        self._longest: Kept | None = None
+        self._samples: list[Array] = []
+        self._values: set[float] = set()  # that were answered; no more than tell labels apart
+        self._measured: tuple[float, float] | None = None  # noise, and the scale it was seen at
+
+    @property
+    def remaining(self) -> int | None:
+        """What the budget leaves beside the looks to come."""
+        left = self.inner.remaining
+        if left is None:
+            return None
+        looks, total, wait = 0, self._since + left, self._wait
+        while total >= wait:
+            looks, total, wait = looks + 1, total - wait, min(2 * wait, self.every)
+        measuring = REPEATS if looks and self._measured is None else 0
+        return max(0, left - looks * RECALLED - measuring)
 
     def ask(self, questions: Questions) -> Array:
         answers = self.inner.ask(questions)
-        if len(questions) and len(self._kept) < 2 * RECALLED:
-            first = Questions(questions.bank, questions.index[:1], PURPOSE)
-            self._kept.append((first, np.asarray(answers[0])))
+        if len(questions):
+            self._keep(questions, answers)
         self._since += len(questions)
-        if self._since >= self.every:
-            self._since = 0
-            self._look()
+        if self._since >= self._wait:
+            self._since, self._wait = 0, min(2 * self._wait, self.every)
+            self.look()
         return answers
 
-    def _look(self) -> None:
-        """The longest sequences say most about a model; among equals, the oldest."""
-        order = sorted(range(len(self._kept)), key=lambda k: -self._kept[k][0].length)
-        for k in order[:RECALLED]:
-            question, before = self._kept[k]
-            now = np.asarray(self.inner.ask(question)[0])
-            if differ(before, now, self.spec.precision):
-                raise Inconsistent(
-                    "the box changed while it was asked: it answers a question differently than "
-                    "before (new weights, or another replica?). What was learned mixes two "
-                    "models; start again with another journal",
-                    Counterexample(question.tokens()[0], now, before, "asked twice"),
-                )
+    def look(self, count: int = RECALLED, precision: Precision | None = None) -> None:
+        """Asks `count` old questions again; raises Inconsistent if the box is not what it was.
 
+        The longest sequences say most about a model, the oldest questions about the past."""
+        needed = TIES if len(self._values) <= LABELS else 1
+        for kept in self._known()[:count]:
+            now = np.asarray(self.inner.ask(kept.question)[0])
+            if self._same(kept, now, precision or self.spec.precision):
+                continue
+            needed -= 1
+            if needed == 0:
+                tokens = kept.question.tokens()[0]
+                raise Inconsistent(CHANGED, Counterexample(tokens, now, kept.answer, REASON))
 
-def differ(before: Array, now: Array, precision: Precision | None) -> bool:
-    """Whether two answers to one question cannot come from one box."""
-    scale = float(np.max(np.abs(before), initial=0.0))
-    if precision is None:
-        allowed = UNSTATED * scale
-    else:
-        allowed = ROUNDINGS * precision.relative * scale
-        allowed += DEVIATIONS * precision.additive + precision.step
-    return float(np.max(np.abs(now - before), initial=0.0)) > max(allowed, np.finfo(float).tiny)
+    def _keep(self, questions: Questions, answers: Array) -> None:
+        if len(self._values) <= LABELS:
+            self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:SAMPLE].tolist())
+        if len(self._samples) < KEPT:
+            self._samples.append(np.array(answers[:SAMPLE]).ravel())
+        longer = self._longest is None or questions.length > self._longest.question.length
+        new = questions.purpose not in self._oldest and len(self._oldest) < KEPT
+        if not (longer or new):
+            return
+        one = Questions(questions.bank, questions.index[:1], PURPOSE)
+        kept = Kept(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
+        if new:
+            self._oldest[questions.purpose] = kept
+        if longer:
+            self._longest = kept
+
+    def _known(self) -> list[Kept]:
+        """What can be asked again: the oldest of the longest, then the oldest of every purpose."""
+        known = [] if self._longest is None else [self._longest]
+        return [*known, *(kept for kept in self._oldest.values() if kept not in known)][:KEPT]
+
+    def _same(self, kept: Kept, now: Array, precision: Precision | None) -> bool:
+        """Whether two answers to one question can come from one box."""
+        gap = float(np.max(np.abs(np.asarray(now, dtype=np.float64) - kept.answer), initial=0.0))
+        if precision is not None:
+            allowed = ROUNDINGS * precision.relative * kept.scale + DEVIATIONS * precision.additive
+            return gap <= allowed + precision.step + 2.0 * precision.tolerance
+        allowed = ROUNDINGS * self.roundoff(np.concatenate(self._samples)) * kept.scale
+        return gap <= allowed or gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept)
+
+    def _noise(self, kept: Kept) -> float:
+        """Standard deviation of its answers: from repeats of the first question that needed them,
+        and larger in proportion for larger answers, as relative noise would be."""
+        if self._measured is None:
+            index = np.repeat(kept.question.index, REPEATS, axis=0)
+            again = self.inner.ask(Questions(kept.question.bank, index, PURPOSE))
+            spread = np.std(np.asarray(again, dtype=np.float64), axis=0, ddof=1)
+            self._measured = float(np.max(spread, initial=0.0)), kept.scale
+        noise, scale = self._measured
+        return noise * max(1.0, kept.scale / max(scale, np.finfo(float).tiny))

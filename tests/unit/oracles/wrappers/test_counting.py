@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from boxes import CountingBox
-from keyhole.errors import BudgetExhausted, OracleError
+from keyhole.errors import BudgetExhausted, DomainError, InvalidArgument, OracleError
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.counting import Counting
 
 
@@ -42,3 +43,16 @@ def test_a_question_the_box_failed_on_was_asked() -> None:
     with pytest.raises(OracleError):
         counting.ask(questions(3, "value"))
     assert counting.paid == 3
+
+
+def test_what_the_border_refuses_was_not_asked() -> None:
+    box = CountingBox(lambda t: np.zeros(len(t)), 2)
+    counting = Counting(Border(open_oracle(box, max_length=2)), budget=4)
+    counting.ask(questions(3, "value"))
+    with pytest.raises(DomainError):
+        counting.ask(Questions.of(np.zeros((1, 3, 2)), "score"))
+    with pytest.raises(InvalidArgument):
+        counting.ask(Questions.of(np.zeros((1, 1, 3)), "value"))
+    assert counting.by_purpose == {"value": 3}
+    assert box.seen == 3
+    assert counting.remaining == 1

@@ -1,0 +1,154 @@
+"""Models as ONNX graphs: the input `tokens` (batch, length, width), the output `answers`.
+
+Reach it through models/export.py, which explains a missing onnx.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import checker, helper, numpy_helper
+
+from keyhole.arrays import Array
+from keyhole.errors import InvalidArgument
+from keyhole.models.attention import Attention, Factors
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.transformer import TransformerModel
+
+OPSET = 17  # of 2022: read by everything in use
+IR_VERSION = 8
+KINDS = (np.float16, np.float32, np.float64)
+
+
+def proto_of(model: Any, dtype: Any = None) -> Any:
+    """The model as an ONNX object."""
+    builders: dict[type, Callable[[Graph, Any], str]] = {
+        Attention: attention_graph,
+        ReluNetwork: network_graph,
+        TransformerModel: layer_graph,
+    }
+    if type(model) not in builders:
+        raise InvalidArgument(f"a {type(model).__name__} cannot be exported to ONNX")
+    kind = np.dtype(model.dtype if dtype is None else dtype)
+    if kind not in KINDS:
+        raise InvalidArgument(f"dtype must be float16, float32 or float64, got {kind}")
+    graph = Graph(kind)
+    graph.node("Identity", [builders[type(model)](graph, model)], output="answers")
+    element = helper.np_dtype_to_tensor_dtype(kind)
+    shape: list[Any] = ["batch"] if model.outputs is None else ["batch", model.outputs]
+    proto = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            type(model).__name__.lower(),
+            [helper.make_tensor_value_info("tokens", element, ["batch", "length", model.width])],
+            [helper.make_tensor_value_info("answers", element, shape)],
+            graph.constants,
+        ),
+        producer_name="keyhole",
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    checker.check_model(proto, full_check=True)
+    return proto
+
+
+class Graph:
+    """Nodes and constants in the making; every intermediate gets a number for a name."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype, self.nodes, self.constants = dtype, [], []  # type: ignore[var-annotated]
+
+    def constant(self, name: str, array: Array) -> str:
+        self.constants.append(numpy_helper.from_array(np.array(array), name))
+        return name
+
+    def parameter(self, name: str, array: Array) -> str:
+        return self.constant(name, np.ascontiguousarray(array.astype(self.dtype)))
+
+    def node(self, kind: str, inputs: list[str], output: str | None = None, **more: Any) -> str:
+        output = output or f"step.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [output], **more))
+        return output
+
+    def axis(self, number: int) -> str:
+        """The constant [number], made once."""
+        name = f"axis.{number}"
+        if all(constant.name != name for constant in self.constants):
+            self.constant(name, np.array([number]))
+        return name
+
+    def query(self) -> str:
+        """The last token of every sequence."""
+        return self.node("Gather", ["tokens", self.constant("last", np.array(-1))], axis=1)
+
+
+def attention_graph(graph: Graph, model: Attention) -> str:
+    query = graph.query()
+    answer = graph.constant("offset", model.offset.astype(graph.dtype))
+    for number, head in enumerate(model.heads):
+        name = f"heads.{number}."
+        mean = attended(graph, query, head.score_factors or head.score, head.key_bias, name)
+        moved = graph.node("MatMul", [mean, graph.parameter(f"{name}value", head.value)])
+        answer = graph.node("Add", [answer, moved])
+    return answer
+
+
+def attended(graph: Graph, query: str, score: Array | Factors, key_bias: Array, name: str) -> str:
+    """softmax(tokens · (score query + key_bias)) · tokens"""
+    keys = query
+    if isinstance(score, Factors):
+        keys = graph.node("MatMul", [keys, graph.parameter(f"{name}score_right", score.right.T)])
+        keys = graph.node("MatMul", [keys, graph.parameter(f"{name}score_left", score.left.T)])
+    else:
+        keys = graph.node("MatMul", [keys, graph.parameter(f"{name}score", score.T)])
+    keys = graph.node("Add", [keys, graph.parameter(f"{name}key_bias", key_bias)])
+    column = graph.node("Unsqueeze", [keys, graph.axis(2)])
+    scores = graph.node("Squeeze", [graph.node("MatMul", ["tokens", column]), graph.axis(2)])
+    weights = graph.node("Softmax", [scores], axis=1)
+    row = graph.node("Unsqueeze", [weights, graph.axis(1)])
+    return graph.node("Squeeze", [graph.node("MatMul", [row, "tokens"]), graph.axis(1)])
+
+
+def network_graph(graph: Graph, model: ReluNetwork) -> str:
+    point = graph.query()
+    return relus(
+        graph,
+        model,
+        linear(graph, point, "weight", model.weight.T),
+        linear(graph, point, "skip", model.skip),
+    )
+
+
+def layer_graph(graph: Graph, model: TransformerModel) -> str:
+    query, network = graph.query(), model.network
+    mean = attended(graph, query, model.score, model.key_bias, "")
+    if model.mixed_weight is None or model.mixed_skip is None:
+        return relus(
+            graph,
+            network,
+            linear(graph, mean, "weight", network.weight.T),
+            linear(graph, mean, "skip", network.skip),
+        )
+    moved = graph.node("Sub", [mean, query])
+    hidden, straight = (
+        graph.node(
+            "Add", [linear(graph, query, name, own), linear(graph, moved, f"mixed_{name}", mixed)]
+        )
+        for name, own, mixed in (
+            ("weight", network.weight.T, model.mixed_weight.T),
+            ("skip", network.skip, model.mixed_skip),
+        )
+    )
+    return relus(graph, network, hidden, straight)
+
+
+def linear(graph: Graph, point: str, name: str, matrix: Array) -> str:
+    return graph.node("MatMul", [point, graph.parameter(name, matrix)])
+
+
+def relus(graph: Graph, network: ReluNetwork, hidden: str, straight: str) -> str:
+    """output · relu(hidden + bias) + straight + offset"""
+    active = graph.node("Add", [hidden, graph.parameter("bias", network.bias)])
+    bent = linear(graph, graph.node("Relu", [active]), "output", network.output)
+    answer = graph.node("Add", [bent, straight])
+    return graph.node("Add", [answer, graph.constant("offset", network.offset.astype(graph.dtype))])
