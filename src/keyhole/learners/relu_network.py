@@ -46,7 +46,7 @@ from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import NotPiecewiseAffine
+from keyhole.probes.pieces import TINY, NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CORRECTED = (
@@ -181,7 +181,7 @@ class _Work:
                 return self.passes()
             except FewDigits:
                 self.region = self.region.within(FEW_DIGITS_SIZE)
-                self.error, self.affine_error = np.zeros(0), 0.0
+                self.log.clear()  # far out, where single precision says nothing
         return self.star()
 
     def passes(self) -> ReluNetwork:
@@ -382,7 +382,8 @@ class _Work:
             decided = decided_signs(network, accuracy)
         model = flat(decided.network) if self.scalar else decided.network
         errors = standard_errors(model, error, self.affine_error, self.region.scale)
-        model = without_rounding(model, errors, self.scale, self.region.scale)
+        digits = self.unit / max(self.scale, TINY)
+        model = without_rounding(model, errors, self.scale, self.region.scale, digits)
         floor = (network.neurons * (network.width + answer) + answer) / answer
         details = {
             "neurons": network.neurons,

@@ -9,6 +9,7 @@ from keyhole.probes.input_region import InputRegion
 
 ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
 NEGLIGIBLE = 1e-8  # if it is as small as this beside inputs and answers
+NEGLIGIBLE_ROUNDINGS = 100.0  # or this many roundings of the answers
 
 
 def flat(network: ReluNetwork) -> ReluNetwork:
@@ -45,14 +46,16 @@ def standard_errors(
 
 
 def without_rounding(
-    model: ReluNetwork, errors: ReluNetwork, answers: float, inputs: float
+    model: ReluNetwork, errors: ReluNetwork, answers: float, inputs: float, digits: float
 ) -> ReluNetwork:
-    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero."""
+    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero.
+    `digits` is the rounding of an answer relative to the answers."""
+    negligible = max(NEGLIGIBLE, NEGLIGIBLE_ROUNDINGS * digits)
     parts = model.to_arrays()
     for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
         size = float(np.linalg.norm(parts[name]))
         doubt = float(np.linalg.norm(getattr(errors, name)))
-        if size <= min(ZERO * doubt, NEGLIGIBLE * yardstick):
+        if size <= min(ZERO * doubt, negligible * yardstick):
             parts[name] = np.zeros_like(parts[name])
     return ReluNetwork.from_arrays(parts)
 

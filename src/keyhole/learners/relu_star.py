@@ -46,6 +46,12 @@ ROUGH_STEP = 0.1  # of a tangent, relative to the free distance
 RELIABLE = 3.0  # how far a line is trusted there, in units of its length
 ROOMY = 3e3  # error of a neuron, in roundings, beyond which another ray may do better
 BENDS = 8.0  # changes of slope, in errors of the known neurons, that are no kinks
+ROUGH_ROOMY = 300.0  # the same where answers have few digits
+PLACES = 5  # of a plane at which it is looked for again, where answers have few digits,
+FAR_OFF = 10.0  # on either side of it, in units of its error,
+VISIBLE = 60.0  # at least so that the answers change by this many roundings
+FAR_SIZE = 4.0  # of rounding errors out there, in units of those at the centre
+ALIKE = 0.4  # relative difference of the two jumps that are one
 SAME_PLANE = 1e-4  # distance of unit planes, in input scales, that are one
 BENT = 0.05  # change of a known neuron's jump that says: its plane ends here
 TINY = 1e-300
@@ -194,10 +200,42 @@ class Star:
             self.left_over, line, frame, self.region.room, self.rng, self.unit, self.floor()
         )
         fresh, error = self.oriented(patches)
-        roomy = error <= ROOMY * self.unit
+        roomy = error <= (ROUGH_ROOMY if self.rough else ROOMY) * self.unit
         if roomy.any():
             fresh, error = only(fresh, roomy), error[roomy]
+        if self.rough:
+            sure = self.confirmed(fresh, error)
+            fresh, error = only(fresh, sure), error[sure]
         return self.take(fresh, error)
+
+    def confirmed(self, fresh: ReluNetwork, error: Array) -> Array:
+        """Which neurons bend the answers as they should at some other place of their planes too:
+        two planes that passed for one do not."""
+        sure = np.zeros(fresh.neurons, dtype=bool)
+        strength = np.maximum(np.linalg.norm(fresh.output, axis=1), TINY)
+        off = error / strength  # of the plane's position
+        step = np.maximum(FAR_OFF * off, VISIBLE * self.unit * FAR_SIZE / strength)
+        for _ in range(PLACES):
+            left = np.flatnonzero(~sure)
+            if len(left) == 0:
+                break
+            spots = self.region.points(self.rng, len(left))
+            rows, bias = fresh.weight[left], fresh.bias[left]
+            spots = spots - (np.einsum("nd,nd->n", rows, spots) + bias)[:, None] * rows
+            inside = self.region.room(spots, 1.0) > 2 * step[left]
+            left, spots, rows = left[inside], spots[inside], rows[inside]
+            if len(left) == 0:
+                continue
+            h = step[left][:, None]
+            places = np.concatenate([spots + side * h * rows for side in (-2, -1, 1, 2)])
+            values = self.left_over(places).reshape(4, len(left), -1)
+            before, after = (values[1] - values[0]) / h, (values[3] - values[2]) / h
+            jump = after - before
+            gap = (values[2] - h * after) - (values[1] + h * before)  # zero if they meet at zero
+            good = np.linalg.norm(jump - fresh.output[left], axis=1) <= ALIKE * strength[left]
+            good &= np.linalg.norm(gap, axis=1) <= ALIKE * strength[left] * step[left]
+            sure[left[good]] = True
+        return sure
 
     def oriented(self, found: Patches) -> tuple[ReluNetwork, Array]:
         """Neurons with the centre on their dead side, and their errors across the domain."""

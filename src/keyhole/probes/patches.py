@@ -4,9 +4,9 @@ Where planes may be near that the line does not meet (a bounded domain), or wher
 digits, gradients shared along the line are not safe. Here each kink gets two patches of its own,
 one on either side, well within the two pieces: d + 1 answers each give value and gradient. The
 difference of the gradients is output_j weight_j, the plane is where the two affine pieces meet.
-Three more answers check them: one on either side in a random direction, one *on* the supposed
-plane, where two planes that passed for one come apart. A kink that fails is measured again closer
-by, and left to another line in the end.
+More answers check them: within the two patches, and on and around the supposed plane in random
+directions, where two planes that passed for one come apart. A kink that fails is measured again
+closer by, and left to another line in the end.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ CLOSER = 0.15  # the next size after a failed check
 ATTEMPTS = 4  # sizes tried
 OWN_PLANE = 0.5  # part of the distance to the kink's own plane that a step may take
 CHECK_SAFETY = 30.0  # tolerance of a check in units of the errors that enter it
-KNOWN = 0.3  # share of the known neurons' error that a new one takes over
+CHECKS = 2  # random directions in which a kink is checked
+NEAR_PLANE = 0.25  # distance of the checks before and behind a plane, relative to the patch
+BENDS = 10.0  # tolerance of a check in units of the known neurons' errors
 NOTHING = 1e-300  # keeps quotients finite
 
 
@@ -66,9 +68,9 @@ def measured_patches(
             break
         around = Around(ask, frame, line.kinks[open_kinks], side[open_kinks], size[open_kinks])
         pair = around.measured()
-        off = unit[open_kinks], slopes * (side + size)[open_kinks]
+        off = unit[open_kinks], BENDS * slopes * (side + size)[open_kinks]
         passed = around.checked(pair, *off, rng)
-        error = np.hypot(off[0] * np.sqrt(2.0) / pair.steps.min(axis=1), KNOWN * slopes)
+        error = off[0] * np.sqrt(2.0 * np.mean(pair.steps**-2.0, axis=1))
         parts.append(around.neurons(pair, error, passed))
         open_kinks = open_kinks[~passed]
         size[open_kinks] *= CLOSER
@@ -144,27 +146,36 @@ class Around:
         return np.asarray(np.einsum("nk,nk->n", before - after, jump) / square)
 
     def checked(self, pair: Pair, unit: Array, bends: Array, rng: np.random.Generator) -> Array:
-        """Which kinks explain three fresh answers each, up to rounding and known bends."""
-        n, width = pair.normal.shape
-        shift = rng.standard_normal((n, width))
-        shift *= (pair.steps.min(axis=1) / np.linalg.norm(shift, axis=1))[:, None]
-        along = np.einsum("nd,nd->n", pair.normal, shift)
-        factor = OWN_PLANE * self.side / np.maximum(np.abs(along), OWN_PLANE * self.side)
-        shift, along = shift * factor[:, None], along * factor
-        back = np.clip(along, -self.side, self.side)
-        times = [self.times(0), self.times(1), pair.kink - back]
-        places = [self.frame.points(time) + shift @ self.basis for time in times]
-        answers = self.ask(np.concatenate(places)).reshape(3, n, -1)
-        allowed = unit * (2 + np.linalg.norm(shift / pair.steps, axis=1))
+        """Which kinks explain fresh answers, up to rounding and known bends."""
         passed = np.abs(pair.kink - self.kinks) <= self.side
-        for time, answer, after in zip(times, answers, (0, 1, 0), strict=True):
+        for _ in range(CHECKS):
+            shift = rng.standard_normal(pair.normal.shape)
+            shift *= (pair.steps.min(axis=1) / np.linalg.norm(shift, axis=1))[:, None]
+            along = np.einsum("nd,nd->n", pair.normal, shift)
+            factor = OWN_PLANE * self.side / np.maximum(np.abs(along), OWN_PLANE * self.side)
+            shift, along = shift * factor[:, None], along * factor
+            passed &= self.explains(pair, shift, along, unit, bends)
+        return np.asarray(passed)
+
+    def explains(self, pair: Pair, shift: Array, along: Array, unit: Array, bends: Array) -> Array:
+        """Whether answers beside the line agree: within the two patches, on the plane, and a
+        little before and behind it, where planes that passed for one are told apart."""
+        n = len(shift)
+        crossing = pair.kink - along
+        reach = NEAR_PLANE * np.linalg.norm(shift, axis=1)
+        times = [self.times(0), crossing - reach, crossing, crossing + reach, self.times(1)]
+        places = [self.frame.points(time) + shift @ self.basis for time in times]
+        answers = self.ask(np.concatenate(places)).reshape(len(times), n, -1)
+        base = unit * (2 + np.linalg.norm(shift / pair.steps, axis=1))
+        passed = np.ones(n, dtype=bool)
+        for time, answer, after in zip(times, answers, (0, 0, 0, 1, 1), strict=True):
             moved = shift.copy()
             moved[:, 0] += time - self.times(after)
             rise = np.einsum("nd,ndk->nk", moved, pair.slopes[after])
             gap = np.linalg.norm(answer - pair.values[after] - rise, axis=1)
             lever = unit * np.abs(moved[:, 0]) / pair.steps[:, 0]
-            passed &= gap <= CHECK_SAFETY * (allowed + lever + bends)
-        return np.asarray(passed)
+            passed &= gap <= CHECK_SAFETY * (base + lever) + bends
+        return passed
 
     def neurons(self, pair: Pair, error: Array, chosen: Array) -> Patches:
         square = float(self.frame.direction @ self.frame.direction)
