@@ -164,20 +164,28 @@ def products(on: Array, flat: Array) -> Float[Array, "n unknowns"]:
     return np.asarray(np.einsum("nm,nd->nmd", on, flat).reshape(len(on), -1))
 
 
-def part_errors(
-    network: ReluNetwork, points: Float[Array, "n d"], noise: float
-) -> Float[Array, " parts"] | None:
-    """Root mean square error per entry of each part after a polish, from the noise of an answer;
-    None where there are too many parts to tell."""
+def updated(
+    network: ReluNetwork,
+    spread: Float[Array, " parts"],
+    points: Float[Array, "n d"],
+    difference: Float[Array, "n k"],
+    noise: Float[Array, " n"],
+) -> tuple[ReluNetwork, Float[Array, " parts"]] | None:
+    """The network given the differences at the points, for normal errors: of each part's entries
+    as stated by `spread` (the affine part first), of the answers by `noise`. With the errors that
+    remain; None where there are too many unknowns for that."""
     on, flat = patterns(network, points)
     if on.shape[1] * flat.shape[1] > DENSE_UNKNOWNS:
         return None
-    rows = products(on, flat)
+    rows = products(on, flat) / noise[:, None]
     normal = rows.T @ rows
-    normal[np.diag_indices_from(normal)] += RIDGE * normal.diagonal().max()
-    inverse = cho_solve(cho_factor(normal, overwrite_a=True), np.eye(len(normal)))
-    spread = noise**2 * np.maximum(inverse.diagonal(), 0.0).reshape(on.shape[1], -1)
-    return np.asarray(np.sqrt(spread.mean(axis=1)))
+    prior = np.repeat(spread, flat.shape[1]) ** -2.0
+    normal[np.diag_indices_from(normal)] += prior
+    factor = cho_factor(normal, overwrite_a=True)
+    step = cho_solve(factor, rows.T @ (difference / noise[:, None]))
+    variance = cho_solve(factor, np.eye(len(normal))).diagonal().reshape(on.shape[1], -1)
+    left = np.sqrt(np.maximum(variance, 0.0).mean(axis=1))
+    return with_blocks(network, step.reshape(on.shape[1], flat.shape[1], -1)), left
 
 
 def with_blocks(network: ReluNetwork, step: Float[Array, "parts e k"]) -> ReluNetwork:

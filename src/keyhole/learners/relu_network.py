@@ -25,7 +25,6 @@ from keyhole.algebra.relu_corrections import (
     balanced_points,
     corrected,
     informative,
-    part_errors,
     polished,
 )
 from keyhole.algebra.signs import Signs, decided_signs
@@ -149,7 +148,6 @@ class _Work:
     passes_run: int = 0
     single: bool = False  # the box computes in single precision, and rounds what it is asked
     notes: tuple[str, ...] = ()
-    log: list[tuple[Array, Array]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         precision = self.oracle.spec.precision
@@ -165,7 +163,6 @@ class _Work:
         self.spent += len(points)
         self.scalar = raw.ndim == 1
         answers = raw.astype(np.float64).reshape(len(points), -1)
-        self.log.append((points, answers))
         if self.single and self.region.unbounded:
             raise FewDigits
         return answers
@@ -181,7 +178,6 @@ class _Work:
                 return self.passes()
             except FewDigits:
                 self.region = self.region.within(FEW_DIGITS_SIZE)
-                self.log.clear()  # far out, where single precision says nothing
         return self.star()
 
     def passes(self) -> ReluNetwork:
@@ -219,18 +215,30 @@ class _Work:
         try:
             complete = star.run()
         except NotPiecewiseAffine as error:
-            raise self.refusal(str(error), None) from error
+            raise self.refusal(str(error), self.on_ray(star, error)) from error
         finally:
             self.unit, self.scale, self.passes_run = star.unit, star.scale, star.rays
-        self.error, self.affine_error = star.error, star.affine_error
         if not complete:
             raise self.star_refusal(star)
-        network = self.refined(star.network, star.rough)
+        if star.rough:
+            unknowns = (star.network.neurons + 1) * (star.network.width + 1)
+            star.asked(self.region.points(self.rng, int(ROUGH_POLISH_SHARE * unknowns)))
+        star.refine()
+        network, least = star.network, POLISHED * self.unit
+        self.error, self.affine_error = star.error + least, star.affine_error + least
         self.agreement, witness = self.validate(network)
         if self.agreement > self.allowed():
             raise self.refusal(self.unexplained(network), witness)
         self.notes = (note_on_region(self.region, star.unseen, star.rough, self.unit / self.scale),)
         return network
+
+    def on_ray(self, star: Star, error: NotPiecewiseAffine) -> Counterexample | None:
+        """An answer on the last ray, which saw what the known neurons leave over."""
+        if star.frame is None:
+            return None
+        point = self.rounded(star.frame.points(np.array([error.t])))
+        known = star.network(point)[0]
+        return self.counterexample(point, error.value + known, error.expected + known, str(error))
 
     def star_refusal(self, star: Star) -> Exception:
         differences = star.differences()
@@ -241,26 +249,9 @@ class _Work:
             point, star.answers[worst], star.network(point)[0], "a random point of the domain"
         )
         message = self.unexplained(star.network)
-        if star.rough or not star.bent:
+        if star.rough or not star.bends:
             return self.refusal(message, witness, several=True)
         return WrongFamily(f"not one hidden layer of ReLUs: planes end or bend; {message}", witness)
-
-    def refined(self, network: ReluNetwork, rough: bool) -> ReluNetwork:
-        """All parameters again, by least squares over all that was asked (and more, where the
-        answers have few digits); kept where it explains the answers better."""
-        if rough:
-            unknowns = (network.neurons + 1) * (network.width + 1)
-            self.ask(self.region.points(self.rng, int(ROUGH_POLISH_SHARE * unknowns)), "polish")
-        points = np.concatenate([part for part, _ in self.log])
-        answers = np.concatenate([part for _, part in self.log])
-        best = self.least_squares(network, points, answers)
-        spread = part_errors(best, points, ANSWER_NOISE * self.unit)
-        if spread is not None and best is not network:
-            least = POLISHED * self.unit
-            fitted = spread * self.region.size
-            self.error = np.minimum(self.error, fitted[1:]) + least
-            self.affine_error = min(self.affine_error, float(fitted[0])) + least
-        return best
 
     def least_squares(self, network: ReluNetwork, points: Array, answers: Array) -> ReluNetwork:
         """The best of a few solutions, each with fresh on/off patterns."""

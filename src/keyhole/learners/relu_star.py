@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from keyhole.algebra.relu_corrections import updated
 from keyhole.arrays import Array, Float
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.probes.gradients import Frame
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.kinks import STEP
 from keyhole.probes.lines import trace
@@ -35,10 +37,12 @@ CENTRE_STEP = 0.1  # first step of the gradient at the centre, relative to the i
 CENTRE_SHORTER = 0.2  # shortened by this until no plane is near
 CENTRE_ATTEMPTS = 7
 CENTRE_CHECKS = 3
-CLUSTER_STEP = 0.02  # length, in input scales, of the stretch on which rounding is measured
+CLUSTER_STEP = 0.02  # length, in input scales, of the stretch on which rounding is measured,
+SHORT_CLUSTER_STEP = 2e-5  # and where inputs are not rounded: a bend there must not pass for noise
 SAFETY = 40.0  # differences beyond this many errors are not explained
 RAYS = 80  # most rays; typical are three to six
 PATIENCE = 10  # rays without a new neuron before the search ends,
+STUCK = 16  # or rays that leave as many points unexplained as before,
 CLOSE_PATIENCE = 3  # or so few where all that is left over is
 CLOSE = 1e-6  # this small beside the answers: errors of neurons, which a polish removes
 ROUGH = 1e-11  # rounding relative to the answers from which on tangents are long and checked
@@ -52,6 +56,11 @@ FAR_OFF = 10.0  # on either side of it, in units of its error,
 VISIBLE = 60.0  # at least so that the answers change by this many roundings
 FAR_SIZE = 4.0  # of rounding errors out there, in units of those at the centre
 ALIKE = 0.4  # relative difference of the two jumps that are one
+REFITS = 4  # solutions, each with fresh on/off patterns
+PRIOR = 100.0  # errors before the fit, in units of those expected: what is asked decides
+ANSWER_NOISE = 2.0  # error of an answer in a fit, in roundings
+NOTHING = 8.0  # errors of a neuron below which it is none
+WASTED, WASTED_SHARE = 60, 4  # kinks that are no planes, and per neuron, that end the search
 SAME_PLANE = 1e-4  # distance of unit planes, in input scales, that are one
 BENT = 0.05  # change of a known neuron's jump that says: its plane ends here
 TINY = 1e-300
@@ -73,8 +82,10 @@ class Star:
     unit: float = 0.0
     scale: float = 0.0
     rays: int = 0
-    spent: int = 0
-    bent: bool = False
+    log: list[tuple[Array, Array]] = field(default_factory=list)
+    bent: bool = False  # a known plane was met again with another jump
+    wasted: int = 0  # kinks that turned out to be no planes
+    frame: Frame | None = None  # the line that was looked at last
     network: ReluNetwork = field(init=False)
     error: Array = field(default_factory=lambda: np.zeros(0))  # of output_j weight_j, per neuron
     affine_error: float = 0.0  # of the answers, across the domain
@@ -94,10 +105,12 @@ class Star:
 
     def explained(self) -> bool:
         """Rays through points that are not explained, until there are none."""
-        idle = 0
-        while self.rays < RAYS:
+        idle, stuck, fewest = 0, 0, np.inf
+        while self.rays < RAYS and not self.hopeless and stuck < STUCK:
             differences = self.differences()
             unexplained = np.flatnonzero(differences > self.allowed())
+            stuck = stuck + 1 if len(unexplained) >= fewest else 0
+            fewest = min(fewest, len(unexplained))
             if len(unexplained) == 0:
                 return True
             close = float(differences.max()) <= CLOSE * self.scale
@@ -108,8 +121,38 @@ class Star:
         return False
 
     def asked(self, points: Array) -> Array:
-        self.spent += len(points)
-        return self.ask(points)
+        points = self.rounded(points)
+        answers = self.ask(points)
+        self.log.append((points, answers))
+        return answers
+
+    def refine(self) -> None:
+        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
+        self.refit()
+        strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
+        real = strength > NOTHING * self.error
+        if not real.all():
+            self.network, self.error = only(self.network, real), self.error[real]
+            self.refit()
+
+    def refit(self) -> None:
+        """All parameters again, by least squares, a few times: on/off patterns may change."""
+        points = np.concatenate([part for part, _ in self.log])
+        answers = np.concatenate([part for _, part in self.log])
+        far = 1 + np.linalg.norm(points - self.centre, axis=1) / self.region.size
+        noise = ANSWER_NOISE * self.unit * far
+        prior = PRIOR * np.append(self.affine_error, self.error) / self.region.size
+        for _ in range(REFITS):
+            difference = answers - self.network(points)
+            found = updated(self.network, prior, points, difference, noise)
+            if found is None:
+                return
+            before = np.linalg.norm(difference / noise[:, None])
+            after = np.linalg.norm((answers - found[0](points)) / noise[:, None])
+            if after > before:
+                return
+            self.network, spread = found[0], found[1] * self.region.size
+            self.affine_error, self.error = float(spread[0]), spread[1:]
 
     def begin(self) -> None:
         """The first part of the pool, and how exact the answers are."""
@@ -119,7 +162,8 @@ class Star:
         self.scale = float(np.linalg.norm(np.std(self.answers, axis=0)))
         direction = self.region.scale * self.rng.standard_normal(len(self.centre))
         measured = measured_rounding(
-            lambda times: self.asked(self.centre + np.outer(times, direction)), CLUSTER_STEP
+            lambda times: self.asked(self.centre + np.outer(times, direction)),
+            CLUSTER_STEP if self.relative > ROUGH else SHORT_CLUSTER_STEP,
         )
         largest = float(np.abs(self.answers).max())
         self.unit = max(self.relative * largest, self.noise, measured, TINY)
@@ -133,6 +177,15 @@ class Star:
         known = self.answers if len(self.pool) else answers[:0]
         self.pool = np.concatenate([self.pool, points])
         self.answers = np.concatenate([known, answers])
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether far more kinks were met than belong to planes: the answers bend everywhere."""
+        return self.wasted > WASTED + WASTED_SHARE * self.network.neurons
+
+    @property
+    def bends(self) -> bool:
+        return self.bent or self.hopeless
 
     @property
     def rough(self) -> bool:
@@ -183,7 +236,8 @@ class Star:
     def ray(self, witness: Array) -> bool:
         """Looks at the line through centre and witness; whether it led to a neuron."""
         self.rays += 1
-        frame, reach = self.region.line_through(self.centre, witness)
+        self.frame, reach = self.region.line_through(self.centre, witness)
+        frame = self.frame
         line = trace(
             lambda times: self.left_over(frame.points(times)),
             np.finfo(float).eps,
@@ -199,6 +253,7 @@ class Star:
         patches = measured_patches(
             self.left_over, line, frame, self.region.room, self.rng, self.unit, self.floor()
         )
+        self.wasted += len(line.kinks) - len(patches.bias)
         fresh, error = self.oriented(patches)
         roomy = error <= (ROUGH_ROOMY if self.rough else ROOMY) * self.unit
         if roomy.any():
@@ -274,4 +329,6 @@ def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
         network.weight[chosen],
         network.bias[chosen],
         network.output[chosen],
+        network.skip,
+        network.offset,
     )

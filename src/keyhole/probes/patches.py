@@ -163,7 +163,9 @@ class Around:
         n = len(shift)
         crossing = pair.kink - along
         reach = NEAR_PLANE * np.linalg.norm(shift, axis=1)
-        times = [self.times(0), crossing - reach, crossing, crossing + reach, self.times(1)]
+        low, high = self.times(0), self.times(1)  # outside, a wrong plane could leave the domain
+        near = [np.clip(crossing + side * reach, low, high) for side in (-1, 0, 1)]
+        times = [low, *near, high]
         places = [self.frame.points(time) + shift @ self.basis for time in times]
         answers = self.ask(np.concatenate(places)).reshape(len(times), n, -1)
         base = unit * (2 + np.linalg.norm(shift / pair.steps, axis=1))
