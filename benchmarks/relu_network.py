@@ -36,6 +36,7 @@ from keyhole.oracles.questions import Questions
 Method = Literal["segment", "antisymmetric"]
 GRID = ((16, 16, 110), (16, 64, 130), (32, 32, 110), (32, 128, 120), (64, 256, 30))
 SUCCESS = 1e-9
+ART_LIMIT = 300_000  # questions after which ART is stopped: it can loop for ever
 CARLINI = "Carlini et al.: 60-122 questions per unknown (published code, same sizes)"
 
 
@@ -122,7 +123,7 @@ def scalar(quick: bool) -> None:
 def exact(quick: bool) -> None:
     print("The same, exact=True (success: error below 1e-13)")
     print(HEADER)
-    sizes = ((16, 16, 20), (16, 64, 10), (32, 32, 10), (32, 128, 3))
+    sizes = ((16, 16, 20), (16, 64, 10), (32, 32, 10), (32, 128, 3), (64, 256, 1))
     for d, m, count in sizes[: 3 if quick else None]:
         learner = ReluNetworkLearner(exact=True, signs=False)
         print(run(learner, d, m, None, 2 if quick else count, 1e-13), flush=True)
@@ -297,6 +298,8 @@ def measured_art(
     def predict(x: np.ndarray) -> np.ndarray:
         nonlocal asked
         asked += len(x)
+        if asked > ART_LIMIT:
+            raise RuntimeError(f"no end after {ART_LIMIT} questions")
         return secret(np.asarray(x, dtype=np.float64))
 
     np.random.seed(seed)  # noqa: NPY002 - ART draws from the global generator

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from keyhole.errors import WrongFamily
+from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.relu_network import ReluNetworkLearner
+from keyhole.oracles.base import Domain
 from networks import CountingOracle, gelu, hidden, network, two_hidden_layers
 
 
@@ -42,6 +43,19 @@ def test_refused_with_a_counterexample(name, seed):
     answer = IMPOSTORS[name](example.input[None])[0]
     assert example.box_answer == pytest.approx(answer, rel=1e-9, abs=1e-9)
     assert abs(example.box_answer - example.model_answer) > 1e-8 * abs(example.box_answer)
+
+
+@pytest.mark.parametrize("domain", [Domain(max_norm=4.0), Domain(low=-1.0, high=1.0)])
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_refused_in_bounded_domains(name, domain):
+    box = CountingOracle(IMPOSTORS[name], 8, domain=domain)
+    with pytest.raises((WrongFamily, IllConditioned)) as caught:
+        ReluNetworkLearner().learn(box, np.random.default_rng(0))
+    assert box.questions < 60000
+    if isinstance(caught.value, WrongFamily):
+        example = caught.value.counterexample
+        answer = IMPOSTORS[name](example.input[None])[0]
+        assert example.box_answer == pytest.approx(answer, rel=1e-9, abs=1e-9)
 
 
 def test_more_planes_than_promised():

@@ -2,8 +2,8 @@
 
 With the neurons' on/off patterns held fixed, f(x) = G (x, 1) + sum_j on_j(x) g_j (x, 1) is linear
 in G and the g_j = output_j (weight_j, bias_j). Differences to the box of the size of rounding are
-therefore removed by linear least squares: where a line has left doubts (`corrected`), or for all
-parameters at once (`polished`). Scalar answers only.
+therefore removed by linear least squares: where a line has left doubts (`corrected`, scalar answers
+only), or for all parameters at once (`polished`).
 """
 
 from dataclasses import dataclass
@@ -137,18 +137,75 @@ def balanced_points(network: ReluNetwork, points: Float[Array, "n d"], least: in
 
 
 def polished(
-    network: ReluNetwork, points: Float[Array, "n d"], difference: Float[Array, " n"]
+    network: ReluNetwork, points: Float[Array, "n d"], difference: Float[Array, "n *k"]
 ) -> ReluNetwork:
     """All parameters corrected at once, by least squares over the differences at the points."""
-    on = np.concatenate([np.ones((len(points), 1)), active(network, points)], axis=1)
-    flat = lifted(points)
+    on, flat = patterns(network, points)
     shape = (on.shape[1], flat.shape[1])
     if shape[0] * shape[1] <= DENSE_UNKNOWNS:
-        rows = np.einsum("nm,nd->nmd", on, flat).reshape(len(points), -1)
-        step = small_least_squares(rows, difference)
-    else:
+        step = small_least_squares(products(on, flat), difference)
+    elif difference.ndim == 1:
         step = iterated(on, flat, difference)
-    return with_parts(network, parts_of(network) + step.reshape(shape))
+    else:
+        columns = [iterated(on, flat, column).reshape(-1) for column in difference.T]
+        step = np.stack(columns, axis=1)
+    if difference.ndim == 1:
+        return with_parts(network, parts_of(network) + step.reshape(shape))
+    return with_blocks(network, step.reshape(*shape, -1))
+
+
+def patterns(network: ReluNetwork, points: Array) -> tuple[Array, Array]:
+    """Which parts are on at each point (the affine one always), and the points with a one."""
+    on = np.concatenate([np.ones((len(points), 1)), active(network, points)], axis=1)
+    return on, lifted(points)
+
+
+def products(on: Array, flat: Array) -> Float[Array, "n unknowns"]:
+    return np.asarray(np.einsum("nm,nd->nmd", on, flat).reshape(len(on), -1))
+
+
+def updated(
+    network: ReluNetwork,
+    spread: Float[Array, " parts"],
+    points: Float[Array, "n d"],
+    difference: Float[Array, "n k"],
+    noise: Float[Array, " n"],
+) -> tuple[ReluNetwork, Float[Array, " parts"]] | None:
+    """The network given the differences at the points, for normal errors: of each part's entries
+    as stated by `spread` (the affine part first), of the answers by `noise`. With the errors that
+    remain; None where there are too many unknowns for that."""
+    on, flat = patterns(network, points)
+    if on.shape[1] * flat.shape[1] > DENSE_UNKNOWNS:
+        return None
+    rows = products(on, flat) / noise[:, None]
+    normal = rows.T @ rows
+    prior = np.repeat(spread, flat.shape[1]) ** -2.0
+    normal[np.diag_indices_from(normal)] += prior
+    factor = cho_factor(normal, overwrite_a=True)
+    step = cho_solve(factor, rows.T @ (difference / noise[:, None]))
+    variance = cho_solve(factor, np.eye(len(normal))).diagonal().reshape(on.shape[1], -1)
+    left = np.sqrt(np.maximum(variance, 0.0).mean(axis=1))
+    return with_blocks(network, step.reshape(on.shape[1], flat.shape[1], -1)), left
+
+
+def with_blocks(network: ReluNetwork, step: Float[Array, "parts e k"]) -> ReluNetwork:
+    """Vector answers: parts corrected by the step, neurons brought back to plane times output."""
+    planes = np.column_stack([network.weight, network.bias])
+    blocks = planes[:, :, None] * network.output[:, None, :] + step[1:]
+    left, sizes, right = np.linalg.svd(blocks, full_matrices=False)
+    output = sizes[:, :1] * right[:, 0]
+    rows = left[:, :, 0]
+    turn = np.where(np.einsum("me,me->m", rows, planes) < 0, -1.0, 1.0)
+    lengths = np.linalg.norm(rows[:, :-1], axis=1)
+    lengths = np.where(lengths > 0, lengths, 1.0)
+    rows = rows * (turn / lengths)[:, None]
+    return ReluNetwork(
+        rows[:, :-1],
+        rows[:, -1],
+        output * (turn * lengths)[:, None],
+        network.skip + step[0, :-1],
+        network.offset + step[0, -1],
+    )
 
 
 def small_least_squares(rows: Array, difference: Array) -> Array:

@@ -16,7 +16,6 @@ Source.     Milli et al. 2019; Jagielski et al. 2020; Carlini, Jagielski, Mirono
             Granot 2021. The shared gradients, two-sided checks and corrections are ours.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +25,6 @@ from keyhole.algebra.relu_corrections import (
     balanced_points,
     corrected,
     informative,
-    merged,
     polished,
 )
 from keyhole.algebra.signs import Signs, decided_signs
@@ -34,11 +32,20 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_pass import Pass, run_pass
+from keyhole.learners.relu_result import (
+    flat,
+    note_on_region,
+    notes_on,
+    standard_errors,
+    unflat,
+    without_rounding,
+)
+from keyhole.learners.relu_star import Star
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import NotPiecewiseAffine
+from keyhole.probes.pieces import TINY, NotPiecewiseAffine
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CORRECTED = (
@@ -52,12 +59,6 @@ VALID = 1e-7  # difference to the box, relative to the answers, that is not roun
 VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
 CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
 PASSES = 3  # lines tried before the box is refused
-BOUNDED_SIZES = (2.0, 3.0, 1.0, 2.0)  # of validation points in a bounded domain: all of it
-BOUNDED_VALIDATION = 32  # validation points there
-BOUNDED_PASSES = 24  # the same where a line cannot leave the domain and misses planes
-SAME_PLANE = 1e-6  # distance of unit planes that are one plane, found by two passes
-ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
-NEGLIGIBLE = 1e-8  # if it is as small as this beside inputs and answers
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
 POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
@@ -65,6 +66,10 @@ CANDIDATES = 4  # random points per correction question, of which the best are a
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
 STALLED = 0.3  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
+SINGLE = 2.0**-24  # rounding of single precision
+TELLING = 5  # different answers that tell its format from round numbers
+FEW_DIGITS_SIZE = 6.0  # where planes are looked for if answers have few digits, in typical lengths
+ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, there
 POLISH_ROUNDS = 3  # solutions of the least squares problem, each with fresh on/off patterns
 
 
@@ -75,6 +80,8 @@ class ReluNetworkLearner:
     `neurons` is a promise, not needed: a box with more planes is refused. `exact` spends about
     twice the questions to reach the last digits. `scale` is the size of the inputs of interest
     (taken from the domain where there is one). `signs=False` leaves the neurons' sides open.
+    In a bounded domain a plane may cut off a corner that nothing was asked about: `unseen` is the
+    share of the domain's edge for which that may be so; 3 / unseen questions are spent on it.
 
     >>> import numpy as np
     >>> from keyhole.oracles.base import Spec
@@ -88,16 +95,20 @@ class ReluNetworkLearner:
     exact: bool = False
     scale: float | None = None
     signs: bool = True
+    unseen: float = 0.003
 
     def __post_init__(self) -> None:
         if self.neurons is not None and self.neurons < 0:
             raise InvalidArgument(f"neurons must not be negative, got {self.neurons}")
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise InvalidArgument(f"scale must be positive and finite, got {self.scale}")
+        if not 0 < self.unseen < 1:
+            raise InvalidArgument(f"unseen must lie between 0 and 1, got {self.unseen}")
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
-        work = _Work(oracle, InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale), rng)
-        network = work.passes()
+        region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
+        work = _Work(oracle, region, rng, self.unseen)
+        network = work.network()
         if self.exact and work.scalar:
             network = work.polish(network)
         if self.neurons is not None and network.neurons > self.neurons:
@@ -124,6 +135,7 @@ class _Work:
     oracle: Oracle
     region: InputRegion
     rng: np.random.Generator
+    unseen: float
     relative: float = ROUNDING
     noise: float = 0.0  # stated error of an answer that does not depend on its size
     unit: float = 0.0  # rounding of an answer as met along the lines
@@ -134,6 +146,8 @@ class _Work:
     error: Array = field(default_factory=lambda: np.zeros(0))  # of output_j weight_j, per neuron
     affine_error: float = 0.0
     passes_run: int = 0
+    single: bool = False  # the box computes in single precision, and rounds what it is asked
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         precision = self.oracle.spec.precision
@@ -142,68 +156,135 @@ class _Work:
             self.noise = precision.additive + precision.step / 2
 
     def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
+        points = self.rounded(points)
         raw = self.oracle.ask(Questions.of(points[:, None, :], purpose))
+        if self.spent == 0 and is_single(raw):
+            self.single, self.relative = True, max(self.relative, SINGLE)
         self.spent += len(points)
         self.scalar = raw.ndim == 1
-        return raw.astype(np.float64).reshape(len(points), -1)
+        answers = raw.astype(np.float64).reshape(len(points), -1)
+        if self.single and self.region.unbounded:
+            raise FewDigits
+        return answers
 
-    def asking(self, model: ReluNetwork | None) -> Callable[[Array], Array]:
-        if model is None:
-            return lambda points: self.ask(points, "network")
-        return lambda points: self.ask(points, "network again") - model(points)
+    def rounded(self, points: Array) -> Array:
+        """Points as the box sees them."""
+        return points.astype(np.float32).astype(np.float64) if self.single else points
+
+    def network(self) -> ReluNetwork:
+        """One line sees every plane where inputs are free and answers exact; else rays do."""
+        if self.region.unbounded:
+            try:
+                return self.passes()
+            except FewDigits:
+                self.region = self.region.within(FEW_DIGITS_SIZE)
+        return self.star()
 
     def passes(self) -> ReluNetwork:
-        """Lines through the box until a network agrees with it at fresh points.
-
-        In the whole space one line sees every plane; another is only needed where two planes
-        were so close on the first that they passed for one. In a bounded domain each line sees
-        some planes, and the next one looks at what the network so far leaves unexplained."""
+        """Lines through the box until a network agrees with it at fresh points: another one is
+        only needed where two planes were so close on the first that they passed for one."""
         best: ReluNetwork | None = None
         witness: Counterexample | None = None
-        floor = self.noise
-        for _ in range(PASSES if self.region.unbounded else BOUNDED_PASSES):
-            known = None if self.region.unbounded else best
-            found = self.one_pass(known, floor)
-            network = self.corrected(found) if known is None else joined(known, found.network)
+        for _ in range(PASSES):
+            network = self.corrected(self.one_pass())
             difference, seen = self.validate(network)
             if best is None or difference < self.agreement:
                 best, self.agreement, witness = network, difference, seen
             if self.agreement <= self.allowed():
                 return best
-            if not self.region.unbounded:
-                floor = max(floor, found.unit, float(found.doubt.sum()))
-        count = 0 if best is None else best.neurons
-        raise self.refusal(
-            f"{count} neurons explain the lines that were asked but not the box: at a "
-            f"fresh point they are off by {self.agreement:.2g}, where {self.allowed():.2g} "
-            "would be rounding",
-            witness,
+        raise self.refusal(self.unexplained(best), witness)
+
+    def unexplained(self, network: ReluNetwork | None) -> str:
+        count = 0 if network is None else network.neurons
+        return (
+            f"{count} neurons explain the lines that were asked but not the box: at a fresh point "
+            f"they are off by {self.agreement:.2g}, where {self.allowed():.2g} would be rounding"
         )
 
-    def one_pass(self, model: ReluNetwork | None, floor: float) -> Pass:
+    def star(self) -> ReluNetwork:
+        """Rays from one point: neurons one by one, then all of them together."""
+        star = Star(
+            lambda points: self.ask(points, "network"),
+            self.region,
+            self.rng,
+            self.relative,
+            self.unseen,
+            self.noise,
+            self.rounded,
+        )
+        try:
+            complete = star.run()
+        except NotPiecewiseAffine as error:
+            raise self.refusal(str(error), self.on_ray(star, error)) from error
+        finally:
+            self.unit, self.scale, self.passes_run = star.unit, star.scale, star.rays
+        if not complete:
+            raise self.star_refusal(star)
+        if star.rough:
+            unknowns = (star.network.neurons + 1) * (star.network.width + 1)
+            star.asked(self.region.points(self.rng, int(ROUGH_POLISH_SHARE * unknowns)))
+        star.refine()
+        network, least = star.network, POLISHED * self.unit
+        self.error, self.affine_error = star.error + least, star.affine_error + least
+        self.agreement, witness = self.validate(network)
+        if self.agreement > self.allowed():
+            raise self.refusal(self.unexplained(network), witness)
+        self.notes = (note_on_region(self.region, star.unseen, star.rough, self.unit / self.scale),)
+        return network
+
+    def on_ray(self, star: Star, error: NotPiecewiseAffine) -> Counterexample | None:
+        """An answer on the last ray, which saw what the known neurons leave over."""
+        if star.frame is None:
+            return None
+        point = self.rounded(star.frame.points(np.array([error.t])))
+        known = star.network(point)[0]
+        return self.counterexample(point, error.value + known, error.expected + known, str(error))
+
+    def star_refusal(self, star: Star) -> Exception:
+        differences = star.differences()
+        worst = int(np.argmax(differences))
+        point = star.pool[worst : worst + 1]
+        self.agreement = float(differences[worst])
+        witness = self.counterexample(
+            point, star.answers[worst], star.network(point)[0], "a random point of the domain"
+        )
+        message = self.unexplained(star.network)
+        if star.rough or not star.bends:
+            return self.refusal(message, witness, several=True)
+        return WrongFamily(f"not one hidden layer of ReLUs: planes end or bend; {message}", witness)
+
+    def least_squares(self, network: ReluNetwork, points: Array, answers: Array) -> ReluNetwork:
+        """The best of a few solutions, each with fresh on/off patterns."""
+        narrow = flat if self.scalar else unchanged
+        wide = unflat if self.scalar else unchanged
+        table = answers[:, 0] if self.scalar else answers
+        best, smallest, current = network, np.inf, narrow(network)
+        for _ in range(POLISH_ROUNDS + 1):
+            difference = table - current(points)
+            size = float(np.sqrt(np.mean(difference**2)))
+            stalled = size > STALLED * smallest
+            if size < smallest:
+                best, smallest = wide(current), size
+            if stalled:
+                break
+            current = polished(current, points, difference)
+        return best
+
+    def one_pass(self) -> Pass:
         frame, reach = self.region.line(self.rng)
-        ask = self.asking(model)
+        ask = lambda points: self.ask(points, "network")  # noqa: E731 - one purpose for all
+        trusting = self.passes_run == 0
         try:
             found = run_pass(
-                ask,
-                frame,
-                reach,
-                self.region.room,
-                self.relative,
-                floor,
-                trusting=self.passes_run == 0,
+                ask, frame, reach, self.region.room, self.relative, self.noise, trusting=trusting
             )
         except NotPiecewiseAffine as error:
             point = frame.points(np.array([error.t]))
-            known = np.zeros_like(error.value) if model is None else model(point)[0]
-            witness = self.counterexample(
-                point, error.value + known, error.expected + known, str(error)
-            )
+            witness = self.counterexample(point, error.value, error.expected, str(error))
             raise self.refusal(str(error), witness) from error
         self.passes_run += 1
-        if model is None:  # later lines see what a network leaves over, with its errors
-            self.unit = max(self.unit, found.unit)
-            self.scale = max(self.scale, found.scale)
+        self.unit = max(self.unit, found.unit)
+        self.scale = max(self.scale, found.scale)
         self.error = np.append(self.error, found.error)
         self.affine_error += float(found.doubt[0])
         return found
@@ -229,10 +310,9 @@ class _Work:
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
         count = int(np.clip(VALIDATION_SHARE * self.spent, *VALIDATION_POINTS))
-        if not self.region.unbounded:  # some planes may not have been met by any line
-            count = BOUNDED_VALIDATION
-        sizes = np.resize(VALIDATION_SIZES if self.region.unbounded else BOUNDED_SIZES, count)
+        sizes = np.resize(VALIDATION_SIZES, count)
         points = np.concatenate([self.region.points(self.rng, 1, size) for size in sizes])
+        points = self.rounded(points)
         answers = self.ask(points, "validation")
         predicted = network(points)
         differences = np.linalg.norm(answers - predicted, axis=1) / np.maximum(sizes, 1.0)
@@ -251,18 +331,20 @@ class _Work:
             answer, predicted = answer[0], predicted[0]
         return Counterexample(point, answer, predicted, reason)
 
-    def refusal(self, message: str, witness: Counterexample | None) -> Exception:
-        if self.passes_run > 1 and not self.region.unbounded:
-            return IllConditioned(
-                f"{message}. In a bounded domain a line meets only some of the planes, and "
-                f"{self.passes_run} lines did not settle what lies between them. A wider domain "
-                "would help"
-            )
+    def refusal(
+        self, message: str, witness: Counterexample | None, *, several: bool = False
+    ) -> Exception:
         if self.unit > CLEAN * self.scale:
             return IllConditioned(
                 f"{message}. The box's answers are exact to about {self.unit / self.scale:.1g} of "
                 "their size only; kinks that are close or weak drown in that. A box in double "
                 "precision would be recovered"
+            )
+        if several:
+            return IllConditioned(
+                f"{message}. In a bounded domain a line meets only some of the planes, and "
+                f"{self.passes_run} lines did not settle what lies between them. A wider domain "
+                "would help"
             )
         return WrongFamily(f"not one hidden layer of ReLUs: {message}", witness)
 
@@ -274,21 +356,8 @@ class _Work:
         points = self.region.points(self.rng, max(count, unknowns + 1))
         if self.region.unbounded:
             points = balanced_points(network, points, int(SEEN * (network.width + 1)))
-        answers = self.ask(points, "polish")[:, 0]
-        best, smallest = network, np.inf
-        current = flat(network)
-        for _ in range(POLISH_ROUNDS):
-            difference = answers - current(points)
-            size = float(np.sqrt(np.mean(difference**2)))
-            stalled = size > STALLED * smallest
-            if size < smallest:
-                best, smallest = unflat(current), size
-            if stalled:
-                break
-            current = polished(current, points, difference)
-        difference = answers - current(points)
-        if float(np.sqrt(np.mean(difference**2))) < smallest:
-            best = unflat(current)
+        answers = self.ask(points, "polish")
+        best = self.least_squares(network, points, answers)
         self.error = np.full(best.neurons, POLISHED * self.unit)
         self.affine_error = POLISHED * self.unit
         return best
@@ -304,7 +373,8 @@ class _Work:
             decided = decided_signs(network, accuracy)
         model = flat(decided.network) if self.scalar else decided.network
         errors = standard_errors(model, error, self.affine_error, self.region.scale)
-        model = without_rounding(model, errors, self.scale, self.region.scale)
+        digits = self.unit / max(self.scale, TINY)
+        model = without_rounding(model, errors, self.scale, self.region.scale, digits)
         floor = (network.neurons * (network.width + answer) + answer) / answer
         details = {
             "neurons": network.neurons,
@@ -316,83 +386,23 @@ class _Work:
             "scale": self.scale,
             "passes": self.passes_run,
             "leak": decided.leak,
+            "radius": self.region.radius,
         }
-        return Learned(model, errors, floor, notes_on(decided), details)
+        precision = Precision(SINGLE) if self.single else None
+        notes = (*notes_on(decided), *self.notes)
+        return Learned(model, errors, floor, notes, details, precision)
 
 
-def flat(network: ReluNetwork) -> ReluNetwork:
-    """A scalar box's network, from answers kept as vectors of length one."""
-    return ReluNetwork(
-        network.weight, network.bias, network.output[:, 0], network.skip[:, 0], network.offset[0]
-    )
+class FewDigits(Exception):
+    """The box answers in single precision."""
 
 
-def unflat(network: ReluNetwork) -> ReluNetwork:
-    return ReluNetwork(
-        network.weight,
-        network.bias,
-        network.output[:, None],
-        network.skip[:, None],
-        network.offset[None],
-    )
+def is_single(answers: Array) -> bool:
+    """Whether all answers are numbers of single precision, and not just round ones."""
+    numbers = np.unique(np.asarray(answers, dtype=np.float64))
+    few = numbers == numbers.astype(np.float32)
+    return bool(len(numbers) >= TELLING and few.all())
 
 
-def joined(first: ReluNetwork, second: ReluNetwork) -> ReluNetwork:
-    """The sum of two networks, neurons on the same plane taken together."""
-    both = ReluNetwork(
-        np.concatenate([first.weight, second.weight]),
-        np.concatenate([first.bias, second.bias]),
-        np.concatenate([first.output, second.output]),
-        first.skip + second.skip,
-        first.offset + second.offset,
-    )
-    return merged(both, SAME_PLANE)
-
-
-def standard_errors(
-    model: ReluNetwork, error: Array, affine_error: float, scale: float
-) -> ReluNetwork:
-    """Errors in the model's own structure, from those of the products output_j weight_j."""
-    length = np.sqrt(model.width) * scale
-    size = np.linalg.norm(model.output_table, axis=1)
-    size = np.maximum(size, np.finfo(float).tiny)
-    rows = error / size
-    weight = np.repeat((rows / length)[:, None], model.width, axis=1)
-    output = np.zeros_like(model.output) + (error / length).reshape(
-        -1, *([1] * (model.output.ndim - 1))
-    )
-    skip = np.full_like(model.skip, affine_error / length if model.skip.any() else 0.0)
-    return ReluNetwork(weight, rows, output, skip, np.full_like(model.offset, affine_error))
-
-
-def without_rounding(
-    model: ReluNetwork, errors: ReluNetwork, answers: float, inputs: float
-) -> ReluNetwork:
-    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero."""
-    parts = model.to_arrays()
-    for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
-        size = float(np.linalg.norm(parts[name]))
-        doubt = float(np.linalg.norm(getattr(errors, name)))
-        if size <= min(ZERO * doubt, NEGLIGIBLE * yardstick):
-            parts[name] = np.zeros_like(parts[name])
-    return ReluNetwork.from_arrays(parts)
-
-
-def notes_on(decided: Signs) -> tuple[str, ...]:
-    network = decided.network
-    notes = []
-    if decided.leak is not None:
-        notes.append(
-            f"Below zero the neurons have slope {decided.leak:.6g} (leaky ReLUs; -1 means absolute "
-            "values): the skip holds it."
-        )
-    elif not decided.certified:
-        notes.append(
-            f"Which side of its plane each neuron is on was not decided ({decided.method}); the "
-            "function is known, the skip holds the difference."
-        )
-    elif network.skip.any():
-        notes.append("The box has a linear part beside its neurons: the skip.")
-    if network.neurons == 0:
-        notes.append("The box is affine: it has no neurons that change the answer.")
-    return tuple(notes)
+def unchanged(network: ReluNetwork) -> ReluNetwork:
+    return network

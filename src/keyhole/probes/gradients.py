@@ -52,6 +52,10 @@ class Frame:
         basis, _ = np.linalg.qr(np.column_stack([direction, np.eye(len(direction))]))
         return cls(origin, direction, length * basis[:, 1 : len(direction)].T)
 
+    @property
+    def width(self) -> int:
+        return len(self.origin)
+
     def points(self, times: Array) -> Float[Array, "n d"]:
         return np.asarray(self.origin + np.asarray(times)[:, None] * self.direction)
 

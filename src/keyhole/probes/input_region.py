@@ -12,6 +12,7 @@ from keyhole.probes.lines import FAR
 
 INSIDE = 0.98  # share of a bounded domain that is used: rounding must not leave it
 OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, relative to its size
+CORNERS = 0.7  # share of the points at the edge of a box that are corners
 HALF_OPEN = 10.0  # size of a domain that is bounded on one side only, in units of 1 + |bound|
 
 
@@ -61,6 +62,38 @@ class InputRegion:
             points = points * np.minimum(1.0, self.radius / np.maximum(norms, 1e-300))
         return np.asarray(points)
 
+    def within(self, sizes: float) -> "InputRegion":
+        """The ball of so many typical lengths."""
+        return InputRegion(self.centre, self.scale, sizes * self.size, self.half)
+
+    @property
+    def size(self) -> float:
+        """Typical length of a point, measured from the centre."""
+        return float(self.scale * np.sqrt(len(self.centre)))
+
+    def inner_point(self, rng: np.random.Generator) -> Float[Array, " d"]:
+        """A random point near the middle: planes often run through the middle itself."""
+        offset = rng.standard_normal(len(self.centre))
+        return np.asarray(self.centre + OFF_CENTRE * self.scale * offset / 2)
+
+    def edge_points(self, rng: np.random.Generator, count: int) -> Float[Array, "n d"]:
+        """Random points at the edge of a bounded domain: on the sphere, or corners and sides."""
+        offsets = rng.standard_normal((count, len(self.centre)))
+        offsets /= np.linalg.norm(offsets, axis=1, keepdims=True)
+        if self.half == np.inf:
+            return np.asarray(self.radius * offsets)
+        corners = rng.integers(0, 2, offsets.shape) * 2.0 - 1
+        corners = np.where(rng.random((count, 1)) < CORNERS, corners, offsets)
+        points = self.centre + self.half * corners / np.abs(corners).max(axis=1, keepdims=True)
+        norms = np.linalg.norm(points, axis=1, keepdims=True)
+        return np.asarray(points * np.minimum(1.0, self.radius / np.maximum(norms, 1e-300)))
+
+    def line_through(self, start: Array, other: Array) -> tuple[Frame, tuple[float, float]]:
+        """The line from one point through another, and the stretch of it that may be asked."""
+        direction = other - start
+        direction = direction * (self.size / float(np.linalg.norm(direction)))
+        return Frame.random(start, direction), self.stretch(start, direction)
+
     def line(self, rng: np.random.Generator) -> tuple[Frame, tuple[float, float]]:
         """A random line and the stretch of it that may be asked."""
         direction = self.scale * rng.standard_normal(len(self.centre))
@@ -68,18 +101,22 @@ class InputRegion:
             origin = self.centre + self.scale * rng.standard_normal(len(self.centre))
             return Frame.random(origin, direction), (-FAR, FAR)
         origin = self.points(rng, 1, OFF_CENTRE)[0]
-        frame = Frame.random(origin, direction)
+        return Frame.random(origin, direction), self.stretch(origin, direction)
+
+    def stretch(self, origin: Array, direction: Array) -> tuple[float, float]:
+        """Between which times the line from `origin` stays inside."""
         low, high = -np.inf, np.inf
         if self.half < np.inf:
             ends = (self.centre - origin)[:, None] + np.array([-self.half, self.half])
-            ends = np.sort(ends / direction[:, None], axis=1)
+            with np.errstate(divide="ignore", invalid="ignore"):  # along a side of the box
+                ends = np.sort(ends / direction[:, None], axis=1)
             low, high = float(ends[:, 0].max()), float(ends[:, 1].min())
         if self.radius < np.inf:
             along = float(origin @ direction) / float(direction @ direction)
             inner = (self.radius**2 - float(origin @ origin)) / float(direction @ direction)
             root = float(np.sqrt(along**2 + max(inner, 0.0)))
             low, high = max(low, -along - root), min(high, -along + root)
-        return frame, (low, high)
+        return low, high
 
     def holds(self, points: Float[Array, "n d"]) -> Array:
         """Which points may be asked."""

@@ -74,6 +74,9 @@ class Search:
     ask: Ask
     unit: float
     reach: tuple[float, float]
+    step: float = STEP
+    bends: float = 0.0  # changes of slope below this are no kinks
+    reliable: float = 0.0  # how far a line is trusted, in its lengths (0: as far as it goes)
     suspicious: bool = False  # something was seen that rounding would explain
     measured: bool = False  # the rounding has been measured
     crowd: int = 0  # intervals that wait for an answer
@@ -102,8 +105,9 @@ class Search:
         near, far = self.noise(piece.left), self.noise(piece.right)
         if t > piece.right:
             near, far = far, near
-        lever = max(piece.left - t, t - piece.right, 0.0) / piece.span
-        return self.noise(t) + near + lever * (near + far)
+        beyond = max(piece.left - t, t - piece.right, 0.0)
+        rounding = self.noise(t) + near + beyond / piece.span * (near + far)
+        return rounding + self.bends * beyond
 
     def on(self, piece: Piece, t: float, value: Array) -> bool:
         return bool(np.linalg.norm(value - piece.at(t)) <= self.slack(piece, t))
@@ -143,7 +147,7 @@ class Search:
         if self.measured or not (wasteful or self.suspicious):
             return
         self.measured = True
-        noise = measured_rounding(self.ask, STEP * min(1.0, -self.reach[0], self.reach[1]))
+        noise = measured_rounding(self.ask, self.step * min(1.0, -self.reach[0], self.reach[1]))
         if noise > 2 * self.unit:
             raise Rougher(noise)
 
@@ -191,8 +195,15 @@ class Search:
 
     def resolve(self, left: Piece, right: Piece) -> Request:
         """Settles what lies between two pieces; returns the intervals this opens."""
+        step: Piece | Step
         while True:
             a, b = left.right, right.left
+            if self.too_short(left, right) is not None:
+                step = yield from self.grow(left, right)
+                if isinstance(step, Piece):
+                    self.pieces.append(step)
+                    return [(left, step), (step, right)]
+                continue
             if self.agree(left, right):
                 self.merged.append((left, right))
                 return []
@@ -225,6 +236,31 @@ class Search:
         return self.on(right, left.right, left.values[left.high]) and self.on(
             left, right.left, right.values[right.low]
         )
+
+    def too_short(self, left: Piece, right: Piece) -> Piece | None:
+        """The piece that is known over too short a stretch to say anything across the interval."""
+        width = right.left - left.right
+        if not self.reliable or width <= NARROW * (1 + min(abs(left.right), abs(right.left))):
+            return None
+        short = left if left.span <= right.span else right
+        return short if width > self.reliable * short.span else None
+
+    def grow(self, left: Piece, right: Piece) -> Answer:
+        """One more answer on the shorter of two lines, as far as it can be relied on; where it
+        is off the line, a new piece begins."""
+        a, b = left.right, right.left
+        short = self.too_short(left, right)
+        onward = 1.0 if short is left else -1.0
+        far = min(self.reliable * (left if short is left else right).span, (b - a) / 2)
+        s = a + far if short is left else b - far
+        (value,) = yield [s]
+        grown = left if short is left else right
+        if self.on(grown, s, value):
+            grown.add(s, value)
+            return Step.SHRUNK
+        t = s + onward * self.step * far
+        (partner,) = yield [t]
+        return Piece([s, t], [value, partner])
 
     def taken(self, left: Piece, right: Piece) -> Piece | None:
         """A pair of points that a neighbour's line enters has a kink between its two points: the
@@ -305,9 +341,12 @@ class Search:
         bend = float(np.linalg.norm(right.slope - left.slope))
         side = max(SIDE * room, 8 * (self.slack(left, t) + self.slack(right, t)) / bend)
         if side > 0.25 * room:
+            if self.reliable and left.checked and right.checked:
+                self.found += 1  # as much as the answers' digits can say
+                return Step.SETTLED
             return (yield from self.split(left, right, middle(left.right, right.left)))
         one, two = t - side, t + side
-        tangent = STEP * room
+        tangent = self.step * room
         first, *more = yield ([one] if self.patient else [one, two])
         if self.on(right, one, first):
             right.add(one, first)
@@ -332,7 +371,9 @@ class Search:
     def split(self, left: Piece, right: Piece, s: float) -> Answer:
         """An answer inside, at s: which piece does it belong to?"""
         a, b = left.right, right.left
-        step = (LONG_STEP if self.trusted else STEP) * min(s - a, b - s, 1 + abs(s))
+        step = (max(LONG_STEP, self.step) if self.trusted else self.step) * min(
+            s - a, b - s, 1 + abs(s)
+        )
         first, *more = yield ([s] if self.patient else [s, s + step])
         for piece in (left, right):
             if self.on(piece, s, first):
@@ -353,7 +394,7 @@ class Search:
         a, b = left.right, right.left
         places = {beside(a, b, t), *(a + (b - a) * np.array(SCATTER))}
         spots = sorted(float(s) for s in places)
-        steps = [STEP * min(s - a, b - s, 1 + abs(s)) for s in spots]
+        steps = [self.step * min(s - a, b - s, 1 + abs(s)) for s in spots]
         answers = yield [
             time for s, step in zip(spots, steps, strict=True) for time in (s, s + step)
         ]

@@ -38,16 +38,27 @@ class Line:
 
 
 def trace(
-    ask: Ask, relative: float, floor: float, reach: tuple[float, float], *, trusting: bool = True
+    ask: Ask,
+    relative: float,
+    floor: float,
+    reach: tuple[float, float],
+    *,
+    trusting: bool = True,
+    step: float = STEP,
+    bends: float = 0.0,
+    reliable: float = 0.0,
 ) -> Line:
     """Finds all kinks between the ends of `reach`; if `trusting`, lines of vectors that meet are
     taken as proof of a single kink, which parallel jumps can feign.
 
     `relative` is the stated (or best possible) rounding error of an answer relative to the scale
-    of the answers, `floor` an absolute error per 1 + |t| below which nothing is a kink."""
+    of the answers, `floor` an absolute error per 1 + |t| below which nothing is a kink. Boxes with
+    few digits need longer tangents (`step`), and trust lines no further than `reliable`
+    times their lengths. Changes of
+    slope up to `bends` are errors of what was taken off the answers."""
     low, high = reach
-    near = min(1.0, NEAR / FAR if max(-low, high) >= FAR else 1 - STEP)
-    inner = STEP * min(1.0, -low, high)
+    near = min(1.0, NEAR / FAR if max(-low, high) >= FAR else 1 - step)
+    inner = step * min(1.0, -low, high)
     times = np.array([low, low * near, -inner, 0.0, inner, high * near, high])
     values = ask(times)
     scale = float((np.abs(values).max(axis=1) / (1 + np.abs(times))).max())
@@ -57,9 +68,9 @@ def trace(
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
     noise = max(relative * scale, floor, TINY)
     try:
-        search = resolved(Search(ask, noise, reach), times, values, trusting)
+        search = resolved(Search(ask, noise, reach, step, bends, reliable), times, values, trusting)
     except Rougher as rougher:
-        again = Search(ask, rougher.noise, reach, measured=True)
+        again = Search(ask, rougher.noise, reach, step, bends, reliable, measured=True)
         search = resolved(again, times, values, trusting)
     line = fitted(search, float(moves.max()), reach)
     if search.trusted and lengthen(search, line):

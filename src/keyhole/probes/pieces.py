@@ -32,6 +32,7 @@ class Piece:
     after: "Piece | None" = None  # a neighbour whose line runs through the rightmost point
 
     def __post_init__(self) -> None:
+        self.times = [float(t) for t in self.times]
         order = np.argsort(self.times)
         self.low, self.high = int(order[0]), int(order[-1])
 
@@ -63,7 +64,7 @@ class Piece:
         return self.values[near] + self.slope * (t - self.times[near])
 
     def add(self, t: float, value: Array) -> None:
-        self.times.append(t)
+        self.times.append(float(t))
         self.values.append(value)
         if t < self.left:
             self.low = len(self.times) - 1
