@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import keyhole
 from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
 from keyhole.learners.multi_head import MultiHead
 from keyhole.models.attention import Attention, Head
@@ -198,6 +199,17 @@ def test_vector_answers_that_do_not_separate_the_heads() -> None:
     secret = drawn(6, 3, 8, outputs=2, bias=True)
     learned, _ = ask_all(secret, 6, MultiHead())
     assert distance(learned.model, secret) < 1e-7
+
+
+@pytest.mark.parametrize(("width", "heads", "rank", "outputs"), [(8, 2, 4, 8), (12, 3, 2, 5)])
+def test_overcomplete_layers_are_not_rejected(
+    width: int, heads: int, rank: int, outputs: int
+) -> None:
+    for seed in range(3):
+        secret = drawn(width, heads, seed, rank=rank, outputs=outputs)
+        recovery = keyhole.recover(secret, MultiHead(), seed=seed)
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert distance(recovery.model, secret) < 1e-6
 
 
 def test_one_output_keeps_its_shape() -> None:
