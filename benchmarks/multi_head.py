@@ -109,6 +109,17 @@ def scalar(plan: Plan, unknown: bool = False) -> None:
         table("scalar d=32 H=32", [measured(truth, truth, learner, 0)])
 
 
+def coarse(plan: Plan) -> None:
+    """Scalar answers computed in float32, heads not given."""
+    for width in (8, 16, 32):
+        for heads in (1, 2, 4, 8):
+            runs = []
+            for seed in plan.seeds(5, 25 if width <= 16 else 5):
+                truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+                runs.append(measured(truth.astype(np.float32), truth, MultiHead(), seed))
+            table(f"scalar d={width} H=?{heads} f32", runs)
+
+
 def rank(plan: Plan) -> None:
     for inner, heads, width in ((4, 4, 16), (2, 8, 16), (8, 8, 32), (8, 4, 64), (4, 8, 64)):
         runs = []
@@ -190,6 +201,7 @@ def main() -> None:
     jobs: dict[str, Callable[[Plan], None]] = {
         "scalar": scalar,
         "unknown": lambda plan: scalar(plan, unknown=True),
+        "scalar32": coarse,
         "rank": rank,
         "near": near,
         "layers": layers,

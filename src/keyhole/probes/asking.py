@@ -9,6 +9,7 @@ from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
 from keyhole.oracles.questions import Questions
 
 SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
+COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
 
 
 @dataclass
@@ -41,6 +42,11 @@ class Asker:
         stated = self.oracle.spec.precision
         seen = SINGLE_ROUNDOFF if self.single else UNIT_ROUNDOFF
         return max(seen, stated.relative if stated is not None else 0.0)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether digits are so short that extra questions are worth their price."""
+        return self.unit >= COARSE * UNIT_ROUNDOFF
 
     @property
     def additive(self) -> float:

@@ -282,3 +282,25 @@ def test_float32_layer() -> None:
         off = np.linalg.norm(found.value - true.value)
         assert off <= 2e-5 * np.linalg.norm(true.value)
     assert np.median(errors) <= 1e-3
+
+
+@pytest.mark.parametrize(("heads", "width", "allowed"), [(2, 8, 1.5), (4, 8, 1.5), (4, 16, 1.3)])
+def test_float32_scalar_answers(heads: int, width: int, allowed: float) -> None:
+    ratios, errors = [], []
+    for seed in range(4):
+        secret = drawn(width, heads, 30 + seed)
+        learned, oracle = ask_all(secret.astype(np.float32), width, MultiHead(), seed)
+        assert len(learned.model.heads) == heads
+        assert worst_bar(learned, secret) < 3
+        ratios.append(oracle.paid / learned.floor)
+        errors.append(distance(learned.model, secret))
+    assert np.median(ratios) <= allowed
+    assert max(errors) < 1e-2
+    assert np.median(errors) < 1e-3
+
+
+def test_two_heads_behind_one_gate_are_told_apart_in_float32() -> None:
+    secret = drawn(8, 8, 115)  # two of its heads attend to the same token of the first bag
+    recovery = keyhole.recover(secret.astype(np.float32), MultiHead(), seed=15)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert len(recovery.model.heads) == 8
