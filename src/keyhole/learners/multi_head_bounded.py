@@ -30,7 +30,7 @@ from keyhole.errors import DomainError, IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import Claims, validated
 from keyhole.learners.multi_head_value_maps import EXACT
-from keyhole.learners.multi_head_vector import assembled, finished, rms
+from keyhole.learners.multi_head_vector import assembled, finished, rms, without_noise
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Domain
@@ -132,7 +132,8 @@ class Bounded:
         if not change <= RESTLESS:
             raise IllConditioned("the correction of the differences does not settle")
         model = assembled(self.soft, scores, biases, offset)
-        return model, self.error_bars(slopes, ranges, scores, biases, offset)
+        errors = self.error_bars(slopes, ranges, scores, biases, offset)
+        return without_noise(model, errors), errors
 
     def point(self) -> Point:
         """Differences of F around a random point, by one-sided steps."""

@@ -212,6 +212,20 @@ def test_overcomplete_layers_are_not_rejected(
         assert distance(recovery.model, secret) < 1e-6
 
 
+def test_a_layer_without_biases_is_recovered() -> None:
+    for seed in range(2):
+        base = drawn(16, 3, seed, rank=4)
+        rng = np.random.default_rng(seed)
+        maps = [rng.standard_normal((16, 4)) @ rng.standard_normal((4, 16)) for _ in base.heads]
+        secret = Attention(
+            [Head(tuple(h.score_factors), None, m) for h, m in zip(base.heads, maps, strict=True)]
+        )
+        recovery = keyhole.recover(secret, MultiHead(), seed=seed)
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert not any(head.key_bias.any() for head in recovery.model.heads)
+        assert distance(recovery.model, secret) < 1e-8
+
+
 def test_one_output_keeps_its_shape() -> None:
     secret = drawn(6, 2, 9, outputs=1)
     learned, _ = ask_all(secret, 6, MultiHead(heads=2))
