@@ -48,11 +48,12 @@ def measured(
     learner: MultiHead,
     seed: int,
     domain: Domain = FREE,
+    budget: int | None = None,
 ) -> dict[str, float] | None:
     """One run: ratio to the floor, worst and median error of scores, worst of values, bars."""
     start = time.perf_counter()
     try:
-        learned, oracle = ask_all(box, truth.width, learner, seed, domain=domain)
+        learned, oracle = ask_all(box, truth.width, learner, seed, budget, domain=domain)
     except KeyholeError as error:
         print(f"    seed {seed}: {type(error).__name__}: {error}")
         return None
@@ -155,6 +156,26 @@ def layers(plan: Plan, single: bool = False) -> None:
             table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
 
 
+def budgets(plan: Plan) -> None:
+    """Boxes in float32 with more questions than needed: least squares over all answers."""
+    for width, heads, times in ((32, 4, 2.6), (32, 4, 4.0), (32, 8, 4.0), (64, 4, 4.0)):
+        runs = []
+        for seed in plan.seeds(1, 5):
+            layer = random_layer(width, heads, seed).float()
+            budget = int(times * (4 * width + 2 - 2 * width // heads))
+            box, truth = layer_box(layer), layer_truth(layer)
+            runs.append(measured(box, truth, MultiHead(), seed, budget=budget))
+        table(f"layer d={width} H=?{heads} f32 {times:g}x", runs)
+    for width, heads, times in ((8, 2, 2.0), (8, 2, 4.0), (8, 4, 3.0)):
+        runs = []
+        for seed in plan.seeds(1, 5):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            budget = int(times * heads * (width**2 + width))
+            box = truth.astype(np.float32)
+            runs.append(measured(box, truth, MultiHead(), seed, budget=budget))
+        table(f"scalar d={width} H=?{heads} f32 {times:g}x", runs)
+
+
 def bounded(plan: Plan) -> None:
     for width, heads, radius in ((32, 2, 10.0), (32, 4, 10.0), (64, 4, 12.0), (64, 8, 12.0)):
         runs = []
@@ -206,6 +227,7 @@ def main() -> None:
         "near": near,
         "layers": layers,
         "float32": lambda plan: layers(plan, single=True),
+        "budgets": budgets,
         "bounded": bounded,
         "trained": trained,
         "baselines": baselines,
