@@ -1,6 +1,6 @@
 """Multi-head attention: questions over the floor, errors, error bars and time.
 
-    python benchmarks/multi_head.py [JOB ...] [--quick]
+    python benchmarks/multi_head.py [JOB ...] [--quick] [--models N] [--first SEED]
 
 Every figure of docs/learners/multi_head.md comes from here.
 """
@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +28,32 @@ from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
 FREE = Domain()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How many models each cell gets, and which."""
+
+    quick: bool
+    models: int | None
+    first: int
+
+    def seeds(self, few: int, many: int) -> range:
+        """Seeds of a cell that has `few` models with --quick, else `many`, or at most --models."""
+        count = few if self.quick else many if self.models is None else min(many, self.models)
+        return range(self.first, self.first + count)
+
+
 def measured(
     box: Callable[[np.ndarray], np.ndarray],
     truth: Attention,
     learner: MultiHead,
     seed: int,
     domain: Domain = FREE,
+    budget: int | None = None,
 ) -> dict[str, float] | None:
     """One run: ratio to the floor, worst and median error of scores, worst of values, bars."""
     start = time.perf_counter()
     try:
-        learned, oracle = ask_all(box, truth.width, learner, seed, domain=domain)
+        learned, oracle = ask_all(box, truth.width, learner, seed, budget, domain=domain)
     except KeyholeError as error:
         print(f"    seed {seed}: {type(error).__name__}: {error}")
         return None
@@ -79,37 +95,46 @@ def table(name: str, runs: list[dict[str, float] | None]) -> None:
     )
 
 
-def scalar(quick: bool, unknown: bool = False) -> None:
+def scalar(plan: Plan, unknown: bool = False) -> None:
     for width in (8, 16, 32, 64):
         for heads in (1, 2, 4, 8):
-            count = 5 if quick else 100 if width <= 32 else 3
             learner = MultiHead() if unknown else MultiHead(heads=heads)
             runs = []
-            for seed in range(count):
+            for seed in plan.seeds(5, 100 if width <= 32 else 3):
                 truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
                 runs.append(measured(truth, truth, learner, seed))
             table(f"scalar d={width} H={'?' if unknown else ''}{heads}", runs)
-    if not quick:
+    if not plan.quick:
         truth = attention(np.random.default_rng(0), 32, heads=32)
         learner = MultiHead() if unknown else MultiHead(heads=32)
         table("scalar d=32 H=32", [measured(truth, truth, learner, 0)])
 
 
-def rank(quick: bool) -> None:
+def coarse(plan: Plan) -> None:
+    """Scalar answers computed in float32, heads not given."""
+    for width in (8, 16, 32):
+        for heads in (1, 2, 4, 8):
+            runs = []
+            for seed in plan.seeds(5, 25 if width <= 16 else 5):
+                truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+                runs.append(measured(truth.astype(np.float32), truth, MultiHead(), seed))
+            table(f"scalar d={width} H=?{heads} f32", runs)
+
+
+def rank(plan: Plan) -> None:
     for inner, heads, width in ((4, 4, 16), (2, 8, 16), (8, 8, 32), (8, 4, 64), (4, 8, 64)):
-        count = 2 if quick else 5 if width == 64 else 20
         runs = []
-        for seed in range(count):
+        for seed in plan.seeds(2, 5 if width == 64 else 20):
             rng = np.random.default_rng([seed, width, heads])
             truth = attention(rng, width, heads=heads, rank=inner)
             runs.append(measured(truth, truth, MultiHead(), seed))
         table(f"rank {inner} H=?{heads} d={width}", runs)
 
 
-def near(quick: bool) -> None:
+def near(plan: Plan) -> None:
     for gap in (1e-1, 1e-2, 1e-3, 1e-4):
         runs = []
-        for seed in range(3 if quick else 20):
+        for seed in plan.seeds(3, 20):
             rng = np.random.default_rng(seed)
             base = attention(rng, 8, heads=3)
             score = base.heads[0].score + gap * rng.standard_normal((8, 8)) / np.sqrt(8)
@@ -119,11 +144,11 @@ def near(quick: bool) -> None:
         table(f"near-equal t={gap:g} H=3 d=8", runs)
 
 
-def layers(quick: bool, single: bool = False) -> None:
+def layers(plan: Plan, single: bool = False) -> None:
     for width in (32, 64, 128):
         for heads in (2, 4, 8):
             runs = []
-            for seed in range(2 if quick else 20 if width < 128 else 5):
+            for seed in plan.seeds(2, 20 if width < 128 else 5):
                 layer = random_layer(width, heads, seed)
                 if single:
                     layer = layer.float()
@@ -131,10 +156,30 @@ def layers(quick: bool, single: bool = False) -> None:
             table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
 
 
-def bounded(quick: bool) -> None:
+def budgets(plan: Plan) -> None:
+    """Boxes in float32 with more questions than needed: least squares over all answers."""
+    for width, heads, times in ((32, 4, 2.6), (32, 4, 4.0), (32, 8, 4.0), (64, 4, 4.0)):
+        runs = []
+        for seed in plan.seeds(1, 5):
+            layer = random_layer(width, heads, seed).float()
+            budget = int(times * (4 * width + 2 - 2 * width // heads))
+            box, truth = layer_box(layer), layer_truth(layer)
+            runs.append(measured(box, truth, MultiHead(), seed, budget=budget))
+        table(f"layer d={width} H=?{heads} f32 {times:g}x", runs)
+    for width, heads, times in ((8, 2, 2.0), (8, 2, 4.0), (8, 4, 3.0)):
+        runs = []
+        for seed in plan.seeds(1, 5):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            budget = int(times * heads * (width**2 + width))
+            box = truth.astype(np.float32)
+            runs.append(measured(box, truth, MultiHead(), seed, budget=budget))
+        table(f"scalar d={width} H=?{heads} f32 {times:g}x", runs)
+
+
+def bounded(plan: Plan) -> None:
     for width, heads, radius in ((32, 2, 10.0), (32, 4, 10.0), (64, 4, 12.0), (64, 8, 12.0)):
         runs = []
-        for seed in range(2 if quick else 10):
+        for seed in plan.seeds(2, 10):
             layer = random_layer(width, heads, seed)
             domain = Domain(max_norm=radius)
             truth = layer_truth(layer)
@@ -142,15 +187,15 @@ def bounded(quick: bool) -> None:
         table(f"bounded d={width} H=?{heads} |x|<={radius:g}", runs)
 
 
-def trained(quick: bool) -> None:
+def trained(plan: Plan) -> None:
     from multi_head_training import trained_layers
 
-    for place, layer in enumerate(trained_layers(steps=30 if quick else 1200)):
+    for place, layer in enumerate(trained_layers(steps=30 if plan.quick else 1200)):
         run = measured(layer_box(layer), layer_truth(layer), MultiHead(), 0)
         table(f"trained d=384 H=?12 layer {place}", [run])
 
 
-def baselines(quick: bool) -> None:
+def baselines(plan: Plan) -> None:
     from multi_head_baselines import rational, student
 
     for heads, width in ((1, 8), (2, 8), (4, 8), (6, 8), (8, 8), (2, 16), (4, 16)):
@@ -168,19 +213,21 @@ def baselines(quick: bool) -> None:
         print(f"    rational {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
         for kind in ("adam", "lbfgs"):
             asked = round(run["ratio"] * floor)
-            result = student(truth, asked, kind, rng, 3.0 if quick else 20.0)
+            result = student(truth, asked, kind, rng, 3.0 if plan.quick else 20.0)
             ratio = result.questions / floor
             print(f"    {kind:8s} {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
 
 
 def main() -> None:
-    jobs: dict[str, Callable[[bool], None]] = {
+    jobs: dict[str, Callable[[Plan], None]] = {
         "scalar": scalar,
-        "unknown": lambda quick: scalar(quick, unknown=True),
+        "unknown": lambda plan: scalar(plan, unknown=True),
+        "scalar32": coarse,
         "rank": rank,
         "near": near,
         "layers": layers,
-        "float32": lambda quick: layers(quick, single=True),
+        "float32": lambda plan: layers(plan, single=True),
+        "budgets": budgets,
         "bounded": bounded,
         "trained": trained,
         "baselines": baselines,
@@ -188,10 +235,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", nargs="*", help=f"of {', '.join(jobs)}; default: all")
     parser.add_argument("--quick", action="store_true", help="few models per cell")
+    parser.add_argument("--models", type=int, help="at most so many models per cell")
+    parser.add_argument("--first", type=int, default=0, help="seed of a cell's first model")
     arguments = parser.parse_args()
+    plan = Plan(arguments.quick, arguments.models, arguments.first)
     for job in arguments.jobs or jobs:
         print(f"== {job}", flush=True)
-        jobs[job](arguments.quick)
+        jobs[job](plan)
 
 
 if __name__ == "__main__":

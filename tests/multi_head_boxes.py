@@ -17,10 +17,15 @@ from keyhole.oracles.wrappers.counting import Counting
 
 
 def ask_all(
-    box: Callable[[np.ndarray], Any], width: int, learner: MultiHead, seed: int = 0, **spec: Any
+    box: Callable[[np.ndarray], Any],
+    width: int,
+    learner: MultiHead,
+    seed: int = 0,
+    budget: int | None = None,
+    **spec: Any,
 ) -> tuple[Learned, Counting]:
     """What the learner finds, and the counter at the border."""
-    oracle = Counting(Batching(Border(FunctionOracle(box, Spec(width, **spec)))))
+    oracle = Counting(Batching(Border(FunctionOracle(box, Spec(width, **spec)))), budget)
     return learner.learn(oracle, np.random.default_rng(seed)), oracle
 
 

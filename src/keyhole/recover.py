@@ -36,6 +36,7 @@ from keyhole.oracles.wrappers.journal import Journal
 from keyhole.oracles.wrappers.memory import Memory
 from keyhole.probes.precision import observed, roundoff
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
+from keyhole.verification.tolerance import multiplied_out
 from keyhole.verification.trace import traced
 from keyhole.verification.verify import verify as verify_model
 
@@ -319,12 +320,13 @@ def loosest(learned: Learned) -> float:
     if learned.errors is None:
         return 0.0
     errors, worst = learned.errors.to_arrays(), 0.0
-    for name, array in learned.model.to_arrays().items():
+    parameters = multiplied_out(learned.model.to_arrays(), errors)
+    for name, array in parameters.items():
         if name.endswith("score_right") or name not in errors:
             continue
         if name.endswith("score_left"):  # a product in factors: compare the products
             other = name.removesuffix("left") + "right"
-            size = product_norm(array, learned.model.to_arrays()[other])
+            size = product_norm(array, parameters[other])
             error = product_norm(errors[name], errors[other])
         else:
             size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))

@@ -61,10 +61,10 @@ class Factored:
 
     left: Float[Array, "d r"]
     singular: Float[Array, " r"]
-    right: Float[Array, "r d"]
+    right: Float[Array, "r k"]
 
     @classmethod
-    def of(cls, left: Float[Array, "d n"], right: Float[Array, "n d"], rank: int) -> "Factored":
+    def of(cls, left: Float[Array, "d n"], right: Float[Array, "n k"], rank: int) -> "Factored":
         """The best approximation of rank `rank` to left @ right."""
         q_left, r_left = np.linalg.qr(left)
         q_right, r_right = np.linalg.qr(right.T)

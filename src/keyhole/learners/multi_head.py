@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
+from keyhole.learners.multi_head_polish import polished
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
@@ -61,6 +63,17 @@ class MultiHead:
         size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
         frame = size * np.linalg.qr(frame)[0].T
         first = ask(frame[:1, None], "values")
+        ask.recording = oracle.remaining is not None and bool(ask.coarse or ask.additive)
+        return polished(ask, self.recovered(ask, rng, frame, first), rng)
+
+    def recovered(
+        self,
+        ask: Asker,
+        rng: np.random.Generator,
+        frame: Float[Array, "d d"],
+        first: Float[Array, "one outputs"],
+    ) -> Learned:
+        """The layer step by step; `first` is the answer to the first row of `frame` alone."""
         if first.shape[1] > 1:
             try:
                 return learn_vector(ask, rng, self, frame, first)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
 from keyhole.learners.multi_head_state import TARGET, TILT, Flat, Scalar
 from keyhole.probes.hard_attention import Leaves, find_leaves, measure_values, split
@@ -109,21 +110,24 @@ def first_crowded(state: Scalar) -> int | None:
         second = open_heads(state.ask, state.chamber, which, factor * reading.moves, "single?")
         used = float(np.linalg.norm(second.moves[0]) / np.linalg.norm(reading.moves[0]))
         misfit = abs(float(second.log_odds[0] - used * reading.log_odds[0]))
-        allowed = odds_doubt(state, head, second) + used * odds_doubt(state, head, reading)
+        doubts = odds_doubt(state, head, second) + used * odds_doubt(state, head, reading)
+        allowed = float(doubts[0])
         if misfit > SINGLE * state.suspicion * allowed:
             return head
     return None
 
 
-def odds_doubt(state: Scalar, head: int, reading: Readings) -> float:
-    """Standard error of the log-odds of a single opening."""
-    which = np.array([head])
-    doubt = float(state.doubt(state.chamber, which, reading.moves)[0])
-    weight = abs(float(reading.moves[0] @ state.values[head]))
-    fading = np.exp(-abs(float(reading.log_odds[0])))
+def odds_doubt(
+    state: Scalar, head: int, reading: Readings, value_doubt: float = VALUE_DOUBT
+) -> Float[Array, " n"]:
+    """Standard errors of the log-odds of openings of one head."""
+    which = np.full(len(reading.moves), head)
+    doubt = state.doubt(state.chamber, which, reading.moves)
+    weight = np.abs(reading.moves @ state.values[head])
+    fading = np.exp(-np.abs(reading.log_odds))
     slope = fading / (1 + fading) ** 2
-    own = VALUE_DOUBT * state.ask.unit * weight
-    return float((doubt + own) / (weight * slope))
+    own = value_doubt * state.ask.unit * weight
+    return np.asarray((doubt + own) / (weight * slope))
 
 
 def first_column(state: Scalar) -> None:

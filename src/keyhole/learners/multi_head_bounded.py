@@ -30,7 +30,7 @@ from keyhole.errors import DomainError, IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import Claims, validated
 from keyhole.learners.multi_head_value_maps import EXACT
-from keyhole.learners.multi_head_vector import assembled, finished, rms
+from keyhole.learners.multi_head_vector import assembled, finished, rms, without_noise
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Domain
@@ -38,6 +38,7 @@ from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import directions
 
 STEP = 1e-4  # of the differences, relative to the radius: their error is corrected afterwards
+SHORTER = 0.1  # steps of the next attempt: less to correct, which then settles, at a loss of digits
 THIRD = 1 / 3  # query, point and tokens share the radius
 NARROWEST = 3  # head width below which eigenspaces of two points cannot be matched
 TIGHT = 0.05  # spread of a cluster of eigenvalues, relative to their range, that is still one head
@@ -83,9 +84,10 @@ def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learn
             "the total value map is singular: bounded tokens cannot separate heads"
         )
     trouble: Exception | None = None
-    for _ in range(claims.attempts):
+    for number in range(claims.attempts):
         try:
-            attempt = Bounded(ask, rng, frame, total, radius, claims)
+            step = STEP * SHORTER**number * radius
+            attempt = Bounded(ask, rng, frame, total, radius, claims, step)
             model, errors = attempt.run(offset)
         except (IllConditioned, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
@@ -109,10 +111,10 @@ class Bounded:
     total: Float[Array, "d d"]
     radius: float
     claims: Claims
+    step: float  # of the differences
 
     def run(self, offset: Array) -> tuple[Attention, Attention]:
         self.width, self.inverse = self.ask.width, np.linalg.inv(self.total)
-        self.step = STEP * self.radius
         self.query = THIRD * self.radius * directions(self.rng, 1, self.width)[0]
         self.points = [self.point() for _ in range(2)]
         ranges = self.first_ranges([p.slopes for p in self.points])
@@ -132,7 +134,8 @@ class Bounded:
         if not change <= RESTLESS:
             raise IllConditioned("the correction of the differences does not settle")
         model = assembled(self.soft, scores, biases, offset)
-        return model, self.error_bars(slopes, ranges, scores, biases, offset)
+        errors = self.error_bars(slopes, ranges, scores, biases, offset)
+        return without_noise(model, errors), errors
 
     def point(self) -> Point:
         """Differences of F around a random point, by one-sided steps."""

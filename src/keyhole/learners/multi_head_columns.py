@@ -5,6 +5,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_state import TARGET, TILT, Columns, Scalar
+from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.gates import gate_tokens, margins
 from keyhole.probes.openings import Chamber, Unexplained, fan, open_heads
 
@@ -15,6 +16,8 @@ EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within t
 LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
 RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
 STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
+WITHIN = 200.0  # misfit, in standard errors, of a column that lies in the range so far
+SPARE_COARSE, WITHIN_COARSE = 3, 20.0  # coarse boxes need more openings, and a closer fit, for that
 LOWER = 1e-7  # relative size of a column outside the range so far that counts as rank reached
 
 
@@ -29,10 +32,16 @@ def redesign(state: Scalar) -> None:
     state.gate_norm = float(np.linalg.norm(gates, axis=1).max())
     smallest = float(np.linalg.norm(keys, axis=1).min())
     own = np.einsum("hd,hd->h", keys, gates)
-    itself = float(((SHUT + keys @ state.query) / own).max())
-    scale = max(SHUT / smallest, itself)  # the query must lose against the gates as well
+    shut = SHUT * digits(state)
+    itself = float(((shut + keys @ state.query) / own).max())
+    scale = max(shut / smallest, itself)  # the query must lose against the gates as well
     state.chamber = state.measured_base(state.query, gates * scale)
     state.step = 0.5 * min(1.0, np.sqrt(width) / 8) / max(1.0, state.gate_norm / 4)
+
+
+def digits(state: Scalar) -> float:
+    """Digits of the box, as a share of float64's: margins need no more than the box can see."""
+    return float(np.log(state.ask.unit) / np.log(UNIT_ROUNDOFF))
 
 
 def other_columns(state: Scalar) -> None:
@@ -107,7 +116,8 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
     keys = np.stack([other.keys[0] for other in state.records])
     reach = np.abs(rows @ keys.T)
     reach[:, head] = 0.0
-    return np.asarray(np.minimum(TARGET / expected, STRETCH / (reach.max(axis=1) + 1e-300)))
+    stretch = STRETCH * digits(state)
+    return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + 1e-300)))
 
 
 def column(state: Scalar, query: Array) -> bool:
@@ -125,7 +135,8 @@ def column(state: Scalar, query: Array) -> bool:
         if record.rank is not None and count >= record.rank:
             firsts.append(record.rank)
         else:
-            firsts.append(min(count + 1, state.ask.width) if record.searching else len(rows))
+            spare = SPARE_COARSE if state.ask.coarse else 1
+            firsts.append(min(count + spare, state.ask.width) if record.searching else len(rows))
     try:
         got = open_many(state, chamber, plans, [(0, first) for first in firsts])
     except Unexplained as error:  # the gates gave way
@@ -205,8 +216,8 @@ def open_many(
 
 
 def explained(state: Scalar, head: int, got: tuple[Array, Array, Array]) -> bool:
-    """Whether a column lies in the range of those before it, judged by one opening more than
-    that range has dimensions."""
+    """Whether a column lies in the range of those before it, judged by more openings than that
+    range has dimensions."""
     record = state.records[head]
     moves, _, odds = got
     known = state.range_of(record)
@@ -216,5 +227,6 @@ def explained(state: Scalar, head: int, got: tuple[Array, Array, Array]) -> bool
     fit = np.linalg.lstsq(moves @ known, seen, rcond=None)[0]
     weights = np.abs(moves @ state.values[head])
     noise = state.doubt(state.chamber, np.full(len(moves), head), moves) / weights
-    allowed = LOWER * np.linalg.norm(seen) + 200 * np.linalg.norm(noise)
+    times = WITHIN_COARSE if state.ask.coarse else WITHIN
+    allowed = LOWER * np.linalg.norm(seen) + times * np.linalg.norm(noise)
     return bool(np.linalg.norm(moves @ known @ fit - seen) <= allowed)

@@ -12,6 +12,7 @@ from keyhole.probes.asking import Asker
 VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
 SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
 DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to here
+MOST_EXCUSED = 1e3  # for a coarser box more, up to so many times
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
 
@@ -61,7 +62,7 @@ def tolerance(ask: Asker, model: Attention, errors: Attention, size: float, slac
     `size`."""
     norm = size * np.sqrt(model.width)
     precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
-    limit = slack * np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF))
+    limit = slack * min(np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF)), MOST_EXCUSED)
     allowed = 5.0 * ask.additive
     for head, error in zip(model.heads, errors.heads, strict=True):
         loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)

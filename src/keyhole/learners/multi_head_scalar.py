@@ -45,6 +45,7 @@ ALIKE = 1e3  # gate norm beyond which a failed validation may be a loss of digit
 ALIKE_LOSS = 2.5e-10  # error that near-equal heads may cause, over their gates' squared norm
 MOST_SLACK = 1e-3  # and at most
 POOR = 2e9  # relative error bar, in rounding errors, that is worth a second base query
+USEFUL = 0.05  # the same, itself, whatever the box's rounding
 CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
 
 
@@ -71,7 +72,7 @@ def learn_scalar(
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         state = Scalar(
             ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
-            bias, reach, SUSPICION**number,
+            bias, reach, 1.0 if ask.coarse else SUSPICION**number,
         )  # fmt: skip
         try:
             draft = attempt(state)
@@ -85,7 +86,8 @@ def learn_scalar(
             result = finished(ask, model, errors, draft, bias, heads)
             if best is not None and doubtfulness(best) <= doubtfulness(result):
                 return best
-            if best is not None or doubtfulness(result) <= POOR or draft.gate_norm > CLOSE:
+            poor = min(POOR, USEFUL / ask.unit)
+            if best is not None or doubtfulness(result) <= poor or draft.gate_norm > CLOSE:
                 return result
             best = result  # an unlucky base query: one more is worth its questions
             continue

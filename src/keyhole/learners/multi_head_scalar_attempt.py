@@ -5,6 +5,7 @@ import numpy as np
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_base_query import first_column, partition
 from keyhole.learners.multi_head_columns import other_columns, redesign
+from keyhole.learners.multi_head_refinement import refine
 from keyhole.learners.multi_head_replicates import all_uniform, conclude
 from keyhole.learners.multi_head_state import Columns, Draft, Flat, Scalar
 from keyhole.probes.hard_attention import directions
@@ -32,5 +33,6 @@ def attempt(state: Scalar) -> Draft:
             raise IllConditioned("a head does not react to any opening") from None
         return all_uniform(state)
     redesign(state)
+    refine(state)
     other_columns(state)
     return conclude(state)

@@ -32,6 +32,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
 
 REPLICATES = 6  # repetitions of the algebra on perturbed answers for the error bars
+NOTHING = 2.0  # size of a key bias, in its standard errors, that is error alone
 BARS = 1.0  # error bars, in units of the spread of the replicates
 
 
@@ -59,6 +60,7 @@ def learn_vector(
         scores, biases = attempt.parameters()
         model = assembled(attempt, scores, biases, offset)
         errors = error_bars(attempt, scores, biases, offset, rng)
+        model = without_noise(model, errors)
         counterexample = validated(ask, model, errors, rng)
         if counterexample is None:
             return finished(attempt, model, errors, claims.heads)
@@ -101,6 +103,17 @@ def error_bars(
     bars = [np.maximum(part, rms(part)) for part in bars]
     doubt = attempt.ask.unit * np.abs(offset) + attempt.ask.additive
     return Attention([Head(s, c, m) for s, c, m in zip(*bars, strict=True)], doubt)
+
+
+def without_noise(model: Attention, errors: Attention) -> Attention:
+    """The model with key biases that are nothing but error set to zero: most layers without biases
+    would otherwise be said to have some, each of them wrong by all of its size."""
+    heads = []
+    for head, bar in zip(model.heads, errors.heads, strict=True):
+        noise = np.linalg.norm(head.key_bias) <= NOTHING * np.linalg.norm(bar.key_bias)
+        score = head.score if head.score_factors is None else tuple(head.score_factors)
+        heads.append(Head(score, None, head.value) if noise else head)
+    return Attention(heads, model.offset)
 
 
 def rms(part: Array) -> Array:

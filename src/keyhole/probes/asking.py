@@ -1,6 +1,6 @@
 """Ask, and see every answer as a row of float64: a scalar box is a box with one output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
 from keyhole.oracles.questions import Questions
 
 SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
+COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
 
 
 @dataclass
@@ -20,6 +21,8 @@ class Asker:
     single: bool = False
     asked: int = 0
     offset: Float[Array, " outputs"] | float = 0.0  # subtracted from every answer once known
+    recording: bool = False  # whether questions and answers are kept, for a fit to all of them
+    recorded: list[tuple[Array, Array]] = field(default_factory=list)
 
     @property
     def width(self) -> int:
@@ -33,7 +36,10 @@ class Asker:
         self.scalar = answers.ndim == 1
         self.single = self.single or answers.dtype == np.float32
         answers = answers.astype(np.float64)
-        return (answers[:, None] if self.scalar else answers) - self.offset
+        answers = answers[:, None] if self.scalar else answers
+        if self.recording:
+            self.recorded.append((tokens, answers))
+        return answers - self.offset
 
     @property
     def unit(self) -> float:
@@ -41,6 +47,11 @@ class Asker:
         stated = self.oracle.spec.precision
         seen = SINGLE_ROUNDOFF if self.single else UNIT_ROUNDOFF
         return max(seen, stated.relative if stated is not None else 0.0)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether digits are so short that extra questions are worth their price."""
+        return self.unit >= COARSE * UNIT_ROUNDOFF
 
     @property
     def additive(self) -> float:

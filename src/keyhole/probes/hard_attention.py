@@ -45,6 +45,8 @@ WIDENINGS = (12.0, 4.0)  # larger pivots tried afterwards, for wider margins
 COARSE = 1e-10  # rounding error from which on the leaves found are checked by a question
 SAME_SIDE = 1e-6  # relative deviation within which an answer counts as the expected one
 SAFE = 2.5e-3  # share of a split's opening by which its halves may be moved
+HALVING_STEP = 2e-3  # relative move of a group of tokens: rarely changes who attends where
+HALVING_DOUBT = 30.0  # rounding errors of the loudest answer below which a group counts as silent
 BISECTIONS = 45  # halvings of an angle until two heads count as one
 
 
@@ -113,6 +115,10 @@ def find_leaves(
             f"finding {heads or 'several'} heads needs sequences longer than max_length={limit}"
         )
     scale = HARD / float(np.linalg.norm(query))
+    if ask.coarse and not ask.additive:
+        by_halves = halved_leaves(ask, query, total, heads, rng, size, scale)
+        if by_halves is not None:
+            return by_halves
     crowd: WrongFamily | None = None
     found: Leaves | Counterexample | WrongFamily
     for attempt in range(TRIES):
@@ -133,6 +139,54 @@ def find_leaves(
         "settles on single tokens as softmax attention does",
         found if isinstance(found, Counterexample) else None,
     )
+
+
+def halved_leaves(
+    ask: Asker,
+    query: Array,
+    total: Array,
+    heads: int | None,
+    rng: np.random.Generator,
+    size: int,
+    scale: float,
+) -> Leaves | None:
+    """The leaves by halving groups of tokens that are moved together, where answers have too few
+    digits for moments: about log2(size) questions per head. None where no bag works out, as with a
+    head that attends to all tokens alike."""
+    width, outputs = total.shape
+    mix = rng.standard_normal(outputs) if outputs > 1 else np.ones(1)
+    for _ in range(TRIES):
+        bag, shift = directions(rng, size, width), directions(rng, 1, width)[0]
+        base = ask_hard(ask, bag[None], query, scale, "leaves")
+        loud = max(float(np.abs(base @ mix).max()), float(np.linalg.norm(total @ mix)))
+        silent = HALVING_DOUBT * ask.unit / HALVING_STEP * loud
+        groups = [(np.arange(size), float(shift @ total @ mix))]
+        asked, answers = np.zeros((0, size, width)), np.zeros((0, outputs))
+        while len(groups) and max(len(group) for group, _ in groups) > 1:
+            halves = [group[: -(-len(group) // 2)] for group, _ in groups]
+            moved = np.repeat(bag[None], len(halves), axis=0)
+            for place, half in enumerate(halves):
+                moved[place, half] += HALVING_STEP * shift
+            fresh = ask_hard(ask, moved, query, scale, "leaves")
+            seen = (fresh - base) @ mix / HALVING_STEP
+            asked, answers = np.concatenate([asked, moved]), np.concatenate([answers, fresh])
+            parts: list[tuple[Array, float]] = []
+            for (group, whole), half, part in zip(groups, halves, seen, strict=True):
+                parts += [(half, float(part)), (group[len(half) :], whole - float(part))]
+            groups = [(g, part) for g, part in parts if len(g) and abs(part) > silent]
+            if len(groups) > (heads or MOST_HEADS):
+                break
+        nodes = np.sort(np.array([g[0] for g, _ in groups], dtype=int))
+        if not len(nodes) or len(nodes) > (heads or MOST_HEADS) or len(groups[0][0]) > 1:
+            continue
+        equations = Equations(len(nodes), width)
+        leaves = Leaves(query, bag[nodes], np.full(len(nodes), REACH), scale, equations, False)
+        if not _complete(ask, leaves, base[0]):
+            continue
+        equations.add(bag[None][:, nodes], base)
+        equations.add(asked[:, nodes], answers, bag[nodes])
+        return leaves
+    return None
 
 
 def _one_bag(

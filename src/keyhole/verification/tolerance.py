@@ -5,6 +5,7 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
         return model  # any callable may be compared; its parameters are its own affair
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
-    for name, array in model.to_arrays().items():
+    for name, array in multiplied_out(model.to_arrays(), uncertain).items():
         size = relative * np.abs(array)
         factor = name.endswith(("score_left", "score_right"))
         if not factor and name in uncertain and uncertain[name].shape == array.shape:
@@ -86,6 +87,19 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
         if name.endswith("score_left") and name in parameters:
             _disturb_product(parameters, name, left, uncertain, rng)
     return type(model).from_arrays(parameters)
+
+
+def multiplied_out(
+    parameters: Mapping[str, Array], uncertain: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The parameters, scores in factors multiplied out where their standard errors are entrywise:
+    errors of the factors would say too little, since the factors' range is uncertain as well."""
+    found = dict(parameters)
+    for name in uncertain:
+        left, right = f"{name}_left", f"{name}_right"
+        if name.endswith("score") and name not in found and left in found:
+            found[name] = found.pop(left) @ found.pop(right)
+    return found
 
 
 def _disturb_product(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import keyhole
 from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
 from keyhole.learners.multi_head import MultiHead
 from keyhole.models.attention import Attention, Head
@@ -200,6 +201,31 @@ def test_vector_answers_that_do_not_separate_the_heads() -> None:
     assert distance(learned.model, secret) < 1e-7
 
 
+@pytest.mark.parametrize(("width", "heads", "rank", "outputs"), [(8, 2, 4, 8), (12, 3, 2, 5)])
+def test_overcomplete_layers_are_not_rejected(
+    width: int, heads: int, rank: int, outputs: int
+) -> None:
+    for seed in range(3):
+        secret = drawn(width, heads, seed, rank=rank, outputs=outputs)
+        recovery = keyhole.recover(secret, MultiHead(), seed=seed)
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert distance(recovery.model, secret) < 1e-6
+
+
+def test_a_layer_without_biases_is_recovered() -> None:
+    for seed in range(2):
+        base = drawn(16, 3, seed, rank=4)
+        rng = np.random.default_rng(seed)
+        maps = [rng.standard_normal((16, 4)) @ rng.standard_normal((4, 16)) for _ in base.heads]
+        secret = Attention(
+            [Head(tuple(h.score_factors), None, m) for h, m in zip(base.heads, maps, strict=True)]
+        )
+        recovery = keyhole.recover(secret, MultiHead(), seed=seed)
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert not any(head.key_bias.any() for head in recovery.model.heads)
+        assert distance(recovery.model, secret) < 1e-8
+
+
 def test_one_output_keeps_its_shape() -> None:
     secret = drawn(6, 2, 9, outputs=1)
     learned, _ = ask_all(secret, 6, MultiHead(heads=2))
@@ -270,3 +296,25 @@ def test_float32_layer() -> None:
         off = np.linalg.norm(found.value - true.value)
         assert off <= 2e-5 * np.linalg.norm(true.value)
     assert np.median(errors) <= 1e-3
+
+
+@pytest.mark.parametrize(("heads", "width", "allowed"), [(2, 8, 1.5), (4, 8, 1.5), (4, 16, 1.3)])
+def test_float32_scalar_answers(heads: int, width: int, allowed: float) -> None:
+    ratios, errors = [], []
+    for seed in range(4):
+        secret = drawn(width, heads, 30 + seed)
+        learned, oracle = ask_all(secret.astype(np.float32), width, MultiHead(), seed)
+        assert len(learned.model.heads) == heads
+        assert worst_bar(learned, secret) < 3
+        ratios.append(oracle.paid / learned.floor)
+        errors.append(distance(learned.model, secret))
+    assert np.median(ratios) <= allowed
+    assert max(errors) < 1e-2
+    assert np.median(errors) < 1e-3
+
+
+def test_two_heads_behind_one_gate_are_told_apart_in_float32() -> None:
+    secret = drawn(8, 8, 115)  # two of its heads attend to the same token of the first bag
+    recovery = keyhole.recover(secret.astype(np.float32), MultiHead(), seed=15)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert len(recovery.model.heads) == 8

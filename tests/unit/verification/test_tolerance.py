@@ -62,3 +62,15 @@ def test_a_model_without_parameters_is_disturbed_by_its_tokens_alone() -> None:
     assert tolerance.shape == (50,)
     assert (tolerance > 0).all()
     assert np.median(tolerance) == pytest.approx(np.median(allowed()), rel=20.0)
+
+
+def test_entrywise_errors_of_a_score_in_factors_count() -> None:
+    factored = attention(np.random.default_rng(7), 6, rank=2)
+    dense = Attention([Head(h.score, h.key_bias, h.value) for h in factored.heads])
+    errors = Attention([Head(np.full((6, 6), 1e-3), np.zeros(6), np.zeros(6))], np.array(0.0))
+    loose, same = (
+        np.median(allowance(model, errors, TOKENS, Precision(), np.random.default_rng(8)))
+        for model in (factored, dense)
+    )
+    assert loose == pytest.approx(same, rel=1.0)
+    assert loose > 1e6 * np.median(allowed())
