@@ -3,15 +3,18 @@
 Statement.  Answers carry errors that do not scale with them (noise, rounding to decimals, a
             tolerance), tokens have norm at most B. d² + d questions determine the head; every
             further d² + d lower the error as 1/√.
-Questions.  [x], [u + x; x] as for a single head, but probes lean towards the value vector,
-            u_0 ∝ v̂ and u_i ∝ c v̂ + s q_i: the error of a score is noise / |u · v|, and equal
-            overlap would make |u · v| small for all. Lengths are the longest the ball allows, twice
+Questions.  [x], [u + x; x] as for a single head, but probes lean towards the value vector (of a
+            vector box: to where its value map is largest), u_0 ∝ v̂ and u_i ∝ c v̂ + s q_i: the
+            error of a score is noise / |u · v|, and equal overlap would make |u · v| small for
+            all. Lengths are the longest the ball allows, twice
             as much information in |u| as in |x|, signs so that u and x point apart. Repetitions
             use slightly different lengths, so that a rounding step averages out as noise does.
 Algebra.    With v from the length-one questions every score h_ij = û_i · score · x̂_j is seen by
             its own questions alone: its likelihood is maximised by Newton steps in one variable,
             and score = U⁻¹ H Ω. At one pass the questions are as many as the unknowns, and this is
-            the maximum-likelihood estimate; its covariance is the Cramér–Rao bound.
+            the maximum-likelihood estimate; its covariance is the Cramér–Rao bound. Vector answers
+            are read along u · value, which holds all they tell about a score. A score of low rank
+            is the estimate without the singular values that noise alone explains.
 Errors.     Standard errors from the Fisher information (own noise, and that of v, which all scores
             share); for a stated tolerance, intervals that contain the truth with certainty.
 Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
@@ -19,6 +22,7 @@ Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,7 +35,8 @@ from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
 from keyhole.probes.precision import decimal_step
 
-LEAN = 0.41  # squared overlap of a leaning probe with v̂: minimises the total error
+LEANS = (0.41, 0.0, 0.1, 0.2, 0.3)  # squared overlap of a probe with v̂: the one with the least
+# total error is taken, the first for a scalar box
 DITHER = 0.1  # repetitions shorten their tokens by up to this fraction
 PROBE_OVER_ANCHOR = np.sqrt(2.0)  # |u| / |x| that maximises |u|²|x|, what an answer tells
 SEEN = 5.0  # standard errors from which an offset or a key bias is there
@@ -42,6 +47,8 @@ MODERATE_SCORE = 1.5  # root mean square of scores above which shorter tokens te
 SHORTENINGS, SHORTEN = 8, 0.25  # attempts, and the least factor of one
 SHARED_DRAWS = 64  # disturbed value vectors from which the shared error is estimated
 CHUNK_ANCHORS = 64  # anchors asked at once
+ABOVE_NOISE = 1.5  # a singular value this much above what noise shows is there
+HIDDEN = 0.5  # and one of this share of it may be there unseen
 EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is taken
 
 
@@ -49,7 +56,7 @@ EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is
 class _Sums:
     """Normal equations of the scores, one scalar each, and the raw answers behind them."""
 
-    answers: list[Array]  # per pass (d, d): probes by anchors
+    answers: list[Array]  # per pass (d, d, D): probes by anchors
     probe_length: list[Array]
     anchor_length: list[Array]
 
@@ -58,12 +65,19 @@ class Ball:
     """Measures one scalar head in a ball."""
 
     def __init__(
-        self, oracle: Oracle, rng: np.random.Generator, precision: Precision, passes: int
+        self,
+        oracle: Oracle,
+        rng: np.random.Generator,
+        precision: Precision,
+        passes: int,
+        rank: int | Literal["full", "unknown"] = "full",
     ) -> None:
         self.oracle, self.rng, self.precision, self.passes = oracle, rng, precision, passes
+        self.rank, self.scalar = rank, True
         self.width, self.radius = oracle.spec.width, oracle.spec.domain.radius
         self.noise = precision.floor
-        self.offset, self.key_bias = 0.0, np.zeros(self.width)
+        self.offset, self.key_bias = np.zeros(1), np.zeros(self.width)
+        self.offset_error = np.zeros(1)
         self.key_bias_error = np.zeros(self.width)
         self.bias_slack = np.zeros(self.width)  # of probe · key_bias, for a tolerance
         self.notes: list[str] = []
@@ -81,20 +95,20 @@ class Ball:
         self._ask_scores()
         return self._estimate()
 
-    def _ask(self, tokens: Float[Array, "n l d"], purpose: str) -> Float[Array, " n"]:
+    def _ask(self, tokens: Float[Array, "n l d"], purpose: str) -> Float[Array, "n D"]:
         answers = self.oracle.ask(Questions.of(tokens, purpose))
-        return np.asarray(answers, dtype=np.float64)
+        self.scalar = answers.ndim == 1
+        return np.asarray(answers, dtype=np.float64).reshape(len(tokens), -1)
 
     # -- length one ------------------------------------------------------------------------
 
     def _measure_offset(self) -> None:
         count = min(self.passes, self.width)
         answers = self._ask(np.zeros((count, 1, self.width)), "offset")
-        mean, error = float(answers.mean()), self.noise / np.sqrt(count)
-        self.offset_error = error
-        if abs(mean) > SEEN * error:
-            self.offset = mean
-        else:
+        mean, error = answers.mean(axis=0), float(self.noise / np.sqrt(count))
+        self.offset = np.where(np.abs(mean) > SEEN * error, mean, 0.0)
+        self.offset_error = np.where(self.offset != 0, error, 0.0)
+        if not self.offset.any():
             self.notes.append(f"No offset was seen above {SEEN * error:.1e}; none is assumed.")
 
     def _dithered(self, shape: tuple[int, ...], number: int) -> Array:
@@ -104,24 +118,23 @@ class Ball:
         return 1.0 - DITHER * self.rng.random(shape)
 
     def _measure_value(self) -> None:
-        total, weight = np.zeros(self.width), np.zeros(self.width)
-        seen: list[Array] = []
-        self.value_slack = np.full(self.width, np.inf)
-        low, high = np.full(self.width, -np.inf), np.full(self.width, np.inf)
+        weight, seen = np.zeros((self.width, 1)), []
+        total: Any = 0.0
+        low: Any = -np.inf
+        high: Any = np.inf
         for number in range(self.passes):
-            length = self.radius * self._dithered((self.width,), number)
-            answers = self._ask(np.diag(length)[:, None, :], "value")
+            length = self.radius * self._dithered((self.width, 1), number)
+            answers = self._ask(np.diag(length[:, 0])[:, None, :], "value")
             seen.append(answers)
             rest = answers - self.offset
-            total += length * rest
+            total = total + length * rest
             weight += length**2
             slack = self._blur / length
-            low, high = (
-                np.maximum(low, rest / length - slack),
-                np.minimum(high, rest / length + slack),
-            )
+            low = np.maximum(low, rest / length - slack)
+            high = np.minimum(high, rest / length + slack)
         self._refine_step(decimal_step(np.concatenate(seen)))
-        self.value, self.value_error = total / weight, self.noise / np.sqrt(weight)
+        self.value = np.asarray(total / weight)
+        self.value_error = np.broadcast_to(self.noise / np.sqrt(weight), self.value.shape)
         if self.precision.tolerance > 0:
             self.value, self.value_slack = (low + high) / 2.0, (high - low) / 2.0
         if np.linalg.norm(self.value) <= SEEN * np.linalg.norm(self.value_error):
@@ -133,7 +146,7 @@ class Ball:
     @property
     def _blur(self) -> float:
         """By how much an answer without the offset may be off: the offset is an answer too."""
-        return CERTAINTY * self.precision.tolerance * (2.0 if self.offset else 1.0)
+        return CERTAINTY * self.precision.tolerance * (2.0 if self.offset.any() else 1.0)
 
     def _refine_step(self, step: float) -> None:
         """A rounding step read off one answer is too coarse where that answer ends in zeros."""
@@ -145,12 +158,30 @@ class Ball:
 
     def _design(self) -> None:
         """Leaning probe directions (rows of `probes`) and random anchors."""
-        unit = self.value / np.linalg.norm(self.value)
+        unit = np.linalg.svd(self.value)[0][:, 0]
         rest = np.linalg.qr(np.column_stack([unit, np.eye(self.width)]))[0][:, 1 : self.width].T
         rest = random_rotation(self.rng, self.width - 1) @ rest
-        self.probes = np.vstack([unit, np.sqrt(LEAN) * unit + np.sqrt(1.0 - LEAN) * rest])
+        leaning = [
+            np.vstack([unit, np.sqrt(lean) * unit + np.sqrt(1.0 - lean) * rest])
+            for lean in (LEANS[:1] if self.scalar else LEANS)
+        ]
+        self.probes = min(leaning, key=self._total_error)
         self.anchors = random_rotation(self.rng, self.width)
         self.inverse = np.linalg.inv(self.probes)
+
+    def _total_error(self, probes: Float[Array, "d d"]) -> float:
+        """Of all scores, measured with these probes, in some unit."""
+        visible = np.maximum(self._seen(probes, self.value)[1], np.finfo(float).tiny)
+        return float(np.sum((np.linalg.inv(probes) / visible) ** 2))
+
+    @staticmethod
+    def _seen(
+        probes: Float[Array, "n d"], value: Float[Array, "d D"]
+    ) -> tuple[Float[Array, "n D"], Float[Array, " n"]]:
+        """Unit directions of the answers along which the probes are seen, and how much of them."""
+        along = probes @ value
+        sizes = np.linalg.norm(along, axis=1)
+        return along / np.maximum(sizes, np.finfo(float).tiny)[:, None], sizes
 
     def _lengths(self, number: int) -> tuple[Array, Array]:
         """Signed probe lengths and anchor lengths for every pair, inside the ball."""
@@ -171,15 +202,16 @@ class Ball:
         return tokens.reshape(-1, 2, self.width)
 
     def _measure_key_bias(self) -> None:
-        length = self.radius
-        seen = length * self.probes @ self.value
-        count = min(LOOKS, self.width)
+        length, count = self.radius, min(LOOKS, self.width)
+        along, sizes = self._seen(self.probes, self.value)
         answers = self._bias_answers(np.arange(count))
-        scores, errors = self._scores(answers - self.offset, seen[:count], self.noise)
+        rest = np.sum((answers - self.offset) * along[:count], axis=1)
+        scores, errors = self._scores(rest, length * sizes[:count], self.noise)
         if (np.abs(scores) <= SEEN * errors).all():
             return
         answers = np.concatenate([answers, self._bias_answers(np.arange(count, self.width))])
-        scores, errors = self._scores(answers - self.offset, seen, self.noise)
+        rest = np.sum((answers - self.offset) * along, axis=1)
+        scores, errors = self._scores(rest, length * sizes, self.noise)
         if self.precision.tolerance > 0:
             low, high = self._between(answers, np.full(self.width, length))
             _refuse_unbounded(low, high)
@@ -194,10 +226,11 @@ class Ball:
         for _ in range(SHORTENINGS):
             probe, anchor = self._lengths(0)
             tokens = self._pair_tokens(slice(0, 1), probe, anchor)[:LOOKS]
+            along, sizes = self._seen(self.probes[:LOOKS], self.value)
             rest = self._ask(tokens, "scale") - self.offset
-            rest = rest - anchor[:LOOKS, 0] * (self.anchors[0] @ self.value)
-            swing = probe[:LOOKS, 0] * (self.probes[:LOOKS] @ self.value)
-            scores, _ = self._scores(rest, swing, self.noise)
+            rest = rest - np.outer(anchor[:LOOKS, 0], self.anchors[0] @ self.value)
+            swing = probe[:LOOKS, 0] * sizes
+            scores, _ = self._scores(np.sum(rest * along, axis=1), swing, self.noise)
             size = float(np.sqrt(np.mean(scores**2)))
             if size <= MODERATE_SCORE:
                 return
@@ -222,7 +255,8 @@ class Ball:
             for start in range(0, self.width, CHUNK_ANCHORS):
                 rows = slice(start, min(start + CHUNK_ANCHORS, self.width))
                 answers = self._ask(self._pair_tokens(rows, probe, anchor), "score")
-                parts.append(answers.reshape(-1, self.width).T)
+                shape = (-1, self.width, answers.shape[1])
+                parts.append(answers.reshape(shape).transpose(1, 0, 2))
             self.sums.answers.append(np.concatenate(parts, axis=1))
             self.sums.probe_length.append(probe)
             self.sums.anchor_length.append(anchor)
@@ -232,12 +266,13 @@ class Ball:
     def _likelihood(self, value: Array) -> tuple[Array, Array]:
         """Scores per unit lengths that maximise the likelihood given v, and their information."""
         best: Array | None = None
+        along, sizes = self._seen(self.probes, value)
         information = np.zeros((self.width, self.width))
         for _ in range(NEWTON_STEPS):
             slope_sum, information = np.zeros_like(information), np.zeros_like(information)
             for answers, probe, anchor in self._passes():
-                rest = answers - self.offset - anchor * (self.anchors @ value)
-                swing = probe * (self.probes @ value)[:, None]
+                rest = self._read(answers, anchor, value, along)
+                swing = probe * sizes[:, None]
                 bias = probe * (self.probes @ self.key_bias)[:, None]
                 if best is None:
                     score, error = self._scores(rest, swing, 1.0)
@@ -252,6 +287,12 @@ class Ball:
             best = slope_sum / information + (0.0 if best is None else best)
         return np.asarray(best), information / self.noise**2
 
+    def _read(self, answers: Array, anchor: Array, value: Array, along: Array) -> Array:
+        """What answers to pairs tell of the probes: without offset and anchor, along `along`."""
+        fixed = (along @ value.T) @ self.anchors.T  # of a unit anchor, read along a probe's
+        own = (answers - self.offset) @ along[:, :, None]
+        return np.asarray(own[:, :, 0] - anchor * fixed)
+
     def _passes(self) -> list[tuple[Array, Array, Array]]:
         sums = self.sums
         return list(zip(sums.answers, sums.probe_length, sums.anchor_length, strict=True))
@@ -265,11 +306,40 @@ class Ball:
         if self.precision.tolerance > 0:
             return self._learned(*self._intervals(), products.size)
         own = np.sqrt(self.inverse**2 @ (1.0 / information) @ self.anchors**2)
-        shared = np.zeros_like(own)
+        off = []
         for _ in range(SHARED_DRAWS):  # all scores share the error of v
-            other = self.value + self.value_error * self.rng.standard_normal(self.width)
-            shared += (self._score_from(self._likelihood(other)[0]) - score) ** 2 / SHARED_DRAWS
-        return self._learned(score, np.sqrt(own**2 + shared), products.size)
+            other = self.value + self.value_error * self.rng.standard_normal(self.value.shape)
+            off.append(self._score_from(self._likelihood(other)[0]) - score)
+        error = np.sqrt(own**2 + np.mean(np.square(off), axis=0))
+        if self.rank == "full":
+            return self._learned(score, error, products.size)
+        for shift in off:
+            noise = self.rng.standard_normal(products.shape) / np.sqrt(information)
+            shift += self._score_from(noise)
+        return self._of_low_rank(score, error, off)
+
+    def _of_low_rank(self, score: Array, error: Array, off: list[Array]) -> Learned:
+        """The score without the singular values that noise explains, or of the rank prescribed;
+        `off` are draws of its error, projected as the score is."""
+        left, singular, right = np.linalg.svd(score)
+        # the largest singular value of a random matrix with such entries, from both its sides
+        square = error**2
+        level = np.sqrt(square.sum(axis=0).max()) + np.sqrt(square.sum(axis=1).max())
+        rank = int(np.sum(singular > ABOVE_NOISE * level))
+        if isinstance(self.rank, int):
+            rank = min(self.rank, self.width)
+        reason = f"the next singular values are what noise shows ({level:.1e})"
+        left, right = left[:, :rank], right[:rank]
+        kept = [x - _outside(left, _outside(right.T, x.T).T) for x in off]
+        spread = np.sqrt(np.mean(np.square(kept), axis=0) + (HIDDEN * level / self.width) ** 2)
+        learned = self._learned(
+            (left * singular[:rank], right) if rank else np.zeros_like(score),
+            spread,
+            2 * rank * self.width - rank * rank,
+        )
+        details = {"rank": rank, "rank_reason": reason, "singular_values": singular[:rank]}
+        notes = (*learned.notes, f"Rank {rank}: {reason}.")
+        return replace(learned, notes=notes, details={**learned.details, **details})
 
     def _intervals(self) -> tuple[Array, Array]:
         """Midpoint and half width that hold for every answer within the tolerance."""
@@ -292,12 +362,14 @@ class Ball:
         """Bounds of the log-odds that hold for every answer within the tolerance; infinite where
         there is none. Lengths of the probes, and of the anchors (None: the zero token)."""
         slack = self.value_slack
-        blur: Array | float = self._blur
-        rest, swing = answers - self.offset, self.probes @ self.value
-        swing_blur = np.abs(self.probes) @ slack
-        if anchor is not None:
-            rest = rest - anchor * (self.anchors @ self.value)
-            blur = blur + anchor * (np.abs(self.anchors) @ slack)
+        along, sizes = self._seen(self.probes, self.value)
+        reach = np.abs(along)  # an answer off by so much in every number is off by that along it
+        blur, swing, swing_blur = self._blur * reach.sum(axis=1), sizes, self._blurred(slack, reach)
+        if anchor is None:
+            rest = np.sum((answers - self.offset) * along, axis=1)
+        else:
+            rest = self._read(answers, anchor, self.value, along)
+            blur = blur[:, None] + anchor * (reach @ (np.abs(self.anchors) @ slack).T)
             swing, swing_blur = swing[:, None], swing_blur[:, None]
         swing, swing_blur = probe * swing, np.abs(probe) * swing_blur
         certain = np.abs(swing) > swing_blur
@@ -308,22 +380,36 @@ class Ball:
             low, high = np.log(weights) - np.log1p(-weights)
         return np.where(certain, low, -np.inf), np.where(certain, high, np.inf)
 
-    def _learned(self, score: Array, error: Array, unknowns: int) -> Learned:
+    def _blurred(self, slack: Array, reach: Array) -> Array:
+        """By how much probe · value may be off along each probe's direction."""
+        return np.asarray(np.sum((np.abs(self.probes) @ slack) * reach, axis=1))
+
+    def _shaped(self, value: Array) -> Array:
+        return value[:, 0] if self.scalar else value
+
+    def _number(self) -> Array:
+        return self.offset.reshape(()) if self.scalar else self.offset
+
+    def _learned(self, score: Any, error: Array, unknowns: int) -> Learned:
         rigorous = self.precision.tolerance > 0
         if rigorous:
             self.notes.append("Errors are bounds, not standard errors: the truth lies within.")
-        value_error = self.value_slack if rigorous else self.value_error
-        model = Attention([Head(score, self.key_bias, self.value)], self.offset)
-        offset_error = getattr(self, "offset_error", 0.0) if self.offset else 0.0
-        offset_error = self._blur if rigorous and self.offset else offset_error
-        errors = Attention([Head(error, self.key_bias_error, value_error)], offset_error)
-        floor = unknowns + self.width + (1 if self.offset else 0)
+        value_error = self.value_slack if rigorous else np.array(self.value_error)
+        offset_error = self._blur * (self.offset != 0) if rigorous else self.offset_error
+        model = Attention([Head(score, self.key_bias, self._shaped(self.value))], self._number())
+        size = float(np.linalg.norm(model.heads[0].score))
+        relative = float(np.linalg.norm(error)) / size if size else np.inf
+        parts = _separated(error) if isinstance(score, tuple) else error
+        errors = Attention(
+            [Head(parts, self.key_bias_error, self._shaped(value_error))],
+            offset_error.reshape(()) if self.scalar else offset_error,
+        )
+        floor = unknowns + self.value.size + int(np.count_nonzero(self.offset))
         floor += self.width if self.key_bias.any() else 0
-        relative = float(np.linalg.norm(error) / np.linalg.norm(score))
         return Learned(
             model,
             errors,
-            floor=float(floor),
+            floor=floor / self.offset.size,
             notes=tuple(self.notes),
             precision=self.precision,
             details={
@@ -334,6 +420,18 @@ class Ball:
                 "cramer_rao": relative,
             },
         )
+
+
+def _outside(basis: Float[Array, "d r"], rows: Float[Array, "d n"]) -> Float[Array, "d n"]:
+    return np.asarray(rows - basis @ (basis.T @ rows))
+
+
+def _separated(error: Float[Array, "d d"]) -> tuple[Float[Array, "d 1"], Float[Array, "1 d"]]:
+    """Entrywise errors as a product, of the same root mean square: those of a score in factors."""
+    left, _, right = np.linalg.svd(error)
+    rows, columns = np.abs(left[:, :1]), np.abs(right[:1])
+    scale = np.linalg.norm(error) / (np.linalg.norm(rows) * np.linalg.norm(columns))
+    return scale * rows, columns
 
 
 def _refuse_unbounded(low: Array, high: Array) -> None:

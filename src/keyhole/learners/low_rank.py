@@ -32,6 +32,7 @@ from keyhole.learners.base import Learned
 from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
 from keyhole.learners.low_rank_cross import Cross
 from keyhole.learners.low_rank_sweep import Sweep
+from keyhole.learners.noise import noisy_in_ball
 from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
 from keyhole.oracles.base import Oracle, Spec
 
@@ -80,6 +81,10 @@ class LowRank:
             refuse_too_few(width, self.rank, planned(width, self.rank, self.measurements))
             if width <= CONE_LIMIT:
                 require_solver()
+        else:
+            noisy = noisy_in_ball(oracle, rng, rank=self.rank or "unknown")
+            if noisy is not None:
+                return noisy
         return learn_score(oracle, rng, self.measure)
 
     def measure(self, pairs: Pairs, rng: np.random.Generator) -> Learned:

@@ -1,5 +1,7 @@
 """Which way to learn one head: decided by the domain and by how exact the box is."""
 
+from typing import Literal
+
 import numpy as np
 
 from keyhole.errors import BudgetExhausted
@@ -13,14 +15,17 @@ ROUGH = 1e3  # additive errors above this many roundoffs of the largest answers 
 
 
 def noisy_in_ball(
-    oracle: Oracle, rng: np.random.Generator, accuracy: float | None
+    oracle: Oracle,
+    rng: np.random.Generator,
+    accuracy: float | None = None,
+    rank: int | Literal["full", "unknown"] = "full",
 ) -> Learned | None:
     """The head, if errors of the box are additive and tokens are bounded; None elsewhere.
 
     Spends the budget of the oracle, where there is one, or what `accuracy` needs.
     """
     radius, stated = oracle.spec.domain.radius, oracle.spec.precision
-    if not 0 < radius < np.inf or oracle.spec.outputs is not None:
+    if not 0 < radius < np.inf:
         return None
     width, left = oracle.spec.width, oracle.remaining
     unknowns = width * width + width
@@ -30,13 +35,7 @@ def noisy_in_ball(
             f"with the precision of the box unknown, {unknowns + OVERHEAD + RESERVE} questions are "
             f"needed, the budget leaves {left}: raise it, or state precision="
         )
-    if stated is not None:
-        precision = stated
-    else:
-        found, _, answers = look(oracle, rng)
-        if answers.ndim == 2:
-            return None
-        precision = found.precision
+    precision = look(oracle, rng)[0].precision if stated is None else stated
     if not rough(precision):
         return None
     passes = 1
@@ -44,11 +43,11 @@ def noisy_in_ball(
         passes = max(
             1, ((oracle.remaining or 0) - (0 if thrifty else 3 * LOOKS + RESERVE)) // (unknowns + 1)
         )
-    learned = Ball(oracle, rng, precision, passes).run(thrifty)
+    learned = Ball(oracle, rng, precision, passes, rank).run(thrifty)
     while accuracy is not None and learned.details["cramer_rao"] > accuracy:
         factor = (float(learned.details["cramer_rao"]) / accuracy) ** 2
         passes = max(passes + 1, int(np.ceil(passes * min(factor, GROWTH))))
-        learned = Ball(oracle, rng, precision, passes).run(thrifty=False)
+        learned = Ball(oracle, rng, precision, passes, rank).run(thrifty=False)
     return learned
 
 

@@ -218,3 +218,41 @@ def test_a_box_with_bounded_entries() -> None:
 
     recovery = keyhole.recover(keyhole.open_oracle(box, width=12, low=-1.0, high=1.0))
     assert error(recovery, model) <= 2e-3
+
+
+@pytest.mark.parametrize("outputs", [3, 12])
+def test_vector_answers_are_read_along_what_a_probe_shows(outputs: int) -> None:
+    shares = []
+    for seed in range(4):
+        rng = np.random.default_rng([seed, outputs])
+        value = rng.standard_normal((12, outputs)) / np.sqrt(12)
+        model = Attention([Head(drawn(12, seed).heads[0].score, None, value)])
+        noise = np.random.default_rng(seed)
+
+        def box(tokens: np.ndarray, model=model, noise=noise) -> np.ndarray:
+            exact = model(tokens)
+            return exact + NOISE * noise.standard_normal(exact.shape)
+
+        found = keyhole.recover(
+            keyhole.open_oracle(box, width=12, max_norm=1.0), keyhole.SingleHead(), seed=seed
+        )
+        assert error(found, model) <= 1e-3
+        shares.append(covered(found, model))
+    assert 0.9 <= np.mean(shares) <= 0.99
+
+
+def test_low_rank_is_what_noise_does_not_explain() -> None:
+    rng = np.random.default_rng(4)
+    score = rng.standard_normal((24, 3)) @ rng.standard_normal((3, 24))
+    value = drawn(24, 4).heads[0].value
+    model = Attention([Head(score / np.linalg.norm(score, 2), None, value)])
+    found, full = (
+        keyhole.recover(
+            keyhole.open_oracle(noisy(model, NOISE, 5), width=24, max_norm=1.0), learner
+        )
+        for learner in (keyhole.LowRank(), keyhole.SingleHead())
+    )
+    assert found.details["rank"] == 3
+    assert found.model.heads[0].score_factors is not None
+    assert error(found, model) <= 0.7 * error(full, model)
+    assert covered(found, model) >= 0.9
