@@ -6,7 +6,7 @@ whatever the singular values are. The linear problems are solved matrix-free (LS
 by the answers' standard errors, blocks of unknowns by how much the answers react to them.
 
 Standard errors: the last linear problem solved again for residuals with random signs (the wild
-bootstrap), which needs no model of the noise.
+bootstrap), which needs no model of the noise, and with noise of the size of the misfit.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ SAMPLED = 200  # questions of each length that the units of the unknowns are jud
 LIGHTEST = 1e-12  # share of the largest eigenvalue below which a direction has no weight
 STEP_LIMITS = (1e-7, 400)  # relative accuracy of a linear solve, and steps of LSMR at most
 BAR_LIMITS = (1e-4, 300)  # the same for standard errors, of which few digits are needed
+DEPENDENT = 1.5  # factor on standard errors: roundings of one box are not independent
 REPLICATES = 4  # resamplings of the residuals
 
 
@@ -285,20 +286,21 @@ def fit_layer(layer: Layer, data: Sequence[Answered], rng: np.random.Generator) 
             break
     point.whiten(rng)
     freedom = max(1, len(residuals) - point.layer.unknowns)
-    # Twice the root: residuals of answers that the fit leans on are the smallest.
-    inflation = len(residuals) / freedom
+    inflation, misfit = np.sqrt(len(residuals) / freedom), float(np.sqrt(cost / freedom))
     spread: list[Array] = []
     for _ in range(REPLICATES):
         signs = [
             np.repeat(rng.choice([-1.0, 1.0], len(part.answers)), part.answers.shape[1])
             for part in data
         ]
-        step = point.solve(inflation * residuals * np.concatenate(signs), *BAR_LIMITS)
+        wild = inflation * residuals * np.concatenate(signs)
+        # Answers that the fit leans on leave no residual: what the misfit says about them is added.
+        wild += misfit * rng.standard_normal(len(residuals))
+        step = point.solve(wild, *BAR_LIMITS)
         scores, values, offset = point.changes(step)
         squares = [part**2 for part in (*scores, *values, offset)]
         spread = [a + b for a, b in zip(spread, squares, strict=True)] if spread else squares
-    bars = [np.sqrt(part / REPLICATES) for part in spread]
+    bars = [DEPENDENT * np.sqrt(part / REPLICATES) for part in spread]
     bars = [np.maximum(part, np.sqrt(np.mean(part**2))) for part in bars]
     heads = len(layer.scores)
-    misfit = float(np.sqrt(cost / freedom))
     return Polished(point.layer, bars[:heads], bars[heads:-1], bars[-1], misfit)

