@@ -27,7 +27,8 @@ from typing import Any, Literal
 import numpy as np
 
 from keyhole.algebra.bases import random_rotation
-from keyhole.arrays import Array, Float
+from keyhole.algebra.truncation import separated, without_noise
+from keyhole.arrays import Array, Float, Int
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
@@ -45,10 +46,9 @@ RESERVE = 5  # questions of a budget that are left for verification
 NEWTON_STEPS = 4
 MODERATE_SCORE = 1.5  # root mean square of scores above which shorter tokens tell more
 SHORTENINGS, SHORTEN = 8, 0.25  # attempts, and the least factor of one
+SHORTER = 0.5  # factor of the lengths where a tolerance leaves a score unbounded
 SHARED_DRAWS = 64  # disturbed value vectors from which the shared error is estimated
 CHUNK_ANCHORS = 64  # anchors asked at once
-ABOVE_NOISE = 1.5  # a singular value this much above what noise shows is there
-HIDDEN = 0.5  # and one of this share of it may be there unseen
 EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is taken
 
 
@@ -301,10 +301,10 @@ class Ball:
         return self.inverse @ products @ self.anchors
 
     def _estimate(self) -> Learned:
+        if self.precision.tolerance > 0:
+            return self._learned(*self._intervals(), self.width**2)
         products, information = self._likelihood(self.value)
         score = self._score_from(products)
-        if self.precision.tolerance > 0:
-            return self._learned(*self._intervals(), products.size)
         own = np.sqrt(self.inverse**2 @ (1.0 / information) @ self.anchors**2)
         off = []
         for _ in range(SHARED_DRAWS):  # all scores share the error of v
@@ -319,30 +319,36 @@ class Ball:
         return self._of_low_rank(score, error, off)
 
     def _of_low_rank(self, score: Array, error: Array, off: list[Array]) -> Learned:
-        """The score without the singular values that noise explains, or of the rank prescribed;
-        `off` are draws of its error, projected as the score is."""
-        left, singular, right = np.linalg.svd(score)
-        # the largest singular value of a random matrix with such entries, from both its sides
-        square = error**2
-        level = np.sqrt(square.sum(axis=0).max()) + np.sqrt(square.sum(axis=1).max())
-        rank = int(np.sum(singular > ABOVE_NOISE * level))
-        if isinstance(self.rank, int):
-            rank = min(self.rank, self.width)
-        reason = f"the next singular values are what noise shows ({level:.1e})"
-        left, right = left[:, :rank], right[:rank]
-        kept = [x - _outside(left, _outside(right.T, x.T).T) for x in off]
-        spread = np.sqrt(np.mean(np.square(kept), axis=0) + (HIDDEN * level / self.width) ** 2)
+        rank = self.rank if isinstance(self.rank, int) else None
+        kept = without_noise(score, error, off, rank)
+        found = len(kept.singular)
         learned = self._learned(
-            (left * singular[:rank], right) if rank else np.zeros_like(score),
-            spread,
-            2 * rank * self.width - rank * rank,
+            (kept.left * kept.singular, kept.right) if found else np.zeros_like(score),
+            kept.error,
+            2 * found * self.width - found * found,
         )
-        details = {"rank": rank, "rank_reason": reason, "singular_values": singular[:rank]}
-        notes = (*learned.notes, f"Rank {rank}: {reason}.")
+        reason = f"the next singular values are what noise shows ({kept.level:.1e})"
+        details = {"rank": found, "rank_reason": reason, "singular_values": kept.singular}
+        notes = (*learned.notes, f"Rank {found}: {reason}.")
         return replace(learned, notes=notes, details={**learned.details, **details})
 
     def _intervals(self) -> tuple[Array, Array]:
         """Midpoint and half width that hold for every answer within the tolerance."""
+        low, high = self._bounds()
+        share = SHORTER
+        for _ in range(SHORTENINGS):
+            unbounded = np.argwhere(~np.isfinite(high - low))
+            if not len(unbounded):
+                break
+            self._ask_again(unbounded, share)
+            low, high = self._bounds()
+            share *= SHORTER
+        _refuse_unbounded(low, high)
+        half = np.abs(self.inverse) @ ((high - low) / 2.0) @ np.abs(self.anchors)
+        return self._score_from((low + high) / 2.0), half * CERTAINTY
+
+    def _bounds(self) -> tuple[Array, Array]:
+        """Of every score per unit lengths; infinite where the answers so far bound it nowhere."""
         low = np.full((self.width, self.width), -np.inf)
         high = -low
         bias = (self.probes @ self.key_bias)[:, None]
@@ -351,10 +357,20 @@ class Ball:
             slack = np.abs(probe) * self.bias_slack[:, None]
             shifted = (ends[0] - probe * bias - slack, ends[1] - probe * bias + slack)
             scores = np.sort(np.array(shifted) / (probe * anchor), axis=0)
-            low, high = np.maximum(low, scores[0]), np.minimum(high, scores[1])
-        _refuse_unbounded(low, high)
-        half = np.abs(self.inverse) @ ((high - low) / 2.0) @ np.abs(self.anchors)
-        return self._score_from((low + high) / 2.0), half * CERTAINTY
+            low, high = np.fmax(low, scores[0]), np.fmin(high, scores[1])
+        return low, high
+
+    def _ask_again(self, pairs: Int[Array, "n 2"], share: float) -> None:
+        """Pairs whose score was too strong to be bounded, with shorter tokens."""
+        probe, anchor = (share * lengths for lengths in self._lengths(0))
+        rows, columns = pairs.T
+        x = anchor[rows, columns][:, None] * self.anchors[columns]
+        u = probe[rows, columns][:, None] * self.probes[rows]
+        answers = np.full((self.width, self.width, self.offset.size), np.nan)
+        answers[rows, columns] = self._ask(np.stack([u + x, x], axis=1), "score")
+        self.sums.answers.append(answers)
+        self.sums.probe_length.append(probe)
+        self.sums.anchor_length.append(anchor)
 
     def _between(
         self, answers: Array, probe: Array, anchor: Array | None = None
@@ -399,7 +415,7 @@ class Ball:
         model = Attention([Head(score, self.key_bias, self._shaped(self.value))], self._number())
         size = float(np.linalg.norm(model.heads[0].score))
         relative = float(np.linalg.norm(error)) / size if size else np.inf
-        parts = _separated(error) if isinstance(score, tuple) else error
+        parts = separated(error) if isinstance(score, tuple) else error
         errors = Attention(
             [Head(parts, self.key_bias_error, self._shaped(value_error))],
             offset_error.reshape(()) if self.scalar else offset_error,
@@ -420,18 +436,6 @@ class Ball:
                 "cramer_rao": relative,
             },
         )
-
-
-def _outside(basis: Float[Array, "d r"], rows: Float[Array, "d n"]) -> Float[Array, "d n"]:
-    return np.asarray(rows - basis @ (basis.T @ rows))
-
-
-def _separated(error: Float[Array, "d d"]) -> tuple[Float[Array, "d 1"], Float[Array, "1 d"]]:
-    """Entrywise errors as a product, of the same root mean square: those of a score in factors."""
-    left, _, right = np.linalg.svd(error)
-    rows, columns = np.abs(left[:, :1]), np.abs(right[:1])
-    scale = np.linalg.norm(error) / (np.linalg.norm(rows) * np.linalg.norm(columns))
-    return scale * rows, columns
 
 
 def _refuse_unbounded(low: Array, high: Array) -> None:
