@@ -315,7 +315,7 @@ class _Filling:
         them is not that of a single anchor."""
         spread_out = np.unique(np.linspace(0, total - 1, min(total, SPREAD_OUT)).astype(np.int64))
         first = np.concatenate([spread_out[k::STRIDE] for k in range(STRIDE)])
-        return np.concatenate([first, np.setdiff1d(np.arange(total), spread_out)])
+        return np.concatenate([first, np.delete(np.arange(total), spread_out)])
 
     def _learn_scale(self) -> None:
         """Root mean square over everything asked so far that was not saturated."""

@@ -23,6 +23,7 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float64", 53),
 )
 FIXED = ("stated", "noisy")  # what the user or the scatter says stands, whatever the format
+A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
 
 
@@ -49,9 +50,11 @@ def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
 def observed(known: Roundoff, answers: Array) -> Roundoff:
     """The shortest number format that all these (irrational-looking) answers belong to."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
-    numbers = np.unique(numbers[numbers != 0])
-    if known.name in FIXED or not numbers.size:
+    if known.name in FIXED or not numbers.any():
         return known
+    if known.name == FORMATS[-1][0] and significant_bits(numbers[:A_FEW]).max() > FORMATS[-2][1]:
+        return known  # the longest format there is: no need to look at the others
+    numbers = np.unique(numbers[numbers != 0])
     bits = int(significant_bits(numbers).max())
     if known.name == FORMATS[0][0] and bits <= FORMATS[0][1]:
         return known
