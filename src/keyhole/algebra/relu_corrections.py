@@ -18,7 +18,7 @@ from keyhole.models.relu_network import ReluNetwork
 DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, they are iterated
 RIDGE = 1e-13  # of the largest diagonal entry: what no answer determines stays as it is
 ITERATIONS = 400  # of the iterative solver
-ITERATION_TOLERANCE = 1e-9  # reduction of the remaining difference per solve
+ITERATION_TOLERANCE = 1e-6  # reduction of the remaining difference per solve; others follow
 PIVOTED_QUESTIONS = 400  # up to here questions are chosen among random candidates
 
 

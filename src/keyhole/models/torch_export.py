@@ -16,8 +16,6 @@ def to_torch(model: Any) -> Any:
     on. Double precision; call `.float()` for single."""
     if not isinstance(model, (ReluNetwork, TransformerModel)):
         raise InvalidArgument(f"cannot export a {type(model).__name__} to torch")
-    if isinstance(model, TransformerModel) and model.residual:
-        raise InvalidArgument("layers with a residual connection cannot be exported yet")
     torch = imported_torch()
 
     class Exported(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -27,6 +25,7 @@ def to_torch(model: Any) -> Any:
                 value = torch.nn.Parameter(torch.from_numpy(np.array(array, dtype=np.float64)))
                 setattr(self, name.replace(".", "_"), value)
             self.prefix = "network_" if isinstance(model, TransformerModel) else ""
+            self.around = isinstance(model, TransformerModel) and model.residual
 
         def part(self, name: str) -> Any:
             return getattr(self, self.prefix + name)
@@ -37,9 +36,14 @@ def to_torch(model: Any) -> Any:
                 keys = point @ self.score.T + self.key_bias
                 weights = torch.softmax((tokens @ keys[:, :, None])[:, :, 0], dim=1)
                 point = (weights[:, None, :] @ tokens)[:, 0, :]
-            hidden = torch.relu(point @ self.part("weight").T + self.part("bias"))
-            answer = hidden @ self.part("output") + point @ self.part("skip")
-            return answer + self.part("offset")
+            before, linear = self.part("bias"), self.part("offset")
+            if self.around:  # the query beside the mean
+                query = tokens[:, -1, :]
+                before = before + (point - query) @ self.mixed_weight.T
+                linear = linear + (point - query) @ self.mixed_skip
+                point = query
+            hidden = torch.relu(point @ self.part("weight").T + before)
+            return hidden @ self.part("output") + point @ self.part("skip") + linear
 
     return Exported()
 

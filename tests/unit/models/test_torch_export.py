@@ -3,14 +3,20 @@ import pytest
 
 from keyhole.errors import InvalidArgument
 from keyhole.models.torch_export import to_torch
-from keyhole.models.transformer import TransformerModel
-from networks import layer, network
+from networks import layer, network, residual_layer
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    "model", [network(0, 4, 6), network(0, 4, 6, 3), layer(0, 4, 6, key_bias=True)]
+    "model",
+    [
+        network(0, 4, 6),
+        network(0, 4, 6, 3),
+        layer(0, 4, 6, key_bias=True),
+        residual_layer(0, 4, 6, "before"),
+        residual_layer(1, 4, 6, "after", 3),
+    ],
 )
 def test_answers_like_the_model(model):
     tokens = np.random.default_rng(0).standard_normal((5, 3, 4))
@@ -19,8 +25,5 @@ def test_answers_like_the_model(model):
 
 
 def test_what_cannot_be_exported_is_refused():
-    model = layer(0, 4, 6)
     with pytest.raises(InvalidArgument):
         to_torch(object())
-    with pytest.raises(InvalidArgument):
-        to_torch(TransformerModel(model.score, None, model.network, model.network.weight))
