@@ -69,3 +69,19 @@ def gelu(h: np.ndarray) -> np.ndarray:
 def two_hidden_layers(seed: int = 0, width: int = 8):
     first, second = network(seed, width, 12), network(seed + 1, 12, 8)
     return lambda x: second(np.maximum(x[:, 0] @ first.weight.T + first.bias, 0))
+
+
+def residual_layer(
+    seed: int, width: int, neurons: int, where: str, outputs: int | None = None
+) -> TransformerModel:
+    """A layer whose query is added before the network (and the value map is there to be seen), or
+    to its answer."""
+    plain = layer(seed, width, neurons, key_bias=seed % 2 == 1, outputs=outputs)
+    net, rng = plain.network, np.random.default_rng([seed, 8])
+    if where == "before":
+        seen = net.weight @ rng.standard_normal((width, width)) / np.sqrt(width)
+        both = ReluNetwork(net.weight + seen, net.bias, net.output)
+        return TransformerModel(plain.score, plain.key_bias, both, seen)
+    around = rng.standard_normal(net.skip.shape)
+    both = ReluNetwork(net.weight, net.bias, net.output, around)
+    return TransformerModel(plain.score, plain.key_bias, both, net.weight, np.zeros_like(net.skip))

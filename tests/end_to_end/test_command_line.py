@@ -16,6 +16,8 @@ from keyhole.cli.app import main
 from keyhole.cli.options import without_secrets
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.transformer import TransformerModel
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
 MODEL = attention(np.random.default_rng(5), 6, bias=True)
@@ -123,6 +125,26 @@ def test_recover_a_target_that_does_not(folder: Path) -> None:
     assert as_json(folder, "recover", "mine:plain", "--width", "6")["outcome"] == "RECOVERED"
 
 
+@pytest.mark.parametrize(
+    ("options", "purpose"),
+    [
+        (["relu-network", "--exact"], "polish"),
+        (["transformer", "--no-exact"], "score"),
+        (["transformer", "--method", "antisymmetric", "--no-exact"], "score"),
+    ],
+)
+def test_recover_networks_and_layers(folder: Path, options: list[str], purpose: str) -> None:
+    network = ReluNetwork(np.random.default_rng(0).standard_normal((5, 3)), None, np.arange(1.0, 6))
+    model: Any = network
+    if options[0] == "transformer":
+        model = TransformerModel(np.eye(3), None, network)
+    save_model(model, folder / "m.safetensors")
+    record = as_json(folder, "recover", "m.safetensors", "--learner", *options)
+    assert record["outcome"] == "RECOVERED"
+    assert purpose in record["ledger"]["by_purpose"]
+    assert ("polish" in record["ledger"]["by_purpose"]) == ("--exact" in options)
+
+
 def test_recover_a_saved_model_and_leave_out_verification(folder: Path) -> None:
     save_model(MODEL, folder / "m.safetensors")
     record = as_json(folder, "recover", "m.safetensors", "--no-verify")
@@ -149,6 +171,8 @@ def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
         (["recover", "missing.safetensors"], "is no file"),
         (["recover", "mine.py"], "cannot be read as safetensors"),
         (["recover", "mine:told", "--learner", "psychic"], "unknown learner 'psychic'"),
+        (["recover", "mine:told", "--exact"], "--exact is for relu-network and transformer"),
+        (["recover", "mine:told", "--method", "convex"], "auto has no method 'convex'"),
         (["recover", "mine:told", "--budget", "0"], "budget must be at least 1"),
         (["recover", "mine:told", "--max-norm", "-1"], "max_norm must be positive"),
         (["recover", "mine:told", "--journal", "none/run.journal"], "not a folder"),

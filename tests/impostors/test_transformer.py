@@ -5,19 +5,12 @@ import pytest
 
 from keyhole.errors import KeyholeError, WrongFamily
 from keyhole.learners.transformer import Transformer
-from keyhole.models.transformer import TransformerModel
 from networks import CountingOracle, gelu, layer, network
 
 
 def two_heads():
     first, second = layer(0, 6, 10), layer(1, 6, 10)
     return lambda x: first.network((first.attended(x) + second.attended(x)) / 2)
-
-
-def residual():
-    plain = layer(0, 6, 10)
-    mixed = np.random.default_rng(5).standard_normal(plain.network.weight.shape)
-    return TransformerModel(plain.score, None, plain.network, mixed)
 
 
 def windowed():
@@ -38,7 +31,6 @@ def no_attention():
 
 IMPOSTORS = {
     "two heads": two_heads(),
-    "residual": residual(),
     "window of two": windowed(),
     "gelu": other_activation(),
     "maximum": no_attention(),

@@ -18,7 +18,7 @@ from keyhole.models.relu_network import ReluNetwork
 DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, they are iterated
 RIDGE = 1e-13  # of the largest diagonal entry: what no answer determines stays as it is
 ITERATIONS = 400  # of the iterative solver
-ITERATION_TOLERANCE = 1e-9  # reduction of the remaining difference per solve
+ITERATION_TOLERANCE = 1e-6  # reduction of the remaining difference per solve; others follow
 PIVOTED_QUESTIONS = 400  # up to here questions are chosen among random candidates
 
 
@@ -245,35 +245,3 @@ def iterated(on: Array, flat: Array, difference: Array) -> Array:
     step = (np.asarray(found[0]) / scale).reshape(shape)
     step[0] -= 0.5 * step[1:].sum(axis=0)
     return np.asarray(step)
-
-
-def merged(network: ReluNetwork, tolerance: float) -> ReluNetwork:
-    """Neurons with the same plane (within `tolerance`) taken together; a pair that faces each
-    other leaves a linear part. Rows must have unit length."""
-    sequence = np.arange(network.neurons)
-    output = np.array(network.output_table)
-    skip = np.array(network.skip.reshape(network.width, -1))
-    offset = np.array(network.offset.reshape(-1))
-    planes = np.column_stack([network.weight, network.bias])
-    cosine = planes[:, :-1] @ planes[:, :-1].T
-    kept = np.ones(network.neurons, dtype=bool)
-    for j in sequence:
-        if not kept[j]:
-            continue
-        for i in np.nonzero(kept & (np.abs(cosine[j]) > 1 - tolerance) & (sequence > j))[0]:
-            sign = 1.0 if cosine[j, i] > 0 else -1.0
-            if np.linalg.norm(planes[j] - sign * planes[i]) > tolerance * np.linalg.norm(planes[j]):
-                continue
-            if sign < 0:  # relu(-h) = relu(h) - h
-                skip += np.outer(planes[i, :-1], output[i])
-                offset += planes[i, -1] * output[i]
-            output[j] += output[i]
-            kept[i] = False
-    answer = network.output.shape[1:]
-    return ReluNetwork(
-        network.weight[kept],
-        network.bias[kept],
-        output[kept].reshape(-1, *answer),
-        skip.reshape(network.width, *answer),
-        offset.reshape(answer),
-    )

@@ -82,14 +82,33 @@ LEARNERS = {  # command-line name -> public name
 }
 
 
-def named_learner(name: str) -> Any:
-    """The learner behind a command-line name."""
+METHODS = {  # learners with a choice of method
+    "low-rank": ("adaptive", "convex"),
+    "transformer": ("segment", "antisymmetric"),
+}
+
+
+def named_learner(name: str, *, exact: bool | None = None, method: str | None = None) -> Any:
+    """The learner behind a command-line name, with the options that it has."""
     import keyhole
     from keyhole.errors import InvalidArgument
 
     if name not in LEARNERS:
         raise InvalidArgument(f"unknown learner {name!r}; choose from {', '.join(LEARNERS)}")
-    return getattr(keyhole, LEARNERS[name])()
+    options: dict[str, Any] = {}
+    if method is not None:
+        if method not in METHODS.get(name, ()):
+            known = ", ".join(f"{key}: {' or '.join(names)}" for key, names in METHODS.items())
+            raise InvalidArgument(f"{name} has no method {method!r}; there are {known}")
+        options["method"] = method
+    if exact is not None:
+        if name == "relu-network":
+            options["exact"] = exact
+        elif name == "transformer":
+            options["ffn"] = keyhole.ReluNetworkLearner(exact=exact)
+        else:
+            raise InvalidArgument(f"--exact is for relu-network and transformer, not for {name}")
+    return getattr(keyhole, LEARNERS[name])(**options)
 
 
 @app.command(epilog="Example: `keyhole demo --width 48`")
@@ -131,6 +150,13 @@ def demo(
 def recover(
     box: Box,
     learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
+    exact: Annotated[
+        bool | None,
+        typer.Option(help="Networks to the last digits, for twice the questions."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="segment, antisymmetric (transformer); adaptive, convex.")
+    ] = None,
     budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Record answers here; run again to continue.")
@@ -149,7 +175,7 @@ def recover(
     with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
             oracle,
-            named_learner(learner),
+            named_learner(learner, exact=exact, method=method),
             budget=budget,
             journal=journal,
             seed=seed,

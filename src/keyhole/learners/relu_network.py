@@ -64,13 +64,13 @@ POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, pe
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
 CANDIDATES = 4  # random points per correction question, of which the best are asked
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
-STALLED = 0.3  # a round that leaves more than this of the difference is the last
+STALLED = 0.7  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
 SINGLE = 2.0**-24  # rounding of single precision
 TELLING = 5  # different answers that tell its format from round numbers
 FEW_DIGITS_SIZE = 6.0  # where planes are looked for if answers have few digits, in typical lengths
 ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, there
-POLISH_ROUNDS = 3  # solutions of the least squares problem, each with fresh on/off patterns
+POLISH_ROUNDS = 5  # solutions of the least squares problem, each with fresh on/off patterns
 
 
 @dataclass(frozen=True)

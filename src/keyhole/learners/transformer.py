@@ -8,8 +8,9 @@ Questions.  Length one: the network is an oracle of its own (oracles/wrappers/si
             f(X) − f(−X) is an attention head (oracles/wrappers/antisymmetric) for any learner of
             attention: two questions per entry, networks without biases only.
 Algebra.    With probes and anchors orthonormal, the log-odds over the lengths are P score Ωᵀ.
-Fails.      A network that does not change along any segment hides the score (NotIdentifiable). A
-            residual connection, several heads or another activation fail validation (WrongFamily).
+            A query that goes around the attention is recovered too (probes/residual).
+Fails.      A network that does not change along any segment hides the score (NotIdentifiable).
+            Several heads or another activation fail validation (WrongFamily).
 Source.     Section 4 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
             Queries" (2026); reading the known network along segments is ours.
 """
@@ -38,10 +39,24 @@ from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.antisymmetric import Antisymmetric
 from keyhole.oracles.wrappers.single_token import SingleToken
 from keyhole.probes.input_region import InputRegion
+from keyhole.probes.pieces import TINY
+from keyhole.probes.residual import ResidualProbe
 from keyhole.probes.score_segments import ScoreSegments
 
 VALIDATION_LENGTHS = (3, 5, 8)  # of the random sequences that are compared at the end
 VALID = 1e-6  # difference to the box there, relative to how much its answers vary
+RESIDUAL_ERROR = 1e-8  # relative error of what is read off small steps, a generous bound
+NO_SKIP = 10.0  # errors of a mixed skip that cannot be told from none
+NO_KEY_BIAS = 1e-8  # a key bias below this, relative to the score, is rounding
+RESIDUAL_NOTE = (
+    "The query goes around the attention (a residual connection). Seen are only products: "
+    "mixed_weight is the first layer times the value map, and mixed_skip what the linear part "
+    "makes of the attended tokens. If the query is added unscaled before the network, weight - "
+    "mixed_weight is the first layer, up to the scale of each neuron, and the value map follows "
+    "where that has full column rank; whether it is unscaled, the answers do not tell. What is "
+    "added after the network is part of skip - mixed_skip."
+)
+NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
 BIAS_FREE = 1e-6  # biases below this, relative to the rows of the network, are rounding
 
 
@@ -92,11 +107,18 @@ class Transformer:
             raise InvalidArgument(
                 f"the ffn learner returned a {type(network).__name__}; a ReluNetwork is needed"
             )
-        if self.method == "segment":
-            found = self._by_segments(oracle, network, inner, rng)
-        else:
+        if self.method == "antisymmetric":
             found = self._by_antisymmetry(oracle, network, inner, rng)
-        validate(oracle, found.model, rng)
+            validate(oracle, found.model, rng)
+            return found
+        try:
+            found = self._by_segments(oracle, network, inner, rng)
+            validate(oracle, found.model, rng, rounding_of(inner))
+        except (WrongFamily, NotIdentifiable) as refused:
+            around = self._around(oracle, network, inner, rng)
+            if around is None:
+                raise refused
+            return around
         return found
 
     def expected_questions(self, spec: Spec) -> int | None:
@@ -119,6 +141,36 @@ class Transformer:
         model = TransformerModel(score, key_bias, network)
         errors = TransformerModel(error, bias_error, inner.errors)
         return learned(model, errors, inner, ())
+
+    def _around(
+        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
+    ) -> Learned | None:
+        """A layer with a residual connection, if the box is one."""
+        region = InputRegion.of(oracle.spec.domain, network.width, None)
+        probe = ResidualProbe(oracle, network, region, rng)
+        try:
+            score, key_bias = probe.score()
+            if float(np.linalg.norm(key_bias)) <= NO_KEY_BIAS * float(np.linalg.norm(score)):
+                key_bias = np.zeros_like(key_bias)
+            mixed, skip = probe.mixed(score, key_bias)
+            length = np.sqrt(network.width) * region.scale
+            scale = float(inner.details.get("scale", 1.0))
+            relative = max(RESIDUAL_ERROR, NETWORK_GAIN * rounding_of(inner))
+            if np.abs(skip).max(initial=0.0) <= NO_SKIP * relative * scale / region.scale:
+                skip = np.zeros_like(skip)
+            model = TransformerModel(score, key_bias, network, mixed, skip)
+            validate(oracle, model, rng)
+        except (WrongFamily, NotIdentifiable):
+            return None
+        off = relative * float(np.linalg.norm(score)) / network.width
+        errors = TransformerModel(
+            np.full_like(score, off),
+            np.full_like(key_bias, off * length if key_bias.any() else 0.0),
+            inner.errors,
+            np.full_like(mixed, relative * float(np.abs(mixed).max(initial=TINY))),
+            np.full_like(skip, relative * scale / length if skip.any() else 0.0),
+        )
+        return learned(model, errors, inner, (RESIDUAL_NOTE,))
 
     def _by_antisymmetry(
         self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
@@ -143,22 +195,35 @@ class Transformer:
         return learned(model, errors, inner, found.notes)
 
 
+def rounding_of(inner: Learned) -> float:
+    """Error of the network relative to how much its answers vary."""
+    scale = float(inner.details.get("scale", 1.0))
+    return float(inner.details.get("function_error", 0.0)) / max(scale, TINY)
+
+
 def learned(
     model: TransformerModel, errors: TransformerModel, inner: Learned, notes: tuple[str, ...]
 ) -> Learned:
     answer = model.outputs or 1
     unknowns = model.width**2 + (model.width if model.key_bias.any() else 0)
+    if model.mixed_weight is not None and model.mixed_skip is not None:
+        unknowns += model.mixed_weight.size + model.mixed_skip.size
     return Learned(
         model,
         errors,
         inner.floor + unknowns / answer,
         (*inner.notes, *notes),
-        {**inner.details, "key_bias": bool(model.key_bias.any())},
+        {**inner.details, "key_bias": bool(model.key_bias.any()), "residual": model.residual},
+        inner.precision,
     )
 
 
-def validate(oracle: Oracle, model: TransformerModel, rng: np.random.Generator) -> None:
-    """Random sequences: what neither pairs nor single tokens can show."""
+def validate(
+    oracle: Oracle, model: TransformerModel, rng: np.random.Generator, known: float = 0.0
+) -> None:
+    """Random sequences: what neither pairs nor single tokens can show. `known` is the error of
+    the network, relative to its answers."""
+    valid = max(VALID, NETWORK_GAIN * known)
     region = InputRegion.of(oracle.spec.domain, model.width, None)
     longest = oracle.spec.domain.max_length
     for length in VALIDATION_LENGTHS:
@@ -169,7 +234,7 @@ def validate(oracle: Oracle, model: TransformerModel, rng: np.random.Generator) 
         predicted = model(tokens[None])[0]
         spread = float(np.linalg.norm(np.std(model(tokens[:, None, :]), axis=0)))
         gap = float(np.linalg.norm(answer - predicted))
-        if gap > VALID * max(spread, 0.1 * float(np.linalg.norm(answer))):
+        if gap > valid * max(spread, 0.1 * float(np.linalg.norm(answer))):
             raise WrongFamily(
                 f"not one head of attention followed by a network: a random sequence of length "
                 f"{length} is answered {gap:.2g} apart",

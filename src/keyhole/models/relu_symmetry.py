@@ -105,12 +105,42 @@ def _(a: TransformerModel, b: Any) -> float:
         raise InvalidArgument(f"cannot compare TransformerModel with {type(b).__name__}")
     if a.width != b.width or a.outputs != b.outputs or a.residual != b.residual:
         return float("inf")
-    if a.residual:
-        raise InvalidArgument("no distance is defined for layers with a residual connection")
     size = float(np.linalg.norm(b.score))
     bias = float(np.linalg.norm(a.key_bias - b.key_bias))
     return max(
         relative(float(np.linalg.norm(a.score - b.score)), size),
         relative(bias, float(np.linalg.norm(b.key_bias)) or size),
         distance(a.network, b.network),
+        *((mixed_distance(a, b),) if a.residual else ()),
     )
+
+
+def mixed_distance(a: TransformerModel, b: TransformerModel) -> float:
+    """Of what a residual connection adds, neurons matched by their planes and turned alike."""
+    first, second = turned_mixed(a), turned_mixed(b)
+    if len(first[0]) != len(second[0]):
+        return float("inf")
+    square = ((first[0][:, None] - second[0]) ** 2).sum(axis=2)
+    rows, columns = linear_sum_assignment(square)
+    size = float(np.linalg.norm(second[1]))
+    gap = float(np.linalg.norm(first[1][rows] - second[1][columns]))
+    skip = float(np.linalg.norm(first[2] - second[2]))
+    own = float(np.linalg.norm(second[2]))
+    return max(relative(gap, size), relative(skip, max(own, size)))
+
+
+def turned_mixed(model: TransformerModel) -> tuple[Array, Array, Array]:
+    """Planes of unit rows, output_j mixed_weight_j and the mixed skip, with every neuron turned so
+    that the first clear entry of its row is positive. Neurons without weight are left out."""
+    net = model.network
+    if model.mixed_weight is None or model.mixed_skip is None:
+        raise InvalidArgument("the layer has no residual connection")
+    rows = np.linalg.norm(net.weight, axis=1)
+    live = rows > 0
+    planes = np.column_stack([net.weight, net.bias])[live] / rows[live, None]
+    first = np.argmax(np.abs(planes[:, :-1]) > CLEAR, axis=1)
+    back = planes[np.arange(len(planes)), first] < 0
+    mixed = model.mixed_weight[live, :, None] * net.output_table[live][:, None, :]
+    skip = model.mixed_skip.reshape(model.width, -1) + mixed[back].sum(axis=0)
+    planes[back], mixed[back] = -planes[back], -mixed[back]
+    return planes, mixed, skip

@@ -6,11 +6,15 @@ from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.learners.transformer import Transformer
+from keyhole.models import relu_symmetry  # noqa: F401 - registers the distance
 from keyhole.models.attention import Attention, Head
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Domain
-from networks import CountingOracle, layer
+from keyhole.recover import recover
+from keyhole.results import Outcome
+from networks import CountingOracle, layer, residual_layer
 
 
 def learn(secret, seed=0, **options):
@@ -137,3 +141,32 @@ def test_a_plug_in_must_return_a_network():
 
     with pytest.raises(InvalidArgument, match="ReluNetwork"):
         learn(layer(0, 4, 6), ffn=Wrong())
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize(("seed", "outputs"), [(0, None), (1, None), (0, 3)])
+def test_a_query_that_goes_around_the_attention(where, seed, outputs):
+    secret = residual_layer(seed, 6, 10, where, outputs)
+    found, box = learn(secret)
+    assert found.model.residual
+    assert distance(found.model, secret) < (1e-8 if outputs is None else 1e-5)
+    assert box.by_purpose["residual"] == 2 * 10 * 6 + 3 * 6 * 7
+    assert any("residual" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_residual_layer_is_recovered_with_a_clean_verdict(where):
+    found = recover(CountingOracle(residual_layer(0, 6, 10, where), 6), Transformer(), throw=False)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["residual"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_single_precision(seed):
+    exact = layer(seed, 8, 8)
+    box = CountingOracle(exact.astype(np.float32), 8)
+    found = recover(box, Transformer(), throw=False)
+    assert found.outcome is Outcome.RECOVERED
+    gap = np.linalg.norm(found.model.score - exact.score)
+    assert gap < 1e-3 * np.linalg.norm(exact.score)
+    assert np.linalg.norm(found.errors.score) > 0.5 * gap

@@ -6,7 +6,7 @@ from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.relu_symmetry import canonical_network
 from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
-from networks import layer, network
+from networks import layer, network, residual_layer
 
 
 def shuffled(net: ReluNetwork, seed: int = 0) -> ReluNetwork:
@@ -70,6 +70,42 @@ def test_layers_compare_score_and_network():
     other = TransformerModel(1.1 * model.score, None, model.network)
     assert distance(same, model) < 1e-13
     assert distance(other, model) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_residual_layers_compare_up_to_order_scale_and_side(where):
+    secret = residual_layer(0, 4, 6, where)
+    net, mixed = secret.network, secret.mixed_weight
+    order = np.random.default_rng(0).permutation(6)
+    turned = decided_side(secret, 2)
+    shuffled_net = ReluNetwork(3 * net.weight[order], 3 * net.bias[order], net.output[order] / 3)
+    shuffled_net = ReluNetwork(
+        shuffled_net.weight, shuffled_net.bias, shuffled_net.output, net.skip, net.offset
+    )
+    same = TransformerModel(
+        secret.score, secret.key_bias, shuffled_net, 3 * mixed[order], secret.mixed_skip
+    )
+    assert distance(same, secret) < 1e-13
+    assert distance(turned, secret) < 1e-13
+    other = TransformerModel(secret.score, secret.key_bias, net, 1.1 * mixed, secret.mixed_skip)
+    assert distance(other, secret) > 0.01
+
+
+def decided_side(model, j):
+    """The same layer with neuron j turned around."""
+    net = model.network
+    sign = np.where(np.arange(net.neurons) == j, -1.0, 1.0)
+    inner = ReluNetwork(
+        sign[:, None] * net.weight,
+        sign * net.bias,
+        net.output,
+        net.skip + net.output[j] * net.weight[j],
+        net.offset + net.output[j] * net.bias[j],
+    )
+    skip = model.mixed_skip + net.output[j] * model.mixed_weight[j]
+    return TransformerModel(
+        model.score, model.key_bias, inner, sign[:, None] * model.mixed_weight, skip
+    )
 
 
 def test_networks_and_layers_do_not_compare():

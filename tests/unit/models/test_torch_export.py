@@ -5,14 +5,20 @@ import keyhole
 from keyhole.errors import InvalidArgument
 from keyhole.models.export import export
 from keyhole.models.torch_export import to_torch
-from keyhole.models.transformer import TransformerModel
-from networks import layer, network
+from networks import layer, network, residual_layer
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize(
-    "model", [network(0, 4, 6), network(0, 4, 6, 3), layer(0, 4, 6, key_bias=True)]
+    "model",
+    [
+        network(0, 4, 6),
+        network(0, 4, 6, 3),
+        layer(0, 4, 6, key_bias=True),
+        residual_layer(0, 4, 6, "before"),
+        residual_layer(1, 4, 6, "after", 3),
+    ],
 )
 def test_answers_like_the_model(model):
     tokens = np.random.default_rng(0).standard_normal((5, 3, 4))
@@ -20,17 +26,14 @@ def test_answers_like_the_model(model):
     assert answers == pytest.approx(model(tokens), abs=1e-13)
 
 
-def residual():
-    model, rng = layer(0, 4, 6), np.random.default_rng(3)
-    network = model.network
-    mixed = network.weight + 0.1 * rng.standard_normal(network.weight.shape)
-    skip = network.skip + rng.standard_normal(network.skip.shape)
-    return TransformerModel(model.score, None, network, mixed, skip)
-
-
 @pytest.mark.parametrize(
     "model",
-    [network(0, 4, 6), network(0, 4, 6, 3), layer(0, 4, 6, key_bias=True), residual()],
+    [
+        network(0, 4, 6),
+        network(0, 4, 6, 3),
+        layer(0, 4, 6, key_bias=True),
+        residual_layer(0, 4, 6, "before"),
+    ],
     ids=["network", "vector", "layer", "residual"],
 )
 @pytest.mark.parametrize(("dtype", "close"), [(np.float64, 1e-13), (np.float32, 1e-5)])
