@@ -9,6 +9,7 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.audit import audit
+from keyhole.cli.bench import bench
 from keyhole.cli.options import Json, Out, Report, Seed, typed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
@@ -243,6 +244,7 @@ def check(
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
+app.command(epilog="Example: `keyhole bench --width 8 --seconds 2`")(bench)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
 
 
