@@ -245,7 +245,7 @@ app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`"
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
 app.command(epilog="Example: `keyhole bench --width 8 --seconds 2`")(bench)
-app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
+app.command(epilog="Example: `keyhole audit run/model.safetensors --plot audit.png`")(audit)
 
 
 @app.command(epilog="Example: `keyhole learn examples.npz --out run`")
