@@ -1,6 +1,6 @@
 """Is the endpoint still the model that was signed off? A few questions, asked regularly, tell.
 
-Put `check` into a scheduled job: it compares the endpoint with a saved model and returns a sentence.
+Put `check` into a scheduled job: it compares the endpoint with a saved model and says so.
 Here the endpoint is a function; an address such as "https://host/v2/models/head" works alike.
 """
 

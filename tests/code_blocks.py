@@ -9,10 +9,13 @@ A comment right above a block says what else is to be known: `<!-- exit 1 -->` i
 the block's last command, `<!-- not run: why; covered by tests/… -->` leaves it out.
 """
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ SHOWN = ("text", "json", "toml")
 NOT_RUN = re.compile(r"<!-- not run: .*covered by (\S+) -->")
 EXIT = re.compile(r"<!-- exit (\d+) -->")
 TITLE = re.compile(r'title="([^"]+)"')
-TIMEOUT = 600.0  # seconds; a machine may be busy
+TIMEOUT = 300.0  # seconds; a machine may be busy
 
 
 @dataclass(frozen=True)
@@ -90,18 +93,27 @@ def environment(folder: Path) -> dict[str, str]:
 
 def shell(text: str, folder: Path, code: int = 0) -> str:
     """Runs lines of shell as typed; the output, or an AssertionError that shows it."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT,
-    )
-    assert done.returncode == code, f"exit {done.returncode}\n{text}\n{done.stdout}{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
+        running = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            start_new_session=True,
+        )
+        try:
+            ended = running.wait(TIMEOUT)
+        finally:  # what the block left running in the background, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+        said.seek(0)
+        complained.seek(0)
+        output, errors = said.read(), complained.read()
+    assert ended == code, f"exit {ended}\n{text}\n{output}{errors}"
+    assert "Traceback" not in errors, errors
+    return output
 
 
 def run_page(page: Path, folder: Path) -> int:

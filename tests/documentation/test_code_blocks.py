@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from code_blocks import ROOT, SHOWN, Block, blocks, pages, run_page
 
 PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages()]

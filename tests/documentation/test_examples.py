@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from code_blocks import ROOT, environment
 
 SAYS = {

@@ -2,15 +2,16 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from code_blocks import environment, shell
 from typer.main import get_command
 
+from code_blocks import environment, shell
 from keyhole.cli.commands import app
 from keyhole.errors import MissingExtra
 
@@ -48,20 +49,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     P = np.exp(X @ W @ X.transpose(0, 2, 1))
     np.savez(where / "examples.npz", inputs=X, outputs=P / P.sum(2, keepdims=True) @ X @ V)
     shell("keyhole recover mypackage.models:head --width 64 --out run", where)
-    small = "keyhole demo --width 4 --out small"
-    shell(small, where)
+    shell("keyhole demo --width 4 --out small", where)
     return where
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_works_as_typed(example: str, folder: Path) -> None:
+def test_example_works_as_typed(example: str, folder: Path, tmp_path: Path) -> None:
     name, *words = shlex.split(example)[1:]
     assert COMMANDS[name].make_context(name, list(words)).params
     if ELSEWHERE.search(example) or name == "serve":
         return  # asks somebody else's machine, or waits: it must be understood, no more
     if name == "audit":  # the same on a small model
         example = example.replace("run/", "small/") + " --multiples 1 --protections float64"
-    shell(example, folder)
+    shell(example, shutil.copytree(folder, tmp_path / "mine"))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

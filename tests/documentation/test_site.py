@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from code_blocks import ROOT
 
 import keyhole
+from code_blocks import ROOT
 
 pytest.importorskip("mkdocs", reason="the site is built with the extra `docs`")
 

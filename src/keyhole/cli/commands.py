@@ -131,7 +131,10 @@ def demo(
 @asks_a_box
 def recover(
     box: Box,
-    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
+    learner: Annotated[
+        str,
+        typer.Option(help="Which family to assume.", autocompletion=lambda: list(LEARNERS)),
+    ] = "auto",
     budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Record answers here; run again to continue.")
@@ -244,7 +247,7 @@ def check(
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
-app.command(epilog="Example: `keyhole bench --width 8 --seconds 2`")(bench)
+app.command(epilog="Example: `keyhole bench --heads 3 --seconds 1`")(bench)
 app.command(epilog="Example: `keyhole audit run/model.safetensors --plot audit.png`")(audit)
 
 
