@@ -10,6 +10,7 @@ the block's last command, `<!-- not run: why; covered by tests/… -->` leaves i
 """
 
 import contextlib
+import importlib
 import os
 import re
 import signal
@@ -126,6 +127,8 @@ def run_page(page: Path, folder: Path) -> int:
         count += 1
         if block.title is not None:
             (folder / block.title).write_text(block.text)
+            sys.modules.pop(Path(block.title).stem, None)  # of that name, from another page
+            importlib.invalidate_caches()
         elif block.language == "sh":
             shell(block.text, folder, block.exit_code)
         else:
