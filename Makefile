@@ -1,6 +1,7 @@
 # make demo   hide a model, recover it, show the result
 # make test   everything that must hold: lint, types, import contracts, tests
 # make lint   the first three alone
+# make docs   the documentation as a site, in site/
 # make bench  measure the figures in docs/
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ OTHERS_READY := $(OTHERS)/.ready
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint bench clean browser
+.PHONY: demo test lint docs bench clean browser picture
 
 demo: $(READY)
 	$(BIN)/keyhole demo
@@ -33,6 +34,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the documentation: site/index.html"
+
+# the report of a run as a browser shows it, for the README
+picture: $(READY) browser
+	$(BIN)/python .ci/picture
 
 browser:
 	.ci/browser
@@ -56,4 +65,4 @@ $(OTHERS_READY): constraints-interoperation.txt
 	&& touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

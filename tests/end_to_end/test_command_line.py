@@ -169,7 +169,7 @@ def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
         (["recover", "mine:nothing"], "mine has no 'nothing'"),
         (["recover", "mine:number", "--width", "6"], "cannot open a int"),
         (["recover", "missing.safetensors"], "is no file"),
-        (["recover", "mine.py"], "cannot be read as safetensors"),
+        (["recover", "mine.py"], "is Python code: name what is in it as mine:attribute"),
         (["recover", "mine:told", "--learner", "psychic"], "unknown learner 'psychic'"),
         (["recover", "mine:told", "--exact"], "--exact is for relu-network and transformer"),
         (["recover", "mine:told", "--method", "convex"], "auto has no method 'convex'"),

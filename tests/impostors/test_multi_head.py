@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import keyhole
 from keyhole.errors import WrongFamily
 from keyhole.learners.multi_head import MultiHead
 from keyhole.models.attention import Attention
@@ -108,3 +109,20 @@ def test_not_attention_at_all(heads: int | None) -> None:
     with pytest.raises(WrongFamily) as caught:
         ask_all(box, WIDTH, MultiHead(heads=heads, attempts=2))
     assert caught.value.counterexample is not None
+
+
+def test_attention_over_a_memory_of_its_own_is_refused() -> None:
+    """The box looks like a layer of width 8, but its keys and values are not its tokens."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).double()
+    memory = torch.randn(1, 4, 8, dtype=torch.float64)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        kept = memory.expand(len(tokens), -1, -1)
+        with torch.no_grad():
+            return layer(torch.tensor(tokens[:, -1:]), kept, kept)[0][:, 0].numpy()
+
+    for learner in (keyhole.Auto(), keyhole.MultiHead()):
+        found = keyhole.recover(keyhole.open_oracle(box, width=8), learner, throw=False)
+        assert found.outcome is not keyhole.Outcome.RECOVERED

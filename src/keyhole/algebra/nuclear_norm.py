@@ -9,14 +9,13 @@ if only rank(W) singular values of the dual matrix reach one, no other matrix do
 
 import warnings
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, MissingExtra
+from keyhole.errors import IllConditioned
+from keyhole.extras import need
 
 TIGHT = 1e-4  # singular values of the dual matrix this close to one have reached it
 VISIBLE = 1e-4  # singular values this small, relative, are zero to the program's accuracy
@@ -32,16 +31,14 @@ class LeastNuclearNorm:
 
 def require_solver() -> None:
     """Raises MissingExtra where cvxpy is not installed."""
-    if find_spec("cvxpy") is None:
-        raise MissingExtra('the nuclear norm program needs cvxpy: pip install "keyhole[convex]"')
+    need("cvxpy", "convex", "the nuclear norm program")
 
 
 def least_nuclear_norm(
     left: Float[Array, "m d"], right: Float[Array, "m d"], products: Float[Array, " m"]
 ) -> LeastNuclearNorm:
     """Solves the program; accurate to about six digits."""
-    require_solver()
-    cvxpy: Any = import_module("cvxpy")  # an extra: only this program needs it
+    cvxpy: Any = need("cvxpy", "convex", "the nuclear norm program")
     width = left.shape[1]
     # one scale for everything: the solver's tolerances are absolute
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)

@@ -9,6 +9,7 @@ import typer
 
 from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
 from keyhole.cli.audit import audit
+from keyhole.cli.bench import bench
 from keyhole.cli.options import Json, Out, Report, Seed, typed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
@@ -149,7 +150,10 @@ def demo(
 @asks_a_box
 def recover(
     box: Box,
-    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "auto",
+    learner: Annotated[
+        str,
+        typer.Option(help="Which family to assume.", autocompletion=lambda: list(LEARNERS)),
+    ] = "auto",
     exact: Annotated[
         bool | None,
         typer.Option(help="Networks to the last digits, for twice the questions."),
@@ -269,7 +273,8 @@ def check(
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
-app.command(epilog="Example: `keyhole audit run/model.safetensors --out audit`")(audit)
+app.command(epilog="Example: `keyhole bench --heads 3 --seconds 1`")(bench)
+app.command(epilog="Example: `keyhole audit run/model.safetensors --plot audit.png`")(audit)
 
 
 @app.command(epilog="Example: `keyhole learn examples.npz --out run`")

@@ -6,6 +6,7 @@ import numpy as np
 
 from keyhole.algebra.linear_equations import Equations
 from keyhole.arrays import Array, Float
+from keyhole.errors import WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_vector_leaves
@@ -127,6 +128,8 @@ class ValueMaps:
         with other tokens, and the responses of the other heads are kept."""
         shift = self.frame[-1]
         leaves, marks = find_vector_leaves(self.ask, query, self.heads, shift, self.rng)
+        if not len(leaves):
+            raise WrongFamily("no head answers to the tokens before the last one: no attention")
         leaves = self.strengthened(leaves, marks, query)
         moved = self.responses(leaves, list(range(len(leaves))))
         if not self.suspicious([self.rank_of(responses) for responses in moved]):

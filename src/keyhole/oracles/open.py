@@ -128,6 +128,13 @@ def _identity(target: Any) -> str:
 
 def _named(name: str, path: Path) -> Any:
     """What a name on the command line stands for."""
+    code, _, attribute = name.partition(":")
+    if code.endswith(".py"):
+        module = ".".join(Path(code.removesuffix(".py")).parts)
+        raise InvalidArgument(
+            f"{code} is Python code: name what is in it as {module}:{attribute or 'attribute'}, "
+            "from the folder that holds it"
+        )
     if path.exists():
         if path.is_dir() and not (path / RUN_FILE).exists():
             raise FileFormatError(f"{path} is a folder without a keyhole run in it")

@@ -262,9 +262,15 @@ def inside(model: Any, part: Any, run: Callable[[int, int], Any]) -> Adapter:
         answers: list[Any] = []
 
         def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if args:
-                return (tokens, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": tokens}
+            if not args:
+                return args, {**kwargs, "hidden_states": tokens}
+            states = args[0]  # self-attention may be given the same as query, key and value
+
+            def replaced(given: Any) -> Any:
+                return tokens if given is states else given
+
+            named = {name: replaced(given) for name, given in kwargs.items()}
+            return tuple(map(replaced, args)), named
 
         def leave(_: Any, __: Any, answer: Any) -> None:
             answers.append(answer)

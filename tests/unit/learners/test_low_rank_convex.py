@@ -1,6 +1,6 @@
 """A fixed set of measurements: enough of them give the score, too few an honest answer."""
 
-import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
@@ -137,11 +137,7 @@ def test_tolerance_accepts_a_tail() -> None:
 
 
 def test_without_cvxpy_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = importlib.util.find_spec
-    monkeypatch.setattr(
-        "keyhole.algebra.nuclear_norm.find_spec",
-        lambda name: None if name == "cvxpy" else plain(name),
-    )
+    monkeypatch.setitem(sys.modules, "cvxpy", None)  # importing it raises ImportError
     box = CountingBox(MODEL, 24)
     with pytest.raises(keyhole.MissingExtra, match="pip install"):
         keyhole.recover(box, keyhole.LowRank("convex", rank=2))

@@ -142,3 +142,13 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, absent, call, comma
         [sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True
     )
     assert f"pip install '{command}'" in run.stdout, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("mine.py", "mine:attribute"), ("mine.py:head", "mine:head"), ("a/b.py:head", "a.b:head")],
+)
+def test_a_file_of_code_is_named_as_a_module(name: str, said: str) -> None:
+    with pytest.raises(keyhole.InvalidArgument, match="is Python code") as raised:
+        keyhole.open_oracle(name)
+    assert said in str(raised.value)

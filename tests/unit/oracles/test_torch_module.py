@@ -104,6 +104,28 @@ def test_a_part_asked_in_place_gets_what_the_model_passes_it():
     assert not part._forward_pre_hooks
 
 
+def test_inside_replaces_query_key_and_value_of_self_attention():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(9, 4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, numbers):
+            x = self.embed(numbers)
+            return self.attention(x, x, value=x, need_weights=False)[0]
+
+    model = Model().double()
+    part = model.attention
+
+    def run(batch, length):
+        return model(torch.zeros(batch, length, dtype=torch.long))
+
+    tokens = keyhole.Questions.of(np.random.default_rng(0).standard_normal((3, 5, 4)), "")
+    in_place = keyhole.open_oracle(part, adapter=inside(model, part, run)).ask(tokens)
+    assert np.array_equal(in_place, keyhole.open_oracle(part).ask(tokens))
+
+
 def test_inside_refuses_what_is_no_part():
     with pytest.raises(keyhole.InvalidArgument, match="no part"):
         inside(Encoder(4), nn.Linear(2, 2), lambda n, length: None)

@@ -1,7 +1,8 @@
 """The border: no question leaves the domain, no malformed answer comes in."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +17,35 @@ class Border(Wrapper):
     """Checks every question against the domain and every answer for shape, kind and finiteness."""
 
     inner: Oracle
+    _seen: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
 
     def ask(self, questions: Questions) -> Array:
         self._admit(questions)
-        answers = np.asarray(self.inner.ask(questions))
-        return checked_answers(answers, len(questions), self.spec)
+        return self._checked(self.inner.ask(questions), len(questions), questions.length)
 
     def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
         """The same part by part, as they arrive, where the box answers in parts."""
         self._admit(questions)
         parts = getattr(self.inner, "stream", None)
         if parts is None:
-            yield (
-                0,
-                checked_answers(np.asarray(self.inner.ask(questions)), len(questions), self.spec),
-            )
+            yield 0, self._checked(self.inner.ask(questions), len(questions), questions.length)
             return
         for start, answers in parts(questions):
-            yield start, checked_answers(np.asarray(answers), len(answers), self.spec)
+            yield start, self._checked(answers, len(answers), questions.length)
+
+    def _checked(self, answers: Any, count: int, length: int) -> Array:
+        """The answers, of one shape for all lengths: a box that answers at every position of a
+        sequence would otherwise pass for one with as many outputs."""
+        checked = checked_answers(np.asarray(answers), count, self.spec)
+        self._seen.setdefault(checked.shape[1:], length)
+        if len(self._seen) > 1:
+            before, after = list(self._seen.items())[:2]
+            raise OracleError(
+                f"the box answers sequences of length {before[1]} with {described(before[0])} and "
+                f"of length {after[1]} with {described(after[0])}. If it answers at every "
+                "position, let it return the last one alone: lambda tokens: box(tokens)[:, -1]"
+            )
+        return checked
 
     def _admit(self, questions: Questions) -> None:
         spec = self.spec
@@ -41,6 +53,11 @@ class Border(Wrapper):
             raise InvalidArgument(f"questions of width {questions.width}, box of {spec.width}")
         if not (spec.domain.unbounded and spec.domain.max_length is None):
             spec.domain.check(questions.tokens())
+
+
+def described(shape: tuple[int, ...]) -> str:
+    """The part of an answer's shape that belongs to one question, in words."""
+    return f"{shape[0]} numbers" if shape else "one number"
 
 
 def checked_answers(answers: Array, count: int, spec: Spec) -> Array:

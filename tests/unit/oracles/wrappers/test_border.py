@@ -75,3 +75,18 @@ def test_tokens_that_are_no_numbers_stay_inside(limits: Any, bad: float) -> None
     with pytest.raises(DomainError):
         Border(box).ask(Questions.of(tokens, ""))
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda tokens: tokens[:, :, 0], "length 1 with 1 numbers and of length 2 with 2 numbers"),
+        (lambda tokens: tokens.squeeze(1)[:, 0] if tokens.shape[1] == 1 else tokens[:, 0], "one"),
+    ],
+)
+def test_answers_at_every_position_are_told_from_outputs(answer: Any, words: str) -> None:
+    box = Border(FunctionOracle(answer, Spec(2)))
+    box.ask(Questions.of(TOKENS[:, :1], ""))
+    with pytest.raises(OracleError, match=words) as raised:
+        box.ask(Questions.of(TOKENS, ""))
+    assert "[:, -1]" in str(raised.value)
