@@ -105,7 +105,10 @@ def one_head() -> list[Specimen]:
         member("key bias, d=40", SINGLE, single_head, lambda: drawn(6, 40, bias=True)),
         member("vector answers", SINGLE, single_head, lambda: drawn(7, 12, outputs=5)),
         member(
-            "vector answers, biases", SINGLE, single_head, lambda: drawn(8, 12, outputs=12, bias=True)
+            "vector answers, biases",
+            SINGLE,
+            single_head,
+            lambda: drawn(8, 12, outputs=12, bias=True),
         ),
         member("rank 2 of 24", SINGLE, LowRank(), lambda: drawn(9, 24, rank=2)),
         member("rank 4 of 48", SINGLE, LowRank(), lambda: drawn(10, 48, rank=4)),
@@ -113,11 +116,18 @@ def one_head() -> list[Specimen]:
         member("rank 2, vectors", SINGLE, LowRank(), lambda: drawn(12, 20, rank=2, outputs=4)),
         member("float32", SINGLE, single_head, lambda: single(drawn(13, 12)), width=12),
         member(
-            "float32, biases", SINGLE, single_head, lambda: single(drawn(14, 10, bias=True)), width=10
+            "float32, biases",
+            SINGLE,
+            single_head,
+            lambda: single(drawn(14, 10, bias=True)),
+            width=10,
         ),
         member("bfloat16", SINGLE, single_head, lambda: shortened(drawn(15, 8), 8), width=8),
         member(
-            "four decimals", SINGLE, single_head, lambda: Rounded(open_oracle(drawn(16, 8)), decimals=4)
+            "four decimals",
+            SINGLE,
+            single_head,
+            lambda: Rounded(open_oracle(drawn(16, 8)), decimals=4),
         ),
         member("noise 1e-4", SINGLE, single_head, lambda: Noisy(open_oracle(drawn(17, 8)), 1e-4)),
         member("tokens within 2", SINGLE, single_head, lambda: drawn(18, 10), max_norm=2.0),
@@ -136,13 +146,24 @@ def several_heads() -> list[Specimen]:
         member("3 heads, d=8", SEVERAL, several, lambda: drawn(31, 8, heads=3)),
         member("2 heads, biases", SEVERAL, several, lambda: drawn(32, 6, heads=2, bias=True)),
         member("2 heads, rank 2", SEVERAL, several, lambda: drawn(33, 12, heads=2, rank=2)),
-        member("2 heads, float32", SEVERAL, several, lambda: single(drawn(34, 6, heads=2)), width=6),
-        member("a layer, 4 heads of 16", SEVERAL, several, lambda: layer_of(0, 16, 4), width=16),
-        member("a layer, no biases", SEVERAL, several, lambda: layer_of(1, 12, 3, bias=False), width=12),
-        member("a layer, 8 heads of 32", SEVERAL, several, lambda: layer_of(2, 32, 8), width=32),
-        member("a layer, float32", SEVERAL, several, lambda: layer_of(3, 12, 3, "float32"), width=12),
         member(
-            "a layer, tokens within 2", SEVERAL, several, lambda: layer_of(4, 12, 3), width=12, max_norm=2.0
+            "2 heads, float32", SEVERAL, several, lambda: single(drawn(34, 6, heads=2)), width=6
+        ),
+        member("a layer, 4 heads of 16", SEVERAL, several, lambda: layer_of(0, 16, 4), width=16),
+        member(
+            "a layer, no biases", SEVERAL, several, lambda: layer_of(1, 12, 3, bias=False), width=12
+        ),
+        member("a layer, 8 heads of 32", SEVERAL, several, lambda: layer_of(2, 32, 8), width=32),
+        member(
+            "a layer, float32", SEVERAL, several, lambda: layer_of(3, 12, 3, "float32"), width=12
+        ),
+        member(
+            "a layer, tokens within 2",
+            SEVERAL,
+            several,
+            lambda: layer_of(4, 12, 3),
+            width=12,
+            max_norm=2.0,
         ),
     ]
 
@@ -228,7 +249,8 @@ def gru(tokens: np.ndarray) -> np.ndarray:
     state = np.zeros((len(tokens), 8))
     for t in range(tokens.shape[1]):
         update, reset = (
-            0.5 * (1 + np.tanh((tokens[:, t] @ maps[k, 0] + state @ maps[k, 1]) / 2)) for k in (0, 1)
+            0.5 * (1 + np.tanh((tokens[:, t] @ maps[k, 0] + state @ maps[k, 1]) / 2))
+            for k in (0, 1)
         )
         new = np.tanh(tokens[:, t] @ maps[2, 0] + (reset * state) @ maps[2, 1])
         state = (1 - update) * state + update * new
@@ -300,7 +322,11 @@ def impostors() -> list[Specimen]:
         fake("window of ten", lambda: altered(windowed, 51), width=8),
         fake("window of ten, 2 heads", lambda: altered(windowed, 51, 2), width=8),
         fake("ALiBi", lambda: altered(lambda s: s + 0.05 * np.arange(s.shape[1]), 52), width=8),
-        fake("ALiBi, 2 heads", lambda: altered(lambda s: s + 0.05 * np.arange(s.shape[1]), 52, 2), width=8),
+        fake(
+            "ALiBi, 2 heads",
+            lambda: altered(lambda s: s + 0.05 * np.arange(s.shape[1]), 52, 2),
+            width=8,
+        ),
         fake("score cap", lambda: altered(lambda s: 30 * np.tanh(s / 30), 53), width=8),
         fake("score cap, 2 heads", lambda: altered(lambda s: 30 * np.tanh(s / 30), 53, 2), width=8),
         fake("temperature at one position", lambda: altered(first_is_hot, 54), width=8),
