@@ -1,4 +1,4 @@
-"""Auto on a zoo of sixty boxes: family, outcome, questions against the right learner alone.
+"""Auto on a zoo of boxes (tests/zoo.py): family, outcome, questions against the right learner.
 
     python benchmarks/auto.py [--only WORD] [--seeds N]
 

@@ -1,4 +1,4 @@
-"""Sixty boxes: forty of known families, of all sizes and precisions, and twenty impostors.
+"""A zoo: boxes of known families, of all sizes and precisions, and twenty impostors.
 
 Each knows its family (None: an impostor) and the learner that one would pick who knew the box.
 """
@@ -93,6 +93,12 @@ def words(seed: int, count: int, width: int) -> np.ndarray:
     return rng_of(seed).standard_normal((count, width))
 
 
+def narcissus(seed: int, width: int) -> Attention:
+    """A head that sees nothing but its own query, unless that is short."""
+    (head,) = drawn(seed, width).heads
+    return Attention([Head(head.score + 30.0 * np.eye(width), None, head.value)])
+
+
 def one_head() -> list[Specimen]:
     single_head = SingleHead()
     return [
@@ -135,6 +141,9 @@ def one_head() -> list[Specimen]:
         member(
             "a vocabulary", SINGLE, single_head, lambda: drawn(20, 6), vocabulary=words(20, 40, 6)
         ),
+        member("d=64, vectors of 64", SINGLE, single_head, lambda: drawn(22, 64, outputs=64)),
+        member("d=48, vectors of 8", SINGLE, single_head, lambda: drawn(23, 48, outputs=8)),
+        member("attends to itself", SINGLE, single_head, lambda: narcissus(24, 8)),
         member("at most pairs", SINGLE, single_head, lambda: drawn(21, 10), max_length=2),
     ]
 
@@ -145,6 +154,7 @@ def several_heads() -> list[Specimen]:
         member("2 heads, d=6", SEVERAL, several, lambda: drawn(30, 6, heads=2)),
         member("3 heads, d=8", SEVERAL, several, lambda: drawn(31, 8, heads=3)),
         member("2 heads, biases", SEVERAL, several, lambda: drawn(32, 6, heads=2, bias=True)),
+        member("2 heads, one weak", SEVERAL, several, lambda: weak_extra_head(36)),
         member("2 heads, rank 2", SEVERAL, several, lambda: drawn(33, 12, heads=2, rank=2)),
         member(
             "2 heads, float32", SEVERAL, several, lambda: single(drawn(34, 6, heads=2)), width=6
@@ -173,9 +183,12 @@ def networks() -> list[Specimen]:
     return [
         member("d=6, 8 neurons", NETWORK, net, lambda: network(0, 6, 8)),
         member("d=12, 20 neurons", NETWORK, net, lambda: network(1, 12, 20)),
+        member("inputs within 2", NETWORK, net, lambda: network(4, 5, 6), max_norm=2.0),
+        member("float32", NETWORK, net, lambda: single(network(5, 5, 6)), width=5),
         member("3 outputs", NETWORK, net, lambda: network(2, 6, 8, 3)),
         member("d=5, 8 neurons", LAYER, transformer, lambda: layer(0, 5, 8)),
         member("no biases", LAYER, transformer, lambda: layer(1, 6, 10, bias=False)),
+        member("tokens within 3", LAYER, transformer, lambda: layer(7, 5, 6), max_norm=3.0),
         member("key bias", LAYER, transformer, lambda: layer(2, 6, 10, key_bias=True)),
     ]
 

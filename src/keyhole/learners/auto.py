@@ -72,7 +72,7 @@ class Auto:
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = Known(oracle, worth_stating(facts, oracle.spec.precision))
         if facts.labels:
-            choice = Choice(facts.sentences, "label-only head", "every answer is a label")
+            choice = Choice.of(facts, "label-only head", "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
         refuse(facts)
         if facts.bent:
@@ -89,6 +89,12 @@ class Choice:
     findings: tuple[str, ...]
     family: str
     reason: str
+    precision: Precision | None = None  # of the box, for learners that do not tell
+
+    @classmethod
+    def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
+        precision = None if facts.labels else facts.measured.precision
+        return cls(facts.sentences, family, reason, precision)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,7 +113,12 @@ class Choice:
         except KeyholeError as error:
             raise self.blamed(error) from error.__cause__
         details = {**learned.details, "family": self.family, "family_reason": self.reason}
-        return replace(learned, notes=(*self.notes, *learned.notes), details=details)
+        return replace(
+            learned,
+            notes=(*self.notes, *learned.notes),
+            details=details,
+            precision=learned.precision or self.precision,
+        )
 
     def blamed(self, error: KeyholeError) -> KeyholeError:
         error.findings = (*self.notes, *error.findings)
@@ -149,22 +160,22 @@ def refuse(facts: Facts) -> None:
 def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
     if not facts.sequence:
         reason = "single tokens bend, the rest of a sequence does not matter"
-        choice = Choice(facts.sentences, "ReLU network", reason)
+        choice = Choice.of(facts, "ReLU network", reason)
         return choice.learn(ReluNetworkLearner(), oracle, rng)
     reason = "single tokens bend, and the rest of a sequence matters"
-    return Choice(facts.sentences, "Transformer", reason).learn(Transformer(), oracle, rng)
+    return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
 
 
 def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
     reason = "single tokens act linearly, pairs not as one head would have it"
-    choice = Choice(facts.sentences, "several heads", reason)
+    choice = Choice.of(facts, "several heads", reason)
     return choice.learn(MultiHead(), oracle, rng)
 
 
 def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
     """The cheapest way to learn one head; the larger families where that is not what it is."""
     reason = "single tokens act linearly, and pairs say nothing against one head"
-    choice = Choice(facts.sentences, "single head", reason)
+    choice = Choice.of(facts, "single head", reason)
     try:
         learned = choice.told(lambda: head_alone(oracle, rng, facts))
     except WrongFamily as error:
@@ -214,7 +225,7 @@ def beyond_one_head(
     known = None if learned is None else single_tokens(learned.model)
     exact = facts.measured.precision.relative <= COARSE
     oracle = Known(oracle, single=known if exact else None)
-    choice = Choice(facts.sentences, "several heads", "one head does not explain the answers")
+    choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
         return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
     except (WrongFamily, IllConditioned) as other:

@@ -31,7 +31,7 @@ FAINT = 2.0**-6  # length of a query for which even large scores are of order on
 QUERIES = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
 TRIES = 6  # lengths of u at which a usable weight is looked for
 USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
-AFFINE = 1e-7  # second difference of log-odds that rounding inside a head may cause
+AFFINE = 1e-9  # second difference of log-odds that rounding inside a head may cause
 ROUNDINGS = 64.0  # of one answer, in units of the roundoff, with safety
 
 
