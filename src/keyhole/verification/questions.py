@@ -4,16 +4,18 @@ Long sequences (windows, masks), a few plain tokens, a common shift of all token
 ties of large scores), long tokens (hard attention), repeated tokens (anything that is not a set),
 and the same tokens in another order (positions). After the first lap, which is made of the most
 telling sizes, lengths and sizes are drawn over decades: a box that differs only beyond some length
-or size is met there.
+or size is met there, and some are chosen of a few for what would show on them (sensitivity).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.oracles.base import Spec
+from keyhole.verification.sensitivity import can_tell, most_telling
 
 LONG = 96  # tokens of a long sequence: beyond the windows and ramps one meets in small models
 LONGEST = 512  # of later laps
@@ -24,6 +26,7 @@ HARD = 5.0  # length of tokens that make attention hard, in natural lengths
 HARDS = 1.5, 16.0
 HARD_QUERY = 4.0  # and of their query, relative to them: a box may look at its length
 QUERIES = 1 / 8, 8.0  # lengths of the query relative to the other tokens, in later laps
+CANDIDATES = 6  # of which the most telling is asked
 SIZES = 0.25, 3.0  # natural lengths of plain tokens in later laps
 
 
@@ -42,6 +45,7 @@ class Designer:
     spec: Spec
     natural: float
     rng: np.random.Generator
+    model: Any = None  # where given, some questions are chosen for what would show on them
 
     def stream(self, count: int) -> Iterator[Fresh]:
         """The first `count` questions of an endless round through the kinds."""
@@ -91,8 +95,18 @@ class Designer:
         return self.spec.domain.drawn_in(tokens)
 
     def short(self, lap: int) -> Fresh:
+        if lap and self.model is not None and can_tell(self.model):
+            return self._telling()
         tokens = self._tokens(self._length(SHORT, lap), self._size(1.0, SIZES, lap))
         return Fresh(tokens, "a few random tokens")
+
+    def _telling(self) -> Fresh:
+        candidates = [
+            self._query(self._tokens(self._length(SHORT, 1), self._between(SIZES)), 1)
+            for _ in range(CANDIDATES)
+        ]
+        chosen = candidates[most_telling(self.model, candidates, self.rng)]
+        return Fresh(chosen, "tokens on which a change of one parameter shows")
 
     def long(self, lap: int) -> Fresh:
         """Later laps: any length, each decade as likely, with a query of any length."""

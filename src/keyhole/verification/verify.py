@@ -50,7 +50,7 @@ def verify(
     rng = np.random.default_rng([seed, 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     known = precision or box.spec.precision
-    designed = list(Designer(box.spec, natural, rng).stream(count))
+    designed = list(Designer(box.spec, natural, rng, model).stream(count))
     measured = Measuring(box, designed, count if known is None else 0)
     fresh = designed[: count - measured.spent]
     asked = [box.ask(Questions.of(q.tokens[None], PURPOSE)) for q in fresh[len(measured.first) :]]
