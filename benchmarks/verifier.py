@@ -196,7 +196,7 @@ def power(count: int) -> None:
                     verdict = verify(box, truth.model, queries=queries, precision=stated, seed=seed)
                     by_size[decade, queries].append(not verdict.agrees)
                     if size < 1 and not verdict.agrees and queries == QUESTIONS[-1]:
-                        print(f"  below: {truth.name}: {kind}, size {size:.3g}, {verdict.bound}")
+                        print(f"  below: {truth.name}: {kind}, size {size:.3g}", flush=True)
                     if size > 100:
                         by_kind[kind.split(" by")[0], queries].append(not verdict.agrees)
                         by_truth[truth.name, queries].append(not verdict.agrees)

@@ -24,13 +24,14 @@ from keyhole.errors import (
     KeyholeError,
     WrongFamily,
 )
+from keyhole.learners.ball import RESERVE
 from keyhole.learners.base import Learned, Learner
 from keyhole.learners.labels import LabelOnly
 from keyhole.learners.low_rank import LowRank
 from keyhole.learners.low_rank_sweep import Sweep
 from keyhole.learners.multi_head import MultiHead
 from keyhole.learners.multi_head_hypothesis import validated
-from keyhole.learners.noise import noisy_in_ball
+from keyhole.learners.noise import OVERHEAD, noisy_in_ball
 from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
 from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.learners.single_head import SingleHead, full_rank
@@ -44,6 +45,7 @@ from keyhole.probes.values import measure_values
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
 CHEAP_COLUMN = 20  # questions per column below which looking for the rank is no small part of it
 PATIENCE = 4  # there, it is looked for up to this fraction of the width
+FINDING_OUT = 40  # questions that naming the family takes at most, noise apart
 ATTEMPTS = 2  # of MultiHead where one head was tried first
 
 
@@ -67,6 +69,9 @@ class Auto:
         domain = oracle.spec.domain
         if domain.vocabulary is not None or domain.radius <= 0:
             reason = "where tokens are given, one head is all that can be learned"
+            return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
+        if tight(oracle):
+            reason = "the budget leaves no room to find out, so the smallest family is tried"
             return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
@@ -124,6 +129,15 @@ class Choice:
         error.findings = (*self.notes, *error.findings)
         error.family = error.family or self.family
         return error
+
+
+def tight(oracle: Oracle) -> bool:
+    """Whether the budget is little more than the unknowns of one head in a bounded domain, where
+    every question counts."""
+    left, width = oracle.remaining, oracle.spec.width
+    if left is None or np.isinf(oracle.spec.domain.radius):
+        return False
+    return left < width * width + width + OVERHEAD + RESERVE + FINDING_OUT
 
 
 def worth_stating(facts: Facts, stated: Precision | None) -> Precision | None:
