@@ -22,6 +22,8 @@ class KeyholeError(Exception):
     """Root of all errors that Keyhole raises on purpose."""
 
     recovery: Any = None  # the Recovery at the moment of the error, set by recover()
+    findings: tuple[str, ...] = ()  # what was found out about the box before, in sentences
+    family: str | None = None  # what the box was taken for, where that was decided
 
 
 class InvalidArgument(KeyholeError, ValueError):

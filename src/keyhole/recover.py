@@ -184,7 +184,7 @@ class _Run:
             outcome = next(o for kind, o in OUTCOMES.items() if isinstance(error, kind))
             reason = str(error)
             self._explain(error)
-        return self._recovery(outcome, reason), error
+        return self._recovery(outcome, reason, error), error
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
         past = list(self.oracle.past)
@@ -266,7 +266,7 @@ class _Run:
                 "answers differently. Name another journal"
             )
 
-    def _recovery(self, outcome: Outcome, reason: str) -> Recovery:
+    def _recovery(self, outcome: Outcome, reason: str, error: KeyholeError | None) -> Recovery:
         learned = self.learned
         ledger = Ledger(
             self.counting.by_purpose,
@@ -274,7 +274,12 @@ class _Run:
             0 if self.journal is None else self.journal.replayed,
         )
         if learned is None:
-            return Recovery(outcome, None, None, self.verdict, ledger, reason, run=self._how())
+            notes = () if error is None else error.findings
+            family = None if error is None else error.family
+            details = {} if family is None else {"family": family}
+            return Recovery(
+                outcome, None, None, self.verdict, ledger, reason, notes, details, self._how()
+            )
         return Recovery(
             outcome,
             learned.model,

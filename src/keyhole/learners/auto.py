@@ -1,45 +1,52 @@
-"""Which model is this? A handful of questions decide, the cheapest fitting learner does the rest.
+"""Which model is this? About twenty questions decide, the cheapest fitting learner does the rest.
 
-Statement.  The family of a box is named from about ten questions beyond those that its learner
+Statement.  The family of a box is named from about twenty questions beyond those that its learner
             asks anyway, and the box is then learned as a member of it; where the answers do not
             bear that out, as a member of the next larger family.
-Questions.  Single tokens: labels only? linear (attention), or bent (a network)? Then, for a bent
-            box, the same query after other tokens: does the rest of the sequence matter? For a
-            linear one, one probe against one anchor at three lengths: the log-odds of a single
-            head are affine in the length of the anchor, those of several heads are not.
-Algebra.    Second differences.
-Fails.      A box that is none of the families is rejected by the last learner tried, with its
-            counterexample; `notes` tell what was found out.
+Questions.  probes/family: single tokens, a sequence reordered and repeated, pairs.
+Algebra.    Second differences. How a score is measured (every entry, or only as many as its rank
+            needs) depends on what a column costs: where one question tells a whole column, low
+            rank saves nothing.
+Fails.      A box that is none of the families is rejected, at once where the questions above say
+            so, else by the learner; the error's `findings` tell what was found out.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.errors import WrongFamily
+from keyhole.errors import (
+    DomainError,
+    IllConditioned,
+    KeyholeError,
+    WrongFamily,
+)
+from keyhole.learners.ball import RESERVE
 from keyhole.learners.base import Learned, Learner
 from keyhole.learners.labels import LabelOnly
 from keyhole.learners.low_rank import LowRank
+from keyhole.learners.low_rank_sweep import Sweep
 from keyhole.learners.multi_head import MultiHead
-from keyhole.learners.pairs import learn_score
+from keyhole.learners.multi_head_hypothesis import validated
+from keyhole.learners.noise import OVERHEAD, noisy_in_ball
+from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
 from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.learners.single_head import SingleHead, full_rank
 from keyhole.learners.transformer import Transformer
-from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import Measured, look
-from keyhole.probes.values import LinearPart, measure_values
+from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.oracles.wrappers.known import Known
+from keyhole.probes.asking import Asker
+from keyhole.probes.family import Facts, examine_family
+from keyhole.probes.values import measure_values
 
-PURPOSE = "family"
-LABELS = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
-LABEL_LOOKS = 12  # answers that must all be labels
-LENGTHS = (1.0, 2.0, 3.0)  # of the anchor: equally spaced, for a second difference
-TRIES = 6  # lengths of the pair at which a usable weight is looked for
-USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
-AFFINE = 1e-5  # second difference of log-odds, beyond rounding, that one head cannot have
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-EXACTLY = 1e3  # roundoffs within which two answers are the same
+CHEAP_COLUMN = 20  # questions per column below which looking for the rank is no small part of it
+PATIENCE = 4  # there, it is looked for up to this fraction of the width
+FINDING_OUT = 40  # questions that naming the family takes at most, noise apart
+ATTEMPTS = 2  # of MultiHead where one head was tried first
 
 
 @dataclass(frozen=True)
@@ -60,116 +67,189 @@ class Auto:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         domain = oracle.spec.domain
-        if domain.vocabulary is not None or not domain.unbounded:
-            return self._bounded(oracle, rng)
-        found, questions, answers = look(oracle, rng)
-        if self._labels_only(oracle, rng, answers):
-            return named("label-only head", "every answer is a label", LabelOnly(), oracle, rng)
-        if self._bent(oracle, rng, questions.tokens()[0], answers, found):
-            return self._network(oracle, rng, found)
+        if domain.vocabulary is not None or domain.radius <= 0:
+            reason = "where tokens are given, one head is all that can be learned"
+            return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
+        if tight(oracle):
+            reason = "the budget leaves no room to find out, so the smallest family is tried"
+            return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
+        # from a stream of its own: what is then asked is what the learner alone would ask
+        facts = examine_family(oracle, rng.spawn(1)[0])
+        oracle = Known(oracle, worth_stating(facts, oracle.spec.precision))
+        if facts.labels:
+            choice = Choice.of(facts, "label-only head", "every answer is a label")
+            return choice.learn(LabelOnly(), oracle, rng)
+        refuse(facts)
+        if facts.bent:
+            return network(oracle, rng, facts)
+        if facts.several:
+            return several_heads(oracle, rng, facts)
+        return one_head(oracle, rng, facts)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A family, why it was chosen, and what else is known: goes into whatever comes of it."""
+
+    findings: tuple[str, ...]
+    family: str
+    reason: str
+    precision: Precision | None = None  # of the box, for learners that do not tell
+
+    @classmethod
+    def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
+        precision = None if facts.labels else facts.measured.precision
+        return cls(facts.sentences, family, reason, precision)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"Taken for {self.family}: {self.reason}.", *self.findings)
+
+    def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        return self.told(lambda: learner.learn(oracle, rng))
+
+    def told(self, learn: Callable[[], Learned]) -> Learned:
+        """The hypothesis with the family and why it was chosen, or the error with them."""
         try:
-            linear = measure_values(oracle, rng, (found, questions, answers))
-            single = self._one_head(oracle, linear, rng)
-        except WrongFamily:
-            return self._network(oracle, rng, found)
-        if not single:
-            reason = "single tokens act linearly, log-odds of pairs do not: several heads"
-            return named("several heads", reason, MultiHead(), oracle, rng)
+            learned = learn()
+        except DomainError as error:
+            message = f"looks like {self.family}, which cannot be learned here: {error}"
+            raise self.blamed(WrongFamily(message)) from error
+        except KeyholeError as error:
+            raise self.blamed(error) from error.__cause__
+        details = {**learned.details, "family": self.family, "family_reason": self.reason}
+        return replace(
+            learned,
+            notes=(*self.notes, *learned.notes),
+            details=details,
+            precision=learned.precision or self.precision,
+        )
+
+    def blamed(self, error: KeyholeError) -> KeyholeError:
+        error.findings = (*self.notes, *error.findings)
+        error.family = error.family or self.family
+        return error
+
+
+def tight(oracle: Oracle) -> bool:
+    """Whether the budget is little more than the unknowns of one head in a bounded domain, where
+    every question counts."""
+    left, width = oracle.remaining, oracle.spec.width
+    if left is None or np.isinf(oracle.spec.domain.radius):
+        return False
+    return left < width * width + width + OVERHEAD + RESERVE + FINDING_OUT
+
+
+def worth_stating(facts: Facts, stated: Precision | None) -> Precision | None:
+    """What was measured, where a learner would otherwise have to measure it again, or would not."""
+    measured = facts.measured
+    plain = measured.deterministic and measured.precision.floor == 0
+    return None if stated is not None or plain else measured.precision
+
+
+def refuse(facts: Facts) -> None:
+    """Raises WrongFamily where no family fits what was found out."""
+    if facts.smooth:
+        message = (
+            "none of the families: one token is answered nonlinearly and smoothly, where attention "
+            "is linear and a ReLU network piecewise linear"
+        )
+    elif facts.order:
+        message = (
+            "none of the families: the order of the earlier tokens matters (positions, a mask or "
+            "a recurrence?)"
+        )
+    elif facts.copies:
+        message = (
+            "none of the families: a sequence and the same sequence repeated are answered "
+            "differently (a window, a sum instead of a mean?)"
+        )
+    else:
+        return
+    error = WrongFamily(message, facts.against)
+    error.findings = facts.sentences
+    raise error
+
+
+def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+    if not facts.sequence:
+        reason = "single tokens bend, the rest of a sequence does not matter"
+        choice = Choice.of(facts, "ReLU network", reason)
+        return choice.learn(ReluNetworkLearner(), oracle, rng)
+    reason = "single tokens bend, and the rest of a sequence matters"
+    return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
+
+
+def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+    reason = "single tokens act linearly, pairs not as one head would have it"
+    choice = Choice.of(facts, "several heads", reason)
+    return choice.learn(MultiHead(), oracle, rng)
+
+
+def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+    """The cheapest way to learn one head; the larger families where that is not what it is."""
+    reason = "single tokens act linearly, and pairs say nothing against one head"
+    choice = Choice.of(facts, "single head", reason)
+    try:
+        learned = choice.told(lambda: head_alone(oracle, rng, facts))
+    except WrongFamily as error:
+        if error.counterexample is not None and len(error.counterexample.input) == 1:
+            facts = replace(facts, bent=True)  # not linear after all
+            return network(oracle, rng, facts)
+        return beyond_one_head(oracle, rng, facts, None, error)
+    ask = Asker(Known(oracle, learned.precision))
+    example = validated(ask, learned.model, learned.errors, rng, oracle.spec.domain.radius)
+    if example is None:
+        return learned
+    differs = WrongFamily("not one head: a fresh question is answered differently", example)
+    return beyond_one_head(oracle, rng, facts, learned, choice.blamed(differs))
+
+
+def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+    if np.isinf(oracle.spec.domain.radius):
+        linear = measure_values(oracle, rng, (facts.measured, *facts.looked))
         coarse = linear.roundoff.relative > COARSE or linear.roundoff.additive > 0
-        measure = full_rank if coarse else LowRank().measure
-        learned = learn_score(oracle, rng, measure, linear)
-        reason = "single tokens act linearly, log-odds of pairs are affine: one head"
-        return labelled(learned, "single head", reason)
-
-    def _bounded(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
-        reason = "in a bounded domain the smallest family is tried first"
-        try:
-            return named("single head", reason, SingleHead(), oracle, rng)
-        except WrongFamily:
-            if oracle.spec.domain.vocabulary is not None:
-                raise
-            return named("several heads", "one head does not explain it", MultiHead(), oracle, rng)
-
-    @staticmethod
-    def _labels_only(oracle: Oracle, rng: np.random.Generator, answers: Array) -> bool:
-        if answers.ndim != 1 or not np.isin(answers, LABELS).all():
-            return False
-        tokens = rng.standard_normal((LABEL_LOOKS, 1, oracle.spec.width))
-        return bool(np.isin(oracle.ask(Questions.of(tokens, PURPOSE)), LABELS).all())
-
-    @staticmethod
-    def _bent(
-        oracle: Oracle, rng: np.random.Generator, token: Array, answers: Array, found: Measured
-    ) -> bool:
-        """Whether f([x]) is not affine along a line through a random token."""
-        step = rng.standard_normal(token.shape)
-        steps = np.array([-2.0, -1.0, 1.0, 2.0])[:, None, None] * step
-        line = np.asarray(oracle.ask(Questions.of(token + steps, PURPOSE)), dtype=np.float64)
-        middle = np.asarray(answers[0], dtype=np.float64)
-        bend = np.abs(np.array([line[0] + line[3] - 2 * middle, line[1] + line[2] - 2 * middle]))
-        size = np.max(np.abs(line)) + np.max(np.abs(middle))
-        allowed = EXACTLY * found.precision.relative * size + 16.0 * found.precision.floor
-        return bool((bend > allowed).any())
-
-    def _network(self, oracle: Oracle, rng: np.random.Generator, found: Measured) -> Learned:
-        tokens = rng.standard_normal((2, 3, oracle.spec.width))
-        tokens[1, -1] = tokens[0, -1]
-        answers = np.asarray(oracle.ask(Questions.of(tokens, PURPOSE)), dtype=np.float64)
-        size = float(np.max(np.abs(answers)))
-        allowed = EXACTLY * found.precision.relative * size + 16.0 * found.precision.floor
-        if (np.abs(answers[0] - answers[1]) <= allowed).all():
-            reason = "single tokens bend, the rest of a sequence does not matter"
-            return named("ReLU network", reason, ReluNetworkLearner(), oracle, rng)
-        reason = "single tokens bend, and the rest of a sequence matters"
-        return named("Transformer", reason, Transformer(), oracle, rng)
-
-    @staticmethod
-    def _one_head(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> bool:
-        """Whether the log-odds of a probe are affine in the length of the anchor."""
-        width = oracle.spec.width
-        value = linear.value / np.linalg.norm(linear.value) if linear.value.any() else linear.value
-        lean = value @ rng.standard_normal(value.shape[1])
-        probe = rng.standard_normal(width) / np.sqrt(width) + lean
-        anchor = rng.standard_normal(width)
-        anchor -= value @ (value.T @ anchor) if linear.scalar else 0.0
-        length = 1.0 / width**0.5
-        for _ in range(TRIES):
-            x = length * np.outer(LENGTHS, anchor)
-            tokens = np.stack([x + probe, x], axis=1)
-            answers = np.asarray(oracle.ask(Questions.of(tokens, PURPOSE)), dtype=np.float64)
-            rest = answers.reshape(len(x), -1) - linear.offset - linear.at(x)
-            swing = linear.at(probe[None])
-            weight = rest @ swing[0] / (swing[0] @ swing[0])
-            off = np.linalg.norm(rest - np.outer(weight, swing[0]), axis=1)
-            if (off > AFFINE * np.linalg.norm(swing)).any():
-                return False  # a vector answer off the line of its two values
-            if (weight > USABLE).all() and (weight < 1.0 - USABLE).all():
-                odds = np.log(weight / (1.0 - weight))
-                if np.ptp(odds) > USABLE:
-                    bend = abs(odds[0] - 2.0 * odds[1] + odds[2])
-                    noise = linear.roundoff.relative + linear.roundoff.additive
-                    return bool(bend <= AFFINE + EXACTLY * noise / USABLE)
-                length *= 4.0
-            elif (weight < -USABLE).any() or (weight > 1.0 + USABLE).any():
-                return False
-            else:
-                length, probe = length / 4.0, probe / 2.0
-        return True  # nothing against it: the single-head learner will see
+        return learn_score(oracle, rng, full_rank if coarse else by_rank, linear)
+    found = noisy_in_ball(oracle, rng, None)
+    return learn_score(oracle, rng, full_rank) if found is None else found
 
 
-def named(
-    family: str, reason: str, learner: Learner, oracle: Oracle, rng: np.random.Generator
+def by_rank(pairs: Pairs, rng: np.random.Generator) -> Learned:
+    """Every entry, or those that the rank needs: whichever can be cheaper."""
+    width = pairs.probes.width
+    column = -(-width // pairs.group)
+    if column == 1:
+        return full_rank(pairs, rng)
+    if column >= CHEAP_COLUMN or pairs.group == 1:
+        return LowRank().measure(pairs, rng)
+    return Sweep(pairs, anchor_basis(pairs, rng), rng, None, 0.0, width // PATIENCE).run()
+
+
+def beyond_one_head(
+    oracle: Oracle,
+    rng: np.random.Generator,
+    facts: Facts,
+    learned: Learned | None,
+    error: KeyholeError,
 ) -> Learned:
-    return labelled(learner.learn(oracle, rng), family, reason)
+    """Several heads; single tokens, if they are known, are not asked again. Not of a box that has
+    changed meanwhile: what it was does not matter then."""
+    if not facts.still(oracle):
+        raise error
+    known = None if learned is None else single_tokens(learned.model)
+    exact = facts.measured.precision.relative <= COARSE
+    oracle = Known(oracle, single=known if exact else None)
+    choice = Choice.of(facts, "several heads", "one head does not explain the answers")
+    try:
+        return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
+    except (WrongFamily, IllConditioned) as other:
+        message = f"neither one head ({error}) nor several ({other})"
+        found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)
+        neither = WrongFamily(f"none of the families: {message}", found)
+        neither.findings = facts.sentences
+        raise neither from other
 
 
-def labelled(learned: Learned, family: str, reason: str) -> Learned:
-    """The same hypothesis, with the family and why it was chosen."""
-    return Learned(
-        learned.model,
-        learned.errors,
-        learned.floor,
-        (f"Taken for {family}: {reason}.", *learned.notes),
-        {**learned.details, "family": family, "family_reason": reason},
-        learned.precision,
-    )
+def single_tokens(model: Any) -> Callable[[Array], Array]:
+    """The model on questions of one token."""
+    return lambda tokens: model(tokens)

@@ -43,8 +43,11 @@ class Sweep:
         rng: np.random.Generator,
         rank: int | None,
         tolerance: float,
+        patience: int | None = None,
     ) -> None:
         self.rank, self.tolerance = rank, tolerance
+        # from this rank on all columns are taken without looking for the last
+        self.patience = pairs.probes.width if patience is None else patience
         self.pairs, self.anchors, self.rng = pairs, anchors, rng
         self.width, self.spread = pairs.probes.width, pairs.scale
         # an anchor along a key bias is measured less exactly: it comes last
@@ -60,7 +63,7 @@ class Sweep:
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
-        while self.found.rank < limit and self._more():
+        while self.found.rank < limit and (self.found.rank >= self.patience or self._more()):
             self.found.add(self._column())
         if self.found.rank == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0

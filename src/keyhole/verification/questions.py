@@ -2,21 +2,32 @@
 
 Long sequences (windows, masks), a few plain tokens, a common shift of all tokens (score caps, near
 ties of large scores), long tokens (hard attention), repeated tokens (anything that is not a set),
-and the same tokens in another order (positions).
+and the same tokens in another order (positions). After the first lap, which is made of the most
+telling sizes, lengths and sizes are drawn over decades: a box that differs only beyond some length
+or size is met there, and some are chosen of a few for what would show on them (sensitivity).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.oracles.base import Spec
+from keyhole.verification.sensitivity import can_tell, most_telling
 
 LONG = 96  # tokens of a long sequence: beyond the windows and ramps one meets in small models
+LONGEST = 512  # of later laps
 SHORT = 7
-SHIFT = 24.0  # length of the common shift in natural lengths: scores of several hundred
+SHIFT = 24.0  # length of the common shift in natural lengths: near ties of large scores
+SHIFTS = 4.0, 400.0  # of later laps: scores up to several hundred
 HARD = 5.0  # length of tokens that make attention hard, in natural lengths
+HARDS = 1.5, 16.0
+HARD_QUERY = 4.0  # and of their query, relative to them: a box may look at its length
+QUERIES = 1 / 8, 8.0  # lengths of the query relative to the other tokens, in later laps
+CANDIDATES = 6  # of which the most telling is asked
+SIZES = 0.25, 3.0  # natural lengths of plain tokens in later laps
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +45,7 @@ class Designer:
     spec: Spec
     natural: float
     rng: np.random.Generator
+    model: Any = None  # where given, some questions are chosen for what would show on them
 
     def stream(self, count: int) -> Iterator[Fresh]:
         """The first `count` questions of an endless round through the kinds."""
@@ -52,8 +64,26 @@ class Designer:
     def _length(self, wanted: int, lap: int) -> int:
         if lap:
             wanted = max(2, int(self.rng.integers(2, wanted + 1)))
+        return self._allowed(wanted)
+
+    def _allowed(self, length: int) -> int:
         limit = self.spec.domain.max_length
-        return wanted if limit is None else min(wanted, limit)
+        return length if limit is None else min(length, limit)
+
+    def _between(self, bounds: tuple[float, float]) -> float:
+        """A size drawn evenly over the decades between two."""
+        low, high = np.log(bounds)
+        return float(np.exp(self.rng.uniform(low, high)))
+
+    def _size(self, first: float, later: tuple[float, float], lap: int) -> float:
+        return self._between(later) if lap else first
+
+    def _query(self, tokens: Array, lap: int, first: float = 1.0) -> Array:
+        """The same tokens with a longer or shorter query."""
+        if self.spec.domain.vocabulary is not None:
+            return tokens
+        factor = self._size(first, QUERIES, lap)
+        return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
 
     def _tokens(self, length: int, size: float = 1.0) -> Array:
         """Random tokens inside the domain, of the given length in natural lengths."""
@@ -65,10 +95,24 @@ class Designer:
         return self.spec.domain.drawn_in(tokens)
 
     def short(self, lap: int) -> Fresh:
-        return Fresh(self._tokens(self._length(SHORT, lap)), "a few random tokens")
+        if lap and self.model is not None and can_tell(self.model):
+            return self._telling()
+        tokens = self._tokens(self._length(SHORT, lap), self._size(1.0, SIZES, lap))
+        return Fresh(tokens, "a few random tokens")
+
+    def _telling(self) -> Fresh:
+        candidates = [
+            self._query(self._tokens(self._length(SHORT, 1), self._between(SIZES)), 1)
+            for _ in range(CANDIDATES)
+        ]
+        chosen = candidates[most_telling(self.model, candidates, self.rng)]
+        return Fresh(chosen, "tokens on which a change of one parameter shows")
 
     def long(self, lap: int) -> Fresh:
-        return Fresh(self._tokens(self._length(LONG, lap)), "a long sequence")
+        """Later laps: any length, each decade as likely, with a query of any length."""
+        length = int(self._between((SHORT, LONGEST))) if lap else LONG
+        tokens = self._tokens(self._allowed(length), self._size(1.0, SIZES, lap))
+        return Fresh(self._query(tokens, lap), "a long sequence")
 
     def reordered(self, lap: int) -> Fresh:
         """Tokens in order of length, the query last: a box with positions cannot know them."""
@@ -79,12 +123,13 @@ class Designer:
     def shifted(self, lap: int) -> Fresh:
         tokens = self._tokens(self._length(SHORT, lap))
         if self.spec.domain.vocabulary is None:
-            shift = self._tokens(1, SHIFT)
+            shift = self._tokens(1, self._size(SHIFT, SHIFTS, lap))
             tokens = self.spec.domain.drawn_in(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
         return Fresh(tokens, "tokens with a large common part: near ties of large scores")
 
     def hard(self, lap: int) -> Fresh:
-        return Fresh(self._tokens(self._length(2 * SHORT, lap), HARD), "long tokens")
+        tokens = self._tokens(self._length(2 * SHORT, lap), self._size(HARD, HARDS, lap))
+        return Fresh(self._query(tokens, lap, HARD_QUERY), "long tokens")
 
     def repeated(self, lap: int) -> Fresh:
         length = self._length(2 * SHORT, lap)

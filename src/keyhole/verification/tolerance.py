@@ -16,6 +16,7 @@ from keyhole.oracles.base import UNIT_ROUNDOFF, Precision
 DRAWS = 6  # disturbed copies per question
 SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent
 ROUNDINGS = 64.0  # of the answer itself, in units of the roundoff: sums over long sequences
+CANCELLED = 8.0  # and at least so many of the largest number in a vector
 DEVIATIONS = 6.0  # standard deviations of additive noise that one answer may be off
 ANY_LABEL = 2.0  # the widest gap between two labels: a tie can turn into either
 LABEL_ROUNDOFF = 2.0**-8  # of the shortest number format that holds all labels
@@ -41,6 +42,9 @@ def allowance(
         noise = precision.relative * rng.standard_normal(tokens.shape)
         spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
     rounding = ROUNDINGS * precision.relative * np.abs(answers)
+    if answers.ndim == 2:  # a component may be small because its terms cancel
+        largest = np.abs(answers).max(axis=1, keepdims=True)
+        rounding = np.maximum(rounding, CANCELLED * precision.relative * largest)
     steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
     return np.asarray(SAFETY * spread + rounding + steady)
 

@@ -43,6 +43,18 @@ def test_the_same_seed_asks_the_same() -> None:
 )
 def test_every_question_lies_in_the_domain(domain: Any) -> None:
     limits = Domain(**domain)
-    for question in designed(60, **domain):
+    for question in designed(90, **domain):
         assert question.tokens.shape[1] == WIDTH
         limits.check(question.tokens[None])
+
+
+def test_later_laps_go_over_decades_of_lengths_and_sizes() -> None:
+    fresh = designed(600)
+    lengths = [len(q.tokens) for q in fresh]
+    queries = [np.linalg.norm(q.tokens[-1]) for q in fresh]
+    largest = [np.abs(q.tokens).max() for q in fresh]
+    assert max(lengths) > 300
+    assert sum(length > 150 for length in lengths) > 15
+    assert max(queries) > 50 * 2.0
+    assert min(queries) < 0.1 * 2.0
+    assert max(largest) > 300

@@ -134,3 +134,35 @@ def test_nonsense_is_refused() -> None:
         verify(BOX, MODEL, queries=0)
     with pytest.raises(keyhole.InvalidArgument, match="width 9, the box 8"):
         verify(BOX, attention(np.random.default_rng(0), 9))
+
+
+@pytest.mark.parametrize("last", [60, 100, 150])
+def test_a_mask_at_long_lengths_is_met(last: int) -> None:
+    box = open_oracle(lambda tokens: MODEL(tokens[:, -last:]), width=8)
+    verdict = verify(box, MODEL, queries=200)
+    assert not verdict.agrees
+    assert verdict.counterexample is not None
+    assert len(verdict.counterexample.input) > last
+
+
+@pytest.mark.parametrize("cap", [20.0, 100.0])
+def test_a_cap_that_only_large_scores_reach_is_met(cap: float) -> None:
+    (head,) = MODEL.heads
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        scores = np.clip(np.einsum("nld,nd->nl", tokens, head.keys(tokens[:, -1])), -cap, cap)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        return np.asarray(MODEL.offset + np.einsum("nl,nl->n", weights, tokens @ head.value))
+
+    assert not verify(open_oracle(box, width=8), MODEL, queries=200).agrees
+
+
+def test_a_vector_whose_terms_cancel_is_not_wronged() -> None:
+    """A component far below the others carries their rounding."""
+    value = np.random.default_rng(5).standard_normal((4, 3))
+    value[:, 2] = 0.0
+    model = Attention([Head(np.eye(4), None, value)], np.array([1.0, -2.0, 0.0]))
+    noise = np.array([0.0, 0.0, 2.0**-52])
+    assert verify(open_oracle(lambda x: model(x) + noise, width=4), model, queries=6).agrees
+    assert not verify(open_oracle(lambda x: model(x) + 1e9 * noise, width=4), model).agrees

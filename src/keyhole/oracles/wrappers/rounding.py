@@ -34,4 +34,4 @@ class Rounded(Wrapper):
 def round_bits(numbers: Array, bits: int) -> Array:
     """Each number rounded to so many significant bits, ties to even."""
     mantissa, exponent = np.frexp(numbers)
-    return np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits)
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))

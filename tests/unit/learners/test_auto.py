@@ -1,0 +1,135 @@
+"""Auto on the zoo (the figures: benchmarks/auto.py), and what it does with what it pays for."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import keyhole
+from boxes import CountingBox
+from keyhole.learners.auto import Auto
+from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
+from keyhole.oracles.open import open_oracle
+from keyhole.recover import recover
+from keyhole.results import Outcome
+from networks import network
+from zoo import Specimen, everything, impostors, layer_of, weak_extra_head
+
+MEMBERS = [specimen for specimen in everything() if specimen.family is not None]
+
+
+def test_the_zoo_is_large_and_knows_every_family() -> None:
+    assert len(everything()) >= 60
+    assert len(impostors()) == 20
+    assert {s.family for s in MEMBERS} == {
+        "single head",
+        "several heads",
+        "label-only head",
+        "ReLU network",
+        "Transformer",
+    }
+    assert max(Counter((s.family, s.name) for s in everything()).values()) == 1
+
+
+@pytest.mark.parametrize("specimen", MEMBERS, ids=lambda s: f"{s.family}: {s.name}")
+def test_a_member_is_named_and_recovered_at_little_extra_cost(specimen: Specimen) -> None:
+    found = recover(specimen.build(), Auto())
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["family"] == specimen.family
+    assert found.notes[0].startswith(f"Taken for {specimen.family}: ")
+    alone = recover(specimen.build(), specimen.learner)
+    assert found.ledger.paid <= 1.1 * alone.ledger.paid + 50
+
+
+@pytest.mark.parametrize("specimen", impostors(), ids=lambda s: s.name)
+def test_an_impostor_is_rejected_with_a_counterexample(specimen: Specimen) -> None:
+    found = recover(specimen.build(), Auto(), throw=False)
+    assert found.outcome is Outcome.REJECTED
+    assert found.verdict is not None
+    example = found.verdict.counterexample
+    assert example is not None
+    assert not np.array_equal(example.box_answer, example.model_answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "most"),
+    [
+        ("GELU network", "smoothly so", 30),
+        ("GRU", "smoothly so", 30),
+        ("ALiBi", "order of the earlier tokens matters", 15),
+        ("temperature at one position", "order of the earlier tokens matters", 15),
+        ("network with a residual", "piecewise linearly", 400),
+    ],
+)
+def test_what_was_found_out_is_told_and_costs_little(name: str, words: str, most: int) -> None:
+    (specimen,) = (s for s in impostors() if s.name == name)
+    found = recover(specimen.build(), Auto(), throw=False)
+    assert any(words in note for note in found.notes)
+    assert found.ledger.paid <= most
+
+
+def test_a_window_is_met_by_repetition() -> None:
+    model = attention(np.random.default_rng(0), 6)
+    found = recover(open_oracle(lambda x: model(x[:, -40:]), width=6), Auto(), throw=False)
+    assert found.outcome is Outcome.REJECTED
+    assert "repeated" in found.reason
+    assert found.ledger.paid < 20
+
+
+def test_single_tokens_are_not_asked_twice_when_one_head_is_not_enough() -> None:
+    """A second head too weak for the pairs: one head is learned first, then two."""
+    model = weak_extra_head(36)
+    weak = Attention([model.heads[0], _times(model.heads[1], 1e-3)])
+    singles = []
+
+    def watched(tokens: np.ndarray) -> np.ndarray:
+        singles.append(len(tokens) if tokens.shape[1] == 1 else 0)
+        return weak(tokens)
+
+    box = CountingBox(watched, 8)
+    found = recover(open_oracle(box), Auto())
+    assert found.details["family"] == "several heads"
+    assert len(found.model.heads) == 2
+    assert "one head does not explain" in found.details["family_reason"]
+    assert found.ledger.by_purpose["value"] == 8
+    assert sum(singles) <= 8 + 15  # the value map once, and what the family took
+    assert box.seen == found.ledger.paid
+
+
+def _times(head: Head, factor: float) -> Head:
+    return Head(head.score, None, factor * head.value)
+
+
+def test_a_layer_costs_no_value_map_first() -> None:
+    found = recover(open_oracle(layer_of(0, 24, 4), width=24), Auto())
+    assert found.details["family"] == "several heads"
+    assert sum(found.ledger.by_purpose[p] for p in ("family", "precision")) < 20
+
+
+def test_without_any_influence_of_other_tokens_a_bent_box_is_a_network() -> None:
+    found = recover(network(0, 4, 5), Auto())
+    assert found.details["family"] == "ReLU network"
+    assert any("does not matter" in note for note in found.notes)
+
+
+def test_the_learner_asks_what_it_would_ask_alone() -> None:
+    """The same seed, the same questions after those about the family."""
+    secret = attention(np.random.default_rng(3), 6, heads=2)
+    found, alone = (recover(secret, learner, seed=4) for learner in (Auto(), keyhole.MultiHead()))
+    assert keyhole.distance(found.model, alone.model) == 0
+    extra = found.ledger.by_purpose["family"] + found.ledger.by_purpose["precision"]
+    assert found.ledger.paid == alone.ledger.paid + extra
+
+
+def test_several_heads_that_cannot_be_learned_are_told() -> None:
+    secret = attention(np.random.default_rng(0), 6, heads=2)
+    found = recover(open_oracle(secret, max_norm=2.0), Auto(), throw=False)
+    assert found.outcome is Outcome.REJECTED
+    assert found.details["family"] == "several heads"
+    assert "cannot be learned here" in found.reason
+
+
+def test_a_box_without_values_is_not_identifiable() -> None:
+    found = recover(open_oracle(lambda x: np.full(len(x), 0.7), width=4), Auto(), throw=False)
+    assert found.outcome is Outcome.NOT_IDENTIFIABLE
