@@ -293,9 +293,9 @@ def normalised(tokens: np.ndarray) -> np.ndarray:
     return np.asarray(centred / centred.std(axis=1, keepdims=True))
 
 
-def residual_layer(tokens: np.ndarray) -> np.ndarray:
+def first_token_added(tokens: np.ndarray) -> np.ndarray:
     plain = layer(4, 6, 10)
-    return np.asarray(plain.network(plain.attended(tokens) + 0.5 * tokens[:, -1]))
+    return np.asarray(plain.network(plain.attended(tokens) + 0.5 * tokens[:, 0]))
 
 
 def two_heads_and_network(tokens: np.ndarray) -> np.ndarray:
@@ -353,7 +353,7 @@ def impostors() -> list[Specimen]:
         ),
         fake("a hidden step", lambda: stepped, width=8),
         fake("residual and layer norm", lambda: normalised, width=8),
-        fake("network with a residual", lambda: residual_layer, width=6),
+        fake("network with its first token added", lambda: first_token_added, width=6),
         fake("network over two heads", lambda: two_heads_and_network, width=6),
     ]
 
