@@ -12,7 +12,6 @@ import argparse
 import resource
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,12 @@ import numpy as np
 import keyhole
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
+from timed_box import Box, Tally
 
 ROW = "{:<34} {:>15} {:>5} {:>9} {:>9} {:>8} {:>7} {:>7} {:>4}"
 ADAM_STEPS, LBFGS_STEPS = 4000, 600
 DECADES = 4.0  # over which singular values are spread
 GIGA = 2.0**30
-
-
-class Box:
-    """Counts its questions and the time it takes."""
-
-    def __init__(self, model: Attention, single: bool = False) -> None:
-        self.model = model.astype(np.float32) if single else model
-        self.truth = self.model.astype(np.float64)  # a float32 box has float32 parameters
-        self.width, self.seen, self.seconds = model.width, 0, 0.0
-
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        start = time.perf_counter()
-        answers = self.model(tokens)
-        self.seconds += time.perf_counter() - start
-        self.seen += len(tokens)
-        return answers
-
-
-@dataclass
-class Tally:
-    """How many rows kept the promise."""
-
-    rows: int = 0
-    met: int = 0
 
 
 def spread_out(rng: np.random.Generator, width: int, rank: int, decades: float) -> Attention:

@@ -11,7 +11,6 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,33 +19,11 @@ import keyhole
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.wrappers.batching import CHUNK_BYTES, CHUNK_QUESTIONS
+from timed_box import Box, Tally
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e3)
 STRONG = 100.0  # scale from which float32 loses digits of the scores itself
 ROW = "{:<34} {:>10} {:>10} {:>9} {:>8} {:>8} {:>5}"
-
-
-class Box:
-    """Counts its questions and the time it takes."""
-
-    def __init__(self, model: Attention, single: bool = False) -> None:
-        self.model = model.astype(np.float32) if single else model
-        self.width, self.seen, self.seconds = model.width, 0, 0.0
-
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        start = time.perf_counter()
-        answers = self.model(tokens)
-        self.seconds += time.perf_counter() - start
-        self.seen += len(tokens)
-        return answers
-
-
-@dataclass
-class Tally:
-    """How many rows kept the promise."""
-
-    rows: int = 0
-    met: int = 0
 
 
 def header(title: str) -> None:
@@ -141,7 +118,7 @@ def seeds(tally: Tally, quick: bool) -> None:
             for seed in range(count):
                 model = attention(np.random.default_rng(seed), 8, bias=bias)
                 box = Box(model, single)
-                recovery = keyhole.recover(box, seed=seed, throw=False)
+                recovery = keyhole.recover(box, keyhole.SingleHead(), seed=seed, throw=False)
                 limit = 1.01 * (72 + (9 if bias else 0)) + 12
                 errors.append(error_of_score(recovery, model))
                 asked.append(box.seen)

@@ -21,7 +21,7 @@ Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
             Queries" (2026), whose margin condition (no small entry of v) is not needed here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -52,15 +52,6 @@ CHUNK_ANCHORS = 64  # anchors asked at once
 EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is taken
 
 
-@dataclass(eq=False)
-class _Sums:
-    """Normal equations of the scores, one scalar each, and the raw answers behind them."""
-
-    answers: list[Array]  # per pass (d, d, D): probes by anchors
-    probe_length: list[Array]
-    anchor_length: list[Array]
-
-
 class Ball:
     """Measures one scalar head in a ball."""
 
@@ -80,6 +71,8 @@ class Ball:
         self.offset_error = np.zeros(1)
         self.key_bias_error = np.zeros(self.width)
         self.bias_slack = np.zeros(self.width)  # of probe · key_bias, for a tolerance
+        # per pass: answers (d, d, D), probes by anchors, and the lengths of both (d, d)
+        self.asked: list[tuple[Array, Array, Array]] = []
         self.notes: list[str] = []
         self.share = 1.0  # of the longest lengths: less where the scores would be large
 
@@ -248,7 +241,6 @@ class Ball:
         return np.log(weight / (1.0 - weight)), noise / slope
 
     def _ask_scores(self) -> None:
-        self.sums = _Sums([], [], [])
         for number in range(self.passes):
             probe, anchor = self._lengths(number)
             parts = []
@@ -257,9 +249,7 @@ class Ball:
                 answers = self._ask(self._pair_tokens(rows, probe, anchor), "score")
                 shape = (-1, self.width, answers.shape[1])
                 parts.append(answers.reshape(shape).transpose(1, 0, 2))
-            self.sums.answers.append(np.concatenate(parts, axis=1))
-            self.sums.probe_length.append(probe)
-            self.sums.anchor_length.append(anchor)
+            self.asked.append((np.concatenate(parts, axis=1), probe, anchor))
 
     # -- the estimate ----------------------------------------------------------------------
 
@@ -270,7 +260,7 @@ class Ball:
         information = np.zeros((self.width, self.width))
         for _ in range(NEWTON_STEPS):
             slope_sum, information = np.zeros_like(information), np.zeros_like(information)
-            for answers, probe, anchor in self._passes():
+            for answers, probe, anchor in self.asked:
                 rest = self._read(answers, anchor, value, along)
                 swing = probe * sizes[:, None]
                 bias = probe * (self.probes @ self.key_bias)[:, None]
@@ -292,10 +282,6 @@ class Ball:
         fixed = (along @ value.T) @ self.anchors.T  # of a unit anchor, read along a probe's
         own = (answers - self.offset) @ along[:, :, None]
         return np.asarray(own[:, :, 0] - anchor * fixed)
-
-    def _passes(self) -> list[tuple[Array, Array, Array]]:
-        sums = self.sums
-        return list(zip(sums.answers, sums.probe_length, sums.anchor_length, strict=True))
 
     def _score_from(self, products: Array) -> Array:
         return self.inverse @ products @ self.anchors
@@ -352,7 +338,7 @@ class Ball:
         low = np.full((self.width, self.width), -np.inf)
         high = -low
         bias = (self.probes @ self.key_bias)[:, None]
-        for answers, probe, anchor in self._passes():
+        for answers, probe, anchor in self.asked:
             ends = self._between(answers, probe, anchor)
             slack = np.abs(probe) * self.bias_slack[:, None]
             shifted = (ends[0] - probe * bias - slack, ends[1] - probe * bias + slack)
@@ -368,9 +354,7 @@ class Ball:
         u = probe[rows, columns][:, None] * self.probes[rows]
         answers = np.full((self.width, self.width, self.offset.size), np.nan)
         answers[rows, columns] = self._ask(np.stack([u + x, x], axis=1), "score")
-        self.sums.answers.append(answers)
-        self.sums.probe_length.append(probe)
-        self.sums.anchor_length.append(anchor)
+        self.asked.append((answers, probe, anchor))
 
     def _between(
         self, answers: Array, probe: Array, anchor: Array | None = None
