@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from keyhole.arrays import Array
 from keyhole.errors import (
@@ -68,7 +69,9 @@ def learn(
     error: KeyholeError | None
     try:
         rng = np.random.default_rng(seed)
-        fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
+        # small matrices: shared out over threads, their factorisations take up to ten times as long
+        with threadpool_limits(1, "blas"):
+            fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
         verdict = judge(fitted)
         error = complaint(fitted, verdict)
     except KeyboardInterrupt:
@@ -118,6 +121,11 @@ def _question(fitted: Fitted, example: int, position: int) -> Array:
 def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
     """What keeps the fit from being a recovery, the most fundamental reason first."""
     details = fitted.learned.details
+    if details["ending"] == "interrupted":
+        return Interrupted(
+            f"stopped after {details['restarts']} restarts; the best fit so far leaves "
+            f"{details['residual']:.1e} of the labels' size"
+        )
     if not verdict.agrees and details["ending"] != "exact":
         return _misfit(details, verdict)
     if details["deficient"]:

@@ -66,6 +66,12 @@ class Rows:
         scores = int(self.queries.shape[2]) * self.width
         return heads * (scores + self.width * self.outputs) + self.outputs * self.offset
 
+    def ratio(self, heads: int) -> float:
+        """How many times the rows outnumber the unknowns: examples over the floor."""
+        numbers = self.counted * self.outputs / self.unknowns(heads)
+        scores = self.score_differences / (self.queries.shape[2] * self.width)
+        return float(min(numbers, scores))
+
     def take(self, index: Array) -> "Rows":
         """Some of the examples."""
         return replace(

@@ -52,12 +52,6 @@ class Fitted:
     data: Examples
 
 
-def ratio(rows: Rows, heads: int) -> float:
-    """Examples over the floor: how many times the rows outnumber the unknowns."""
-    numbers = rows.counted * rows.outputs / rows.unknowns(heads)
-    return float(min(numbers, rows.score_differences / (rows.queries.shape[2] * rows.width)))
-
-
 def distinct(rows: Rows) -> Rows:
     """The same with only one of each set of equal rows counted."""
     _, first = np.unique(sameness(rows), return_index=True)
@@ -114,13 +108,13 @@ def fitted_layer(
     level = max(float(level), data.roundoff * power)
     errors = _errors(rows, spread, level, data.form)
     model = assembled(rows, final.theta, final.values, final.offset, data.form)
-    times = ratio(rows, heads)
+    times = rows.ratio(heads)
     details = {
         "heads": heads,
         "examples": data.count,
         "floor": data.count / times,
         "ratio": times,
-        "ratio_least": ratio(rows, least),
+        "ratio_least": rows.ratio(least),
         "conditioning": spread.conditioning,
         "deficient": spread.deficient,
         "amplification": _amplification(final, spread, power),
@@ -202,6 +196,7 @@ def _notes(details: dict[str, Any]) -> tuple[str, ...]:
         "noise": "What remains behaves like noise: two independent starts end in the same fit, and "
         "one more head explains no more than chance.",
         "spent": "The budget of time or restarts was spent before the fit was settled.",
+        "interrupted": "The search was stopped before the fit was settled.",
     }[details["ending"]]
     return (
         f"{details['examples']} examples are {details['ratio']:.2g} times the floor of "

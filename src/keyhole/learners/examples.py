@@ -39,7 +39,6 @@ from keyhole.learners.example_fit import (
     distinct,
     fitted_layer,
     held_rows,
-    ratio,
     with_certificates,
 )
 from keyhole.learners.head_search import Found, Plan, Progress, search
@@ -113,8 +112,8 @@ class FromExamples:
     def _affordable(self, train: Rows) -> int:
         """The largest number of heads whose unknowns the rows outnumber."""
         least = 1 if self.heads is None else self.heads
-        if ratio(train, least) < 1.0:
-            needed = int(np.ceil(len(train.tokens) / ratio(train, least)))
+        if train.ratio(least) < 1.0:
+            needed = int(np.ceil(len(train.tokens) / train.ratio(least)))
             raise NotIdentifiable(
                 f"{len(train.tokens)} examples are too few: {least} head(s) of this width have "
                 f"{train.unknowns(least)} unknowns, the examples (a share of {HELD_SHARE:.0%} "
@@ -124,7 +123,7 @@ class FromExamples:
             )
         if self.heads is not None:
             return self.heads
-        return max(m for m in range(1, self.most_heads + 1) if m == 1 or ratio(train, m) >= 1.0)
+        return max(m for m in range(1, self.most_heads + 1) if m == 1 or train.ratio(m) >= 1.0)
 
     def _refuse_capped(self, found: Found, most: int, train: Rows) -> None:
         """Without an exact fit, more heads would have to be tried than the data can tell."""
@@ -143,7 +142,7 @@ class FromExamples:
 
 def enough(rows: Rows, heads: int, rng: np.random.Generator) -> Rows:
     """As many random examples as make the search easy, where there are many more."""
-    times = ratio(rows, heads)
+    times = rows.ratio(heads)
     if times <= 2 * ENOUGH:
         return rows
     count = int(np.ceil(ENOUGH / times * len(rows.tokens)))

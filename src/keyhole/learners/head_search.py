@@ -7,9 +7,9 @@ order wins, so the result does not depend on how many processes there are (unles
 
 Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns:
 more chains, most of the work at the M that cross-validates best, the rest shared among the others,
-until a fit is exact; or the labels are noisy and the minimum that explains most for its size was
-reached from two independent starts; or the budget is spent. An exact fit with more heads than
-needed is pruned.
+little where examples are scarce for so many heads; until a fit is exact; or the labels are noisy
+and the minimum that explains most for its size was reached from two independent starts; or the
+budget is spent. An exact fit with more heads than needed is pruned.
 """
 
 import time
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.closed_form import one_head
@@ -37,6 +38,7 @@ WIDE = 4096  # score entries per head from which the sweep doubles the number of
 PRUNE_ITERATIONS = 40
 REDUNDANT = 1e-4  # relative squared residual without a head beyond which that head is needed
 FAVOUR = 3.0  # work given to the most promising number of heads, in units of the others'
+EASY, FAINT = 2.0, 0.1  # examples over the floor where most descents succeed; least hope, near one
 CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
 TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
 PENALTY = 4.0  # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
@@ -96,7 +98,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The end of a search. `ending`: "exact", "noise" or "spent"."""
+    """The end of a search. `ending`: "exact", "noise", "spent" or "interrupted"."""
 
     theta: Float[Array, "p m d"]
     relative: float
@@ -172,11 +174,16 @@ class _Search:
         self.first, self.last = (1, plan.most_heads) if plan.heads is None else (plan.heads,) * 2
 
     def run(self) -> Found:
-        with _Chains(self.rows, self.plan.workers) as pool:
-            self.pool = pool
-            solved = self._sweep() or self._turns()
-        if solved is not None:
-            return self._found(self._pruned(solved), "exact")
+        try:
+            with _Chains(self.rows, self.plan.workers) as pool:
+                self.pool = pool
+                solved = self._sweep() or self._turns()
+                if solved is not None:
+                    return self._found(self._pruned(solved), "exact")
+        except KeyboardInterrupt:
+            if all(tally.theta is None for tally in self.tallies.values()):
+                raise
+            return self._found(self._best(), "interrupted")
         best = self._best()
         ending = "noise" if self._settled(best) else "spent"
         return self._found(best, ending)
@@ -234,8 +241,12 @@ class _Search:
         for heads in range(self.first, min(leader + 1, self.last) + 1):
             tally = self.tallies.get(heads, Tally(heads))
             share = KNOWN if tally.hits >= CERTAIN else FAVOUR if heads == leader else 1.0
-            due[heads] = tally.work / share
+            due[heads] = tally.work / (share * self._hope(heads))
         return min(due, key=lambda heads: due[heads])
+
+    def _hope(self, heads: int) -> float:
+        """How likely a descent ends at the bottom, by the examples there are for so many heads."""
+        return float(np.clip((self.rows.ratio(heads) - 1) / (EASY - 1), FAINT, 1.0)) ** 2
 
     def _over(self) -> bool:
         return time.monotonic() > self.deadline or self.restarts >= self.plan.restarts
@@ -365,6 +376,7 @@ _ROWS: list[Rows] = []  # in a worker process: the data, sent once
 
 def _remember(rows: Rows) -> None:
     _ROWS[:] = [rows]
+    threadpool_limits(1, "blas")
 
 
 def _remembered_chain(heads: int, seed: int, effort: Effort) -> Chain:

@@ -9,7 +9,7 @@ from jaxtyping import TypeCheckError
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learn import learn
 from keyhole.learners.example_data import examples
-from keyhole.learners.example_fit import distinct, held_rows, ratio
+from keyhole.learners.example_fit import distinct, held_rows
 from keyhole.learners.examples import FromExamples, enough
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
@@ -234,6 +234,31 @@ def test_same_seed_same_result_whatever_the_workers() -> None:
     assert one.details["restarts"] == again.details["restarts"]
 
 
+def test_an_interrupted_search_hands_over_its_best_fit() -> None:
+    rng = np.random.default_rng(12)
+    X = boolean(rng, 64, 8, 8)
+    told = []
+
+    def stop_at_the_third(progress: object) -> None:
+        told.append(progress)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    Y = every_position(layer(rng, 8, 4, 5.0), X)
+    found = learn(X, Y, progress=stop_at_the_third, throw=False)
+    assert found.outcome is Outcome.INTERRUPTED
+    assert found.model is not None
+    assert "stopped after 3 restarts" in found.reason
+
+
+def test_strong_attention_on_few_examples() -> None:
+    rng = np.random.default_rng(1)
+    truth, X = layer(rng, 8, 1, 5.0), boolean(rng, 4, 16, 8)
+    found = learn(X, every_position(truth, X))
+    assert len(found.model.heads) == 1
+    assert distance(found.model, truth) <= 1e-9
+
+
 def test_progress_tells_heads_restarts_and_residual() -> None:
     rng = np.random.default_rng(13)
     X = boolean(rng, 30, 4, 6)
@@ -256,7 +281,7 @@ def test_ratio_is_the_note_s_floor() -> None:
     rng = np.random.default_rng(14)
     X = boolean(rng, 100, 4, 8)
     rows = examples(X, X).rows
-    assert 100 / ratio(rows, 1) == pytest.approx(max(2 * 8 / 4, 64 / 12))
-    assert 100 / ratio(rows, 3) == pytest.approx(2 * 3 * 8 / 4)
+    assert 100 / rows.ratio(1) == pytest.approx(max(2 * 8 / 4, 64 / 12))
+    assert 100 / rows.ratio(3) == pytest.approx(2 * 3 * 8 / 4)
     kept = held_rows(rows, rng)
     assert 0.04 < kept.mean() < 0.06
