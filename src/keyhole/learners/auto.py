@@ -164,6 +164,11 @@ def refuse(facts: Facts) -> None:
             "none of the families: a sequence and the same sequence repeated are answered "
             "differently (a window, a sum instead of a mean?)"
         )
+    elif facts.lone:
+        message = (
+            "none of the families: the answer is linear in the last token, and no other token is "
+            "seen (a linear map, or attention so strong that every token sees itself alone)"
+        )
     else:
         return
     error = WrongFamily(message, facts.against)

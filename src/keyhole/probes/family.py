@@ -49,6 +49,7 @@ class Facts:
     order: bool = False  # and so does its order
     copies: bool = False  # a sequence repeated is answered differently
     several: bool | None = None  # not one head; None: the pairs say nothing
+    lone: bool = False  # f is affine in the last token, and no other token is seen
     against: Counterexample | None = field(default=None)
 
     def still(self, oracle: Oracle) -> bool:
@@ -111,12 +112,18 @@ class _Examination:
         if bent:
             smooth, against = self._smooth()
         sequence, order, copies, disorder = self._sequences()
-        if not (bent or order or copies):
+        lone = not (bent or sequence) and self._pairs() and self._differ(np.diff(line, axis=0))
+        if not (bent or order or copies or lone):
             several = self._several(line)
         return Facts(
             self.measured, self.looked, self.outputs, False, bent, smooth,
-            sequence, order, copies, several, against or disorder,
+            sequence, order, copies, several, lone, against or disorder,
         )  # fmt: skip
+
+    def _pairs(self) -> bool:
+        """Whether two tokens may be asked."""
+        longest = self.oracle.spec.domain.max_length
+        return longest is None or longest >= 2
 
     def ask(self, tokens: Float[Array, "n length d"]) -> Float[Array, "n D"]:
         answers = _rows(self.oracle.ask(Questions.of(tokens, PURPOSE)))
@@ -198,7 +205,7 @@ class _Examination:
     def _several(self, line: Float[Array, "points D"]) -> bool | None:
         """Whether pairs contradict one head."""
         domain, width = self.oracle.spec.domain, self.oracle.spec.width
-        if domain.max_length is not None and domain.max_length < 2:
+        if not self._pairs():
             return None
         probe = 0.5 * self.tokens(1)[0]
         zero, high = self.ask(np.stack([np.zeros(width), probe])[:, None])

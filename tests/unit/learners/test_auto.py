@@ -112,6 +112,15 @@ def test_without_any_influence_of_other_tokens_a_bent_box_is_a_network() -> None
     assert any("does not matter" in note for note in found.notes)
 
 
+def test_a_linear_map_of_the_last_token_is_told_at_once() -> None:
+    value = np.random.default_rng(0).standard_normal((6, 3))
+    box = keyhole.open_oracle(lambda x: x[:, -1] @ value, width=6)
+    found = keyhole.recover(box, throw=False)
+    assert found.outcome is Outcome.REJECTED
+    assert "no other token is seen" in found.reason
+    assert found.ledger.paid <= 20
+
+
 def test_the_learner_asks_what_it_would_ask_alone() -> None:
     """The same seed, the same questions after those about the family."""
     secret = attention(np.random.default_rng(3), 6, heads=2)
