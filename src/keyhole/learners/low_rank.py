@@ -87,11 +87,12 @@ class LowRank:
                 return noisy
         return learn_score(oracle, rng, self.measure)
 
-    def measure(self, pairs: Pairs, rng: np.random.Generator) -> Learned:
-        """The score, once value, key bias and scale are known."""
+    def measure(self, pairs: Pairs, rng: np.random.Generator, spare: float = 0.0) -> Learned:
+        """The score, once value, key bias and scale are known. `spare`: share of the unknowns
+        that may be asked for nothing where that is faster."""
         if self.method == "convex":
             return Convex(pairs, rng, self.rank, self.tolerance, self.measurements).run()
         anchors = anchor_basis(pairs, rng)
         if pairs.group == 1 and pairs.probes.width <= DENSE_LIMIT:
-            return Cross(pairs, anchors, rng, self.rank, self.tolerance).run()
+            return Cross(pairs, anchors, rng, self.rank, self.tolerance, spare).run()
         return Sweep(pairs, anchors, rng, self.rank, self.tolerance).run()

@@ -19,7 +19,6 @@ whose errors count most, are taken on anchors without either, and only where the
 """
 
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 from scipy.linalg import lu_factor, lu_solve, qr
@@ -36,10 +35,12 @@ CHOICE = 2  # anchors to choose the last of a block from: both bad by chance is 
 SHRUNK, RECENT = 0.25, 8  # a look that sees less than this share of what the last ones saw
 # (their median) is given a second chance
 VISIBLE = 12.0  # standard errors of a test from which there is
+SPARE = 2  # questions per rank that the last look may cost
 STEEP = 2.0**-6  # pivots of a block below this share of its first are left for the next
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
 MOST_VALUE = 0.9  # share of the value map that one block may take away from the probes
+ENOUGH = 16  # answers that tell the scale of others well enough
 DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum goes on below
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
@@ -55,6 +56,7 @@ class Seen:
     product: Float[Array, "b n"]
     error: Float[Array, "b n"]
     order: Int[Array, " k"]
+    ended: bool  # no more was there than is taken
 
     @property
     def anchors(self) -> Float[Array, "k d"]:
@@ -71,10 +73,12 @@ class Cross:
         rng: np.random.Generator,
         rank: int | None,
         tolerance: float,
+        spare: float = 0.0,
     ) -> None:
         width = pairs.probes.width
         self.pairs, self.width, self.spread = pairs, width, pairs.scale
         self.rank, self.tolerance, self.rng = rank, tolerance, rng
+        self.spare = spare  # share of the unknowns that the last look may cost
         everything = np.arange(width)
         self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
         self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
@@ -108,7 +112,7 @@ class Cross:
 
     def _cross(self, most: int) -> bool:
         """A block of columns and rows, or False if there is nothing left."""
-        count = 1 if self.tolerance else min(self.block, most, max(1, isqrt(len(self.t))))
+        count = min(self.block, most, self._affordable())
         seen = self._look(count, self._next_anchors(count - 1 + CHOICE))
         if seen is None and len(self.avoided):
             seen = self._look(1, self._left_out())
@@ -121,9 +125,17 @@ class Cross:
         directions = self._pivots(seen.anchors, columns)
         self._take_anchors(seen.anchors, columns, errors)
         self._take_rows(directions, directions @ columns)
-        self.block = 2 * count if len(directions) == count else 1
+        self.block = 1 if seen.ended else 2 * len(directions)
         self.core = lu_factor(self.t @ self.columns)
         return True
+
+    def _affordable(self) -> int:
+        """Crosses to look for at once: if there are none, the square of their number was asked
+        for nothing. (A tolerance is compared with one cross after the other.)"""
+        rank = len(self.t)
+        unknowns = 2 * rank * self.width - rank * rank
+        wasted = max(SPARE * rank, self.spare * unknowns)
+        return 1 if self.tolerance else max(1, int(np.sqrt(wasted)))
 
     def _little(self) -> bool:
         """Whether the look just taken shows unusually little."""
@@ -150,7 +162,9 @@ class Cross:
         anchor = anchor - before @ (before.T @ anchor)
         return anchor[None] / np.linalg.norm(anchor)
 
-    def _ask(self, probes: Array, anchors: Array, spread: float, certain: bool = False) -> Table:
+    def _ask(
+        self, probes: Array, anchors: Array, spread: float, seen: int = 1, certain: bool = False
+    ) -> Table:
         """Unit probes against unit anchors; products in units of the probes' length."""
         pairs, linear = self.pairs, self.pairs.linear
         tokens = pairs.probes.stretched(probes)
@@ -163,6 +177,7 @@ class Cross:
             pairs.longest,
             certain,
             anchors @ pairs.key_bias,
+            seen,
         )
 
     def _look(
@@ -192,13 +207,14 @@ class Cross:
         pivots = np.abs(np.diag(triangle))
         # noise in a column of the block adds up; where all there is left was asked, nothing waits
         waits = 0.0 if count == len(self.probes) <= len(anchors) else STEEP * pivots[0]
-        taken = int(np.sum(pivots > max(np.sqrt(count) * visible, waits)))
+        there = np.sqrt(count) * visible
+        taken = int(np.sum(pivots > max(there, waits)))
         if taken == 0:
             if self.smallest < DECAYING * visible:  # the next one may be just out of sight
                 self.left_over = SAMPLE_SAFETY * visible / length
             return None
         self.smallest = float(pivots[taken - 1])
-        return Seen(anchors, product, error, order[:taken])
+        return Seen(anchors, product, error, order[:taken], bool(pivots[-1] <= there))
 
     def _columns(self, seen: "Seen") -> tuple[Float[Array, "d k"], Float[Array, " k"]]:
         """score · anchors and standard errors: measured on the probes but those that looked, known
@@ -207,10 +223,13 @@ class Cross:
         products, errors = seen.product[:, seen.order], seen.error[:, seen.order]
         if len(self.probes) > len(products):
             spread = float(np.sqrt(np.mean(products**2)))
-            table = self._ask(self.probes[len(products) :], anchors, spread)
+            enough = products.size >= ENOUGH
+            table = self._ask(
+                self.probes[len(products) :], anchors, spread, products.size, certain=enough
+            )
             products = np.vstack([products, table.product])
             errors = np.hypot(np.vstack([errors, table.error]), self._rounding(table))
-            self.spread = table.spread
+        self.spread = float(np.sqrt(np.mean(products**2)))
         self.largest = max(self.largest, float(np.sqrt(np.mean(products**2, axis=0)).max()))
         error = np.sqrt(np.mean(errors**2, axis=0)) / length
         return self.probes.T @ products / length + self.t.T @ known, error
@@ -309,7 +328,7 @@ class Cross:
         if len(self.anchors):
             length = self.pairs.probes.across
             expected = length * float(np.sqrt(np.mean(pivots**2)))
-            table = self._ask(directions, self.anchors, expected)
+            table = self._ask(directions, self.anchors, expected, len(directions))
             rows = rows + table.product / length @ self.anchors
             self.largest = max(self.largest, table.spread)
             rounding = self._rounding(table, row=True)
@@ -328,12 +347,16 @@ class Cross:
         rank, width = len(self.t), self.width
         if rank == 0:
             return self._nothing()
-        left, upper = np.linalg.qr(self._unstretched(self.columns))
-        through = np.linalg.solve(self.t @ self.columns, self.rows)  # the core's inverse times B
-        right = upper @ through
-        column_part = np.sqrt(np.array(self.column_errors) ** 2 @ through**2 + self.left_over**2)
-        spread_left = np.linalg.solve((self.t @ self.columns).T, self.columns.T).T
-        row_part = np.sqrt(spread_left**2 @ np.array(self.row_errors) ** 2)
+        if rank == width:  # t and ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is ω
+            left, right, through, lifted = self.t.T, self.rows, self.omega, self.t.T
+        else:
+            through = lu_solve(self.core, self.rows)
+            lifted = lu_solve(self.core, self.columns.T, trans=1).T
+            left, right = self.columns, through
+        left, upper = np.linalg.qr(self._unstretched(left))
+        right = upper @ right
+        column_part = np.sqrt(self.column_errors**2 @ through**2 + self.left_over**2)
+        row_part = np.sqrt(lifted**2 @ self.row_errors**2)
         probes = self.pairs.probes
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error = (
@@ -342,8 +365,8 @@ class Cross:
         )
         return assemble(
             self.pairs,
-            (left, right),
-            error,
+            (left, right) if rank < width else left @ right,
+            error if rank < width else np.sqrt(error[0] ** 2 @ error[1] ** 2),
             unknowns=2 * rank * width - rank * rank,
             notes=(f"Rank {rank}: {self.reason}.",),
             details={
