@@ -19,6 +19,7 @@ whose errors count most, are taken on anchors without either, and only where the
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import lu_factor, lu_solve, qr
@@ -96,7 +97,7 @@ class Cross:
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
         self.smallest = np.inf  # what the last look that saw something saw
         self.looks: list[float] = []  # and those before every block
-        self.block = 1  # crosses to take next, if there are as many
+        self.ended = False  # whether the last look showed no more than was taken
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
@@ -112,7 +113,7 @@ class Cross:
 
     def _cross(self, most: int) -> bool:
         """A block of columns and rows, or False if there is nothing left."""
-        count = min(self.block, most, self._affordable())
+        count = min(most, self._affordable())
         seen = self._look(count, self._next_anchors(count - 1 + CHOICE))
         if seen is None and len(self.avoided):
             seen = self._look(1, self._left_out())
@@ -125,7 +126,7 @@ class Cross:
         directions = self._pivots(seen.anchors, columns)
         self._take_anchors(seen.anchors, columns, errors)
         self._take_rows(directions, directions @ columns)
-        self.block = 1 if seen.ended else 2 * len(directions)
+        self.ended = seen.ended
         self.core = lu_factor(self.t @ self.columns)
         return True
 
@@ -135,7 +136,7 @@ class Cross:
         rank = len(self.t)
         unknowns = 2 * rank * self.width - rank * rank
         wasted = max(SPARE * rank, self.spare * unknowns)
-        return 1 if self.tolerance else max(1, int(np.sqrt(wasted)))
+        return 1 if self.tolerance or self.ended else max(1, int(np.sqrt(wasted)))
 
     def _little(self) -> bool:
         """Whether the look just taken shows unusually little."""
@@ -347,14 +348,16 @@ class Cross:
         rank, width = len(self.t), self.width
         if rank == 0:
             return self._nothing()
+        score: Any
         if rank == width:  # t and ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is ω
-            left, right, through, lifted = self.t.T, self.rows, self.omega, self.t.T
+            through, lifted = self.omega, self.t.T
+            score = singular = self._unstretched(lifted @ self.rows)
         else:
             through = lu_solve(self.core, self.rows)
             lifted = lu_solve(self.core, self.columns.T, trans=1).T
-            left, right = self.columns, through
-        left, upper = np.linalg.qr(self._unstretched(left))
-        right = upper @ right
+            left, upper = np.linalg.qr(self._unstretched(self.columns))
+            singular = upper @ through
+            score = (left, singular)
         column_part = np.sqrt(self.column_errors**2 @ through**2 + self.left_over**2)
         row_part = np.sqrt(lifted**2 @ self.row_errors**2)
         probes = self.pairs.probes
@@ -365,14 +368,14 @@ class Cross:
         )
         return assemble(
             self.pairs,
-            (left, right) if rank < width else left @ right,
+            score,
             error if rank < width else np.sqrt(error[0] ** 2 @ error[1] ** 2),
             unknowns=2 * rank * width - rank * rank,
             notes=(f"Rank {rank}: {self.reason}.",),
             details={
                 "rank": rank,
                 "rank_reason": self.reason,
-                "singular_values": np.linalg.svd(right, compute_uv=False),
+                "singular_values": np.linalg.svd(singular, compute_uv=False),
                 "truncation": self.left_over,
             },
         )
