@@ -114,11 +114,11 @@ class Cross:
     def _cross(self, most: int) -> bool:
         """A block of columns and rows, or False if there is nothing left."""
         count = min(most, self._affordable())
-        seen = self._look(count, self._next_anchors(count - 1 + CHOICE))
+        seen = self._look(count, self._next_anchors(max(count, CHOICE)))
         if seen is None and len(self.avoided):
             seen = self._look(1, self._left_out())
-        elif seen is not None and self._little():
-            seen = self._look(count, self._next_anchors(CHOICE, len(seen.all)), seen) or seen
+        elif seen is not None and not seen.ended and self._little():
+            seen = self._look(count, self._next_anchors(1, len(seen.all)), seen) or seen
         if seen is None or (len(self.t) and self._within_tolerance()):
             return False
         self.looks.append(self.smallest)
@@ -189,14 +189,17 @@ class Cross:
         if not len(anchors):
             return None
         probes, length = self.probes[:count], self.pairs.probes.across
-        table = self._ask(probes, anchors, self.spread, certain=True)
+        # what the rows so far say of these anchors is known; the rest must be new
+        known = length * (probes @ self._explained(anchors))
+        expected = float(np.hypot(self.spread, np.sqrt(np.mean(known**2))))
+        table = self._ask(probes, anchors, expected, certain=True)
         product, error = table.product, table.error
         if before is not None:
             anchors = np.vstack([before.all, anchors])
             product = np.hstack([before.product, product])
             error = np.hstack([before.error, error])
-        # what the rows so far say of these anchors is known; the rest must be new
-        rest = product - length * (probes @ self._explained(anchors))
+            known = length * (probes @ self._explained(anchors))
+        rest = product - known
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
         doubt = length * self._explained_error(probes, anchors)
         visible = VISIBLE * (float(error.max()) + self._rounding(table) + doubt)
@@ -358,8 +361,10 @@ class Cross:
             left, upper = np.linalg.qr(self._unstretched(self.columns))
             singular = upper @ through
             score = (left, singular)
-        column_part = np.sqrt(self.column_errors**2 @ through**2 + self.left_over**2)
-        row_part = np.sqrt(lifted**2 @ self.row_errors**2)
+        # what is left out is part of every column and row, as if it were an error of theirs
+        rest = self.left_over**2
+        column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + rest)
+        row_part = np.sqrt(lifted**2 @ (self.row_errors**2 + rest))
         probes = self.pairs.probes
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error = (

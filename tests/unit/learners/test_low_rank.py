@@ -137,7 +137,10 @@ def decaying(seed: int, base: float, outputs: int | None = None) -> Attention:
 
 def stated(recovery: keyhole.Recovery) -> float:
     """Frobenius norm of the standard errors of the score."""
-    left, right = recovery.errors.heads[0].score_factors
+    head = recovery.errors.heads[0]
+    if head.score_factors is None:  # a score of full rank
+        return float(np.linalg.norm(head.score))
+    left, right = head.score_factors
     return float(np.linalg.norm(np.sqrt(left**2 @ right**2)))
 
 
