@@ -1,15 +1,18 @@
-"""Low rank by crosses: a column, then a row, then the next column where the rows so far are zero.
+"""Low rank by crosses: columns, then rows, then the next columns where the rows so far are zero.
 
-Column k is score·ω_k, row k is t_kᵀ·score; from r of each, score = Y (T Y)⁻¹ B with Y the columns,
-B the rows and T the t_k. What was measured is never measured again: a column needs only the probes
-orthogonal to the t so far, a row only the anchors orthogonal to the ω so far, which makes exactly
-2rd − r² questions. Before each column one probe looks at two anchors: where it sees nothing there
-is no further column, else the better of the two is taken, for an anchor that happens to be nearly
-orthogonal to what is left of the score would cost digits. One question a column, two at the end.
+Columns are Y = score·Ω, rows B = T·score, and from r of each score = Y (T Y)⁻¹ B. What was
+measured is never measured again: a column needs only the probes orthogonal to the T so far, a row
+only the anchors orthogonal to the Ω so far, which makes exactly 2rd − r² questions.
 
-ω_k is random but orthogonal to the rows so far, so that score·ω_k is what is left of the score and
-nothing else: it is measured to full relative precision, and errors do not grow from cross to
-cross. t_k is the direction of that column: the largest pivot.
+Crosses are taken in blocks. First as many probes look at as many anchors (one at two). Pivots of
+this square that can be seen are crosses that are there, and its answers are part of the columns.
+Where the last pivot is unusually small, one more anchor is looked at: anchors nearly orthogonal to
+what is left of the score would cost digits. A square that shows less than it has room for was asked
+in part for nothing: a block is only as large as that may cost, and a single probe looks next.
+
+Ω is random but orthogonal to the rows so far, so that score·Ω is what is left of the score and
+nothing else: it is measured to full relative precision, and errors do not grow from block to
+block. T spans the columns: the largest pivots.
 
 With a key bias, probes are shorter along it than across. The score seen by unit directions is then
 stretch · score, and that is what the crosses are of; the stretch is taken out at the end. Probes
@@ -26,15 +29,15 @@ from scipy.linalg import lu_factor, lu_solve, qr
 
 from keyhole.algebra.bases import Basis
 from keyhole.algebra.range_finder import RangeFinder
+from keyhole.algebra.reflections import turned, without
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed
 from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet, Table
 
-CHOICE = 2  # anchors to choose the last of a block from: both bad by chance is rare enough
-SHRUNK, RECENT = 0.25, 8  # a look that sees less than this share of what the last ones saw
-# (their median) is given a second chance
+CHOICE = 2  # anchors that a single probe looks at: both bad by chance is rare enough
+SHRUNK, RECENT = 0.25, 8  # share of what the last looks saw, below which there is another
 VISIBLE = 12.0  # standard errors of a test from which there is
 SPARE = 2  # questions per rank that the last look may cost
 STEEP = 2.0**-6  # pivots of a block below this share of its first are left for the next
@@ -53,7 +56,7 @@ AVOIDED_SHARE = 0.4  # anchors avoid the rows so far up to this share of the wid
 class Seen:
     """What the first probes see of some anchors, and which of these to take."""
 
-    all: Float[Array, "n d"]
+    all: Float[Array, "n d"]  # the anchors
     product: Float[Array, "b n"]
     error: Float[Array, "b n"]
     order: Int[Array, " k"]
@@ -85,14 +88,12 @@ class Cross:
         self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
         self.avoided = _span(pairs.key_bias, pairs.linear.value[:, 0])  # none without a key bias
         self.value = pairs.probes.stretched(pairs.linear.value.T)[0] / pairs.probes.across
-        self.t = np.zeros((0, width))
-        self.omega = np.zeros((0, width))  # orthonormal
+        self.t, self.omega = np.zeros((2, 0, width))  # orthonormal
         self.rows = np.zeros((0, width))  # t · score
         self.columns = np.zeros((width, 0))  # score · ω
         self.core = lu_factor(np.zeros((0, 0)))  # of t · score · ω
         self.row_space = RangeFinder(width)  # and the anchors that are avoided
-        for direction in self.avoided:
-            self.row_space.add(direction)
+        self.row_space.become(self.avoided.T)
         self.column_errors, self.row_errors = np.zeros(0), np.zeros(0)
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
         self.smallest = np.inf  # what the last look that saw something saw
@@ -115,9 +116,10 @@ class Cross:
         """A block of columns and rows, or False if there is nothing left."""
         count = min(most, self._affordable())
         seen = self._look(count, self._next_anchors(max(count, CHOICE)))
+        self.ended = seen is None or seen.ended
         if seen is None and len(self.avoided):
             seen = self._look(1, self._left_out())
-        elif seen is not None and not seen.ended and self._little():
+        elif seen is not None and not self.ended and self._little():
             seen = self._look(count, self._next_anchors(1, len(seen.all)), seen) or seen
         if seen is None or (len(self.t) and self._within_tolerance()):
             return False
@@ -126,17 +128,16 @@ class Cross:
         directions = self._pivots(seen.anchors, columns)
         self._take_anchors(seen.anchors, columns, errors)
         self._take_rows(directions, directions @ columns)
-        self.ended = seen.ended
         self.core = lu_factor(self.t @ self.columns)
         return True
 
     def _affordable(self) -> int:
-        """Crosses to look for at once: if there are none, the square of their number was asked
+        """Crosses to look for at once: where there are none, the square of their number is asked
         for nothing. (A tolerance is compared with one cross after the other.)"""
         rank = len(self.t)
         unknowns = 2 * rank * self.width - rank * rank
-        wasted = max(SPARE * rank, self.spare * unknowns)
-        return 1 if self.tolerance or self.ended else max(1, int(np.sqrt(wasted)))
+        most = np.sqrt(max(SPARE * rank, self.spare * unknowns))
+        return 1 if self.tolerance or self.ended else max(1, int(most))
 
     def _little(self) -> bool:
         """Whether the look just taken shows unusually little."""
@@ -226,11 +227,9 @@ class Cross:
         length, anchors, known = self.pairs.probes.across, seen.anchors, self.rows @ seen.anchors.T
         products, errors = seen.product[:, seen.order], seen.error[:, seen.order]
         if len(self.probes) > len(products):
-            spread = float(np.sqrt(np.mean(products**2)))
-            enough = products.size >= ENOUGH
-            table = self._ask(
-                self.probes[len(products) :], anchors, spread, products.size, certain=enough
-            )
+            others, seen_so_far = self.probes[len(products) :], products.size
+            spread, enough = float(np.sqrt(np.mean(products**2))), seen_so_far >= ENOUGH
+            table = self._ask(others, anchors, spread, seen_so_far, certain=enough)
             products = np.vstack([products, table.product])
             errors = np.hypot(np.vstack([errors, table.error]), self._rounding(table))
         self.spread = float(np.sqrt(np.mean(products**2)))
@@ -274,7 +273,7 @@ class Cross:
         level = self.probes @ self.value
         level = level / np.linalg.norm(level)
         share = np.sqrt(len(weights) / len(new))  # of the value map that as many probes have
-        weights = _levelled(weights, weights @ level, np.eye(len(weights))[0])
+        weights = turned(weights, weights @ level, np.eye(len(weights))[0])
         overlap = float(weights[0] @ level)  # that of all others is zero
         if abs(overlap) < share:
             weights[0] += (share if overlap >= 0 else -share) * level
@@ -284,10 +283,10 @@ class Cross:
             aside -= (weights[1:] @ aside) @ weights[1:]
             weights[0] += aside / np.linalg.norm(aside)
         weights[0] /= np.linalg.norm(weights[0])
-        weights = _levelled(weights, weights @ level, np.ones(len(weights)))
+        weights = turned(weights, weights @ level, np.ones(len(weights)))
         directions = weights @ self.probes
-        self.probes = _without(self.probes, weights)
-        self.probes = _levelled(self.probes, self.probes @ self.value, np.ones(len(self.probes)))
+        self.probes = without(self.probes, weights)
+        self.probes = turned(self.probes, self.probes @ self.value, np.ones(len(self.probes)))
         return directions
 
     def _take_anchors(self, anchors: Array, columns: Array, errors: Array) -> None:
@@ -298,15 +297,13 @@ class Cross:
         self.column_errors = np.append(self.column_errors, np.sqrt(errors**2 @ back**2))
         self.omega = np.vstack([self.omega, weights.T @ self.anchors])
         self.columns = np.column_stack([self.columns, columns])
-        self.anchors = _without(self.anchors, weights.T)
+        self.anchors = without(self.anchors, weights.T)
 
     def _within_tolerance(self) -> bool:
         """Whether what is left, and was seen by the last look, may be left out."""
-        limit, length = self.tolerance * self.largest, self.pairs.probes.across
-        if self.left_over * length > limit:
-            return False
-        rest = self._sampled_rest()
-        if rest * length > limit:
+        length = self.pairs.probes.across
+        limit = self.tolerance * self.largest / length
+        if self.left_over > limit or (rest := self._sampled_rest()) > limit:
             return False
         self.left_over = rest
         self.reason = (
@@ -352,35 +349,35 @@ class Cross:
         if rank == 0:
             return self._nothing()
         score: Any
-        if rank == width:  # t and ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is ω
+        probes = self.pairs.probes
+        if rank == width:  # T and Ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is Ω
             through, lifted = self.omega, self.t.T
-            score = singular = self._unstretched(lifted @ self.rows)
+            score = right = probes.unstretched(self.rows.T @ self.t).T
         else:
             through = lu_solve(self.core, self.rows)
             lifted = lu_solve(self.core, self.columns.T, trans=1).T
-            left, upper = np.linalg.qr(self._unstretched(self.columns))
-            singular = upper @ through
-            score = (left, singular)
+            left, upper = np.linalg.qr(probes.unstretched(self.columns.T).T)
+            right = upper @ through
+            score = (left, right)
         # what is left out is part of every column and row, as if it were an error of theirs
         rest = self.left_over**2
         column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + rest)
         row_part = np.sqrt(lifted**2 @ (self.row_errors**2 + rest))
-        probes = self.pairs.probes
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
-        error = (
+        error: Any = (
             np.column_stack([looser, looser * row_part]),
             np.vstack([column_part, np.ones(width)]),
         )
         return assemble(
             self.pairs,
             score,
-            error if rank < width else np.sqrt(error[0] ** 2 @ error[1] ** 2),
+            error if rank < width else np.hypot(np.outer(looser, column_part), error[0][:, 1:]),
             unknowns=2 * rank * width - rank * rank,
             notes=(f"Rank {rank}: {self.reason}.",),
             details={
                 "rank": rank,
                 "rank_reason": self.reason,
-                "singular_values": np.linalg.svd(singular, compute_uv=False),
+                "singular_values": np.linalg.svd(right, compute_uv=False),
                 "truncation": self.left_over,
             },
         )
@@ -392,14 +389,6 @@ class Cross:
         note = "No question showed a score: attention is uniform up to the key bias."
         return assemble(self.pairs, zero, error, unknowns=0, notes=(note,), details=details)
 
-    def _unstretched(self, columns: Float[Array, "d r"]) -> Float[Array, "d r"]:
-        """Columns of the score from columns as seen by unit directions."""
-        probes = self.pairs.probes
-        if not probes.axis.any():
-            return columns
-        part = (probes.across / probes.along - 1.0) * (probes.axis @ columns)
-        return columns + np.outer(probes.axis, part)
-
 
 def _span(key_bias: Float[Array, " d"], value: Float[Array, " d"]) -> Float[Array, "k d"]:
     """Orthonormal rows spanning a key bias and the value map; none where there is no key bias."""
@@ -408,25 +397,3 @@ def _span(key_bias: Float[Array, " d"], value: Float[Array, " d"]) -> Float[Arra
     q, r = np.linalg.qr(np.column_stack([key_bias, value]))
     kept = np.abs(np.diag(r)) > SAME_SPACE * np.linalg.norm(value)
     return np.ascontiguousarray(q.T[: 2 if kept[1] else 1])
-
-
-def _levelled(rows: Float[Array, "m d"], start: Array, goal: Array) -> Float[Array, "m d"]:
-    """Orthonormal rows mixed by the reflection that takes the direction `start` to `goal`."""
-    if not start.any():
-        return rows
-    gap = start / np.linalg.norm(start) - goal / np.linalg.norm(goal)
-    size = float(gap @ gap)
-    if size == 0.0:
-        return rows
-    return np.asarray(rows - np.outer(2.0 / size * gap, gap @ rows))
-
-
-def _without(rows: Float[Array, "m d"], weights: Float[Array, "k m"]) -> Float[Array, "n d"]:
-    """Orthonormal rows spanning what is left when the combinations `weights`, orthonormal, are
-    taken out: all but the last of the block reflection that takes these to the last."""
-    taken = len(weights)
-    left, sizes, right = np.linalg.svd(weights[:, -taken:])
-    gap = weights.copy()
-    gap[:, -taken:] += left @ right  # away from the last rows: no cancellation
-    mixed = (left / (1.0 + sizes)) @ (left.T @ (gap @ rows))
-    return np.asarray(rows[:-taken] - gap[:, :-taken].T @ mixed)

@@ -188,6 +188,36 @@ def test_single_head_of_unknown_rank(rank: int | None) -> None:
     assert asked <= (40 * 40 + 40 + 2 * 40 if rank is None else limit(40, rank))
 
 
+@pytest.mark.parametrize(("learner", "rounds"), [(None, 10), (keyhole.LowRank(), 16)])
+def test_full_rank_takes_few_rounds_and_few_questions(learner: Any, rounds: int) -> None:
+    """One cross after the other would be three batches for each of 96."""
+    model = attention(np.random.default_rng(6), 96)
+    batches = []
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        batches.append(len(tokens))
+        return model(tokens)
+
+    recovery = keyhole.recover(keyhole.open_oracle(box, width=96), learner)
+    assert recovery.details["rank"] == 96
+    assert keyhole.distance(recovery.model, model) <= FLOAT64
+    assert recovery.model.heads[0].score_factors is None  # nothing to gain from factors
+    assert sum(batches) <= 96 * 96 + 96 + 2 * 96
+    chunks = 96 * 96 // 512
+    assert len([size for size in batches if size > 1]) <= chunks + 6 * rounds
+
+
+@pytest.mark.parametrize("rank", [20, 47, 60, 63])
+def test_high_rank_is_found_inside_a_block(rank: int) -> None:
+    model = attention(np.random.default_rng(rank), 64, rank=rank)
+    for learner, more in ((keyhole.LowRank(), 0), (None, 0.08 * (limit(64, rank)) + 40)):
+        box = CountingBox(model, 64)
+        recovery = keyhole.recover(box, learner)
+        assert recovery.details["rank"] == rank
+        assert keyhole.distance(recovery.model, model) <= FLOAT64
+        assert box.seen <= limit(64, rank) + more
+
+
 def test_large_widths_form_nothing_of_size_d_squared() -> None:
     model = attention(np.random.default_rng(4), 2048, rank=2)
     recovery, asked = recovered(model)
