@@ -360,8 +360,8 @@ class Cross:
             right = upper @ through
             score = (left, right)
         # what is left out is part of every column and row, as if it were an error of theirs
-        rest = self.left_over**2
-        column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + rest)
+        rest = (self.left_over / SAMPLE_SAFETY) ** 2
+        column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + self.left_over**2)
         row_part = np.sqrt(lifted**2 @ (self.row_errors**2 + rest))
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error: Any = (
