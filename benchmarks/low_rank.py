@@ -1,6 +1,6 @@
 """The figures of docs/learners/low_rank.md, measured in one run.
 
-    python benchmarks/low_rank.py [--quick] [--only methods,growth,grid,convex]
+    python benchmarks/low_rank.py [--quick] [--only methods,growth,grid,high,convex]
     python benchmarks/low_rank.py --scale [--width 4096] [--rank 128]       one head of an LLM
     python benchmarks/low_rank.py --journal [--width 4096] [--rank 128]     and its journal
 
@@ -101,6 +101,16 @@ def grid(tally: Tally, quick: bool) -> None:
                 row(tally, f"{name} Gaussian factors", plain, rank, learner, 1e-12, seed=seed)
                 row(tally, f"{name} 4 decades", wide, rank, learner, 1e-12, seed=seed)
                 row(tally, f"{name} float32", even, rank, learner, 1e-5, True, seed)
+
+
+def high(tally: Tally, quick: bool) -> None:
+    """Ranks for which there is little or nothing to gain."""
+    header("adaptive, rank not given: half, and full")
+    for width in (32, 64) if quick else (64, 256, 512):
+        for rank in (width // 2, width):
+            rng = np.random.default_rng([width, rank])
+            model = attention(rng, width, rank=rank if rank < width else None)
+            row(tally, f"d={width} r={rank}", model, rank, keyhole.LowRank(), 1e-12)
 
 
 def convex(tally: Tally, quick: bool) -> None:
@@ -245,7 +255,7 @@ def report(box: Box, recovery: keyhole.Recovery, seconds: float, floor: int, kin
 
 
 def main() -> None:
-    parts = {"methods": methods, "growth": growth, "grid": grid, "convex": convex}
+    parts = {"methods": methods, "growth": growth, "grid": grid, "high": high, "convex": convex}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, about a minute")
     parser.add_argument("--only", default=",".join(parts), help="parts, separated by commas")

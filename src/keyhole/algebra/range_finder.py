@@ -34,8 +34,8 @@ class RangeFinder:
         """Takes over an orthonormal basis."""
         self._rows = np.ascontiguousarray(basis.T)
 
-    def outside(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        """The part of a vector orthogonal to the range."""
+    def outside(self, vectors: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
+        """The part of each vector orthogonal to the range."""
         for _ in range(2):
-            vector = vector - self._rows.T @ (self._rows @ vector)
-        return vector
+            vectors = vectors - (vectors @ self._rows.T) @ self._rows
+        return vectors

@@ -45,6 +45,7 @@ from keyhole.probes.values import measure_values
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
 CHEAP_COLUMN = 20  # questions per column below which looking for the rank is no small part of it
 PATIENCE = 4  # there, it is looked for up to this fraction of the width
+SPARE = 0.08  # share of the questions that may be spent to have few rounds of them
 FINDING_OUT = 40  # questions that naming the family takes at most, noise apart
 ATTEMPTS = 2  # of MultiHead where one head was tried first
 
@@ -226,7 +227,7 @@ def by_rank(pairs: Pairs, rng: np.random.Generator) -> Learned:
     if column == 1:
         return full_rank(pairs, rng)
     if column >= CHEAP_COLUMN or pairs.group == 1:
-        return LowRank().measure(pairs, rng)
+        return LowRank().measure(pairs, rng, SPARE)
     return Sweep(pairs, anchor_basis(pairs, rng), rng, None, 0.0, width // PATIENCE).run()
 
 

@@ -1,13 +1,13 @@
 """Single-head attention of low rank, rank unknown, at the floor 2rd − r² + d.
 
-Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and one or two
-            more a column, rank unknown; a key bias adds d. The score is returned in factors, with
-            its singular values, the rank and why that rank.
+Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and one to three
+            more a column, rank unknown; a key bias adds d. The score is returned in factors (in
+            one piece if its rank is full), with its singular values, the rank and why that rank.
 Questions.  Value and key bias as for a single head. A column is all probes against one anchor, a
             row one probe against all anchors, and what one tells the other does not ask again.
-            Scalar boxes: crosses of a column and a row (low_rank_cross). Vector answers and large
-            widths: all columns, then all rows (low_rank_sweep). Before each column, probes outside
-            the range found so far look at two anchors: if they see nothing, the rank is found.
+            Scalar boxes: blocks of columns and rows (low_rank_cross). Vector answers and large
+            widths: all columns, then all rows (low_rank_sweep). Before each, probes outside the
+            range found so far look at a few anchors: if they see nothing, the rank is found.
             `method="convex"`: a fixed set of random pairs (low_rank_convex).
 Algebra.    With Y = score·Ω the columns and B = T·score the rows, score = Y (T Y)⁻¹ B; or, with Q
             an orthonormal basis of the columns, score = Q (Qᵀ score).
@@ -87,11 +87,12 @@ class LowRank:
                 return noisy
         return learn_score(oracle, rng, self.measure)
 
-    def measure(self, pairs: Pairs, rng: np.random.Generator) -> Learned:
-        """The score, once value, key bias and scale are known."""
+    def measure(self, pairs: Pairs, rng: np.random.Generator, spare: float = 0.0) -> Learned:
+        """The score, once value, key bias and scale are known. `spare`: share of the unknowns
+        that may be asked for nothing where that is faster."""
         if self.method == "convex":
             return Convex(pairs, rng, self.rank, self.tolerance, self.measurements).run()
         anchors = anchor_basis(pairs, rng)
         if pairs.group == 1 and pairs.probes.width <= DENSE_LIMIT:
-            return Cross(pairs, anchors, rng, self.rank, self.tolerance).run()
+            return Cross(pairs, anchors, rng, self.rank, self.tolerance, spare).run()
         return Sweep(pairs, anchors, rng, self.rank, self.tolerance).run()

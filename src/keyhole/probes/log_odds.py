@@ -28,8 +28,9 @@ STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
 LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
 COMFORTABLE = 2.0  # where that other question puts s
 WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
-FIRST_BLOCK, BLOCK_GROWTH = 4, 4  # the scale is learned from few answers before many are asked
+BLOCK_GROWTH = 4  # times the answers so far that are asked next: few before the scale is known
 SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
+RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
 CAUTION = 2.0  # in standard errors of the scale so far
 FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
 BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
@@ -228,14 +229,16 @@ class LogOdds:
         longest: float = np.inf,
         certain: bool = False,
         anchor_bias: Float[Array, " m"] | None = None,
+        seen: int = 1,
     ) -> Table:
         """Every probe against every anchor; `anchors` has unit rows.
 
-        `spread` is the expected root mean square of probe · score · anchor; it is refined from
-        the answers unless `certain`. `anchor_bias` is anchor · key_bias, which the box rounds.
+        `spread` is the expected root mean square of probe · score · anchor, known from so many
+        answers as `seen` says; it is refined from those that come in unless `certain`.
+        `anchor_bias` is anchor · key_bias, which the box rounds.
         """
         bias = np.zeros(len(anchor_values)) if anchor_bias is None else anchor_bias
-        return _Filling(self, anchors, anchor_values, bias, spread, longest).run(certain)
+        return _Filling(self, anchors, anchor_values, bias, spread, longest, seen).run(certain)
 
 
 class _Filling:
@@ -249,6 +252,7 @@ class _Filling:
         anchor_bias: Array,
         spread: float,
         longest: float,
+        seen: int,
     ) -> None:
         self.meter, self.anchors, self.longest = meter, anchors, longest
         self.values, self.anchor_bias = anchor_values, anchor_bias
@@ -258,12 +262,14 @@ class _Filling:
         self.length = np.zeros((shape[0], shape[2]))
         self.bias = np.zeros(shape[:2])
         self.bias.flat[: probes.count] = probes.bias
-        self.spread, self.seen = spread, 1
+        self.spread, self.seen = spread, seen
 
     def run(self, certain: bool) -> Table:
         groups, size, count = self.product.shape
-        order, limit = self._order(groups * count), max(1, BLOCK_NUMBERS // size)
-        start, block = 0, limit if certain else FIRST_BLOCK
+        limit = max(1, BLOCK_NUMBERS // size)
+        start, block = 0, limit if certain else BLOCK_GROWTH * self.seen
+        trial = 0 if certain else SPREAD_OUT if self.seen == 1 else block
+        order = self._order(groups, count, trial)
         again: list[Array] = []
         while start < len(order):
             numbers = order[start : start + min(block, limit)]
@@ -273,10 +279,11 @@ class _Filling:
             again.append(self._fill(numbers, np.full(len(numbers), length)))
             if not certain:
                 self._learn_scale()
-            start, block = start + len(numbers), block * BLOCK_GROWTH
+            start = start + len(numbers)
+            block = block * BLOCK_GROWTH if start < trial else limit  # the scale is known by then
             anchor, group = np.divmod(numbers, groups)
             if np.mean(self.length[group, anchor] < 0) > SOME:  # saturated: the scale was far off
-                self.spread, block = self.spread * FAR_OFF, FIRST_BLOCK
+                self.spread, block = self.spread * FAR_OFF, BLOCK_GROWTH
         self._repeat(np.concatenate(again))
         n = self.meter.probes.count
         return Table(
@@ -310,12 +317,19 @@ class _Filling:
         return numbers[found.saturated | steep]
 
     @staticmethod
-    def _order(total: int) -> Int[Array, " n"]:
+    def _order(groups: int, count: int, trial: int) -> Int[Array, " n"]:
         """All questions; the first few from all over the table, so that the scale learned from
-        them is not that of a single anchor."""
-        spread_out = np.unique(np.linspace(0, total - 1, min(total, SPREAD_OUT)).astype(np.int64))
+        them is not that of a single anchor. One side of the others stays while the other runs."""
+        numbers = np.arange(groups * count)
+        if groups < min(RUN, count):
+            numbers = numbers.reshape(count, groups).T.ravel()
+        if trial == 0:
+            return numbers
+        spread_out = np.unique(
+            np.linspace(0, len(numbers) - 1, min(len(numbers), trial)).astype(np.int64)
+        )
         first = np.concatenate([spread_out[k::STRIDE] for k in range(STRIDE)])
-        return np.concatenate([first, np.delete(np.arange(total), spread_out)])
+        return np.concatenate([numbers[first], np.delete(numbers, spread_out)])
 
     def _learn_scale(self) -> None:
         """Root mean square over everything asked so far that was not saturated."""

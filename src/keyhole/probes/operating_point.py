@@ -68,6 +68,10 @@ class Stretched:
         """Unit directions at the length of the probes, along and across the axis."""
         return self._stretch(directions, self.across, self.along)
 
+    def unstretched(self, vectors: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """What unit directions see, from what they see stretched, in units of `across`."""
+        return self._stretch(vectors, 1.0, self.across / self.along)
+
     def products(self, vectors: Float[Array, "n d"]) -> Float[Array, "d n"]:
         """Every probe times every vector, without forming the probes."""
         vectors = self._stretch(vectors, self.across, self.along)

@@ -7,7 +7,7 @@ possible: an honest box must not be wronged.
 """
 
 import numpy as np
-from scipy.stats import chi2
+from scipy.special import gammaincinv
 
 from keyhole.arrays import Array
 from keyhole.oracles.base import Oracle, Precision
@@ -80,4 +80,5 @@ def upper_level(repeats: Array) -> float:
     """Standard deviation of repeated answers, as high as it may be."""
     freedom = (len(repeats) - 1) * repeats.shape[1]
     square = float(np.mean(np.var(repeats, axis=0, ddof=1)))
-    return float(np.sqrt(square * freedom / chi2.ppf(MISJUDGED, freedom)))
+    low = 2.0 * gammaincinv(freedom / 2.0, MISJUDGED)  # quantile of chi square
+    return float(np.sqrt(square * freedom / low))

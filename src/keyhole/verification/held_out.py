@@ -10,8 +10,7 @@ cannot know (a nonlinearity or a skip connection behind the layer can; Ramsey's 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import chi2, norm
-from scipy.stats import f as f_distribution
+from scipy.special import chdtri, fdtri, ndtri  # quantiles; scipy.stats takes long to import
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
@@ -67,7 +66,7 @@ def _exact_limit(seen: Evidence) -> float:
 
 def _noise_limit(seen: Evidence) -> float:
     """Deviation of one number that noise does not reach."""
-    tails = float(norm.isf(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
+    tails = -float(ndtri(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
     return float(tails * max(seen.noise, seen.roundoff * seen.power))
 
 
@@ -81,7 +80,7 @@ def _noisy(seen: Evidence) -> dict[str, float]:
     follows an F distribution, whatever their leverage."""
     level = max(seen.noise, seen.roundoff * seen.power)
     gained = (seen.costs[1] - seen.costs[0]) / max(seen.refitted.size, 1)
-    limit = float(f_distribution.isf(ERROR_RATE, max(seen.refitted.size, 1), max(seen.freedom, 1)))
+    limit = float(fdtri(max(seen.refitted.size, 1), max(seen.freedom, 1), 1.0 - ERROR_RATE))
     unexplained = np.sqrt(np.mean((seen.answers - seen.predictions) ** 2))
     return {
         "a held-out row": float(np.abs(seen.refitted).max(initial=0.0)) / _noise_limit(seen),
@@ -109,7 +108,7 @@ def _follows(
     (square root; the fit itself already took its part away, so chance allows a little less)."""
     basis, _ = np.linalg.qr(features)
     inside = basis.T @ residuals
-    limit = float(chi2.isf(ERROR_RATE, inside.size))
+    limit = float(chdtri(inside.size, ERROR_RATE))
     return float(np.sqrt((inside**2).sum() / limit) / max(noise, 1e-300))
 
 

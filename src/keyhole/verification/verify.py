@@ -146,17 +146,18 @@ def _recall(
     questions, answers = next((q, a) for q, a in past if q.length == longest)
     again = box.ask(Questions(questions.bank, questions.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
-    allowed = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
-    tokens = questions[:1].tokens()
-    if np.shape(model(tokens))[1:] == first.shape:  # terms that cancel round at their own size
-        allowed = max(
-            allowed, float(np.max(allowance(model, None, tokens, precision, rng, others)))
-        )
-    allowed += 8.0 * precision.additive + precision.step + 2.0 * precision.tolerance
+    rounding = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
+    steady = 8.0 * precision.additive + precision.step + 2.0 * precision.tolerance
     gap = float(np.max(np.abs(again - first)))
+    tokens = questions[:1].tokens()
+    if gap > rounding + steady and np.shape(model(tokens))[1:] == first.shape:
+        # terms that cancel round at their own size
+        own = float(np.max(allowance(model, None, tokens, precision, rng, others)))
+        rounding = max(rounding, own)
+    allowed = rounding + steady
     if gap <= allowed:
         return gap / max(allowed, np.finfo(float).tiny), None
-    return np.inf, Counterexample(questions[:1].tokens()[0], again, first, CHANGED)
+    return np.inf, Counterexample(tokens[0], again, first, CHANGED)
 
 
 REPLAYED = 256  # past answers compared, spread over the run

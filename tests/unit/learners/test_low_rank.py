@@ -137,7 +137,10 @@ def decaying(seed: int, base: float, outputs: int | None = None) -> Attention:
 
 def stated(recovery: keyhole.Recovery) -> float:
     """Frobenius norm of the standard errors of the score."""
-    left, right = recovery.errors.heads[0].score_factors
+    head = recovery.errors.heads[0]
+    if head.score_factors is None:  # a score of full rank
+        return float(np.linalg.norm(head.score))
+    left, right = head.score_factors
     return float(np.linalg.norm(np.sqrt(left**2 @ right**2)))
 
 
@@ -157,17 +160,18 @@ def test_truncation_is_inside_the_error_bars(learner: Any, outputs: int | None) 
             assert recovery.details["rank"] == learner.rank
 
 
-@pytest.mark.parametrize("base", [1.3, 3.0, 10.0])
+@pytest.mark.parametrize("base", [1.3, 3.0, 10.0, 30.0])
 def test_spectra_that_decay_are_followed_to_the_box_precision(base: float) -> None:
-    model = decaying(0, base)
-    recovery, _ = recovered(model)
-    gap = np.linalg.norm(recovery.model.heads[0].score - model.heads[0].score)
-    assert gap <= 4.0 * stated(recovery)
-    assert gap <= 1e-11 * np.linalg.norm(model.heads[0].score)
-    found = recovery.details["singular_values"]
-    truth = np.sqrt(48) * base ** -np.arange(float(len(found)))
-    np.testing.assert_allclose(found[:4], truth[:4], rtol=1e-10)
-    assert "rank" in recovery.details["rank_reason"]
+    for seed in range(5):
+        model = decaying(seed, base)
+        recovery, _ = recovered(model, seed=seed)
+        gap = np.linalg.norm(recovery.model.heads[0].score - model.heads[0].score)
+        assert gap <= 4.0 * stated(recovery)
+        assert gap <= 1e-11 * np.linalg.norm(model.heads[0].score)
+        found = recovery.details["singular_values"]
+        truth = np.sqrt(48) * base ** -np.arange(float(len(found)))
+        np.testing.assert_allclose(found[:4], truth[:4], rtol=1e-10)
+        assert "rank" in recovery.details["rank_reason"]
 
 
 def test_a_prescribed_rank_that_is_too_low_is_not_a_recovery() -> None:
@@ -183,6 +187,36 @@ def test_single_head_of_unknown_rank(rank: int | None) -> None:
     assert recovery.details["rank"] == (rank or 40)
     assert keyhole.distance(recovery.model, model) <= FLOAT64
     assert asked <= (40 * 40 + 40 + 2 * 40 if rank is None else limit(40, rank))
+
+
+@pytest.mark.parametrize(("learner", "rounds"), [(None, 10), (keyhole.LowRank(), 16)])
+def test_full_rank_takes_few_rounds_and_few_questions(learner: Any, rounds: int) -> None:
+    """One cross after the other would be three batches for each of 96."""
+    model = attention(np.random.default_rng(6), 96)
+    batches = []
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        batches.append(len(tokens))
+        return model(tokens)
+
+    recovery = keyhole.recover(keyhole.open_oracle(box, width=96), learner)
+    assert recovery.details["rank"] == 96
+    assert keyhole.distance(recovery.model, model) <= FLOAT64
+    assert recovery.model.heads[0].score_factors is None  # nothing to gain from factors
+    assert sum(batches) <= 96 * 96 + 96 + 2 * 96
+    chunks = 96 * 96 // 512
+    assert len([size for size in batches if size > 1]) <= chunks + 6 * rounds
+
+
+@pytest.mark.parametrize("rank", [20, 47, 60, 63])
+def test_high_rank_is_found_inside_a_block(rank: int) -> None:
+    model = attention(np.random.default_rng(rank), 64, rank=rank)
+    for learner, more in ((keyhole.LowRank(), 0), (None, 0.08 * (limit(64, rank)) + 40)):
+        box = CountingBox(model, 64)
+        recovery = keyhole.recover(box, learner)
+        assert recovery.details["rank"] == rank
+        assert keyhole.distance(recovery.model, model) <= FLOAT64
+        assert box.seen <= limit(64, rank) + more
 
 
 def test_large_widths_form_nothing_of_size_d_squared() -> None:

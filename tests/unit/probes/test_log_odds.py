@@ -10,7 +10,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Listed, Scaled
-from keyhole.probes.log_odds import FIRST_BLOCK, LogOdds, ProbeSet
+from keyhole.probes.log_odds import BLOCK_GROWTH, LogOdds, ProbeSet
 from keyhole.probes.values import measure_values
 
 WIDTH = 8
@@ -73,7 +73,7 @@ def test_a_table_costs_little_more_than_its_entries(scale: float, guess: float) 
     exact = truth(odds, model, rows)
     spread = guess * float(np.sqrt(np.mean(exact**2)))
     table = odds.table(anchors, odds.linear.at(rows), spread)
-    assert box.seen <= WIDTH**2 + 4 * FIRST_BLOCK
+    assert box.seen <= WIDTH**2 + 4 * BLOCK_GROWTH
     assert np.linalg.norm(table.product - exact) < 1e-13 * np.linalg.norm(exact)
     assert table.spread == pytest.approx(float(np.sqrt(np.mean(exact**2))), rel=0.1)
 
