@@ -20,7 +20,7 @@ from keyhole.oracles.base import Domain, Precision, Spec
 from keyhole.oracles.endpoint import Access, Answer, Endpoint
 from keyhole.oracles.parts import Parted
 from keyhole.oracles.questions import Questions
-from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encoded
+from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
 from keyhole.oracles.wrappers.retry import Patience, Transient
 
 BINARY_EXTENSION = "binary_tensor_data"
@@ -67,10 +67,10 @@ class OpenInferenceOracle(Parted):
             head["outputs"] = [{"name": meta.output, "parameters": {"binary_data": meta.binary}}]
         elif meta.binary:
             head["parameters"] = {"binary_data_output": True}
-        body, data = encoded(head, "inputs", Tensor(meta.input, tokens), meta.binary)
+        body, split = encode(head, "inputs", Tensor(meta.input, tokens), meta.binary)
         headers = {"Content-Type": "application/json"}
-        if data is not None:
-            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(body))}
+        if meta.binary:
+            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(split)}
 
         def read(answer: Answer) -> Array:
             return self._read(answer, name, len(questions))
@@ -78,7 +78,7 @@ class OpenInferenceOracle(Parted):
         answers: Array = self.endpoint.ask(
             "POST",
             f"{meta.path}/infer",
-            content=body if data is None else (body, data),
+            content=body,
             headers=headers,
             questions=len(questions),
             read=read,

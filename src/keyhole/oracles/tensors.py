@@ -61,27 +61,22 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tuple[bytes, int]:
     """A message with one tensor under `key` ("inputs" or "outputs"), and the length of its JSON
     part (the whole message, if not binary)."""
-    body, data = encoded(head, key, tensor, binary)
-    return (body if data is None else b"".join((body, data))), len(body)
-
-
-def encoded(
-    head: dict[str, Any], key: str, tensor: Tensor, binary: bool
-) -> tuple[bytes, memoryview | None]:
-    """The JSON part of such a message, and its numbers where they lie (None if in the JSON)."""
     entry: dict[str, Any] = {
         "name": tensor.name,
         "shape": list(tensor.array.shape),
         "datatype": tensor.datatype,
     }
     array = np.ascontiguousarray(tensor.array)
-    if not binary:
-        return json.dumps({**head, key: [{**entry, "data": array.ravel().tolist()}]}).encode(), None
-    entry["parameters"] = {"binary_data_size": array.nbytes}
+    if binary:
+        entry["parameters"] = {"binary_data_size": array.nbytes}
+    else:
+        entry["data"] = array.ravel().tolist()
     body = json.dumps({**head, key: [entry]}).encode()
+    if not binary:
+        return body, len(body)
     body += b" " * (-len(body) % ALIGNMENT)
     data = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return body, data.data.cast("B") if data.size else memoryview(b"")
+    return b"".join((body, data.data.cast("B") if data.size else b"")), len(body)
 
 
 def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, Any], list[Tensor]]:

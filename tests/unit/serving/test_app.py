@@ -161,6 +161,11 @@ def test_blurred_answers(blur, expected):
     np.testing.assert_array_equal(decode(body, None, "outputs")[1][0].array, expected)
 
 
+def test_what_is_no_number_has_no_label():
+    tokens = np.full((1, 2, WIDTH), np.nan)
+    assert infer(model_app(blur=Blur(labels=True)), tokens, False)[0] == 400
+
+
 def test_noise_is_seeded():
     def answers(blur):
         return decode(infer(model_app(blur=blur), binary=False)[2], None, "outputs")[1][0].array
