@@ -1,8 +1,9 @@
 """A connection to an HTTP endpoint that is polite and cannot be fooled.
 
-Time-outs cover a whole exchange (a server that drips bytes is cut off), answers are bounded in
-size, certificates are checked, redirects to another host are refused, the rate is kept across all
-connections, and the token is sent and never shown.
+Time-outs cover a whole exchange (an answer that drips in is cut off; while its head is on the way,
+the time-out is between two bytes), answers are bounded in size, certificates are checked, redirects
+to another host are refused, the rate is kept across all connections, and the token is sent and
+never shown.
 """
 
 import contextlib
@@ -101,6 +102,10 @@ class Answer:
 
     body: bytes
     headers: Any
+
+
+class Forbidden(OracleError):
+    """The endpoint wants a token, or another one."""
 
 
 class Endpoint:
@@ -264,7 +269,7 @@ class Endpoint:
         if status in PASSING:
             return Transient(message, retry_after(response.headers.get("retry-after")))
         if status in (401, 403):
-            return OracleError(
+            return Forbidden(
                 f"{message}. Put a valid token into the environment variable "
                 f"{self.access.token_env}"
             )

@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Domain, Precision, Spec
-from keyhole.oracles.endpoint import Access, Answer, Endpoint
+from keyhole.oracles.endpoint import Access, Answer, Endpoint, Forbidden
 from keyhole.oracles.parts import Parted
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
@@ -211,6 +211,8 @@ def _only_model(endpoint: Endpoint, base: str) -> str:
     try:
         listed = _fetch(endpoint, "POST", f"{base}/v2/repository/index", b"{}")
         names = [str(entry["name"]) for entry in listed]
+    except Forbidden:
+        raise
     except (OracleError, KeyError, TypeError) as error:
         raise OracleError(
             f"{endpoint.identity} does not list its models ({error}): name one, as in "

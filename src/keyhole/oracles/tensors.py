@@ -101,7 +101,7 @@ def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, 
     return message, tensors
 
 
-def _split(body: bytes, header_length: str | None) -> int:
+def _split(body: bytes | bytearray, header_length: str | None) -> int:
     if header_length is None:
         return len(body)
     if not header_length.isascii() or not header_length.isdigit() or len(header_length) > 18:
@@ -111,7 +111,7 @@ def _split(body: bytes, header_length: str | None) -> int:
     return int(header_length)
 
 
-def parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes | bytearray) -> dict[str, Any]:
     """A JSON object."""
     try:
         message = json.loads(text)

@@ -67,7 +67,7 @@ class Inference:
             "outputs": [{"name": OUTPUT, "datatype": self.datatype, "shape": answer}],
         }
 
-    def infer(self, body: bytes, header_length: str | None) -> Reply:
+    def infer(self, body: bytes | bytearray, header_length: str | None) -> Reply:
         """The reply to a request's body; Refused if there is something wrong with it."""
         try:
             message, tensors = decode(body, header_length, "inputs")
