@@ -79,7 +79,9 @@ def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tupl
     return b"".join((body, data.data.cast("B") if data.size else b"")), len(body)
 
 
-def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, Any], list[Tensor]]:
+def decode(
+    body: bytes | bytearray, header_length: str | None, key: str
+) -> tuple[dict[str, Any], list[Tensor]]:
     """The JSON part of a message and the tensors under `key`."""
     split = _split(body, header_length)
     message = parsed(body[:split])
