@@ -2,13 +2,17 @@
 thread, no graph optimisations; then a whole attention model as a torch module and as the ONNX file
 that torch exports from it. Shown: how many numbers differ, and by how many units in the last place
 of the largest number in the result (sums that cancel would otherwise look worse than they are).
+Last, what recovery makes of it: questions asked of each, and how far the parameters are apart.
 
     python benchmarks/engines.py
 """
 
 import io
+import itertools
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ import onnxruntime
 import torch
 from onnx import helper
 
+import keyhole
 from keyhole.models.draw import attention
 from keyhole.models.export import to_torch
 
@@ -52,16 +57,30 @@ def by_onnxruntime(steps: Any, feeds: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
-def whole_model(dtype: Any, width: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    module, file = to_torch(attention(np.random.default_rng(0), width), dtype), io.BytesIO()
-    axes = {"x": {0: "batch", 1: "length"}, "y": {0: "batch"}}
+def exported(module: Any, tokens: np.ndarray) -> bytes:
+    """By torch's own exporter, as a user would."""
+    file, axes = io.BytesIO(), {"x": {0: "batch", 1: "length"}, "y": {0: "batch"}}
     names = {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": axes}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(module, (torch.from_numpy(tokens),), file, dynamo=False, **names)
+    return file.getvalue()
+
+
+def whole_model(dtype: Any, width: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    module = to_torch(attention(np.random.default_rng(0), width), dtype)
     with torch.inference_mode():
         here = module(torch.from_numpy(tokens)).numpy()
-    return here, session(file.getvalue()).run(["y"], {"x": tokens})[0]
+    return here, session(exported(module, tokens)).run(["y"], {"x": tokens})[0]
+
+
+def recovered_twice(dtype: Any, width: int, folder: Path, **more: Any) -> str:
+    module = to_torch(attention(np.random.default_rng(1), width, **more), dtype)
+    file = folder / "model.onnx"
+    file.write_bytes(exported(module, np.zeros((2, 3, width), dtype)))
+    here, there = (keyhole.recover(box, keyhole.SingleHead()) for box in (module, str(file)))
+    apart = keyhole.distance(here.model, there.model)
+    return f"{here.ledger.paid:6} {there.ledger.paid:6}   {apart:.1e}"
 
 
 def difference(here: np.ndarray, there: np.ndarray) -> str:
@@ -87,6 +106,16 @@ def main() -> None:
             rows["the model"].append(difference(*whole_model(dtype, width, feeds["x"])))
         for name, cells in rows.items():
             print(f"{dtype.__name__:8} {name:10}", *(f"{cell:>14}" for cell in cells))
+    print("format   width  model      questions asked   parameters apart")
+    kinds: dict[str, dict[str, Any]] = {
+        "scalar": {},
+        "vector": {"outputs": 2},
+        "biased": {"bias": True},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype, width, kind in itertools.product((np.float64, np.float32), (12, 32), kinds):
+            line = recovered_twice(dtype, width, Path(folder), **kinds[kind])
+            print(f"{dtype.__name__:8} {width:5}  {kind:8} {line}")
 
 
 if __name__ == "__main__":

@@ -303,9 +303,10 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for this URL (HTTPS_PROXY, NO_PROXY and so on)."""
+    """The proxy that the environment names for this URL (HTTPS_PROXY, NO_PROXY and so on). None
+    lies between a machine and itself: its token would travel for nothing."""
     parts, proxies = urlsplit(url), getproxies()
-    if proxy_bypass(parts.netloc):
+    if loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None
     return proxies.get(parts.scheme) or proxies.get("all")
 

@@ -215,6 +215,7 @@ def test_proxies_of_the_environment_are_used(answering, monkeypatch):
     assert (path, headers["Host"], body) == ("http://box.example/x", "box.example", b"q")
     assert headers["User-Agent"].startswith("keyhole/")
     assert proxy_for("http://inside.example:80/") is None
+    assert proxy_for("http://127.0.0.1:8000/") is None
 
 
 def test_a_token_does_not_travel_unencrypted(monkeypatch):
