@@ -122,9 +122,14 @@ class Endpoint:
         timeout = httpx.Timeout(access.timeout, connect=min(CONNECT, access.timeout))
         self._timeout = {"timeout": timeout.as_dict()}
         # the transport itself: cookies and the like cost a third of a small exchange
-        self._transport = httpx.HTTPTransport(
-            limits=httpx.Limits(max_connections=access.concurrency), proxy=proxy_for(self.url)
-        )
+        try:
+            self._transport = httpx.HTTPTransport(
+                limits=httpx.Limits(max_connections=access.concurrency), proxy=proxy_for(self.url)
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise InvalidArgument(
+                f"the proxy that the environment names cannot be used: {error}"
+            ) from error
 
     def _check_token(self) -> None:
         if not self._token:

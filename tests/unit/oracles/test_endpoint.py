@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -216,6 +217,15 @@ def test_proxies_of_the_environment_are_used(answering, monkeypatch):
     assert headers["User-Agent"].startswith("keyhole/")
     assert proxy_for("http://inside.example:80/") is None
     assert proxy_for("http://127.0.0.1:8000/") is None
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "ftp://127.0.0.1", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch, proxy):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    with pytest.raises(keyhole.InvalidArgument, match="proxy that the environment names"):
+        Endpoint("http://box.example", Access())
 
 
 def test_a_token_does_not_travel_unencrypted(monkeypatch):
