@@ -75,6 +75,7 @@ def test_the_token_opens_the_door_and_leaves_no_trace(protected, tmp_path):
     wrong = command(tmp_path / "served", protected, TOKEN[::-1])
     assert wrong.returncode == 3
     assert "KEYHOLE_TOKEN" in wrong.stderr
+    assert "list its models" not in wrong.stderr  # the token is what is wrong, not the address
     texts = [good.stdout, good.stderr, wrong.stdout, wrong.stderr]
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {"run.journal", "recovery.json", "server.log"} <= {file.name for file in files}

@@ -1,10 +1,12 @@
 """A connection to an HTTP endpoint that is polite and cannot be fooled.
 
-Time-outs cover a whole exchange (a server that drips bytes is cut off), answers are bounded in
-size, certificates are checked, redirects to another host are refused, the rate is kept across all
-connections, and the token is sent and never shown.
+Time-outs cover a whole exchange (an answer that drips in is cut off; while its head is on the way,
+the time-out is between two bytes), answers are bounded in size, certificates are checked, redirects
+to another host are refused, the rate is kept across all connections, and the token is sent and
+never shown.
 """
 
+import contextlib
 import email.utils
 import ipaddress
 import os
@@ -15,7 +17,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from keyhole import __version__
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.wrappers.retry import Patience, Transient, patiently, pause
 
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_VARIABLE = "KEYHOLE_TOKEN"
-Content = bytes | tuple[bytes, memoryview]  # what is sent, in parts where joining them would copy
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may be gone next time
 SAME_METHOD = frozenset({307, 308})  # redirects that keep the request as it is
 MAX_REDIRECTS = 3
@@ -82,9 +85,11 @@ class Pace:
 
     def wait(self, questions: int, stop: threading.Event | None) -> None:
         with self._lock:
-            start = max(time.monotonic(), self._free)
+            now = time.monotonic()
+            start = max(now, self._free)
             self._free = max(self._free, start + (questions / self.rate if self.rate else 0.0))
-        pause(max(0.0, start - time.monotonic()), stop)
+        if start > now:
+            pause(start - now, stop)
 
     def hold(self, seconds: float) -> None:
         with self._lock:
@@ -99,6 +104,10 @@ class Answer:
     headers: Any
 
 
+class Forbidden(OracleError):
+    """The endpoint wants a token, or another one."""
+
+
 class Endpoint:
     """One origin (scheme, host, port). `exchange` is safe to call from several threads."""
 
@@ -110,12 +119,17 @@ class Endpoint:
         self._urls: dict[str, Any] = {}
         self._token = os.environ.get(access.token_env, "")
         self._check_token()
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
-            timeout=httpx.Timeout(access.timeout, connect=min(CONNECT, access.timeout)),
-            limits=httpx.Limits(max_connections=access.concurrency),
-            follow_redirects=False,
-        )
+        timeout = httpx.Timeout(access.timeout, connect=min(CONNECT, access.timeout))
+        self._timeout = {"timeout": timeout.as_dict()}
+        # the transport itself: cookies and the like cost a third of a small exchange
+        try:
+            self._transport = httpx.HTTPTransport(
+                limits=httpx.Limits(max_connections=access.concurrency), proxy=proxy_for(self.url)
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise InvalidArgument(
+                f"the proxy that the environment names cannot be used: {error}"
+            ) from error
 
     def _check_token(self) -> None:
         if not self._token:
@@ -139,7 +153,7 @@ class Endpoint:
         return self.url.split("?")[0]
 
     def close(self) -> None:
-        self._client.close()
+        self._transport.close()
 
     def hidden(self, text: str) -> str:
         """The text without the token, which an endpoint may echo."""
@@ -150,7 +164,7 @@ class Endpoint:
         method: str,
         path: str,
         *,
-        content: Content = b"",
+        content: bytes = b"",
         headers: dict[str, str] | None = None,
         questions: int = 0,
         read: Any = None,
@@ -160,14 +174,10 @@ class Endpoint:
         """One exchange with patience. `read` turns the Answer into what is wanted; what it raises
         as Transient (an answer that makes no sense) is tried again too."""
 
-        headers = dict(headers or {})
-        if isinstance(content, tuple):
-            headers["Content-Length"] = str(sum(len(part) for part in content))
-
         def attempt() -> Any:
             self.pace.wait(questions, stop)
             self.traffic.sent(questions)
-            answer = self._exchange(method, self._at(path), content, headers)
+            answer = self._exchange(method, self._at(path), content, headers or {})
             return answer if read is None else read(answer)
 
         return patiently(attempt, patience or self.access.patience, stop, self._failed)
@@ -185,7 +195,7 @@ class Endpoint:
         if error.after is not None and error.after <= self.access.patience.willing:
             self.pace.hold(error.after)
 
-    def _exchange(self, method: str, url: Any, content: Content, headers: dict[str, str]) -> Answer:
+    def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             target = self._once(method, url, content, headers)
             if isinstance(target, Answer):
@@ -199,17 +209,22 @@ class Endpoint:
             url = target
         raise OracleError(f"{self.identity} redirects in circles")
 
-    def _once(
-        self, method: str, url: Any, content: Content, headers: dict[str, str]
-    ) -> Answer | str:
+    def _once(self, method: str, url: Any, content: bytes, headers: Any) -> Answer | str:
         """An answer, or where the endpoint sends us."""
         import httpx
 
+        end = time.monotonic() + self.access.timeout
         try:
-            with self._client.stream(method, url, content=content, headers=headers) as response:  # type: ignore[arg-type]
+            url = httpx.URL(url)
+            headers = {**headers, **self._headers(url.netloc.decode("ascii"), len(content))}
+            sent = httpx.ByteStream(content)
+            request = httpx.Request(
+                method, url, headers=headers, stream=sent, extensions=self._timeout
+            )
+            with contextlib.closing(self._transport.handle_request(request)) as response:
                 if response.status_code in SAME_METHOD and "location" in response.headers:
                     return urljoin(str(url), response.headers["location"])
-                body = self._body(response)
+                body = self._body(response, end)
         except httpx.TimeoutException as error:
             raise Transient(
                 f"{self.identity} did not answer within {self.access.timeout:g} seconds"
@@ -228,18 +243,29 @@ class Endpoint:
             return Answer(body, response.headers)
         raise self._refusal(response, body)
 
-    def _body(self, response: "httpx.Response") -> bytes:
+    def _headers(self, host: str, size: int) -> dict[str, str]:
+        """What every request says."""
+        headers = {
+            "Host": host,
+            "User-Agent": f"keyhole/{__version__}",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",  # numbers hardly shrink
+            "Content-Length": str(size),
+        }
+        return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
+
+    def _body(self, response: "httpx.Response", end: float) -> bytes:
         """Everything the endpoint sends, within the time and size allowed."""
         import httpx
 
-        end, parts, size = time.monotonic() + self.access.timeout, [], 0
+        parts, size = [], 0
         for part in response.iter_bytes():
             parts.append(part)
             size += len(part)
             if size > MAX_ANSWER:
                 raise OracleError(f"{self.identity} sent more than {MAX_ANSWER} bytes")
             if time.monotonic() > end:
-                raise httpx.ReadTimeout("the answer came too slowly", request=response.request)
+                raise httpx.ReadTimeout("the answer came too slowly")
         return b"".join(parts)
 
     def _refusal(self, response: "httpx.Response", body: bytes) -> OracleError:
@@ -248,7 +274,7 @@ class Endpoint:
         if status in PASSING:
             return Transient(message, retry_after(response.headers.get("retry-after")))
         if status in (401, 403):
-            return OracleError(
+            return Forbidden(
                 f"{message}. Put a valid token into the environment variable "
                 f"{self.access.token_env}"
             )
@@ -279,6 +305,15 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
     except ValueError:
         return "", None, None
     return parts.scheme, parts.hostname, port
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for this URL (HTTPS_PROXY, NO_PROXY and so on). None
+    lies between a machine and itself: its token would travel for nothing."""
+    parts, proxies = urlsplit(url), getproxies()
+    if loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+        return None
+    return proxies.get(parts.scheme) or proxies.get("all")
 
 
 def loopback(host: str) -> bool:

@@ -17,10 +17,10 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Domain, Precision, Spec
-from keyhole.oracles.endpoint import Access, Answer, Endpoint
+from keyhole.oracles.endpoint import Access, Answer, Endpoint, Forbidden
 from keyhole.oracles.parts import Parted
 from keyhole.oracles.questions import Questions
-from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encoded
+from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
 from keyhole.oracles.wrappers.retry import Patience, Transient
 
 BINARY_EXTENSION = "binary_tensor_data"
@@ -67,10 +67,10 @@ class OpenInferenceOracle(Parted):
             head["outputs"] = [{"name": meta.output, "parameters": {"binary_data": meta.binary}}]
         elif meta.binary:
             head["parameters"] = {"binary_data_output": True}
-        body, data = encoded(head, "inputs", Tensor(meta.input, tokens), meta.binary)
+        body, split = encode(head, "inputs", Tensor(meta.input, tokens), meta.binary)
         headers = {"Content-Type": "application/json"}
-        if data is not None:
-            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(body))}
+        if meta.binary:
+            headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(split)}
 
         def read(answer: Answer) -> Array:
             return self._read(answer, name, len(questions))
@@ -78,7 +78,7 @@ class OpenInferenceOracle(Parted):
         answers: Array = self.endpoint.ask(
             "POST",
             f"{meta.path}/infer",
-            content=body if data is None else (body, data),
+            content=body,
             headers=headers,
             questions=len(questions),
             read=read,
@@ -211,6 +211,8 @@ def _only_model(endpoint: Endpoint, base: str) -> str:
     try:
         listed = _fetch(endpoint, "POST", f"{base}/v2/repository/index", b"{}")
         names = [str(entry["name"]) for entry in listed]
+    except Forbidden:
+        raise
     except (OracleError, KeyError, TypeError) as error:
         raise OracleError(
             f"{endpoint.identity} does not list its models ({error}): name one, as in "

@@ -61,30 +61,27 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tuple[bytes, int]:
     """A message with one tensor under `key` ("inputs" or "outputs"), and the length of its JSON
     part (the whole message, if not binary)."""
-    body, data = encoded(head, key, tensor, binary)
-    return (body if data is None else b"".join((body, data))), len(body)
-
-
-def encoded(
-    head: dict[str, Any], key: str, tensor: Tensor, binary: bool
-) -> tuple[bytes, memoryview | None]:
-    """The JSON part of such a message, and its numbers where they lie (None if in the JSON)."""
     entry: dict[str, Any] = {
         "name": tensor.name,
         "shape": list(tensor.array.shape),
         "datatype": tensor.datatype,
     }
     array = np.ascontiguousarray(tensor.array)
-    if not binary:
-        return json.dumps({**head, key: [{**entry, "data": array.ravel().tolist()}]}).encode(), None
-    entry["parameters"] = {"binary_data_size": array.nbytes}
+    if binary:
+        entry["parameters"] = {"binary_data_size": array.nbytes}
+    else:
+        entry["data"] = array.ravel().tolist()
     body = json.dumps({**head, key: [entry]}).encode()
+    if not binary:
+        return body, len(body)
     body += b" " * (-len(body) % ALIGNMENT)
     data = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return body, data.data.cast("B") if data.size else memoryview(b"")
+    return b"".join((body, data.data.cast("B") if data.size else b"")), len(body)
 
 
-def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, Any], list[Tensor]]:
+def decode(
+    body: bytes | bytearray, header_length: str | None, key: str
+) -> tuple[dict[str, Any], list[Tensor]]:
     """The JSON part of a message and the tensors under `key`."""
     split = _split(body, header_length)
     message = parsed(body[:split])
@@ -106,7 +103,7 @@ def decode(body: bytes, header_length: str | None, key: str) -> tuple[dict[str, 
     return message, tensors
 
 
-def _split(body: bytes, header_length: str | None) -> int:
+def _split(body: bytes | bytearray, header_length: str | None) -> int:
     if header_length is None:
         return len(body)
     if not header_length.isascii() or not header_length.isdigit() or len(header_length) > 18:
@@ -116,7 +113,7 @@ def _split(body: bytes, header_length: str | None) -> int:
     return int(header_length)
 
 
-def parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes | bytearray) -> dict[str, Any]:
     """A JSON object."""
     try:
         message = json.loads(text)

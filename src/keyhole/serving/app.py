@@ -108,7 +108,7 @@ class App:
         if scheme.lower() != "bearer" or not good:
             raise Refused(401, "a valid bearer token is needed", (("www-authenticate", "Bearer"),))
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytearray:
         most = self.inference.limits.body
         if headers.get("content-encoding", "identity") != "identity":
             raise Refused(415, "bodies must not be compressed")
@@ -121,7 +121,7 @@ class App:
         except TimeoutError as error:
             raise Refused(408, "the body did not arrive in time") from error
 
-    async def _infer(self, body: bytes, headers: dict[str, str]) -> Reply:
+    async def _infer(self, body: bytearray, headers: dict[str, str]) -> Reply:
         length = headers.get("inference-header-content-length")
         quick = self._busy == 0 and self._seconds < QUICK_SECONDS
         self._busy += 1
@@ -141,7 +141,8 @@ class App:
             self._seconds = time.perf_counter() - start
 
 
-async def _read(receive: Receive, most: int) -> bytes:
+async def _read(receive: Receive, most: int) -> bytearray:
+    """The body, of the kind that may be written to: some models compute in their input."""
     parts, size, more = [], 0, True
     while more:
         event = await receive()
@@ -152,7 +153,7 @@ async def _read(receive: Receive, most: int) -> bytes:
         if size > most:
             raise Refused(413, f"a request may have {most} bytes")
         more = event.get("more_body", False)
-    return b"".join(parts)
+    return bytearray().join(parts)
 
 
 async def _respond(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,15 @@ import pytest
 import faulty_endpoint
 import keyhole
 from keyhole.models.draw import attention
-from keyhole.oracles.endpoint import Access, Endpoint, Pace, checked_url, loopback, retry_after
+from keyhole.oracles.endpoint import (
+    Access,
+    Endpoint,
+    Pace,
+    checked_url,
+    loopback,
+    proxy_for,
+    retry_after,
+)
 from keyhole.oracles.wrappers.retry import Patience, Transient
 
 TOKEN = "s3cr3t-t0k3n-value"
@@ -192,6 +201,31 @@ def test_urls_that_cannot_be_used(url, message):
 )
 def test_loopback(host, local):
     assert loopback(host) is local
+
+
+def test_proxies_of_the_environment_are_used(answering, monkeypatch):
+    proxy = answering((200, {}, b"through the proxy"))
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    end = Endpoint("http://box.example", Access())
+    assert end.ask("POST", "/x", content=b"q").body == b"through the proxy"
+    end.close()
+    path, headers, body = proxy.seen[0]
+    assert (path, headers["Host"], body) == ("http://box.example/x", "box.example", b"q")
+    assert headers["User-Agent"].startswith("keyhole/")
+    assert proxy_for("http://inside.example:80/") is None
+    assert proxy_for("http://127.0.0.1:8000/") is None
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "ftp://127.0.0.1", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_is_a_sentence(monkeypatch, proxy):
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    with pytest.raises(keyhole.InvalidArgument, match="proxy that the environment names"):
+        Endpoint("http://box.example", Access())
 
 
 def test_a_token_does_not_travel_unencrypted(monkeypatch):

@@ -161,6 +161,23 @@ def test_blurred_answers(blur, expected):
     np.testing.assert_array_equal(decode(body, None, "outputs")[1][0].array, expected)
 
 
+def test_what_is_no_number_has_no_label():
+    tokens = np.full((1, 2, WIDTH), np.nan)
+    assert infer(model_app(blur=Blur(labels=True)), tokens, False)[0] == 400
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_model_may_compute_in_its_input(binary):
+    def doubled(tokens):
+        tokens *= 2.0
+        return SECRET(tokens)
+
+    status, headers, body = infer(service(doubled, "model", width=WIDTH).app(), binary=binary)
+    assert status == 200
+    split = headers.get(HEADER_LENGTH.lower())
+    np.testing.assert_array_equal(decode(body, split, "outputs")[1][0].array, SECRET(2 * TOKENS))
+
+
 def test_noise_is_seeded():
     def answers(blur):
         return decode(infer(model_app(blur=blur), binary=False)[2], None, "outputs")[1][0].array

@@ -1,0 +1,43 @@
+"""The server's life: memory that is kept between requests."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+ROUNDS, BYTES, PAGE = 20, 2**22, 4096
+BODIES = f"""
+import resource, sys
+from keyhole.serving.server import keep_memory
+if "kept" in sys.argv:
+    keep_memory()
+
+
+def body():  # as it arrives and is put together
+    return bytearray().join([bytearray(b"x") * 2**18 for _ in range({BYTES} >> 18)])
+
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+body()
+before = faults()
+for _ in range({ROUNDS}):
+    body()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other allocators keep what they like"
+)
+def test_bodies_come_and_go_without_page_faults():
+    def faults(*arguments):
+        command = [sys.executable, "-c", BODIES, *arguments]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    pages = ROUNDS * BYTES // PAGE
+    assert faults("kept") < pages / 10  # the first body's own, at most
+    assert faults() > pages  # body and parts, every time: what there is to save
