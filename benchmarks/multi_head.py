@@ -187,6 +187,18 @@ def bounded(plan: Plan) -> None:
         table(f"bounded d={width} H=?{heads} |x|<={radius:g}", runs)
 
 
+def bounded_scalar(plan: Plan) -> None:
+    """Scalar answers with bounded tokens: random questions."""
+    for width, heads, radius in (
+        (4, 2, 2.0), (8, 2, 1.0), (8, 2, 10.0), (8, 3, 2.0), (8, 4, 2.0), (16, 2, 2.0), (16, 3, 2.0),
+    ):  # fmt: skip
+        runs = []
+        for seed in plan.seeds(1, 10 if width < 16 else 5):
+            model = attention(np.random.default_rng(seed), width, heads=heads)
+            runs.append(measured(model, model, MultiHead(), seed, Domain(max_norm=radius)))
+        table(f"bounded scalar d={width} H=?{heads} |x|<={radius:g}", runs)
+
+
 def trained(plan: Plan) -> None:
     from multi_head_training import trained_layers
 
@@ -229,6 +241,7 @@ def main() -> None:
         "float32": lambda plan: layers(plan, single=True),
         "budgets": budgets,
         "bounded": bounded,
+        "bounded-scalar": bounded_scalar,
         "trained": trained,
         "baselines": baselines,
     }

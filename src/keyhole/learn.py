@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from keyhole.arrays import Array
 from keyhole.errors import (
@@ -69,9 +68,7 @@ def learn(
     error: KeyholeError | None
     try:
         rng = np.random.default_rng(seed)
-        # small matrices: shared out over threads, their factorisations take up to ten times as long
-        with threadpool_limits(1, "blas"):
-            fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
+        fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
         verdict = judge(fitted)
         error = complaint(fitted, verdict)
     except KeyboardInterrupt:

@@ -49,6 +49,8 @@ class Limits:
     stall_window: int = STALL_WINDOW
     stall_share: float = STALL_SHARE
     conjugate_steps: int = MOST_CONJUGATE_STEPS
+    finished: float = FINISHED  # relative squared residual that is as good as zero
+    precise: bool = False  # whether steps are exact from the first: near a solution
 
 
 PATIENT = Limits()
@@ -71,10 +73,10 @@ def descend(
     """From one start to a minimum, a stall, or the limits."""
     scale = label_power(rows)
     at = project(rows, theta)
-    system = _System(rows, at, scale)
-    costs, precise = [at.cost], False
+    costs, precise = [at.cost], limits.precise
+    system = _System(rows, at, scale, precise=precise)
     for iteration in range(limits.iterations):
-        if at.cost <= FINISHED * scale:
+        if at.cost <= limits.finished * scale:
             return Descent(at, at.cost / scale, iteration, True, system.products)
         if time.monotonic() > limits.deadline:
             return Descent(at, at.cost / scale, iteration, False, system.products)

@@ -69,8 +69,7 @@ class Auto:
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         domain = oracle.spec.domain
         if domain.vocabulary is not None or domain.radius <= 0:
-            reason = "where tokens are given, one head is all that can be learned"
-            return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
+            return among_given_tokens(oracle, rng)
         if tight(oracle):
             reason = "the budget leaves no room to find out, so the smallest family is tried"
             return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
@@ -184,6 +183,20 @@ def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
         return choice.learn(ReluNetworkLearner(), oracle, rng)
     reason = "single tokens bend, and the rest of a sequence matters"
     return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
+
+
+def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Learned:
+    """A vocabulary, or a domain far from zero: one head, or several by random questions."""
+    choice = Choice((), "single head", "tokens are given, so the smallest family is tried first")
+    several = Choice((), "several heads", "one head does not explain the answers")
+    try:
+        learned = choice.learn(SingleHead(), oracle, rng)
+    except WrongFamily:
+        return several.learn(MultiHead(), oracle, rng)
+    ask = Asker(Known(oracle, learned.precision))
+    if validated(ask, learned.model, learned.errors, rng) is None:
+        return learned
+    return several.learn(MultiHead(), oracle, rng)
 
 
 def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:

@@ -25,11 +25,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from scipy.special import expit
 
 from keyhole.algebra.bases import random_rotation
 from keyhole.algebra.truncation import separated, without_noise
 from keyhole.arrays import Array, Float, Int
-from keyhole.errors import NotIdentifiable
+from keyhole.errors import NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Precision
@@ -270,10 +271,12 @@ class Ball:
                     slope_sum += weight * (score - bias) / (probe * anchor)
                     information += weight
                     continue
-                share = 1.0 / (1.0 + np.exp(-(best * probe * anchor + bias)))
+                share = expit(best * probe * anchor + bias)
                 slope = share * (1.0 - share) * swing * probe * anchor
                 slope_sum += slope * (rest - share * swing)
                 information += slope**2
+            if not (information > 0).all():
+                raise WrongFamily("no scores of one head explain the answers to pairs")
             best = slope_sum / information + (0.0 if best is None else best)
         return np.asarray(best), information / self.noise**2
 

@@ -15,12 +15,17 @@ from keyhole.learners.example_data import Examples
 from keyhole.learners.head_search import Found
 from keyhole.learners.sculpting import Sculpted
 from keyhole.models.attention import Attention, Head
+from keyhole.oracles.base import UNIT_ROUNDOFF
 
 HELD_SHARE = 0.05  # of the rows, kept aside to judge the fit
 HELD_NUMBERS = 24  # numbers that are kept aside at least
 HELD_MOST = 0.2  # and at most this share of the rows
 HASH_DIGITS = 9  # of the hash that finds copies of rows: coarser than rounding, finer than chance
-POLISH = Limits(iterations=60)
+OWN_ROUNDINGS = (
+    32.0  # of double precision: of computing labels, with safety as it is not independent
+)
+# weak directions settle after the residual has
+POLISH = Limits(iterations=60, finished=0.0, precise=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +111,7 @@ def fitted_layer(
     total = rows.counted * rows.outputs
     level = np.sqrt(final.cost / max(total - unknowns, 1))
     level = max(float(level), data.roundoff * power)
+    level = float(np.hypot(level, OWN_ROUNDINGS * UNIT_ROUNDOFF * power))
     errors = _errors(rows, spread, level, data.form)
     model = assembled(rows, final.theta, final.values, final.offset, data.form)
     times = rows.ratio(heads)

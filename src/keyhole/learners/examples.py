@@ -28,11 +28,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.whitening import whitened
 from keyhole.errors import InvalidArgument, NotIdentifiable
-from keyhole.learners.example_data import check_span, examples
+from keyhole.learners.example_data import Examples, check_span, examples
 from keyhole.learners.example_fit import (
     HELD_SHARE,
     Fitted,
@@ -41,13 +42,14 @@ from keyhole.learners.example_fit import (
     held_rows,
     with_certificates,
 )
-from keyhole.learners.head_search import Found, Plan, Progress, search
+from keyhole.learners.head_search import NOISE_CEILING, Found, Plan, Progress, search
 from keyhole.learners.sculpting import sculpted_search
 
 METHODS = ("varpro", "sculpting")
 ENOUGH = 12.0  # times the floor: the search needs no more examples; the last polish takes all
 EXACT = 1e-18  # squared residual relative to the labels that only an exact fit of doubles reaches
 ROUNDINGS = 16.0  # unit roundoffs by which exact labels may miss the model, root mean square
+LOUDEST = 2.0  # times the stated noise that what is left may be
 NOTHING = 0.95  # cross-validated share of the labels that one head leaves where it explains nothing
 
 
@@ -58,7 +60,8 @@ class FromExamples:
     heads: their number, None to find it. method: "varpro" (the solver) or "sculpting" (the paper's
     algorithm, for Boolean inputs and at most two heads). restarts, seconds: the budget. workers:
     processes that share the restarts. bias: whether key biases and an offset are fitted too.
-    most_heads: the largest number tried.
+    most_heads: the largest number tried. noise: standard deviation of the labels' errors over the
+    labels' root mean square, where it is known: 0 for exact labels.
     """
 
     heads: int | None = None
@@ -68,6 +71,7 @@ class FromExamples:
     workers: int = 1
     most_heads: int = 8
     bias: bool = False
+    noise: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -80,6 +84,8 @@ class FromExamples:
                 raise InvalidArgument(f"{name} must be a whole number of at least 1, got {value!r}")
         if not self.seconds > 0:
             raise InvalidArgument(f"seconds must be positive, got {self.seconds!r}")
+        if self.noise is not None and not 0 <= self.noise < 1:
+            raise InvalidArgument(f"noise must lie in [0, 1), got {self.noise!r}")
 
     def fit(
         self,
@@ -92,6 +98,16 @@ class FromExamples:
     ) -> Fitted:
         """The layer behind the examples, and how it does on rows it has not seen."""
         data = examples(X, Y, mask, bias=self.bias)
+        # small matrices: shared out over threads, their factorisations take up to ten times as long
+        with threadpool_limits(1, "blas"):
+            return self._fitted(data, rng, progress)
+
+    def _fitted(
+        self,
+        data: Examples,
+        rng: np.random.Generator,
+        progress: Callable[[Progress], None] | None,
+    ) -> Fitted:
         rows = data.rows
         check_span(rows)
         kept = held_rows(rows, rng)
@@ -102,7 +118,10 @@ class FromExamples:
             found, sculpted = sculpted_search(train, self.heads, solved, self.seconds, rng)
             fitted = fitted_layer(data, train, kept, found, self.heads or 1, rng)
             return with_certificates(fitted, sculpted)
-        plan = Plan(self.heads, most, self.restarts, self.seconds, self.workers, solved, progress)
+        noise = NOISE_CEILING if self.noise is None else (LOUDEST * self.noise) ** 2
+        plan = Plan(
+            self.heads, most, self.restarts, self.seconds, self.workers, solved, noise, progress
+        )
         white, back = whitened(enough(train, most, rng))
         found = search(white, plan, rng)
         found = replace(found, theta=back(found.theta))

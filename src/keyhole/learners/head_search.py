@@ -119,6 +119,7 @@ class Plan:
     seconds: float
     workers: int
     solved: float
+    noise: float = NOISE_CEILING  # squared residual share up to which a minimum may be noise
     progress: Callable[[Progress], None] | None = None
 
 
@@ -197,7 +198,7 @@ class _Search:
                 return tally
             leader = min(self.tallies.values(), key=self._cross_validation)
             best = self._best()
-            noisy = best.relative <= NOISE_CEILING and best.heads < heads
+            noisy = best.relative <= self.plan.noise and best.heads < heads
             if noisy or self._over() or leader.heads < heads - 1:
                 break
         return None
@@ -228,7 +229,7 @@ class _Search:
     def _undecided(self) -> int | None:
         """Where the rest may be noise: a number of heads that needs another start to tell."""
         best = self._best()
-        if best.relative <= NOISE_CEILING:
+        if best.relative <= self.plan.noise:
             for heads in (best.heads, min(best.heads + 1, self.last)):
                 if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLED:
                     return heads
@@ -253,7 +254,7 @@ class _Search:
 
     def _settled(self, best: Tally) -> bool:
         """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
-        if best.relative > NOISE_CEILING or best.hits < SETTLED:
+        if best.relative > self.plan.noise or best.hits < SETTLED:
             return False
         above = self.tallies.get(best.heads + 1)
         return best.heads >= self.last or (above is not None and len(above.chains) >= SETTLED)

@@ -5,8 +5,9 @@ free) is all that can be known of it, and all of it is recovered: H(d² + d) sca
 few more (learners/multi_head_scalar), or for real layers, whose answers are vectors, about 4d +
 2 - 2r of them (learners/multi_head_vector).
 
-Questions, algebra, when it fails: see those two files. Tokens of bounded norm: learners/
-multi_head_bounded.
+Questions, algebra, when it fails: see those two files. Tokens of bounded norm:
+learners/multi_head_bounded for layers whose heads share out the width, learners/multi_head_random
+for all others.
 
 Source. docs/learners/multi_head.md.
 """
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import InvalidArgument
+from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
+from keyhole.learners.multi_head_random import enough, learn_random
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
@@ -27,6 +29,7 @@ from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import Overcomplete, directions
 
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
+EXPLORING = 50  # questions before random ones, and fresh ones after
 USUAL_HEADS = 4  # forecast where the number of heads is not given
 
 
@@ -58,7 +61,7 @@ class MultiHead:
             raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
         ask = Asker(oracle)
         if not oracle.spec.domain.unbounded:
-            return learn_bounded(ask, rng, self)
+            return self.recovered_within(ask, rng)
         frame = directions(rng, width, width)
         size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
         frame = size * np.linalg.qr(frame)[0].T
@@ -81,11 +84,22 @@ class MultiHead:
                 ask.offset = 0.0
         return learn_scalar(ask, rng, self, frame, first)
 
+    def recovered_within(self, ask: Asker, rng: np.random.Generator) -> Learned:
+        """The layer where tokens are bounded or given."""
+        if ask.oracle.spec.domain.vocabulary is None:
+            try:
+                return learn_bounded(ask, rng, self)
+            except (IllConditioned, WrongFamily):  # few questions, for layers of one kind only
+                ask.offset = 0.0
+        return learn_random(ask, rng, self)
+
     def expected_questions(self, spec: Spec) -> int | None:
         d, heads = spec.width, self.heads or USUAL_HEADS
         if spec.outputs is not None and spec.outputs > 1:
             rank = self.rank or max(1, d // heads)
             return int(4 * d + 2 - 2 * rank + d // 4 + 2 * heads + 12)
+        if not spec.domain.unbounded:
+            return enough(d, heads, 1) + EXPLORING
         rank = self.rank or d
         each = 2 * rank * d - rank**2 + d
         return heads * each + 3 * heads + 6

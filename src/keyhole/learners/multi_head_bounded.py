@@ -14,8 +14,7 @@ removed by defect correction: the model found predicts it, and the algebra is re
 corrected Jacobian, without further questions.
 
 When it fails. r < 3, H r < d, or heads whose s_h coincide at the points chosen (another pair of
-points is tried). Scalar answers with bounded tokens: no method here keeps its digits beyond few
-heads, and the learner refuses.
+points is tried); scalar answers. All these are left to learners/multi_head_random.
 
 Source. Keyhole's own; docs/learners/multi_head.md.
 """
@@ -26,14 +25,13 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import DomainError, IllConditioned, WrongFamily
+from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import Claims, validated
 from keyhole.learners.multi_head_value_maps import EXACT
 from keyhole.learners.multi_head_vector import assembled, finished, rms, without_noise
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
-from keyhole.oracles.base import Domain
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import directions
 
@@ -48,17 +46,6 @@ RESTLESS = 1e-5  # relative change after the last round that means it never will
 REPLICATES = 4
 
 
-def radius_of(domain: Domain) -> float:
-    """Radius of a ball around zero inside the domain."""
-    if domain.vocabulary is not None:
-        raise DomainError("MultiHead cannot work with a vocabulary; learn from examples instead")
-    bounds = [domain.max_norm, domain.high, None if domain.low is None else -domain.low]
-    radius = min(float(b) for b in bounds if b is not None)
-    if radius <= 0:
-        raise DomainError("MultiHead needs a domain that contains a ball around zero")
-    return radius
-
-
 @dataclass
 class Point:
     """A point u next to the query, and the differences of the answers around it."""
@@ -69,15 +56,14 @@ class Point:
 
 def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learned:
     """The whole recovery of a layer with bounded tokens."""
-    radius, width = radius_of(ask.oracle.spec.domain), ask.width
+    radius, width = ask.oracle.spec.domain.radius, ask.width
+    if not radius > 0:
+        raise IllConditioned("the domain holds no ball around zero")
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
     offset = ask(np.zeros((1, 1, width)), "values")[0]
     ask.offset = offset
     if ask.scalar or len(offset) != width:
-        raise DomainError(
-            "with bounded tokens MultiHead needs a layer that answers with vectors of the tokens' "
-            "width; for scalar answers use SingleHead, or learn from examples"
-        )
+        raise IllConditioned("answers are not vectors of the tokens' width")
     total = frame.T @ ask(radius * frame[:, None], "values") / radius
     if np.linalg.cond(total) > 1e10:
         raise IllConditioned(

@@ -8,6 +8,7 @@ from keyhole.errors import Counterexample
 from keyhole.models.attention import Attention
 from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
+from keyhole.probes.precision import inside
 
 VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
 SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
@@ -43,12 +44,15 @@ def validated(
     typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
     size = min(float(np.sqrt(1.5 / typical)), radius / np.sqrt(model.width))
     allowed = tolerance(ask, model, errors, size, slack)
-    limit = ask.oracle.spec.domain.max_length
+    domain = ask.oracle.spec.domain
+    limit = domain.max_length
     for length in VALIDATION_LENGTHS:
         count = length if limit is None else min(limit, length)
         tokens = size * rng.standard_normal((1, count, model.width))
         norms = np.linalg.norm(tokens, axis=2, keepdims=True)
         tokens = tokens * np.minimum(1.0, radius / norms)
+        if domain.vocabulary is not None or domain.radius <= 0:
+            tokens = inside(ask.oracle, tokens.reshape(count, 1, -1), rng).reshape(tokens.shape)
         answer = ask(tokens, "validation")[0] + ask.offset
         guess = model(tokens).reshape(answer.shape)
         if np.abs(answer - guess).max() > allowed:

@@ -130,14 +130,6 @@ def test_the_learner_asks_what_it_would_ask_alone() -> None:
     assert found.ledger.paid == alone.ledger.paid + extra
 
 
-def test_several_heads_that_cannot_be_learned_are_told() -> None:
-    secret = attention(np.random.default_rng(0), 6, heads=2)
-    found = recover(open_oracle(secret, max_norm=2.0), Auto(), throw=False)
-    assert found.outcome is Outcome.REJECTED
-    assert found.details["family"] == "several heads"
-    assert "cannot be learned here" in found.reason
-
-
 def test_a_box_without_values_is_not_identifiable() -> None:
     found = recover(open_oracle(lambda x: np.full(len(x), 0.7), width=4), Auto(), throw=False)
     assert found.outcome is Outcome.NOT_IDENTIFIABLE
