@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.algebra.attention_information import Information, information
 from keyhole.algebra.attention_rows import Rows, averages, patterns
-from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
+from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import Projection
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Learned
@@ -24,8 +24,8 @@ HASH_DIGITS = 9  # of the hash that finds copies of rows: coarser than rounding,
 OWN_ROUNDINGS = (
     32.0  # of double precision: of computing labels, with safety as it is not independent
 )
-# weak directions settle after the residual has
-POLISH = Limits(iterations=60, finished=0.0, precise=True)
+POLISH = Limits(iterations=60)
+LAST_DIGITS = replace(POLISH, finished=0.0, precise=True)  # weak directions settle last
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +99,15 @@ def fitted_layer(
     rng: np.random.Generator,
 ) -> Fitted:
     """Polish, standard errors and held-out rows for the scores a search has found."""
-    at = descend(train, found.theta, POLISH, damping=1e-8).at
+    polish = LAST_DIGITS if found.theta.size <= DENSE_PRECISE else POLISH
+    at = descend(train, found.theta, polish, damping=1e-8).at
     rows, heads = data.rows, at.theta.shape[1]
     numbers, unknowns = train.counted * train.outputs, train.unknowns(heads)
     power = float(np.sqrt(label_power(rows) / (rows.counted * rows.outputs)))
     noise = np.sqrt(at.cost / max(numbers - unknowns, 1))
     used = train.weights.ravel() > 0
     held_out = _held_out(rows, kept, at)
-    final = descend(rows, at.theta, POLISH, damping=1e-8).at
+    final = descend(rows, at.theta, polish, damping=1e-8).at
     spread = information(rows, final, rng)
     total = rows.counted * rows.outputs
     level = np.sqrt(final.cost / max(total - unknowns, 1))
