@@ -281,7 +281,16 @@ app.command(epilog="Example: `keyhole audit run/model.safetensors --plot audit.p
 def learn(
     examples: Annotated[Path, typer.Argument(help="An .npz file with `inputs` and `outputs`.")],
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads, if known.")] = None,
-    seed: Seed = 0,
+    most_heads: Annotated[int, typer.Option(min=1, help="Most heads tried otherwise.")] = 8,
+    bias: Annotated[bool, typer.Option("--bias", help="Fit key biases and an offset too.")] = False,
+    noise: Annotated[
+        float | None, typer.Option(help="Error of the outputs over their size, if known; 0: exact.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="varpro, or the paper's own: sculpting.")] = "varpro",
+    seconds: Annotated[float, typer.Option(help="Longest search.")] = 60.0,
+    restarts: Annotated[int, typer.Option(min=1, help="Most starts of the search.")] = 100_000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed starts from the same places.")] = 0,
     out: Out = None,
     report: Report = None,
     as_json: Json = False,
@@ -293,11 +302,14 @@ def learn(
     from keyhole.learners.examples import FromExamples
 
     found = read_examples(examples)
+    learner = FromExamples(
+        heads, method, restarts, seconds, workers, most_heads, bias=bias, noise=noise
+    )
     with searching(not as_json) as progress:
         recovery = run(
             found.inputs,
             found.outputs,
-            FromExamples(heads=heads),
+            learner,
             seed=seed,
             mask=found.mask,
             progress=progress,

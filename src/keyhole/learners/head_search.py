@@ -198,7 +198,7 @@ class _Search:
                 return tally
             leader = min(self.tallies.values(), key=self._cross_validation)
             best = self._best()
-            noisy = best.relative <= self.plan.noise and best.heads < heads
+            noisy = self._may_be_noise(best) and best.heads < heads
             if noisy or self._over() or leader.heads < heads - 1:
                 break
         return None
@@ -229,7 +229,7 @@ class _Search:
     def _undecided(self) -> int | None:
         """Where the rest may be noise: a number of heads that needs another start to tell."""
         best = self._best()
-        if best.relative <= self.plan.noise:
+        if self._may_be_noise(best):
             for heads in (best.heads, min(best.heads + 1, self.last)):
                 if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLED:
                     return heads
@@ -254,21 +254,28 @@ class _Search:
 
     def _settled(self, best: Tally) -> bool:
         """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
-        if best.relative > self.plan.noise or best.hits < SETTLED:
+        if not self._may_be_noise(best) or best.hits < SETTLED:
             return False
         above = self.tallies.get(best.heads + 1)
         return best.heads >= self.last or (above is not None and len(above.chains) >= SETTLED)
 
+    def _share(self, tally: Tally) -> float:
+        """Unknowns over numbers."""
+        return float(min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6))
+
+    def _may_be_noise(self, tally: Tally) -> bool:
+        """Whether what is left is no more than noise is allowed to be, unknowns taken off."""
+        return tally.relative <= self.plan.noise * (1 - self._share(tally))
+
     def _criterion(self, tally: Tally) -> float:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
-        share = min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6)
+        share = self._share(tally)
         penalty = PENALTY + 2 * PENALTY / np.sqrt(self.rows.unknowns(1))
         return float(np.log(max(tally.relative, 1e-300)) - penalty * np.log(1 - share))
 
     def _cross_validation(self, tally: Tally) -> float:
         """Generalised cross-validation: what the fit would leave of labels it has not seen."""
-        share = min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6)
-        return tally.relative / (1 - share) ** 2
+        return tally.relative / (1 - self._share(tally)) ** 2
 
     def _best(self) -> Tally:
         return min(self.tallies.values(), key=self._criterion)
