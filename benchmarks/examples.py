@@ -124,13 +124,14 @@ def joint(rows: Rows, heads: int, vector: np.ndarray) -> tuple[float, np.ndarray
 
 
 def start(rows: Rows, heads: int, rng: np.random.Generator) -> np.ndarray:
-    theta = random_start(rows, heads, rng)
-    return np.concatenate([theta.ravel(), project(rows, theta).values.ravel()])
+    """Small random scores, values of the usual size. (Values by regression would be a trap: with
+    nearly uniform attention all heads look alike, and regression makes them huge.)"""
+    values = rng.standard_normal((heads * rows.width, rows.outputs)) / np.sqrt(rows.width)
+    return np.concatenate([random_start(rows, heads, rng).ravel(), values.ravel()])
 
 
 def lbfgs(rows: Rows, heads: int, seconds: float, rng: np.random.Generator) -> np.ndarray:
-    """Joint L-BFGS from the same small random starts, values by regression, restarted; the best
-    residual wins."""
+    """Joint L-BFGS from small random starts, restarted; the best residual wins."""
     end = time.process_time() + seconds
     best, chosen = np.inf, start(rows, heads, rng)
 
