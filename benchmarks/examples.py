@@ -38,7 +38,6 @@ from keyhole.models.hard_instances import high_order
 from keyhole.models.symmetry import distance
 from keyhole.results import Recovery
 
-
 PATIENCE = 2.5  # seconds on the wall per CPU second on a machine that does other things too
 
 

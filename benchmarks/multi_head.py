@@ -190,7 +190,8 @@ def bounded(plan: Plan) -> None:
 def bounded_scalar(plan: Plan) -> None:
     """Scalar answers with bounded tokens: random questions."""
     for width, heads, radius in (
-        (4, 2, 2.0), (8, 2, 1.0), (8, 2, 10.0), (8, 3, 2.0), (8, 4, 2.0), (16, 2, 2.0), (16, 3, 2.0),
+        (4, 2, 2.0), (8, 2, 1.0), (8, 2, 10.0), (8, 3, 2.0), (8, 4, 2.0),
+        (16, 2, 2.0), (16, 3, 2.0),
     ):  # fmt: skip
         runs = []
         for seed in plan.seeds(1, 10 if width < 16 else 5):
