@@ -30,7 +30,7 @@ from keyhole.algebra.levenberg_marquardt import label_power
 from keyhole.algebra.variable_projection import project
 from keyhole.learn import learn
 from keyhole.learners.examples import FromExamples
-from keyhole.learners.head_search import random_start
+from keyhole.learners.head_chains import random_start
 from keyhole.learners.sculpting import sculpt
 from keyhole.models.attention import Attention, Head
 from keyhole.models.every_position import every_position

@@ -1,37 +1,34 @@
 """How many heads, and which: descents from random starts, number of heads by number of heads.
 
-A chain is one descent from a small random start, followed by hops: one head is replaced by a small
-random one and the descent repeated, kept when it helps. Chains are the unit of work, each with a
-seed of its own, run one after another or in parallel processes: the first solved one in their
-order wins, so the result does not depend on how many processes there are (unless time runs out).
+The work is done in chains (learners/head_chains): the first solved one in their order wins, so the
+result does not depend on how many processes there are (unless time runs out).
 
 Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns:
 more chains, most of the work at the M that cross-validates best, the rest shared among the others,
 little where examples are scarce for so many heads; until a fit is exact; or the labels are noisy
 and the minimum that explains most for its size was reached from two independent starts; or the
-budget is spent. An exact fit with more heads than needed is pruned.
+budget is spent. An exact fit with more heads than needed is pruned; one that may be chance, or is
+one of many, waits for what fewer heads can do.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from operator import attrgetter
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
+from keyhole.algebra.attention_information import information
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.closed_form import one_head
-from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
+from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import project
 from keyhole.arrays import Array, Float
+from keyhole.learners.head_chains import Chain, Chains, Effort
 
-START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
 HOPS = 4  # swaps of a head without gain after which a chain ends (one head: fresh starts)
 HASTE = Limits(stall_window=10, stall_share=0.1, conjugate_steps=60)  # where most starts are vain
 GOOD = 1e-3  # relative squared residual of a fit whose heads are kept when one more is tried
-GAIN = 0.02  # relative decrease that makes a hop worth keeping
 SAME = 1e-6  # relative difference of two costs that are the same minimum
 NOISE_CEILING = 0.09  # squared residual share beyond which a minimum is not taken for noise
 WIDE = 4096  # score entries per head from which the sweep doubles the number of heads
@@ -39,29 +36,11 @@ PRUNE_ITERATIONS = 40
 REDUNDANT = 1e-4  # relative squared residual without a head beyond which that head is needed
 FAVOUR = 3.0  # work given to the most promising number of heads, in units of the others'
 EASY, FAINT = 2.0, 0.1  # examples over the floor where most descents succeed; least hope, near one
+TELLING = 1.2  # examples over the floor from which on an exact fit is taken at once
 CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
 TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
 PENALTY = 4.0  # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
 SETTLED = 2  # independent starts that must reach the same minimum
-
-
-@dataclass(frozen=True, eq=False)
-class Effort:
-    """Where one chain starts, and how much it may do."""
-
-    hops: int
-    solved: float  # relative squared residual of an exact fit
-    limits: Limits
-    known: Array | None = None  # scores of heads to keep; the chain adds one
-
-
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """What one chain found."""
-
-    theta: Float[Array, "p m d"]
-    relative: float
-    work: float  # iterations, weighted by what one costs
 
 
 @dataclass
@@ -123,42 +102,6 @@ class Plan:
     progress: Callable[[Progress], None] | None = None
 
 
-def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
-    """One random start and its hops."""
-    rng = np.random.default_rng(seed)
-    limits = effort.limits
-    theta = random_start(rows, heads, rng)
-    if effort.known is not None:
-        theta[:, : effort.known.shape[1]] = effort.known
-    best = descend(rows, theta, limits)
-    iterations, failures = best.iterations, 0
-    while best.relative > effort.solved and failures < effort.hops:
-        if time.monotonic() > limits.deadline:
-            break
-        theta = random_start(rows, heads, rng)
-        if heads > 1:
-            keep = np.arange(heads) != rng.integers(heads)
-            theta[:, keep] = best.at.theta[:, keep]
-        trial = descend(rows, theta, limits)
-        iterations += trial.iterations
-        failures = 0 if trial.relative < (1 - GAIN) * best.relative else failures + 1
-        best = trial if trial.relative < best.relative else best
-    return Chain(best.at.theta, best.relative, float(iterations * heads**2))
-
-
-def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
-    """Small scores of equal size whatever the scale of the tokens."""
-    shape = (rows.queries.shape[2], heads, rows.width)
-    power = np.sqrt(_power(rows.queries) * _power(rows.tokens))
-    return np.asarray(START / power * rng.standard_normal(shape))
-
-
-def _power(vectors: Array) -> float:
-    """Mean squared norm of the vectors that are not padding."""
-    squares = np.einsum("nld,nld->nl", vectors, vectors)
-    return max(float(squares[squares > 0].mean()) if (squares > 0).any() else 1.0, 1e-300)
-
-
 def search(rows: Rows, plan: Plan, rng: np.random.Generator) -> Found:
     """The best fit that the budget allows."""
     return _Search(rows, plan, rng).run()
@@ -176,11 +119,11 @@ class _Search:
 
     def run(self) -> Found:
         try:
-            with _Chains(self.rows, self.plan.workers) as pool:
+            with Chains(self.rows, self.plan.workers) as pool:
                 self.pool = pool
                 solved = self._sweep() or self._turns()
                 if solved is not None:
-                    return self._found(self._pruned(solved), "exact")
+                    return self._found(solved, "exact")
         except KeyboardInterrupt:
             if all(tally.theta is None for tally in self.tallies.values()):
                 raise
@@ -194,8 +137,8 @@ class _Search:
         hasty = replace(HASTE, deadline=self.deadline)
         for heads in self._ladder():
             tally = self._try(heads, 1, 0, hasty)
-            if tally.relative <= self.plan.solved:
-                return tally
+            if self._exact(tally):
+                return self._accepted(tally)
             leader = min(self.tallies.values(), key=self._cross_validation)
             best = self._best()
             noisy = self._may_be_noise(best) and best.heads < heads
@@ -221,10 +164,26 @@ class _Search:
                 tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS, limits)
             else:
                 tally = self._try(undecided, 1, 0, hasty)
-            if tally.relative <= self.plan.solved:
-                return tally
+            if self._exact(tally) and (accepted := self._accepted(tally)):
+                return accepted
             turn += 1
-        return None
+        return min(
+            filter(self._exact, self.tallies.values()), key=attrgetter("heads"), default=None
+        )
+
+    def _exact(self, tally: Tally) -> bool:
+        return tally.relative <= self.plan.solved
+
+    def _accepted(self, tally: Tally) -> Tally | None:
+        """An exact fit without the heads it does not need. None where it may be chance, with
+        nearly as many unknowns as numbers, or is one of many: then fewer heads come first."""
+        fewer = self._pruned(tally)
+        assert fewer.theta is not None
+        if fewer.heads == self.first or fewer.theta.size > DENSE_PRECISE:
+            return fewer
+        spread = information(self.rows, project(self.rows, fewer.theta), self.rng)
+        chance = self.rows.ratio(fewer.heads) < TELLING
+        return None if chance or spread.deficient else fewer
 
     def _undecided(self) -> int | None:
         """Where the rest may be noise: a number of heads that needs another start to tell."""
@@ -237,10 +196,13 @@ class _Search:
 
     def _next(self) -> int:
         """The number of heads whose share of the work is most overdue."""
-        leader = min(self.tallies.values(), key=self._cross_validation).heads
+        open_ = [tally for tally in self.tallies.values() if not self._exact(tally)]
+        leader = min(open_, key=self._cross_validation).heads
         due = {}
         for heads in range(self.first, min(leader + 1, self.last) + 1):
             tally = self.tallies.get(heads, Tally(heads))
+            if self._exact(tally):
+                continue
             share = KNOWN if tally.hits >= CERTAIN else FAVOUR if heads == leader else 1.0
             due[heads] = tally.work / (share * self._hope(heads))
         return min(due, key=lambda heads: due[heads])
@@ -265,7 +227,8 @@ class _Search:
 
     def _may_be_noise(self, tally: Tally) -> bool:
         """Whether what is left is no more than noise is allowed to be, unknowns taken off."""
-        return tally.relative <= self.plan.noise * (1 - self._share(tally))
+        noise = self.plan.noise * (1 - self._share(tally))
+        return not self._exact(tally) and tally.relative <= noise
 
     def _criterion(self, tally: Tally) -> float:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
@@ -336,56 +299,8 @@ class _Search:
 
     def _found(self, best: Tally, ending: str) -> Found:
         assert best.theta is not None
+        residuals = {heads: tally.relative for heads, tally in sorted(self.tallies.items())}
+        seconds = time.monotonic() - self.begin
         return Found(
-            best.theta,
-            best.relative,
-            ending,
-            self.restarts,
-            time.monotonic() - self.begin,
-            best.hits,
-            {heads: tally.relative for heads, tally in sorted(self.tallies.items())},
+            best.theta, best.relative, ending, self.restarts, seconds, best.hits, residuals
         )
-
-
-class _Chains:
-    """Chains in order, in this process or in several."""
-
-    def __init__(self, rows: Rows, workers: int) -> None:
-        self.rows, self.workers = rows, workers
-        self.executor: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> "_Chains":
-        if self.workers > 1:
-            self.executor = ProcessPoolExecutor(
-                self.workers, get_context("spawn"), _remember, (self.rows,)
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.executor is not None:
-            self.executor.shutdown(wait=True, cancel_futures=True)
-
-    def map(self, heads: int, seeds: list[int], effort: Effort) -> Iterator[Chain]:
-        if self.executor is None:
-            for seed in seeds:
-                yield run_chain(self.rows, heads, seed, effort)
-            return
-        futures = [self.executor.submit(_remembered_chain, heads, s, effort) for s in seeds]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-_ROWS: list[Rows] = []  # in a worker process: the data, sent once
-
-
-def _remember(rows: Rows) -> None:
-    _ROWS[:] = [rows]
-    threadpool_limits(1, "blas")
-
-
-def _remembered_chain(heads: int, seed: int, effort: Effort) -> Chain:
-    return run_chain(_ROWS[0], heads, seed, effort)

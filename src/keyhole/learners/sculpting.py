@@ -32,7 +32,8 @@ from keyhole.algebra.levenberg_marquardt import Limits, descend, label_power
 from keyhole.algebra.variable_projection import project
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
-from keyhole.learners.head_search import Found, random_start
+from keyhole.learners.head_chains import random_start
+from keyhole.learners.head_search import Found
 
 MOST_HEADS = 2  # the net is a grid over pairs of points of the hull
 SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)  # of the rows, on which the values are refined in turn
