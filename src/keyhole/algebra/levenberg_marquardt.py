@@ -9,6 +9,7 @@ gradient, the residual and the cost that decide about it are double.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
@@ -30,6 +31,7 @@ PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
 ROUGH = 0.25  # share of the cost that a good step near a solution leaves at most
 SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
 FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
+RESTING = 0.5  # share of such a residual that the last step worth taking leaves at most
 STALL_WINDOW = 15  # iterations over which progress is judged
 STALL_SHARE = 0.05  # a start that gained less than this share in the window is given up
 COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
@@ -82,6 +84,9 @@ def descend(
             return Descent(at, at.cost / scale, iteration, False, system.products)
         step, predicted = system.step(damping, limits.conjugate_steps)
         trial = project(rows, at.theta + step)
+        if at.cost <= FINISHED * scale and trial.cost > RESTING * at.cost:
+            at = min(at, trial, key=attrgetter("cost"))
+            return Descent(at, at.cost / scale, iteration + 1, True, system.products)
         gain = (at.cost - trial.cost) / max(predicted, 1e-300)
         if at.cost <= COARSE * scale and trial.cost > ROUGH * at.cost:
             precise = True  # ill-conditioned, or at a minimum: then the last steps count
