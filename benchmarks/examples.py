@@ -8,6 +8,7 @@
     python benchmarks/examples.py sculpting  --instances 50    certificates and summed values
     python benchmarks/examples.py hard                         exponential dependence on the heads
     python benchmarks/examples.py large                        width 64, 8 heads
+    python benchmarks/examples.py starts                       success per start, one thread or all
 
 `--quick` shrinks every part to a minute. r is the number of examples over the floor
 max(2 m d / k, d^2 / (k (k - 1))); sc the Frobenius norm of a score matrix, on Boolean inputs the
@@ -24,10 +25,11 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment, minimize
+from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_information import information
 from keyhole.algebra.attention_rows import Rows, averages, patterns, pull
-from keyhole.algebra.levenberg_marquardt import label_power
+from keyhole.algebra.levenberg_marquardt import SOLVED, descend, label_power
 from keyhole.algebra.variable_projection import project
 from keyhole.learn import learn
 from keyhole.learners.examples import FromExamples
@@ -349,6 +351,29 @@ def large(args: argparse.Namespace) -> None:
             )
 
 
+def starts(args: argparse.Namespace) -> None:
+    """Single descents with the right number of heads, on one BLAS thread and on all."""
+    print("  d  k  m   sc  solved of starts   CPU, wall seconds: one thread   all threads")
+    for d, k, m, sc in ((16, 16, 1, 5.0), (8, 16, 1, 5.0), (8, 16, 2, 5.0), (16, 16, 3, 5.0)):
+        spent, solved = [], 0
+        for threads in (1, None):
+            begin = time.process_time(), time.monotonic()
+            solved = 0
+            with threadpool_limits(threads, "blas"):
+                for i in range(args.instances):
+                    rng = np.random.default_rng([args.seed, i // 4])  # four starts a layer
+                    truth, X = layer(rng, d, m, sc), inputs(rng, examples_needed(d, k, m, 4), k, d)
+                    rows = Rows(X, X, None, np.ones(X.shape[:2]), every_position(truth, X))
+                    theta = random_start(rows, m, np.random.default_rng([args.seed, i, 1]))
+                    solved += descend(rows, theta).relative <= SOLVED
+            spent += [time.process_time() - begin[0], time.monotonic() - begin[1]]
+        print(
+            f"{d:3d} {k:2d} {m:2d} {sc:4g} {solved:8d} of {args.instances:4d}"
+            f" {spent[0]:19.1f} {spent[1]:5.1f} {spent[2]:14.1f} {spent[3]:5.1f}",
+            flush=True,
+        )
+
+
 PARTS = {
     "recovery": recovery,
     "baselines": baselines,
@@ -357,6 +382,7 @@ PARTS = {
     "sculpting": sculpting,
     "hard": hard,
     "large": large,
+    "starts": starts,
 }
 DEFAULTS = {  # instances, seconds for each
     "baselines": (20, 8.0),
@@ -365,6 +391,7 @@ DEFAULTS = {  # instances, seconds for each
     "sculpting": (50, 60.0),
     "large": (1, 300.0),
     "hard": (5, 20.0),
+    "starts": (100, 60.0),
 }
 
 

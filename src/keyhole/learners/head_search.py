@@ -167,9 +167,8 @@ class _Search:
             if self._exact(tally) and (accepted := self._accepted(tally)):
                 return accepted
             turn += 1
-        return min(
-            filter(self._exact, self.tallies.values()), key=attrgetter("heads"), default=None
-        )
+        exact = [tally for tally in self.tallies.values() if self._exact(tally)]
+        return self._pruned(min(exact, key=attrgetter("heads"))) if exact else None
 
     def _exact(self, tally: Tally) -> bool:
         return tally.relative <= self.plan.solved
@@ -196,8 +195,8 @@ class _Search:
 
     def _next(self) -> int:
         """The number of heads whose share of the work is most overdue."""
-        open_ = [tally for tally in self.tallies.values() if not self._exact(tally)]
-        leader = min(open_, key=self._cross_validation).heads
+        unsolved = [tally for tally in self.tallies.values() if not self._exact(tally)]
+        leader = min(unsolved, key=self._cross_validation).heads
         due = {}
         for heads in range(self.first, min(leader + 1, self.last) + 1):
             tally = self.tallies.get(heads, Tally(heads))
@@ -253,14 +252,14 @@ class _Search:
                 end = descend(self.rows, start, limits)
                 tally.add(Chain(end.at.theta, end.relative, float(end.iterations)))
                 self._tell(heads)
-                if tally.relative <= self.plan.solved:
+                if self._exact(tally):
                     return tally
         chains = min(chains, max(self.plan.restarts - self.restarts, 1))
         seeds = [int(s) for s in self.rng.integers(0, 2**63, chains)]
         for chain in self.pool.map(heads, seeds, effort):
             tally.add(chain)
             self._tell(heads)
-            if chain.relative <= self.plan.solved:
+            if self._exact(tally):
                 break
         return tally
 

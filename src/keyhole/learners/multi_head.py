@@ -21,7 +21,7 @@ from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
-from keyhole.learners.multi_head_random import enough, learn_random
+from keyhole.learners.multi_head_random import learn_random, questions_for
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
@@ -99,7 +99,7 @@ class MultiHead:
             rank = self.rank or max(1, d // heads)
             return int(4 * d + 2 - 2 * rank + d // 4 + 2 * heads + 12)
         if not spec.domain.unbounded:
-            return enough(d, heads, 1) + EXPLORING
+            return questions_for(d, heads, 1) + EXPLORING
         rank = self.rank or d
         each = 2 * rank * d - rank**2 + d
         return heads * each + 3 * heads + 6

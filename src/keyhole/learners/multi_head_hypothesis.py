@@ -1,4 +1,4 @@
-"""What both ways of learning several heads share: the claims, and the hypothesis' own test."""
+"""What the ways of learning several heads share: the claims, and the hypothesis' own test."""
 
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,16 @@ class Claims(Protocol):
     def bias(self) -> bool | None: ...
     @property
     def attempts(self) -> int: ...
+
+
+def fewer_than_claimed(claimed: int | None, found: int) -> tuple[str, ...]:
+    """The note for a reader who expected more heads than the box shows."""
+    if claimed is None or found >= claimed:
+        return ()
+    return (
+        f"{claimed} heads were claimed, {found} can be told apart: the others equal one of "
+        "them or have no value, and nobody can know their parameters",
+    )
 
 
 def validated(

@@ -26,7 +26,7 @@ from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.example_fit import Fitted
 from keyhole.learners.examples import FromExamples
-from keyhole.learners.multi_head_hypothesis import Claims
+from keyhole.learners.multi_head_hypothesis import Claims, fewer_than_claimed
 from keyhole.oracles.wrappers.known import Known
 from keyhole.probes.asking import Asker
 from keyhole.probes.precision import inside, look
@@ -52,7 +52,7 @@ def learn_random(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learne
     return _Sampling(ask, rng, claims).run()
 
 
-def enough(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
+def questions_for(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
     """Random questions asked for so many heads, biases included."""
     unknowns = heads * width * (width + 1 + outputs) + outputs
     numbers = max(unknowns / outputs, width * (width + 1) / (length - 1))
@@ -131,7 +131,7 @@ class _Sampling:
 
     def _more(self, heads: int) -> None:
         """Enough answers for so many heads."""
-        needed = enough(self.ask.width, heads, self.outputs, self.length)
+        needed = questions_for(self.ask.width, heads, self.outputs, self.length)
         missing = needed - sum(len(t) for t, _ in self.asked)
         if missing > 0:
             tokens = self._drawn(missing, self.length)
@@ -173,10 +173,9 @@ class _Sampling:
                 "in this domain the heads cannot be told apart: relative errors of the answers are "
                 f"amplified {details['amplification']:.1e} times"
             )
-        found, claimed = details["heads"], self.claims.heads
-        notes = [f"Found from {details['examples']} random questions inside the domain."]
-        if claimed is not None and found < claimed:
-            notes.append(f"{claimed} heads were claimed, {found} can be told apart.")
+        found = details["heads"]
+        note = f"Found from {details['examples']} random questions inside the domain."
+        notes = (note, *fewer_than_claimed(self.claims.heads, found))
         unknowns = found * self.ask.width * (self.ask.width + bias + self.outputs)
         floor = unknowns / self.outputs + bias
-        return replace(fitted.learned, floor=floor, notes=tuple(notes))
+        return replace(fitted.learned, floor=floor, notes=notes)

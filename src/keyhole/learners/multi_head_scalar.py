@@ -29,7 +29,12 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
-from keyhole.learners.multi_head_hypothesis import DOUBT_LIMIT, Claims, validated
+from keyhole.learners.multi_head_hypothesis import (
+    DOUBT_LIMIT,
+    Claims,
+    fewer_than_claimed,
+    validated,
+)
 from keyhole.learners.multi_head_scalar_attempt import attempt
 from keyhole.learners.multi_head_state import Draft, Scalar
 from keyhole.models.attention import Attention, Head
@@ -175,12 +180,7 @@ def finished(
     width, found = model.width, len(model.heads)
     floor = float(sum(2 * r * width - r * r + width + bias * width for r in draft.ranks))
     floor += draft.uniform * width + bias
-    notes = []
-    if heads is not None and found < heads:
-        notes.append(
-            f"{heads} heads were claimed, {found} can be told apart: the others equal one of "
-            "them or have no value, and nobody can know their parameters"
-        )
+    notes = [*fewer_than_claimed(heads, found)]
     if draft.uniform:
         notes.append("one head attends to all tokens alike (score zero)")
     if draft.gate_norm > CLOSE:

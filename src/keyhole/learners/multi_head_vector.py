@@ -26,7 +26,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
-from keyhole.learners.multi_head_hypothesis import Claims, validated
+from keyhole.learners.multi_head_hypothesis import Claims, fewer_than_claimed, validated
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
@@ -129,17 +129,11 @@ def finished(attempt: Vector, model: Attention, errors: Attention, heads: int | 
     for value_rank, score_rank in zip(attempt.ranks, attempt.score_ranks, strict=True):
         unknowns += value_rank * (width + outputs) - value_rank**2
         unknowns += score_rank * (2 * width + 1) - score_rank**2
-    notes = []
     found = len(model.heads)
-    if heads is not None and found < heads:
-        notes.append(
-            f"{heads} heads were claimed, {found} can be told apart: the others equal one of "
-            "them or have no value, and nobody can know their parameters"
-        )
     details = {
         "heads": found,
         "value_ranks": tuple(attempt.ranks),
         "ranks": tuple(attempt.score_ranks),
         "condition": attempt.condition,
     }
-    return Learned(model, errors, unknowns / outputs, tuple(notes), details)
+    return Learned(model, errors, unknowns / outputs, fewer_than_claimed(heads, found), details)
