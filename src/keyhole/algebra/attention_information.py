@@ -29,6 +29,7 @@ PROBES = 4  # random vectors for a trace; each averages over all entries of a he
 PROBE_TOLERANCE = 0.03
 PROBE_STEPS = 300
 FLAT = 1e-6  # share of the largest eigenvalue, of which single precision knows no more
+UNSEEN = 1e-100  # a score entry seen this little (saturated attention) has no standard error
 DEFICIENT = 1e-7  # relative singular value that rounding cannot tell from zero
 
 
@@ -67,7 +68,7 @@ def _unknown(at: Projection) -> Information:
 def _dense(rows: Rows, at: Projection) -> Information:
     normal = dense_normal(rows, at)
     unit = np.sqrt(np.diagonal(normal))
-    if not unit.min(initial=np.inf) > 0:
+    if not unit.min(initial=np.inf) > UNSEEN * np.abs(at.values).max():
         return _unknown(at)
     normal /= unit[:, None]
     normal /= unit[None, :]

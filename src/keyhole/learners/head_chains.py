@@ -1,7 +1,8 @@
 """One chain of the search for heads: a descent from a random start and its hops, here or elsewhere.
 
 A chain is one descent from a small random start, followed by hops: one head is replaced by a small
-random one and the descent repeated, kept when it helps. Chains are the unit of work, each with a
+random one and the descent repeated, kept when it helps. For one head the random start is led to
+what the labels allow first (algebra/maximum_entropy). Chains are the unit of work, each with a
 seed of its own, run one after another or in parallel processes.
 """
 
@@ -16,9 +17,11 @@ from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.levenberg_marquardt import Limits, descend
+from keyhole.algebra.maximum_entropy import tilted
 from keyhole.arrays import Array, Float
 
 START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
+SLACK = -2.0, 0.0  # powers of ten, each best for some strength of attention
 GAIN = 0.02  # relative decrease that makes a hop worth keeping
 
 
@@ -45,7 +48,7 @@ def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
     """One random start and its hops."""
     rng = np.random.default_rng(seed)
     limits = effort.limits
-    theta = random_start(rows, heads, rng)
+    theta = led_start(rows, heads, rng)
     if effort.known is not None:
         theta[:, : effort.known.shape[1]] = effort.known
     best = descend(rows, theta, limits)
@@ -53,7 +56,7 @@ def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
     while best.relative > effort.solved and failures < effort.hops:
         if time.monotonic() > limits.deadline:
             break
-        theta = random_start(rows, heads, rng)
+        theta = led_start(rows, heads, rng)
         if heads > 1:
             keep = np.arange(heads) != rng.integers(heads)
             theta[:, keep] = best.at.theta[:, keep]
@@ -62,6 +65,14 @@ def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
         failures = 0 if trial.relative < (1 - GAIN) * best.relative else failures + 1
         best = trial if trial.relative < best.relative else best
     return Chain(best.at.theta, best.relative, float(iterations * heads**2))
+
+
+def led_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
+    """A random start; for one head, led to weights that the labels allow."""
+    theta = random_start(rows, heads, rng)
+    if heads > 1:
+        return theta
+    return tilted(rows, rng.uniform() * theta, 10 ** rng.uniform(*SLACK))
 
 
 def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:

@@ -76,6 +76,14 @@ def test_twin_heads_leave_a_rank_deficient_design() -> None:
     assert information(rows, at, np.random.default_rng(0)).deficient
 
 
+def test_saturated_attention_leaves_scores_without_errors() -> None:
+    rows, theta = drawn()
+    theta[:, 1] *= 1e3  # the least visible entry is seen as 1e-160 and less
+    found = information(rows, project(rows, theta), np.random.default_rng(0))
+    assert found.deficient
+    assert np.isinf(found.theta).all()
+
+
 def joint_errors(rows: Rows, theta: np.ndarray) -> np.ndarray:
     """Standard errors by brute force: all parameters at once, Jacobian by differences."""
     at = project(rows, theta)
