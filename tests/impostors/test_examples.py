@@ -48,14 +48,14 @@ IMPOSTORS = {
 
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_is_not_recovered(name: str) -> None:
-    found = learn(X, IMPOSTORS[name](), FromExamples(seconds=2.0), throw=False)
+    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=3), throw=False)
     assert found.outcome is not Outcome.RECOVERED
     assert found.reason
 
 
 @pytest.mark.parametrize("name", ["shuffled", "shifted by one", "pure noise"])
 def test_is_rejected_with_a_counterexample(name: str) -> None:
-    found = learn(X, IMPOSTORS[name](), FromExamples(seconds=2.0), throw=False)
+    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=3), throw=False)
     assert found.outcome is Outcome.REJECTED
     assert found.verdict is not None
     assert not found.verdict.agrees

@@ -35,6 +35,7 @@ RESTING = 0.5  # share of such a residual that the last step worth taking leaves
 STALL_WINDOW = 15  # iterations over which progress is judged
 STALL_SHARE = 0.05  # a start that gained less than this share in the window is given up
 COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
+LARGEST_SCORE = 1e9  # attention is hard long before; a step beyond is an error of its model
 SMALLEST_DAMPING = 1e-12
 LARGEST_DAMPING = 1e10
 FORCING = 0.3  # relative accuracy of a step far from the solution
@@ -75,6 +76,7 @@ def descend(
     """From one start to a minimum, a stall, or the limits."""
     scale = label_power(rows)
     at = project(rows, theta)
+    largest = LARGEST_SCORE / max(np.abs(rows.queries).max() * np.abs(rows.tokens).max(), 1e-300)
     costs, precise = [at.cost], limits.precise
     system = _System(rows, at, scale, precise=precise)
     for iteration in range(limits.iterations):
@@ -83,7 +85,8 @@ def descend(
         if time.monotonic() > limits.deadline:
             return Descent(at, at.cost / scale, iteration, False, system.products)
         step, predicted = system.step(damping, limits.conjugate_steps)
-        trial = project(rows, at.theta + step)
+        theta = at.theta + step
+        trial = project(rows, theta) if np.abs(theta).max() <= largest else at  # not taken
         if at.cost <= FINISHED * scale and trial.cost > RESTING * at.cost:
             at = min(at, trial, key=attrgetter("cost"))
             return Descent(at, at.cost / scale, iteration + 1, True, system.products)

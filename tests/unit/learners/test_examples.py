@@ -132,11 +132,11 @@ def test_never_a_clean_verdict_for_a_wrong_model_near_the_floor() -> None:
         truth = layer(rng, d, heads, float(rng.choice([0.3, 1.0, 5.0])))
         floor = max(2 * heads * d / k, d * d / (k * (k - 1)))
         X = boolean(rng, int(np.ceil(rng.uniform(0.5, 1.3) * floor)), k, d)
-        found = learn(X, every_position(truth, X), FromExamples(seconds=0.5), throw=False)
+        found = learn(X, every_position(truth, X), FromExamples(restarts=6), throw=False)
         if found.outcome is Outcome.RECOVERED:
             clean += 1
             assert distance(found.model, truth) < 1e-8
-    assert clean < 25
+    assert 0 < clean < 25
 
 
 def test_a_vocabulary_too_small_is_not_identifiable() -> None:
@@ -152,7 +152,7 @@ def test_a_vocabulary_too_small_is_not_identifiable() -> None:
 def test_copies_of_examples_do_not_pass_for_examples(d: int, k: int, n: int, copies: int) -> None:
     rng = np.random.default_rng(15)
     X = np.repeat(boolean(rng, n, k, d), copies, axis=0)
-    found = learn(X, every_position(layer(rng, d, 1), X), FromExamples(seconds=5), throw=False)
+    found = learn(X, every_position(layer(rng, d, 1), X), FromExamples(restarts=20), throw=False)
     assert found.outcome is Outcome.NOT_IDENTIFIABLE
 
 
@@ -170,7 +170,7 @@ def test_copies_are_kept_aside_together() -> None:
 @pytest.mark.parametrize("constant", [0.0, 1.0])
 def test_constant_labels_tell_nothing(constant: float) -> None:
     X = boolean(np.random.default_rng(16), 40, 4, 6)
-    found = learn(X, np.full(X.shape, constant), FromExamples(seconds=2), throw=False)
+    found = learn(X, np.full(X.shape, constant), FromExamples(restarts=4), throw=False)
     assert found.outcome is not Outcome.RECOVERED
 
 
@@ -179,9 +179,9 @@ def test_too_many_heads_asked_for_are_not_given() -> None:
     X = boolean(rng, 60, 4, 6)
     Y = every_position(layer(rng, 6, 2), X)
     assert learn(X, Y, FromExamples(heads=2)).outcome is Outcome.RECOVERED
-    wide = learn(X, Y, FromExamples(heads=3, seconds=3), throw=False)
+    wide = learn(X, Y, FromExamples(heads=3, restarts=6), throw=False)
     assert wide.outcome in (Outcome.NOT_IDENTIFIABLE, Outcome.ILL_CONDITIONED)
-    narrow = learn(X, Y, FromExamples(heads=1, seconds=1), throw=False)
+    narrow = learn(X, Y, FromExamples(heads=1, restarts=6), throw=False)
     assert narrow.outcome is Outcome.REJECTED
 
 
