@@ -131,7 +131,7 @@ def test_never_a_clean_verdict_for_a_wrong_model_near_the_floor() -> None:
         d, k, heads = int(rng.choice([4, 6])), int(rng.choice([2, 4])), int(rng.integers(1, 3))
         truth = layer(rng, d, heads, float(rng.choice([0.3, 1.0, 5.0])))
         floor = max(2 * heads * d / k, d * d / (k * (k - 1)))
-        X = boolean(rng, int(np.ceil(rng.uniform(0.5, 1.3) * floor)), k, d)
+        X = boolean(rng, int(np.ceil(rng.uniform(0.5, 2.5) * floor)), k, d)
         found = learn(X, every_position(truth, X), FromExamples(restarts=6), throw=False)
         if found.outcome is Outcome.RECOVERED:
             clean += 1
