@@ -110,7 +110,7 @@ class ValueMaps:
         ranks = [self.rank_of(responses) for responses in moved]
         if sum(ranks) > self.first.shape[1]:
             raise Overcomplete
-        rows = self.frame[: width - min(len(responses) for responses in moved)]
+        rows = self.frame[: max(1, width - min(len(responses) for responses in moved))]
         asked = self.ask(self.loudness * rows[1:, None], "values") / self.loudness
         singles = np.concatenate([self.first, asked])
         members = self.partition(len(moved))
@@ -183,8 +183,8 @@ class ValueMaps:
         """What single leaves answer to moves along the last rows of the frame, one row after the
         other until the answers' rank stops growing."""
         found: dict[int, list[Array]] = {leaf: [] for leaf in which}
-        active, limit = list(which), len(self.frame) - 1
-        for row in self.frame[: -limit - 1 : -1]:
+        active = list(which)
+        for row in self.frame[::-1]:
             answers = self.moved(leaves, active, row, self.reach)
             typical = float(np.median(np.linalg.norm(answers, axis=1)))
             for leaf, answer in zip(active, answers, strict=True):

@@ -54,12 +54,12 @@ def learn_vector(
         attempt = Vector(ask, rng, frame, first, claims.heads, claims.rank, size)
         try:
             attempt.run()
+            scores, biases = attempt.parameters()
+            model = assembled(attempt, scores, biases, offset)
+            errors = error_bars(attempt, scores, biases, offset, rng)
         except (IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
-        scores, biases = attempt.parameters()
-        model = assembled(attempt, scores, biases, offset)
-        errors = error_bars(attempt, scores, biases, offset, rng)
         model = without_noise(model, errors)
         counterexample = validated(ask, model, errors, rng)
         if counterexample is None:

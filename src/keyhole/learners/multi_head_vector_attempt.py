@@ -9,6 +9,7 @@ from keyhole.algebra.procrustes import spread_tokens
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_value_maps import (
+    NOISE,
     Care,
     ValueMaps,
     Values,
@@ -162,9 +163,10 @@ class Vector:
             keys = self.wide_keys()
             pairs = zip(keys, self.ranks, strict=True)
             self.score_ranks = [self.score_rank(part, rank) for part, rank in pairs]
-            if goal >= len(self.queries) or max(self.score_ranks) < goal:
+            rank, telling = max(self.score_ranks), goal - self.unbiased(keys)
+            if goal >= len(self.queries) or rank < telling:
                 return
-            goal = min(goal + max(2, goal // 4), len(self.queries))
+            goal = min(goal + (max(2, goal // 4) if rank == goal else 1), len(self.queries))
 
     def measured(self, columns: list[list[Block]]) -> Float[Array, "h k n"]:
         """t . p_h for the tokens t of each column (which share their tokens)."""
@@ -180,6 +182,11 @@ class Vector:
     def wide_keys(self) -> Float[Array, "h d n"]:
         columns = self.blocks[: self.wide]
         return np.asarray(np.linalg.pinv(self.tokens_of(columns[0])) @ self.measured(columns))
+
+    def unbiased(self, keys: Float[Array, "h d n"]) -> bool:
+        """Whether the second query, zero, found no key bias: then it tells no rank."""
+        noise = self.ask.unit * self.condition * float(np.linalg.norm(keys)) * np.sqrt(self.width)
+        return keys.shape[2] > 1 and bool(np.linalg.norm(keys[:, :, 1]) <= NOISE * noise)
 
     def score_rank(self, keys: Float[Array, "d n"], expected: int) -> int:
         """Rank of [W | c], first of all the value map's own, which layers share."""
