@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
+from keyhole.errors import (
+    DomainError,
+    IllConditioned,
+    InvalidArgument,
+    NotIdentifiable,
+    WrongFamily,
+)
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
@@ -26,10 +32,11 @@ from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Overcomplete, directions
+from keyhole.probes.hard_attention import BAG, Overcomplete, directions
 
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 EXPLORING = 50  # questions before random ones, and fresh ones after
+ROOM = 5  # tokens: two heads with their gates, one of them opened, and the query
 USUAL_HEADS = 4  # forecast where the number of heads is not given
 
 
@@ -59,6 +66,8 @@ class MultiHead:
         width = oracle.spec.width
         if self.rank is not None and self.rank > width:
             raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
+        if oracle.spec.domain.max_length == 1:
+            raise NotIdentifiable("questions of a single token show nothing of the scores")
         ask = Asker(oracle)
         if not oracle.spec.domain.unbounded:
             return self.recovered_within(ask, rng)
@@ -77,6 +86,24 @@ class MultiHead:
         first: Float[Array, "one outputs"],
     ) -> Learned:
         """The layer step by step; `first` is the answer to the first row of `frame` alone."""
+        longest = ask.oracle.spec.domain.max_length or BAG + 1
+        if longest >= ROOM:
+            try:
+                return self.recovered_by_gates(ask, rng, frame, first)
+            except (DomainError, WrongFamily):
+                if longest > BAG:
+                    raise
+                ask.offset = 0.0
+        return learn_scalar(ask, rng, self, frame, first, pairs=True)
+
+    def recovered_by_gates(
+        self,
+        ask: Asker,
+        rng: np.random.Generator,
+        frame: Float[Array, "d d"],
+        first: Float[Array, "one outputs"],
+    ) -> Learned:
+        """The same where sequences have room for a token per head."""
         if first.shape[1] > 1:
             try:
                 return learn_vector(ask, rng, self, frame, first)

@@ -82,6 +82,8 @@ class Vector:
         """Tokens that cover all directions and that every head sees well."""
         self.bases = [np.linalg.qr(part)[0] for part in self.ins]
         self.count = max(1, int(min(self.ranks) * self.care.share))
+        longest = self.ask.oracle.spec.domain.max_length
+        self.count = self.count if longest is None else min(self.count, longest - 1)
         cover = -(-self.width // self.count)
         tokens = spread_tokens(self.bases, self.count, cover, self.rng).T
         self.groups: list[Array] = []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
+from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learners.multi_head import MultiHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
@@ -255,11 +255,6 @@ def test_claims_are_checked() -> None:
         ask_all(drawn(4, 1, 0), 4, MultiHead(rank=5))
     assert MultiHead(heads=2).expected_questions(Spec(8)) == 2 * 72 + 12
     assert MultiHead().expected_questions(Spec(64, outputs=64)) is not None
-
-
-def test_short_sequences_are_refused_with_a_sentence() -> None:
-    with pytest.raises(DomainError, match="max_length"):
-        ask_all(drawn(4, 2, 0), 4, MultiHead(heads=2), domain=Domain(max_length=2))
 
 
 def test_a_layer_with_bounded_tokens() -> None:
