@@ -203,7 +203,7 @@ class Vector:
             for part, rank in zip(self.wide_keys(), self.score_ranks, strict=True)
         ]
         groups = -(-max(self.score_ranks) // self.count)
-        tokens = spread_tokens(self.bases + ranges, self.count, groups, self.rng).T
+        tokens = spread_tokens(self.bases, self.count, groups, self.rng, whole=ranges).T
         parts = self.add_tokens(tokens.reshape(groups, self.count, self.width))
         for query in rest:
             self.blocks.append([self.soft(query, part, self.reach()) for part in parts])

@@ -119,9 +119,10 @@ def test_three_tokens_tell_a_uniform_head() -> None:
 
 
 def test_pairs_in_a_bounded_domain_cannot_tell_either() -> None:
-    secret = ambiguous()["cancelling"]
+    first, second, third = drawn(3, width=4).heads
+    secret = Attention([first, Head(second.score, None, -first.value), third])
     with pytest.raises(NotIdentifiable, match="mirror image"):
-        ask_all(secret, WIDTH, MultiHead(), domain=Domain(max_length=2, max_norm=2.0))
+        ask_all(secret, 4, MultiHead(), domain=Domain(max_length=2, max_norm=2.0))
 
 
 def test_claims_and_single_tokens() -> None:
