@@ -209,6 +209,36 @@ def bounded_scalar(plan: Plan) -> None:
         table(f"bounded scalar d={width} H=?{heads} |x|<={radius:g}", runs)
 
 
+def short(plan: Plan) -> None:
+    """Sequences of at most two tokens, or a few more, scalar answers and layers."""
+    for width, heads in plan.cells((8, 16, 32), (1, 2, 4, 8)):
+        runs = []
+        for seed in plan.seeds(3, 30 if width <= 16 else 10):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            runs.append(measured(truth, truth, MultiHead(), seed, Domain(max_length=2)))
+        table(f"pairs d={width} H=?{heads}", runs)
+    for width, heads in plan.cells((8, 16), (2, 4)):
+        runs = []
+        for seed in plan.seeds(3, 20):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            box = truth.astype(np.float32)
+            runs.append(measured(box, truth, MultiHead(), seed, Domain(max_length=2)))
+        table(f"pairs d={width} H=?{heads} f32", runs)
+    for heads, length in ((4, 3), (4, 5), (4, 7), (4, 10), (8, 8), (8, 12), (8, 16)):
+        runs = []
+        for seed in plan.seeds(2, 20):
+            truth = attention(np.random.default_rng([seed, 16, heads]), 16, heads=heads)
+            runs.append(measured(truth, truth, MultiHead(), seed, Domain(max_length=length)))
+        table(f"at most {length} tokens d=16 H=?{heads}", runs)
+    for heads, length in ((2, 2), (4, 2), (4, 4), (4, 6), (4, 8)):
+        runs = []
+        for seed in plan.seeds(2, 10):
+            layer = random_layer(32, heads, seed)
+            box, truth = layer_box(layer), layer_truth(layer)
+            runs.append(measured(box, truth, MultiHead(), seed, Domain(max_length=length)))
+        table(f"at most {length} tokens, layer d=32 H=?{heads}", runs)
+
+
 def trained(plan: Plan) -> None:
     from multi_head_training import trained_layers
 
@@ -252,6 +282,7 @@ def main() -> None:
         "budgets": budgets,
         "bounded": bounded,
         "bounded-scalar": bounded_scalar,
+        "short": short,
         "trained": trained,
         "baselines": baselines,
     }

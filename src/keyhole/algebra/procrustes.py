@@ -1,10 +1,10 @@
 """Orthonormal tokens that every one of several subspaces sees as well conditioned blocks.
 
 Statement. Given orthonormal bases B_1..B_n (d x r_i), find T = [T_1..T_m] with orthonormal
-columns (d x k each) such that every B_i' T_j is close to a multiple of an isometry; for some of the
-bases, not each T_j but all of T together. Random T leave condition numbers of thousands among a hundred blocks; alternating between the nearest
-isometries of all blocks and the nearest orthonormal T (orthogonal Procrustes, twice) brings the
-worst down to about three.
+columns (d x k each) such that every B_i' T_j is close to a multiple of an isometry; for some of
+the bases not each T_j, but all of T together. Random T leave condition numbers of thousands among
+a hundred blocks; alternating between the nearest isometries of all blocks and the nearest
+orthonormal T (orthogonal Procrustes, twice) brings the worst down to about three.
 """
 
 from collections.abc import Sequence

@@ -60,6 +60,10 @@ def partition_by_pairs(state: Scalar) -> None:
         state.set_values(state.total[None], np.zeros((width, 0)), True)
         return
     signs = signs_of(state, found, uniform)
+    if count == 1:  # the sum of the values is the value
+        state.set_values(state.total[None], np.zeros((width, 0)))
+        state.chamber = state.chamber_at(query, None)
+        return
     blocks = signs[:, None, None] * found.jumps
     inverse = np.repeat(signs, width)[:, None] * found.inverse
     if uniform is not None:
@@ -68,9 +72,6 @@ def partition_by_pairs(state: Scalar) -> None:
         inverse = np.concatenate([inverse, rest])
     state.set_values(blocks, inverse, uniform is not None)
     state.sizes = dict(enumerate(found.sharpness * np.sqrt(width / 2)))
-    if heads == 1 and uniform is None:
-        state.chamber = state.chamber_at(query, None)
-        return
     reach = np.sin(found.angles[:, None] - found.angles) * found.sharpness
     np.fill_diagonal(reach, np.inf)
     shut = SHUT * digits(state)

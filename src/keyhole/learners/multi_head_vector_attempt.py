@@ -47,6 +47,7 @@ class Vector:
     rank: int | None
     loudness: float = 1.0  # size of single tokens
     radius: float = np.inf  # norm that no token may exceed
+    alike: bool = False  # whether few digits are read for layers whose maps share one rank
     rough: bool = False  # value maps are still rough: ranks of scores are only confirmed
     blocks: list[list[Block]] = field(default_factory=list)
 
@@ -63,6 +64,7 @@ class Vector:
             self.heads,
             self.rank,
             self.care,
+            self.alike,
         )
         self.values = stage.measure(query)
         self.ranks = self.values.ranks
@@ -188,7 +190,7 @@ class Vector:
         sizes = np.linalg.svd(keys, compute_uv=False)
         noise = self.ask.unit * self.condition * float(sizes[0]) * np.sqrt(self.width)
         rank = spectrum_end(sizes, noise)
-        if expected < len(sizes) and (self.rough or self.care.groups > 1):
+        if expected < len(sizes) and (self.rough or self.alike):
             ends = sizes[expected] < CLEAR * sizes[expected - 1]
             return expected if ends or rank <= expected else rank
         return rank
