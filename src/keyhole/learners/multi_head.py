@@ -7,7 +7,7 @@ few more (learners/multi_head_scalar), or for real layers, whose answers are vec
 
 Questions, algebra, when it fails: see those two files. Tokens of bounded norm:
 learners/multi_head_bounded for layers whose heads share out the width, learners/multi_head_random
-for all others.
+for all others. Sequences with no room for a token per head: learners/multi_head_pairs.
 
 Source. docs/learners/multi_head.md.
 """
@@ -37,6 +37,7 @@ from keyhole.probes.hard_attention import BAG, Overcomplete, directions
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 EXPLORING = 50  # questions before random ones, and fresh ones after
 ROOM = 5  # tokens: two heads with their gates, one of them opened, and the query
+SWITCH = 22  # questions that find where a head switches
 USUAL_HEADS = 4  # forecast where the number of heads is not given
 
 
@@ -122,11 +123,13 @@ class MultiHead:
 
     def expected_questions(self, spec: Spec) -> int | None:
         d, heads = spec.width, self.heads or USUAL_HEADS
-        if spec.outputs is not None and spec.outputs > 1:
-            rank = self.rank or max(1, d // heads)
-            return int(4 * d + 2 - 2 * rank + d // 4 + 2 * heads + 12)
-        if not spec.domain.unbounded:
-            return questions_for(d, heads, 1) + EXPLORING
-        rank = self.rank or d
+        domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d
+        if domain.unbounded and (domain.max_length or ROOM) < ROOM:
+            return heads * (each + 2 * d + SWITCH)
+        if spec.outputs is not None and spec.outputs > 1:
+            inner = self.rank or max(1, d // heads)
+            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12)
+        if not domain.unbounded:
+            return questions_for(d, heads, 1) + EXPLORING
         return heads * each + 3 * heads + 6
