@@ -1,6 +1,7 @@
 """Multi-head attention: questions over the floor, errors, error bars and time.
 
     python benchmarks/multi_head.py [JOB ...] [--quick] [--models N] [--first SEED]
+                                    [--widths D ...] [--heads H ...]
 
 Every figure of docs/learners/multi_head.md comes from here.
 """
@@ -35,6 +36,17 @@ class Plan:
     quick: bool
     models: int | None
     first: int
+    widths: list[int] | None
+    heads: list[int] | None
+
+    def cells(self, widths: tuple[int, ...], heads: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Widths and numbers of heads, those of --widths and --heads where given."""
+        return [
+            (d, h)
+            for d in widths
+            for h in heads
+            if d in (self.widths or widths) and h in (self.heads or heads)
+        ]
 
     def seeds(self, few: int, many: int) -> range:
         """Seeds of a cell that has `few` models with --quick, else `many`, or at most --models."""
@@ -96,15 +108,14 @@ def table(name: str, runs: list[dict[str, float] | None]) -> None:
 
 
 def scalar(plan: Plan, unknown: bool = False) -> None:
-    for width in (8, 16, 32, 64):
-        for heads in (1, 2, 4, 8):
-            learner = MultiHead() if unknown else MultiHead(heads=heads)
-            runs = []
-            for seed in plan.seeds(5, 100 if width <= 32 else 3):
-                truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
-                runs.append(measured(truth, truth, learner, seed))
-            table(f"scalar d={width} H={'?' if unknown else ''}{heads}", runs)
-    if not plan.quick:
+    for width, heads in plan.cells((8, 16, 32, 64), (1, 2, 4, 8)):
+        learner = MultiHead() if unknown else MultiHead(heads=heads)
+        runs = []
+        for seed in plan.seeds(5, 100 if width <= 32 else 3):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            runs.append(measured(truth, truth, learner, seed))
+        table(f"scalar d={width} H={'?' if unknown else ''}{heads}", runs)
+    if not plan.quick and (32, 32) in plan.cells((32,), (32,)):
         truth = attention(np.random.default_rng(0), 32, heads=32)
         learner = MultiHead() if unknown else MultiHead(heads=32)
         table("scalar d=32 H=32", [measured(truth, truth, learner, 0)])
@@ -112,13 +123,12 @@ def scalar(plan: Plan, unknown: bool = False) -> None:
 
 def coarse(plan: Plan) -> None:
     """Scalar answers computed in float32, heads not given."""
-    for width in (8, 16, 32):
-        for heads in (1, 2, 4, 8):
-            runs = []
-            for seed in plan.seeds(5, 25 if width <= 16 else 5):
-                truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
-                runs.append(measured(truth.astype(np.float32), truth, MultiHead(), seed))
-            table(f"scalar d={width} H=?{heads} f32", runs)
+    for width, heads in plan.cells((8, 16, 32), (1, 2, 4, 8)):
+        runs = []
+        for seed in plan.seeds(5, 25 if width <= 16 else 5):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            runs.append(measured(truth.astype(np.float32), truth, MultiHead(), seed))
+        table(f"scalar d={width} H=?{heads} f32", runs)
 
 
 def rank(plan: Plan) -> None:
@@ -145,15 +155,14 @@ def near(plan: Plan) -> None:
 
 
 def layers(plan: Plan, single: bool = False) -> None:
-    for width in (32, 64, 128):
-        for heads in (2, 4, 8):
-            runs = []
-            for seed in plan.seeds(2, 20 if width < 128 else 5):
-                layer = random_layer(width, heads, seed)
-                if single:
-                    layer = layer.float()
-                runs.append(measured(layer_box(layer), layer_truth(layer), MultiHead(), seed))
-            table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
+    for width, heads in plan.cells((32, 64, 128), (2, 4, 8)):
+        runs = []
+        for seed in plan.seeds(2, 20 if width < 128 else 5):
+            layer = random_layer(width, heads, seed)
+            if single:
+                layer = layer.float()
+            runs.append(measured(layer_box(layer), layer_truth(layer), MultiHead(), seed))
+        table(f"layer d={width} H=?{heads}{' f32' if single else ''}", runs)
 
 
 def budgets(plan: Plan) -> None:
@@ -200,6 +209,36 @@ def bounded_scalar(plan: Plan) -> None:
         table(f"bounded scalar d={width} H=?{heads} |x|<={radius:g}", runs)
 
 
+def short(plan: Plan) -> None:
+    """Sequences of at most two tokens, or a few more, scalar answers and layers."""
+    for width, heads in plan.cells((8, 16, 32), (1, 2, 4, 8)):
+        runs = []
+        for seed in plan.seeds(3, 30 if width <= 16 else 10):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            runs.append(measured(truth, truth, MultiHead(), seed, Domain(max_length=2)))
+        table(f"pairs d={width} H=?{heads}", runs)
+    for width, heads in plan.cells((8, 16), (2, 4)):
+        runs = []
+        for seed in plan.seeds(3, 20):
+            truth = attention(np.random.default_rng([seed, width, heads]), width, heads=heads)
+            box = truth.astype(np.float32)
+            runs.append(measured(box, truth, MultiHead(), seed, Domain(max_length=2)))
+        table(f"pairs d={width} H=?{heads} f32", runs)
+    for heads, length in ((4, 3), (4, 5), (4, 7), (4, 10), (8, 8), (8, 12), (8, 16)):
+        runs = []
+        for seed in plan.seeds(2, 20):
+            truth = attention(np.random.default_rng([seed, 16, heads]), 16, heads=heads)
+            runs.append(measured(truth, truth, MultiHead(), seed, Domain(max_length=length)))
+        table(f"at most {length} tokens d=16 H=?{heads}", runs)
+    for heads, length in ((2, 2), (4, 2), (4, 4), (4, 6), (4, 8)):
+        runs = []
+        for seed in plan.seeds(2, 10):
+            layer = random_layer(32, heads, seed)
+            box, truth = layer_box(layer), layer_truth(layer)
+            runs.append(measured(box, truth, MultiHead(), seed, Domain(max_length=length)))
+        table(f"at most {length} tokens, layer d=32 H=?{heads}", runs)
+
+
 def trained(plan: Plan) -> None:
     from multi_head_training import trained_layers
 
@@ -243,6 +282,7 @@ def main() -> None:
         "budgets": budgets,
         "bounded": bounded,
         "bounded-scalar": bounded_scalar,
+        "short": short,
         "trained": trained,
         "baselines": baselines,
     }
@@ -251,9 +291,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few models per cell")
     parser.add_argument("--models", type=int, help="at most so many models per cell")
     parser.add_argument("--first", type=int, default=0, help="seed of a cell's first model")
+    parser.add_argument("--widths", type=int, nargs="+", help="of scalar answers and layers")
+    parser.add_argument("--heads", type=int, nargs="+", help="of scalar answers and layers")
     arguments = parser.parse_args()
-    plan = Plan(arguments.quick, arguments.models, arguments.first)
-    for job in arguments.jobs or jobs:
+    options = vars(arguments)
+    names = options.pop("jobs")
+    plan = Plan(**options)
+    for job in names or jobs:
         print(f"== {job}", flush=True)
         jobs[job](plan)
 

@@ -111,6 +111,22 @@ def test_not_attention_at_all(heads: int | None) -> None:
     assert caught.value.counterexample is not None
 
 
+@pytest.mark.parametrize("length", [2, 3, 6])
+@pytest.mark.parametrize("outputs", [None, WIDTH])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_altered_scores_in_short_sequences(
+    change: Callable, outputs: int | None, length: int
+) -> None:
+    """Never a model that the box denies; what shows in longer sequences alone is no lie."""
+    box = keyhole.open_oracle(altered(change, outputs), width=WIDTH, max_length=length)
+    found = keyhole.recover(box, MultiHead(attempts=2), throw=False)
+    if found.outcome is keyhole.Outcome.RECOVERED:
+        tokens = np.random.default_rng(2).standard_normal((100, length, WIDTH))
+        np.testing.assert_allclose(found.model(tokens), altered(change, outputs)(tokens), atol=1e-6)
+    else:
+        assert found.model is None or not found.verdict.agrees
+
+
 def test_attention_over_a_memory_of_its_own_is_refused() -> None:
     """The box looks like a layer of width 8, but its keys and values are not its tokens."""
     torch = pytest.importorskip("torch")

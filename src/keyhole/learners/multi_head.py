@@ -7,7 +7,7 @@ few more (learners/multi_head_scalar), or for real layers, whose answers are vec
 
 Questions, algebra, when it fails: see those two files. Tokens of bounded norm:
 learners/multi_head_bounded for layers whose heads share out the width, learners/multi_head_random
-for all others.
+for all others. Sequences with no room for a token per head: learners/multi_head_pairs.
 
 Source. docs/learners/multi_head.md.
 """
@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
+from keyhole.errors import (
+    DomainError,
+    IllConditioned,
+    InvalidArgument,
+    NotIdentifiable,
+    WrongFamily,
+)
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
@@ -26,10 +32,12 @@ from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Overcomplete, directions
+from keyhole.probes.hard_attention import BAG, Overcomplete, directions
 
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 EXPLORING = 50  # questions before random ones, and fresh ones after
+ROOM = 5  # tokens: two heads with their gates, one of them opened, and the query
+SWITCH = 22  # questions that find where a head switches
 USUAL_HEADS = 4  # forecast where the number of heads is not given
 
 
@@ -59,6 +67,8 @@ class MultiHead:
         width = oracle.spec.width
         if self.rank is not None and self.rank > width:
             raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
+        if oracle.spec.domain.max_length == 1:
+            raise NotIdentifiable("questions of a single token show nothing of the scores")
         ask = Asker(oracle)
         if not oracle.spec.domain.unbounded:
             return self.recovered_within(ask, rng)
@@ -77,6 +87,24 @@ class MultiHead:
         first: Float[Array, "one outputs"],
     ) -> Learned:
         """The layer step by step; `first` is the answer to the first row of `frame` alone."""
+        longest = ask.oracle.spec.domain.max_length or BAG + 1
+        if longest >= ROOM:
+            try:
+                return self.recovered_by_gates(ask, rng, frame, first)
+            except (DomainError, WrongFamily):
+                if longest > BAG:
+                    raise
+                ask.offset = 0.0
+        return learn_scalar(ask, rng, self, frame, first, pairs=True)
+
+    def recovered_by_gates(
+        self,
+        ask: Asker,
+        rng: np.random.Generator,
+        frame: Float[Array, "d d"],
+        first: Float[Array, "one outputs"],
+    ) -> Learned:
+        """The same where sequences have room for a token per head."""
         if first.shape[1] > 1:
             try:
                 return learn_vector(ask, rng, self, frame, first)
@@ -95,11 +123,13 @@ class MultiHead:
 
     def expected_questions(self, spec: Spec) -> int | None:
         d, heads = spec.width, self.heads or USUAL_HEADS
-        if spec.outputs is not None and spec.outputs > 1:
-            rank = self.rank or max(1, d // heads)
-            return int(4 * d + 2 - 2 * rank + d // 4 + 2 * heads + 12)
-        if not spec.domain.unbounded:
-            return questions_for(d, heads, 1) + EXPLORING
-        rank = self.rank or d
+        domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d
+        if domain.unbounded and (domain.max_length or ROOM) < ROOM:
+            return heads * (each + 2 * d + SWITCH)
+        if spec.outputs is not None and spec.outputs > 1:
+            inner = self.rank or max(1, d // heads)
+            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12)
+        if not domain.unbounded:
+            return questions_for(d, heads, 1) + EXPLORING
         return heads * each + 3 * heads + 6

@@ -26,7 +26,7 @@ def partition(state: Scalar) -> None:
     state.checked = 0
     while True:
         measure_values(state.ask, leaves)
-        state.set_values(*leaves.equations.solve(), leaves)
+        state.set_values(*leaves.equations.solve(), leaves.uniform)
         if not len(leaves):
             return
         shut(state, leaves)

@@ -6,11 +6,10 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_state import TARGET, TILT, Columns, Scalar
 from keyhole.oracles.base import UNIT_ROUNDOFF
-from keyhole.probes.gates import gate_tokens, margins
+from keyhole.probes.gates import gate_tokens
 from keyhole.probes.openings import Chamber, Unexplained, fan, open_heads
 
 SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
-HOLDS = 14.0  # margin below which a column is asked again closer to the first query
 CAUTION = 0.3  # the first column next to the base query is asked this much closer
 EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
 LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
@@ -48,7 +47,7 @@ def other_columns(state: Scalar) -> None:
     """p_h at the remaining queries, closer to the first where the gates demand it."""
     width = state.ask.width
     frame = fan((state.query / np.linalg.norm(state.query))[:, None], state.query, state.rng)
-    if state.chamber.gates is None:
+    if state.chamber.alone:
         others = list(state.reach * frame[1:])
         if state.bias:
             others.append(np.zeros(width))
@@ -70,10 +69,9 @@ def other_columns(state: Scalar) -> None:
 def ease(state: Scalar) -> float:
     """How far the next query may lie from the first, in planned steps: as far as the gates
     can be expected to hold, judged by how much keys have moved so far."""
-    gates = state.chamber.gates
-    if gates is None:
+    if state.chamber.alone:
         return 1.0
-    worst = 0.0
+    worst = float(np.finfo(float).tiny)
     for head, record in enumerate(state.records):
         if len(record.keys) < 2:
             return CAUTION
@@ -82,9 +80,10 @@ def ease(state: Scalar) -> float:
             np.linalg.norm(key - first) / np.linalg.norm(query - state.query)
             for key, query in zip(record.keys[1:], record.queries[1:], strict=True)
         ]
-        spread = float(np.linalg.norm(gates - gates[head], axis=1).max())
+        spread = state.chamber.spread(head)
         share = record.rank or min(len(record.keys), state.ask.width)
-        margin = float(margins(gates, np.stack([r.keys[0] for r in state.records]))[head])
+        keys = np.stack([r.keys[0] for r in state.records])
+        margin = float(state.chamber.margins(keys)[head])
         typical = float(np.sqrt(np.mean(np.square(moved)))) * state.step * state.reach
         worst = max(worst, typical * spread / (margin * np.sqrt(share)))
     return float(np.clip(LOSS / (TAIL * worst), *EASE))
@@ -94,7 +93,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
     """How far to open along each row at a new query, from what p_h is expected to be."""
     record = state.records[head]
     width = state.ask.width
-    if state.chamber.gates is None:
+    if state.chamber.alone:
         spread = float(np.mean([np.linalg.norm(key) for key in record.keys])) / np.sqrt(width)
         inside = np.linalg.norm(rows @ state.range_of(record), axis=1)
         share = np.sqrt(max(1, width / max(1, len(record.keys))))
@@ -122,8 +121,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
 
 def column(state: Scalar, query: Array) -> bool:
     """One more query for every head; False where the gates did not hold there."""
-    base = None if state.chamber.gates is None else state.chamber.base
-    chamber = state.chamber_at(query, state.chamber.gates, base)
+    chamber = state.chamber_near(query)
     plans, firsts = [], []
     for head, record in enumerate(state.records):
         known = state.range_of(record)
@@ -159,8 +157,7 @@ def column(state: Scalar, query: Array) -> bool:
         for x, y in zip(got, more, strict=True)
     ]
     keys = [state.key(head, moves, odds) for head, (moves, _, odds) in enumerate(joined)]
-    gates = chamber.gates
-    if gates is not None and not margins(gates, np.stack(keys), query).min() > HOLDS:
+    if not chamber.holds(np.stack(keys)):
         return False
     for head, (moves, changes, _) in enumerate(joined):
         record = state.records[head]
@@ -176,7 +173,7 @@ def column(state: Scalar, query: Array) -> bool:
 def turned(state: Scalar, known: Float[Array, "d k"]) -> Float[Array, "d k"]:
     """The known directions, those after the first in a random rotation; for a single head,
     which has no gates to respect, all of them."""
-    start = 0 if state.chamber.gates is None else 1
+    start = 0 if state.chamber.alone else 1
     count = known.shape[1] - start
     if count < 2:
         return known
@@ -187,7 +184,7 @@ def turned(state: Scalar, known: Float[Array, "d k"]) -> Float[Array, "d k"]:
 def lean(state: Scalar, head: int, record: Columns) -> Float[Array, " d"]:
     """The value's direction without its part along the first key, which would saturate."""
     value = state.values[head] / np.linalg.norm(state.values[head])
-    if state.chamber.gates is not None:
+    if not state.chamber.alone:
         first = record.keys[0] / np.linalg.norm(record.keys[0])
         value = value - first * (first @ value)
     return np.asarray(value)
@@ -202,7 +199,7 @@ def open_many(
     moves = np.concatenate([p[a:b] for p, (a, b) in zip(plans, parts, strict=True)])
     if not len(moves):
         return [(moves, np.zeros(0), np.zeros(0)) for _ in plans]
-    rounds = 3 if chamber.gates is not None else 40
+    rounds = 40 if chamber.alone else 3
     got = open_heads(state.ask, chamber, which, moves, "columns", rounds)
     cuts = np.cumsum(counts)[:-1]
     return list(
@@ -223,7 +220,7 @@ def explained(state: Scalar, head: int, got: tuple[Array, Array, Array]) -> bool
     known = state.range_of(record)
     if len(moves) <= known.shape[1]:
         return False
-    seen = odds if state.chamber.gates is None else odds - moves @ record.keys[0]
+    seen = odds if state.chamber.alone else odds - moves @ record.keys[0]
     fit = np.linalg.lstsq(moves @ known, seen, rcond=None)[0]
     weights = np.abs(moves @ state.values[head])
     noise = state.doubt(state.chamber, np.full(len(moves), head), moves) / weights

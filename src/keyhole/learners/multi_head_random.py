@@ -26,6 +26,7 @@ from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.example_fit import Fitted
 from keyhole.learners.examples import FromExamples
+from keyhole.learners.mirror_images import FEWEST, MIRRORED, why_ambiguous
 from keyhole.learners.multi_head_hypothesis import Claims, fewer_than_claimed
 from keyhole.oracles.wrappers.known import Known
 from keyhole.probes.asking import Asker
@@ -68,8 +69,6 @@ class _Sampling:
 
     def run(self) -> Learned:
         longest = self.ask.oracle.spec.domain.max_length or LENGTH
-        if longest < 2:
-            raise NotIdentifiable("questions of a single token show nothing of the scores")
         domain = self.ask.oracle.spec.domain
         self.free = domain.vocabulary is None and domain.radius > 0  # tokens may be made shorter
         self.length = min(LENGTH, longest)
@@ -84,9 +83,11 @@ class _Sampling:
             self._more(heads)
             for bias in biases:
                 try:
-                    return self._learned(self._fitted(heads, bias), bias)
+                    learned = self._learned(self._fitted(heads, bias), bias)
                 except (WrongFamily, NotIdentifiable) as error:
                     trouble = error
+                else:
+                    return self._told_by_pairs(learned) if self.length == 2 else learned
             heads *= 2
         assert trouble is not None
         raise trouble
@@ -179,3 +180,10 @@ class _Sampling:
         unknowns = found * self.ask.width * (self.ask.width + bias + self.outputs)
         floor = unknowns / self.outputs + bias
         return replace(fitted.learned, floor=floor, notes=notes)
+
+    def _told_by_pairs(self, learned: Learned) -> Learned:
+        """The layer, unless questions of two tokens leave others possible."""
+        why = why_ambiguous(learned.model)
+        if why is not None:
+            raise NotIdentifiable(MIRRORED.format(why=why))
+        return replace(learned, notes=(*learned.notes, FEWEST))

@@ -107,7 +107,7 @@ def values_again(state: Scalar) -> None:
     slopes = (answers[1:] - answers[0]).reshape(heads - 1, width, -1) / lengths[:, None]
     found = np.einsum("id,hio->hdo", rows, slopes)
     blocks = np.concatenate([found, (state.total - found.sum(axis=0))[None]])
-    state.set_values(blocks, errors_of(rows * (loudest / lengths)[:, None], heads), state.leaves)
+    state.set_values(blocks, errors_of(rows * (loudest / lengths)[:, None], heads))
     state.chamber = state.chamber_at(state.query, gates, state.chamber.base)
 
 

@@ -40,7 +40,7 @@ def perturbed_blocks(state: Scalar) -> Float[Array, "b d outputs"]:
     """The values, had the answers been rounded otherwise."""
     loud = float(np.linalg.norm(state.blocks, axis=1).sum(axis=0).max())
     shape = state.blocks.shape
-    if state.leaves is None:
+    if not state.inverse.size:
         level = state.ask.unit * loud + state.ask.additive
         return np.asarray(state.blocks + level * state.rng.standard_normal(shape))
     noise = state.rng.standard_normal((state.inverse.shape[1], shape[2]))
@@ -64,7 +64,7 @@ def parameters(
                 ratio = 1 / (1 + np.exp(-odds))
                 slope = weights * ratio * (1 - ratio)
                 noise = record.doubts[j] * (rng.standard_normal(len(moves)) + shared)
-                tilt = -(moves @ (values[head] - state.values[head])) * ratio
+                tilt = state.chamber.tilt(head, moves, ratio, values - state.values)
                 odds = odds + (noise + tilt) / slope
                 odds = odds + score_noise(state, record, j) * rng.standard_normal(len(moves))
             keys.append(solved(state, record, j, odds, keys))
@@ -80,10 +80,7 @@ def parameters(
 
 def score_noise(state: Scalar, record: Columns, column: int) -> float:
     """Rounding of the scores themselves, which are large at the gates."""
-    gates = state.chamber.gates
-    size = float(np.linalg.norm(record.queries[column]))
-    if gates is not None:
-        size = max(size, float(np.linalg.norm(gates, axis=1).max()))
+    size = max(float(np.linalg.norm(record.queries[column])), state.chamber.far)
     return state.ask.unit * size * float(np.linalg.norm(record.keys[column]))
 
 
@@ -93,7 +90,7 @@ def solved(state: Scalar, record: Columns, column: int, odds: Array, keys: list[
     if len(moves) == state.ask.width:
         return np.asarray(np.linalg.solve(moves, odds))
     full = [k for k, m in zip(keys, record.moves, strict=False) if len(m) == state.ask.width]
-    gated = state.chamber.gates is not None
+    gated = not state.chamber.alone
     stack = np.stack([full[0], *(k - full[0] if gated else k for k in full[1:])], axis=1)
     known = np.linalg.qr(stack / np.linalg.norm(stack, axis=0))[0]
     start = full[0] if gated else np.zeros(state.ask.width)

@@ -29,6 +29,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
+from keyhole.learners.mirror_images import FEWEST
 from keyhole.learners.multi_head_hypothesis import (
     DOUBT_LIMIT,
     Claims,
@@ -51,6 +52,7 @@ ALIKE_LOSS = 2.5e-10  # error that near-equal heads may cause, over their gates'
 MOST_SLACK = 1e-3  # and at most
 POOR = 2e9  # relative error bar, in rounding errors, that is worth a second base query
 USEFUL = 0.05  # the same, itself, whatever the box's rounding
+RANK_DOUBT = 3.0  # error bars below which a singular value is nothing
 CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
 
 
@@ -60,8 +62,10 @@ def learn_scalar(
     claims: Claims,
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
+    pairs: bool = False,
 ) -> Learned:
-    """The whole recovery; `first` is the answer to the first row of `frame` alone."""
+    """The whole recovery; `first` is the answer to the first row of `frame` alone. With `pairs`
+    questions hold two tokens, where longer ones are not allowed."""
     total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
     offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
     ask.offset = offset
@@ -77,10 +81,15 @@ def learn_scalar(
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         state = Scalar(
             ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
-            bias, reach, 1.0 if ask.coarse else SUSPICION**number,
+            bias, reach, 1.0 if ask.coarse else SUSPICION**number, pairs,
         )  # fmt: skip
         try:
             draft = attempt(state)
+        except NotIdentifiable as error:  # two circles must agree on that
+            if not pairs or isinstance(trouble, NotIdentifiable):
+                raise
+            trouble = error
+            continue
         except (IllConditioned, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
@@ -177,10 +186,15 @@ def finished(
     heads: int | None,
 ) -> Learned:
     """The result with its floor and what the reader should know."""
-    width, found = model.width, len(model.heads)
-    floor = float(sum(2 * r * width - r * r + width + bias * width for r in draft.ranks))
-    floor += draft.uniform * width + bias
+    width, outputs, found = model.width, model.outputs or 1, len(model.heads)
+    value_ranks = [
+        value_rank(head, bar) for head, bar in zip(model.heads, errors.heads, strict=True)
+    ]
+    unknowns = sum(2 * r * width - r * r + bias * width for r in draft.ranks) + bias * outputs
+    unknowns += sum(r * (width + outputs - r) for r in value_ranks)
     notes = [*fewer_than_claimed(heads, found)]
+    if ask.oracle.spec.domain.max_length == 2:
+        notes.append(FEWEST)
     if draft.uniform:
         notes.append("one head attends to all tokens alike (score zero)")
     if draft.gate_norm > CLOSE:
@@ -191,7 +205,16 @@ def finished(
     details = {
         "heads": found,
         "ranks": draft.ranks,
+        "value_ranks": tuple(value_ranks),
         "gate_norm": draft.gate_norm,
         "unit": ask.unit,
     }
-    return Learned(model, errors, floor, tuple(notes), details)
+    return Learned(model, errors, unknowns / outputs, tuple(notes), details)
+
+
+def value_rank(head: Head, bar: Head) -> int:
+    """Rank of a head's value map, as far as it is above its error."""
+    if head.value.ndim == 1:
+        return 1
+    noise = RANK_DOUBT * float(np.linalg.norm(bar.value))
+    return max(1, int((np.linalg.svd(head.value, compute_uv=False) > noise).sum()))

@@ -5,6 +5,12 @@ import numpy as np
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_base_query import first_column, partition
 from keyhole.learners.multi_head_columns import other_columns, redesign
+from keyhole.learners.multi_head_pairs import (
+    first_column_by_pairs,
+    partition_by_pairs,
+    redesign_by_pairs,
+    values_by_pairs,
+)
 from keyhole.learners.multi_head_refinement import refine
 from keyhole.learners.multi_head_replicates import all_uniform, conclude
 from keyhole.learners.multi_head_state import Columns, Draft, Flat, Scalar
@@ -19,13 +25,21 @@ def attempt(state: Scalar) -> Draft:
         state.mix = np.asarray(state.rng.standard_normal(outputs))
     state.query = state.reach * directions(state.rng, 1, width)[0]
     if state.heads == 1:
-        state.set_values(state.total[None], np.zeros((width, 0)), None)
+        state.set_values(state.total[None], np.zeros((width, 0)))
         state.chamber = state.chamber_at(state.query, None)
+    elif state.pairs:
+        partition_by_pairs(state)
     else:
         partition(state)
     if not len(state.values):
         return all_uniform(state)
     state.records = [Columns(rank=state.rank, searching=state.search_rank) for _ in state.values]
+    if state.pairs and not state.chamber.alone:
+        first_column_by_pairs(state)
+        values_by_pairs(state)
+        redesign_by_pairs(state)
+        other_columns(state)
+        return conclude(state)
     try:
         first_column(state)
     except Flat:

@@ -1,6 +1,6 @@
 """What the stages of learners/multi_head_scalar hand on to each other."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -8,7 +8,6 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.probes.asking import Asker
 from keyhole.probes.gates import margins
-from keyhole.probes.hard_attention import Leaves
 from keyhole.probes.openings import Chamber, Readings, log_odds
 
 TARGET = 1.2  # typical log-odds of an opening: long enough to see, short enough to invert
@@ -62,10 +61,10 @@ class Scalar:
     bias: bool
     reach: float  # norm of the base query
     suspicion: float = 1.0  # factor on the misfit that betrays two heads in one
+    pairs: bool = False  # whether questions hold two tokens only
     # what the stages find out
     mix: Array = field(init=False)  # of the outputs, where there are several
     query: Array = field(init=False)  # the base query
-    leaves: Leaves | None = field(init=False)
     blocks: Array = field(init=False)  # values of all heads, all outputs
     inverse: Array = field(init=False)  # from errors of answers to errors of blocks
     values: Array = field(init=False)  # values of the heads that choose, outputs mixed
@@ -81,11 +80,10 @@ class Scalar:
         default_factory=lambda: IllConditioned("the gates do not hold at any other query")
     )
 
-    def set_values(self, blocks: Array, inverse: Array, leaves: Leaves | None) -> None:
+    def set_values(self, blocks: Array, inverse: Array, uniform: bool = False) -> None:
         """`blocks` holds the uniform head last, if there is one."""
-        self.leaves, self.inverse, self.blocks = leaves, inverse, blocks
+        self.inverse, self.blocks = inverse, blocks
         mixed = blocks @ self.mix
-        uniform = leaves is not None and leaves.uniform
         self.values = mixed[:-1] if uniform else mixed
         self.uniform = mixed[-1] if uniform else None
 
@@ -94,6 +92,14 @@ class Scalar:
             base = np.full(len(self.values), float(query @ self.total @ self.mix))
         mix = np.asarray(self.mix)
         return Chamber(query, gates, base, self.values, self.uniform, mix)
+
+    def chamber_near(self, query: Array) -> Chamber:
+        """What shuts the heads at the base query, at another one."""
+        base = self.chamber.base
+        if self.chamber.gates is None:  # answers are compared with that to the query alone
+            total = self.total @ self.mix - (0.0 if self.uniform is None else self.uniform)
+            base = np.full(len(self.values), float(query @ total))
+        return replace(self.chamber, query=query, base=base)
 
     def measured_base(self, query: Array, gates: Array) -> Chamber:
         """Gates with their own answer asked, so that no error of the values enters it. A uniform
@@ -110,10 +116,7 @@ class Scalar:
     def doubt(self, chamber: Chamber, heads: Array, moves: Array) -> Float[Array, " n"]:
         """Standard error of the change of an answer: rounding of sums over all gates."""
         sizes = np.linalg.norm(self.values, axis=1)
-        if chamber.gates is None:
-            loud = float(np.linalg.norm(chamber.query) * sizes.sum())
-        else:
-            loud = float(np.linalg.norm(chamber.gates, axis=1) @ sizes)
+        loud = chamber.loudness(sizes)
         if self.uniform is not None and chamber.gates is not None:
             mean = float(np.linalg.norm(chamber.gates, axis=1).sum()) / (len(self.values) + 2)
             loud += mean * float(np.linalg.norm(self.uniform))
@@ -124,7 +127,7 @@ class Scalar:
     def range_of(self, record: Columns) -> Float[Array, "d k"]:
         """Orthonormal basis of the keys so far, the first key's direction first."""
         first = record.keys[0]
-        if self.chamber.gates is None:
+        if self.chamber.alone:
             stack = np.stack(record.keys, axis=1)
         else:
             stack = np.stack([first, *(key - first for key in record.keys[1:])], axis=1)
@@ -137,7 +140,7 @@ class Scalar:
             return np.asarray(np.linalg.solve(moves, odds))
         record = self.records[head]
         known = self.range_of(record)
-        if self.chamber.gates is None:
+        if self.chamber.alone:
             return np.asarray(known @ np.linalg.lstsq(moves @ known, odds, rcond=None)[0])
         first = record.keys[0]
         rest = np.linalg.lstsq(moves @ known, odds - moves @ first, rcond=None)[0]

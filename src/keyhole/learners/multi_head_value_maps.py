@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.algebra.linear_equations import Equations
 from keyhole.arrays import Array, Float
-from keyhole.errors import WrongFamily
+from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_vector_leaves
@@ -102,6 +102,7 @@ class ValueMaps:
     heads: int | None
     rank: int | None
     care: Care
+    alike: bool
     reach: float = 0.0  # of a move; grows with the number of bags behind the gates
 
     def measure(self, query: Float[Array, " d"]) -> Values:
@@ -136,6 +137,8 @@ class ValueMaps:
             return leaves, moved
         again, fresh = find_vector_leaves(self.ask, query, self.heads, shift, self.rng)
         if len(again) <= len(leaves):
+            if self.alike:
+                raise IllConditioned("two heads seem to share a token")
             return leaves, moved
         gaps = np.abs(fresh[:, None] - marks[None]).max(axis=2) / float(np.abs(fresh).max())
         same = self.same()

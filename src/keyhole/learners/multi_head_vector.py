@@ -30,6 +30,7 @@ from keyhole.learners.multi_head_hypothesis import Claims, fewer_than_claimed, v
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
+from keyhole.probes.hard_attention import Overcomplete
 
 REPLICATES = 6  # repetitions of the algebra on perturbed answers for the error bars
 NOTHING = 2.0  # size of a key bias, in its standard errors, that is error alone
@@ -50,13 +51,19 @@ def learn_vector(
     first, ask.offset = (first - offset) / size, offset
     frame = frame / size
     trouble: Exception | None = None
-    for _ in range(claims.attempts):
+    for number in range(claims.attempts):
         attempt = Vector(ask, rng, frame, first, claims.heads, claims.rank, size)
+        attempt.alike = ask.coarse and number == 0
         try:
             attempt.run()
             scores, biases = attempt.parameters()
             model = assembled(attempt, scores, biases, offset)
             errors = error_bars(attempt, scores, biases, offset, rng)
+        except Overcomplete as error:  # ranks read off few digits are believed the second time
+            if not attempt.alike:
+                raise
+            trouble = error
+            continue
         except (IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue

@@ -48,6 +48,7 @@ class Vector:
     rank: int | None
     loudness: float = 1.0  # size of single tokens
     radius: float = np.inf  # norm that no token may exceed
+    alike: bool = False  # whether few digits are read for layers whose maps share one rank
     rough: bool = False  # value maps are still rough: ranks of scores are only confirmed
     blocks: list[list[Block]] = field(default_factory=list)
 
@@ -64,6 +65,7 @@ class Vector:
             self.heads,
             self.rank,
             self.care,
+            self.alike,
         )
         self.values = stage.measure(query)
         self.ranks = self.values.ranks
@@ -83,6 +85,8 @@ class Vector:
         """Tokens that cover all directions and that every head sees well."""
         self.bases = [np.linalg.qr(part)[0] for part in self.ins]
         self.count = max(1, int(min(self.ranks) * self.care.share))
+        longest = self.ask.oracle.spec.domain.max_length
+        self.count = self.count if longest is None else min(self.count, longest - 1)
         cover = -(-self.width // self.count)
         tokens = spread_tokens(self.bases, self.count, cover, self.rng).T
         self.groups: list[Array] = []
@@ -193,7 +197,7 @@ class Vector:
         sizes = np.linalg.svd(keys, compute_uv=False)
         noise = self.ask.unit * self.condition * float(sizes[0]) * np.sqrt(self.width)
         rank = spectrum_end(sizes, noise)
-        if expected < len(sizes) and (self.rough or self.care.groups > 1):
+        if expected < len(sizes) and (self.rough or self.alike):
             ends = sizes[expected] < CLEAR * sizes[expected - 1]
             return expected if ends or rank <= expected else rank
         return rank
@@ -208,7 +212,7 @@ class Vector:
             for part, rank in zip(self.wide_keys(), self.score_ranks, strict=True)
         ]
         groups = -(-max(self.score_ranks) // self.count)
-        tokens = spread_tokens(self.bases + ranges, self.count, groups, self.rng).T
+        tokens = spread_tokens(self.bases, self.count, groups, self.rng, whole=ranges).T
         parts = self.add_tokens(tokens.reshape(groups, self.count, self.width))
         for query in rest:
             self.blocks.append([self.soft(query, part, self.reach()) for part in parts])

@@ -38,6 +38,7 @@ HARD = 1e10  # token size that makes attention hard for scores of ordinary scale
 HARDER = 1e4  # factor for the next try
 TRIES = 4
 REACH = 3e-3  # relative move of a leaf that does not change who attends to it
+NO_VALUE = "every answer is zero: no head has a value, so no score can be known"
 SILENT = 1e-280  # answers that are zero
 MOMENT_DOUBT = 1e3  # misfit of moments, in units of their rounding error, that is not rounding
 COARSE = 1e-10  # rounding error from which on the leaves found are checked by a question
@@ -215,9 +216,7 @@ def _one_bag(
         moments = np.concatenate([[shift @ total @ mix], (answers - base) @ mix / step])
         silent = SILENT + 5 * ask.additive / (step * scale)
         if max(np.abs(moments).max(), np.abs(base).max()) <= silent:
-            raise NotIdentifiable(
-                "every answer is zero: no head has a value, so no score can be known"
-            )
+            raise NotIdentifiable(NO_VALUE)
         support, uniform = _explained(moments, angles, doubt)
         if support.misfit <= doubt:
             if heads is None or len(support.nodes) + uniform <= heads or suspicious == 0:

@@ -19,11 +19,13 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned
 from keyhole.probes.asking import Asker
+from keyhole.probes.gates import margins
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a question
 SHORTER, SHORTEST = 0.25, 0.01
 DEAF = 1e-9  # share of the answer below which an opening is too short to be heard
 ROUNDS = 40  # shortenings: from 1e20 times too long to right
+HOLDS = 14.0  # margin, in log-odds, from which on gates hold: what leaks can be computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,39 @@ class Chamber:
     uniform: Float[Array, " d"] | None  # value of a head that attends to all tokens alike
     mix: Float[Array, " outputs"]
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is one head only, which nothing need shut."""
+        return self.gates is None
+
+    @property
+    def far(self) -> float:
+        """Norm of the largest gate."""
+        return 0.0 if self.gates is None else float(np.linalg.norm(self.gates, axis=1).max())
+
+    def spread(self, head: int) -> float:
+        """How far the tokens lie apart that a head must keep apart."""
+        gates = np.zeros((1, 1)) if self.gates is None else self.gates - self.gates[head]
+        return float(np.linalg.norm(gates, axis=1).max())
+
+    def margins(self, keys: Float[Array, "h d"]) -> Float[Array, " h"]:
+        """By how much each head keeps to its gate rather than to another."""
+        return np.full(len(keys), np.inf) if self.gates is None else margins(self.gates, keys)
+
+    def holds(self, keys: Float[Array, "h d"]) -> bool:
+        """Whether all heads that should be shut are."""
+        return bool(self.gates is None or margins(self.gates, keys, self.query).min() > HOLDS)
+
+    def loudness(self, sizes: Float[Array, " h"]) -> float:
+        """Size of an answer before the opening, from the sizes of the values."""
+        if self.gates is None:
+            return float(np.linalg.norm(self.query) * sizes.sum())
+        return float(np.linalg.norm(self.gates, axis=1) @ sizes)
+
+    def opened(self, heads: Int[Array, " n"], moves: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """The competitors, seen from what they compete with."""
+        return moves
+
     def sequences(
         self, heads: Int[Array, " n"], moves: Float[Array, "n d"]
     ) -> Float[Array, "n length d"]:
@@ -46,6 +81,12 @@ class Chamber:
             return np.concatenate([last + moves[:, None], last], axis=1)
         gates = np.broadcast_to(self.gates, (count, *self.gates.shape))
         return np.concatenate([gates, (self.gates[heads] + moves)[:, None], last], axis=1)
+
+    def tilt(
+        self, head: int, moves: Array, shares: Array, errors: Float[Array, "h d"]
+    ) -> Float[Array, " n"]:
+        """What errors of the values do to changes that give the competitors these shares."""
+        return np.asarray(-(moves @ errors[head]) * shares)
 
     def changes(self, answers: Array, tokens: Array, heads: Array) -> Float[Array, " n"]:
         """What opening added to the answer."""
@@ -91,11 +132,12 @@ def open_heads(
     for _ in range(rounds):
         tokens = chamber.sequences(heads[todo], moves[todo])
         changes[todo] = chamber.changes(ask(tokens, purpose), tokens, heads[todo])
-        weights = np.einsum("nd,nd->n", moves[todo], chamber.values[heads[todo]])
+        opened = chamber.opened(heads[todo], moves[todo])
+        weights = np.einsum("nd,nd->n", opened, chamber.values[heads[todo]])
         odds[todo] = log_odds(changes[todo], weights)
         todo = todo[~(np.abs(odds[todo]) <= SATURATED)]
         if not len(todo):
-            return Readings(moves, changes, odds)
+            return Readings(chamber.opened(heads, moves), changes, odds)
         spans = np.abs(np.einsum("nd,nd->n", moves[todo], chamber.values[heads[todo]]))
         if (spans < DEAF * np.abs(chamber.base[heads[todo]])).any():
             break

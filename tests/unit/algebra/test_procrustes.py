@@ -25,3 +25,18 @@ def test_more_blocks_than_fit_at_once() -> None:
     tokens = spread_tokens(bases, 3, 4, rng)
     assert tokens.shape == (10, 12)
     assert np.linalg.matrix_rank(tokens) == 10
+
+
+def test_some_bases_see_all_blocks_together() -> None:
+    """Blocks of half the width say nothing about the whole unless it is asked for."""
+    conditions = []
+    for asked in (True, False):
+        rng = np.random.default_rng(2)
+        bases = [np.linalg.qr(rng.standard_normal((64, 8)))[0] for _ in range(8)]
+        ranges = [np.linalg.qr(rng.standard_normal((64, 8)))[0] for _ in range(8)]
+        if asked:
+            tokens = spread_tokens(bases, 4, 2, rng, whole=ranges)
+        else:
+            tokens = spread_tokens(bases + ranges, 4, 2, rng)
+        conditions.append(max(float(np.linalg.cond(part.T @ tokens)) for part in ranges))
+    assert conditions[0] < 6 < conditions[1]
