@@ -107,7 +107,10 @@ def answered(ask: Asker, model: Attention) -> list[Answered]:
         parts = [(t, a) for t, a in ask.recorded if t.shape[1] == length]
         tokens = np.concatenate([t for t, _ in parts])
         answers = np.concatenate([a for _, a in parts])
-        data.append(Answered(tokens, answers, standard_errors(ask, model, tokens)))
+        errors = standard_errors(ask, model, tokens)
+        telling = errors > 0  # zero tokens without an offset have no error, and say nothing
+        if telling.any():
+            data.append(Answered(tokens[telling], answers[telling], errors[telling]))
     return data
 
 
