@@ -93,7 +93,7 @@ class Lines:
         self.frame, _ = self.region.line(self.rng)
         frame = self.frame
         line = rough_trace(lambda times: self.asked(frame.points(times)), self.relative, self.noise)
-        gradients = measure(self.asked, line, frame, self.region.room)
+        gradients = measure(self.asked, line, frame, self.region.room, thorough=True)
         found = assembled(line, frame, gradients)
         doubt = predicted_doubt(line, gradients)
         self.unit, self.scale = max(self.unit, line.unit), max(self.scale, line.scale)

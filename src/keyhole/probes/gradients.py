@@ -24,6 +24,7 @@ from keyhole.probes.lines import Line
 from keyhole.probes.pieces import middle
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+NEEDLESS = 0.3  # of what is possible in the end: a needlessly short step
 CAUTION = 0.05  # step in a bounded domain relative to its edge: planes may be near that no line met
 SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
 CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
@@ -74,9 +75,12 @@ class Gradients:
     crossings: int  # answers that had to be asked again
 
 
-def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
+def measure(
+    ask: AskPoints, line: Line, frame: Frame, room: Room, *, thorough: bool = False
+) -> Gradients:
     """Asks the gradients stage by stage. `room` says how many steps of the direction's length a
-    point is away from the edge of the domain."""
+    point is away from the edge of the domain. If `thorough`, steps that turn out to have been
+    needlessly short are repeated: where answers have few digits, they say nothing."""
     anchors = chosen_anchors(line)
     count, width = len(anchors), len(frame.across)
     length = float(np.linalg.norm(frame.direction))
@@ -89,13 +93,17 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
     # a weak jump predicts a plane that is nearly parallel to the line
     steep = np.maximum(1.0, typical / np.maximum(sizes, jump_errors(line)))
     done = 0
+
+    def longest(share: float) -> tuple[Array, Array]:
+        base, free = best_bases(line, anchors, steep)
+        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
+        return base, np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
+
     for directions, share in STAGES:
         end = width if directions is None else min(width, directions)
         if end <= done:
             continue
-        base, free = best_bases(line, anchors, steep)
-        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
-        step = np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
+        base, step = longest(share)
         steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
         fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())
@@ -104,6 +112,13 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
         off = across_errors(line, anchors, steps[:, :done], bases[:, :done])
         square = np.mean(across[:, :done] ** 2 - off**2, axis=1)
         steep = np.sqrt(np.maximum(square, LEAST_STEEP**2))
+    if thorough:
+        base, step = longest(STAGES[-1][1])
+        rows, columns = np.nonzero(steps < NEEDLESS * step[:, None])
+        if len(rows):
+            steps[rows, columns], bases[rows, columns] = step[rows], base[rows]
+            fill(ask, line, frame, anchors, table, steps, bases, rows, columns)
+            across[:] = solved(line, anchors, table)
     crossings = repair(ask, line, frame, anchors, table, steps, bases, across)
     return Gradients(anchors, table, steps, bases, across, crossings)
 

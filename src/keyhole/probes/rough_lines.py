@@ -65,8 +65,7 @@ class RoughSearch:
     unit: float
     batches: int = 1
 
-    def add(self, times: list[float]) -> None:
-        fresh = np.setdiff1d(times, self.times)
+    def add(self, fresh: Float[Array, " n"]) -> None:
         values = self.ask(fresh)
         self.batches += 1
         order = np.argsort(np.append(self.times, fresh))
@@ -156,9 +155,10 @@ class RoughSearch:
             if len(runs) > MOST_KINKS:
                 raise self.everywhere(runs)
             wanted = [s for left, right in pairwise(runs) for s in self.wanted(left, right)]
-            if not wanted:
+            fresh = np.setdiff1d(wanted, self.times)
+            if len(fresh) == 0:
                 break
-            self.add(wanted)
+            self.add(fresh)
         return self.joined(runs)
 
     def joined(self, runs: list[Run]) -> list[Run]:
