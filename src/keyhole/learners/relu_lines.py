@@ -40,7 +40,8 @@ FADED = 0.3  # share below which a fitted neuron is given up again
 EXPLAINED = 10.0  # misfit (mean square, in roundings) that is rounding
 ADDITIONS = 6  # fits in which further neurons are tried, after each line
 WORTH = 0.9  # share of the misfit that an addition must not leave
-NOTHING = 8.0  # errors of a neuron below which it is none
+NOTHING = 8.0  # errors of a neuron below which it is none,
+INVISIBLE = 50.0  # and roundings of an answer, across a typical length: rounding is not random
 
 
 @dataclass(eq=False)
@@ -175,7 +176,7 @@ class Lines:
             errors = remaining_errors(self.network, data) * self.region.size
             self.affine_error, self.error = float(errors[0]), errors[1:]
             strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
-            real = strength > NOTHING * self.error
+            real = strength > np.maximum(NOTHING * self.error, INVISIBLE * self.unit)
             if real.all():
                 return
             self.network = fitted(only(self.network, real), data)

@@ -29,7 +29,7 @@ from keyhole.algebra.relu_corrections import (
 )
 from keyhole.algebra.signs import Signs, decided_signs
 from keyhole.arrays import Array
-from keyhole.errors import Counterexample, InvalidArgument, WrongFamily
+from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_answers import SINGLE, Answers
 from keyhole.learners.relu_lines import Lines
@@ -218,7 +218,10 @@ class _Work:
         try:
             explained = lines.run()
         except NotPiecewiseAffine as error:
-            raise self.box.refusal(str(error), None) from error
+            raise IllConditioned(
+                f"{error}: a smooth activation, or more neurons than answers with so few digits "
+                "can tell apart. The same box in double precision would tell"
+            ) from error
         finally:
             self.box.unit, self.box.scale = lines.unit, lines.scale
             self.passes_run = lines.lines

@@ -114,10 +114,10 @@ def measure(
         steep = np.sqrt(np.maximum(square, LEAST_STEEP**2))
     if thorough:
         base, step = longest(STAGES[-1][1])
-        rows, columns = np.nonzero(steps < NEEDLESS * step[:, None])
-        if len(rows):
-            steps[rows, columns], bases[rows, columns] = step[rows], base[rows]
-            fill(ask, line, frame, anchors, table, steps, bases, rows, columns)
+        short = np.nonzero(steps < NEEDLESS * step[:, None])
+        if len(short[0]):
+            steps[short], bases[short] = step[short[0]], base[short[0]]
+            fill(ask, line, frame, anchors, table, steps, bases, *short)
             across[:] = solved(line, anchors, table)
     crossings = repair(ask, line, frame, anchors, table, steps, bases, across)
     return Gradients(anchors, table, steps, bases, across, crossings)

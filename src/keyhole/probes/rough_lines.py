@@ -153,7 +153,7 @@ class RoughSearch:
         for _ in range(ROUNDS):
             runs = self.runs()
             if len(runs) > MOST_KINKS:
-                raise self.everywhere(runs)
+                raise bends_everywhere(self.times, self.values)
             wanted = [s for left, right in pairwise(runs) for s in self.wanted(left, right)]
             fresh = np.setdiff1d(wanted, self.times)
             if len(fresh) == 0:
@@ -172,18 +172,6 @@ class RoughSearch:
                 found.append(run)
         return found
 
-    def everywhere(self, runs: list[Run]) -> NotPiecewiseAffine:
-        """The refusal of a box that bends everywhere, with the answer furthest from a line."""
-        run = min(runs, key=self.length)
-        i = min(run.stop, len(self.times) - 1)
-        t = float(self.times[i])
-        return NotPiecewiseAffine(
-            f"{len(self.times)} answers along a line bend at more than {MOST_KINKS} places",
-            t,
-            self.values[i],
-            run.at(t),
-        )
-
 
 def rough_trace(ask: Ask, relative: float, floor: float) -> Line:
     """Finds the kinks of a line that the answers' digits can tell. `relative` is the stated
@@ -197,9 +185,7 @@ def rough_trace(ask: Ask, relative: float, floor: float) -> Line:
     search = RoughSearch(ask, times, values, unit * np.sqrt(values.shape[1]), 2)
     runs = search.resolved()
     if not runs:
-        t = float(times[GRID // 2])
-        message = "no three answers along a line lie on one line"
-        raise NotPiecewiseAffine(message, t, values[GRID // 2], values[GRID // 2 + 1])
+        raise bends_everywhere(search.times, search.values)
     kinks = [search.crossing(left, right)[0] for left, right in pairwise(runs)]
     ends = [search.times[run.stop - 1] for run in runs[:-1]]
     starts = [search.times[run.first] for run in runs[1:]]
@@ -225,3 +211,12 @@ def between(low: float, high: float, shares: tuple[float, ...]) -> list[float]:
         return [low + share * (high - low) for share in shares]
     ends = np.arctan([low, high])
     return [float(np.tan(ends[0] + share * (ends[1] - ends[0]))) for share in shares]
+
+
+def bends_everywhere(times: Array, values: Array) -> NotPiecewiseAffine:
+    """With the answer furthest from the chord of its neighbours."""
+    shares = (times[1:-1] - times[:-2]) / (times[2:] - times[:-2])
+    chords = values[:-2] + shares[:, None] * (values[2:] - values[:-2])
+    i = int(np.argmax(np.linalg.norm(values[1:-1] - chords, axis=1)))
+    message = f"{len(times)} answers along a line bend at more than {MOST_KINKS} places"
+    return NotPiecewiseAffine(message, float(times[i + 1]), values[i + 1], chords[i])
