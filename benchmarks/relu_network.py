@@ -39,6 +39,7 @@ from keyhole.results import Outcome, Recovery
 Method = Literal["segment", "antisymmetric"]
 GRID = ((16, 16, 110), (16, 64, 130), (32, 32, 110), (32, 128, 120), (64, 256, 30))
 SUCCESS = 1e-9
+SINGLE_SUCCESS = 1e-5
 ART_LIMIT = 300_000  # questions after which ART is stopped: it can loop for ever
 CARLINI = "Carlini et al.: 60-122 questions per unknown (published code, same sizes)"
 
@@ -367,28 +368,55 @@ def judged(found: Recovery, secret: ReluNetwork, domain: Domain, d: int) -> str:
 
 
 def single(quick: bool) -> None:
-    print("Single precision: error at 4000 points beside the box's own rounding")
-    for d, m, k in ((8, 8, None), (16, 16, None), (8, 24, None), (32, 32, None), (16, 8, 4)):
-        rows, outcomes = [], Counter[str]()
-        for seed in range(2 if quick else 10):
+    """Boxes that compute in single precision, through recover() with its verification. `own` is
+    the box's own rounding, `bars` the median error of a neuron in claimed standard errors."""
+    print("Single precision (success: RECOVERED, m right, error below 1e-5)")
+    print(
+        "   d    m    k | success | per unknown   | error             | own      | bars | CPU time"
+    )
+    grid = ((8, 8, None), (16, 16, None), (8, 24, None), (32, 32, None), (16, 64, None))
+    for d, m, k in (*grid, (16, 8, 4), (16, 32, 8)):
+        rows, good, numbers, failures = [], 0, k or 1, Counter[str]()
+        count = 2 if quick else 20
+        for seed in range(count):
             secret = random_network(seed, d, m, k)
             rounded = secret.astype(np.float32)
             box = Box(rounded, d)
+            start = time.process_time()
             found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
-            outcomes[found.outcome.name] += 1
-            if found.outcome is Outcome.RECOVERED:
-                points = np.random.default_rng(3).standard_normal((4000, d)).astype(np.float32)
-                points = points.astype(np.float64)
-                truth = secret(points)
-                error = np.abs(found.model(points) - truth).max() / truth.std()
-                own = np.abs(rounded(points) - truth).max() / truth.std()
-                rows.append((error, own, box.questions / (m * (d + (k or 1)) / (k or 1))))
-        figures = np.max(rows, axis=0) if rows else [np.nan] * 3
+            seconds = time.process_time() - start - box.seconds
+            if found.outcome is not Outcome.RECOVERED:
+                failures[found.outcome.name] += 1
+                continue
+            error = function_error(found.model, secret, d, seed)
+            right = error < SINGLE_SUCCESS and found.model.neurons == m
+            good += right
+            failures[f"{error:.0e}"] += not right
+            own = function_error(rounded, secret, d, seed)
+            share = box.questions * numbers / (m * (d + numbers) + numbers)
+            rows.append((share, error, own, error_in_bars(found, secret), seconds))
+        middle, most = np.median(rows, axis=0), np.max(rows, axis=0)
         print(
-            f"  ({d}, {m}, {k or 1}): {dict(outcomes)}, worst error {figures[0]:.1e} (own "
-            f"{figures[1]:.1e}), most questions per unknown {figures[2]:.1f}",
+            f"{d:4d} {m:4d} {numbers:4d} | {good:3d}/{count:<3d} | {middle[0]:6.2f} {most[0]:6.2f} "
+            f"| {middle[1]:8.1e} {most[1]:8.1e} | {most[2]:8.1e} | {middle[3]:4.2f} | "
+            f"{middle[4]:5.1f} s | {dict(+failures)}",
             flush=True,
         )
+
+
+def error_in_bars(found: Recovery, secret: ReluNetwork) -> float:
+    """Median distance of output_j weight_j from the nearest true one, per entry, in claimed
+    standard errors."""
+
+    def neurons(network: ReluNetwork) -> np.ndarray:
+        return network.output_table[:, None, :] * network.weight[:, :, None]
+
+    mine, true = neurons(found.model)[:, None], neurons(secret)[None]
+    gaps = np.minimum(
+        np.linalg.norm(mine - true, axis=(2, 3)), np.linalg.norm(mine + true, axis=(2, 3))
+    ).min(axis=1)
+    claimed = np.linalg.norm(found.errors.output_table, axis=1) * np.sqrt(secret.width)
+    return float(np.median(gaps / claimed))
 
 
 PARTS = {

@@ -32,7 +32,7 @@ LINES = 5  # most lines; typical are one to three
 POINTS = 2.0  # random points per unknown
 SEEN = 2.0  # of them on either side of each plane, per unknown of a neuron
 MOST_UNKNOWNS = 5000  # of the fit: its matrix has the square of that
-FAR_AWAY = 50.0  # answers further out than this, in typical lengths, do not enter the fit
+FAR_AWAY = 20.0  # answers with errors beyond this, in units of those at the centre, say little
 SAME = 0.1  # relative distance of two measurements that are one neuron,
 KNOWN = 0.3  # and of a measurement from the fitted neuron that it led to
 KEPT = 0.5  # share of its output that a right neuron keeps or gains, at least and at most
@@ -57,9 +57,9 @@ class Lines:
     unit: float = 0.0
     scale: float = 0.0
     lines: int = 0
-    sampled: int = 0  # random points asked
     frame: Frame | None = None  # the line that was looked at last
-    log: list[tuple[Array, Array]] = field(default_factory=list)
+    random: list[Data] = field(default_factory=list)  # answers at random points
+    beside: list[Data] = field(default_factory=list)  # and on and beside the lines
     seen: ReluNetwork = field(init=False)  # every neuron that some line showed
     votes: Array = field(init=False)  # on how many
     doubts: Array = field(init=False)  # predicted error of output_j weight_j
@@ -83,28 +83,33 @@ class Lines:
     def unknowns(self, neurons: int) -> int:
         return (neurons + 1) * (len(self.region.centre) + 1)
 
-    def asked(self, points: Array) -> Array:
+    def asked(self, points: Array) -> Data:
         points = self.rounded(points)
-        answers = self.ask(points)
-        self.log.append((points, answers))
-        return answers
+        far = np.linalg.norm(points - self.region.centre, axis=1) / self.region.size
+        return Data(points, self.ask(points), 1 + far)
+
+    def looked(self, points: Array) -> Array:
+        self.beside.append(self.asked(points))
+        return self.beside[-1].answers
 
     def look(self) -> None:
         """One line with the gradients beside it, and random points for what it shows."""
         self.frame, _ = self.region.line(self.rng)
         frame = self.frame
-        line = rough_trace(lambda times: self.asked(frame.points(times)), self.relative, self.noise)
-        gradients = measure(self.asked, line, frame, self.region.room, thorough=True)
+        line = rough_trace(
+            lambda times: self.looked(frame.points(times)), self.relative, self.noise
+        )
+        gradients = measure(self.looked, line, frame, self.region.room, thorough=True)
         found = assembled(line, frame, gradients)
         doubt = predicted_doubt(line, gradients)
         self.unit, self.scale = max(self.unit, line.unit), max(self.scale, line.scale)
         self.remember(found, doubt[:-1] + doubt[1:])
         self.lines += 1
-        count = int(POINTS * self.unknowns(found.neurons)) - self.sampled
+        count = int(POINTS * self.unknowns(found.neurons)) - sum(len(d.points) for d in self.random)
         if count > 0:
-            self.sampled += count
             points = self.region.points(self.rng, count)
-            self.asked(balanced_points(found, points, int(SEEN * (found.width + 1))))
+            points = balanced_points(found, points, int(SEEN * (found.width + 1)))
+            self.random.append(self.asked(points))
 
     def remember(self, found: ReluNetwork, doubts: Array) -> None:
         """Neurons met again get a vote, and the better of two measurements stays."""
@@ -129,16 +134,19 @@ class Lines:
         self.doubts = np.append(self.doubts, doubts[new])
         self.votes = np.append(self.votes, np.ones(len(new), dtype=int))
 
-    def data(self) -> Data:
-        points = np.concatenate([part for part, _ in self.log])
-        answers = np.concatenate([part for _, part in self.log])
-        far = np.linalg.norm(points - self.region.centre, axis=1) / self.region.size
-        near = far < FAR_AWAY
-        return Data(points[near], answers[near], self.unit * (1 + far[near]))
+    def data(self, parts: list[Data]) -> Data:
+        """Answers with their errors, those from far away left out."""
+        points, answers, sizes = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("points", "answers", "noise")
+        )
+        near = sizes < FAR_AWAY
+        return Data(points[near], answers[near], self.unit * sizes[near])
 
     def explain(self) -> None:
-        """The network of the neurons that the answers need, fitted to them."""
-        data = self.data()
+        """The network of the neurons that the random points need, fitted to them. Answers beside
+        the lines lie in clusters, which a plane that is a little off has on its wrong side."""
+        data = self.data(self.random)
         start, kept = rescaled(self.seen, data)
         network = fitted(only(start, (self.votes > 1) | keeps(kept)), data)
         misfit = data.misfit(network)
@@ -170,8 +178,9 @@ class Lines:
         return rescaled(joined(network, only(unused, np.array([best]))), data)[0]
 
     def refine(self) -> None:
-        """Errors of all parameters; neurons that turn out to be nothing are dropped."""
-        data = self.data()
+        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
+        data = self.data(self.random + self.beside)
+        self.network = fitted(self.network, data)
         while True:
             errors = remaining_errors(self.network, data) * self.region.size
             self.affine_error, self.error = float(errors[0]), errors[1:]
