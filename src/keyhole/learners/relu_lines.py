@@ -23,7 +23,7 @@ from keyhole.arrays import Array, Float
 from keyhole.learners.relu_pass import assembled, predicted_doubt
 from keyhole.learners.relu_result import only
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.probes.gradients import AskPoints, Frame, measure
+from keyhole.probes.gradients import AskPoints, measure
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.pieces import TINY
 from keyhole.probes.rough_lines import rough_trace
@@ -57,7 +57,6 @@ class Lines:
     unit: float = 0.0
     scale: float = 0.0
     lines: int = 0
-    frame: Frame | None = None  # the line that was looked at last
     random: list[Data] = field(default_factory=list)  # answers at random points
     beside: list[Data] = field(default_factory=list)  # and on and beside the lines
     seen: ReluNetwork = field(init=False)  # every neuron that some line showed
@@ -94,11 +93,9 @@ class Lines:
 
     def look(self) -> None:
         """One line with the gradients beside it, and random points for what it shows."""
-        self.frame, _ = self.region.line(self.rng)
-        frame = self.frame
-        line = rough_trace(
-            lambda times: self.looked(frame.points(times)), self.relative, self.noise
-        )
+        frame, _ = self.region.line(self.rng)
+        along = lambda times: self.looked(frame.points(times))  # noqa: E731 - one name for it
+        line = rough_trace(along, self.relative, self.noise)
         gradients = measure(self.looked, line, frame, self.region.room, thorough=True)
         found = assembled(line, frame, gradients)
         doubt = predicted_doubt(line, gradients)
