@@ -20,6 +20,7 @@ import numpy as np
 from keyhole.algebra.relu_corrections import balanced_points
 from keyhole.algebra.relu_fit import Data, fitted, gains, remaining_errors, rescaled
 from keyhole.arrays import Array, Float
+from keyhole.errors import IllConditioned
 from keyhole.learners.relu_pass import assembled, predicted_doubt
 from keyhole.learners.relu_result import only
 from keyhole.models.relu_network import ReluNetwork
@@ -71,8 +72,13 @@ class Lines:
         """Whether a network explains all answers."""
         while self.lines < LINES:
             self.look()
-            if self.unknowns(self.seen.neurons) > MOST_UNKNOWNS:
-                break
+            unknowns = self.unknowns(self.seen.neurons)
+            if unknowns > MOST_UNKNOWNS:
+                raise IllConditioned(
+                    f"{self.seen.neurons} neurons have {unknowns} unknowns, more than can be "
+                    f"fitted together ({MOST_UNKNOWNS}), which answers with few digits need. A box "
+                    "in double precision would be recovered"
+                )
             self.explain()
             if self.misfit <= EXPLAINED:
                 self.refine()
@@ -175,18 +181,22 @@ class Lines:
         return rescaled(joined(network, only(unused, np.array([best]))), data)[0]
 
     def refine(self) -> None:
-        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
+        """All parameters from all answers. Neurons that turn out to be nothing are dropped, one by
+        one: of two that share a plane, neither is known, and only one is too many."""
         data = self.data(self.random + self.beside)
         self.network = fitted(self.network, data)
         while True:
             errors = remaining_errors(self.network, data) * self.region.size
             self.affine_error, self.error = float(errors[0]), errors[1:]
             strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
-            real = strength > np.maximum(NOTHING * self.error, INVISIBLE * self.unit)
-            if real.all():
+            seen = strength / np.maximum(NOTHING * self.error, INVISIBLE * self.unit)
+            if seen.min(initial=np.inf) > 1:
                 return
-            self.network = fitted(only(self.network, real), data)
-            self.misfit = data.misfit(self.network)
+            others = np.arange(len(seen)) != np.argmin(seen)
+            fewer = fitted(only(self.network, others), data)
+            if data.misfit(fewer) > EXPLAINED:
+                return
+            self.network = fewer
 
 
 def keeps(share: Array) -> Array:
