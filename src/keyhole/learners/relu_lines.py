@@ -72,13 +72,6 @@ class Lines:
         """Whether a network explains all answers."""
         while self.lines < LINES:
             self.look()
-            unknowns = self.unknowns(self.seen.neurons)
-            if unknowns > MOST_UNKNOWNS:
-                raise IllConditioned(
-                    f"{self.seen.neurons} neurons have {unknowns} unknowns, more than can be "
-                    f"fitted together ({MOST_UNKNOWNS}), which answers with few digits need. A box "
-                    "in double precision would be recovered"
-                )
             self.explain()
             if self.misfit <= EXPLAINED:
                 self.refine()
@@ -102,13 +95,20 @@ class Lines:
         frame, _ = self.region.line(self.rng)
         along = lambda times: self.looked(frame.points(times))  # noqa: E731 - one name for it
         line = rough_trace(along, self.relative, self.noise)
+        unknowns = self.unknowns(len(line.kinks))
+        if unknowns > MOST_UNKNOWNS:
+            raise IllConditioned(
+                f"{len(line.kinks)} neurons have {unknowns} unknowns, more than can be fitted "
+                f"together ({MOST_UNKNOWNS}), which answers with few digits need. A box in double "
+                "precision would be recovered"
+            )
         gradients = measure(self.looked, line, frame, self.region.room, thorough=True)
         found = assembled(line, frame, gradients)
         doubt = predicted_doubt(line, gradients)
         self.unit, self.scale = max(self.unit, line.unit), max(self.scale, line.scale)
         self.remember(found, doubt[:-1] + doubt[1:])
         self.lines += 1
-        count = int(POINTS * self.unknowns(found.neurons)) - sum(len(d.points) for d in self.random)
+        count = int(POINTS * unknowns) - sum(len(d.points) for d in self.random)
         if count > 0:
             points = self.region.points(self.rng, count)
             points = balanced_points(found, points, int(SEEN * (found.width + 1)))
