@@ -2,8 +2,9 @@
 
     python benchmarks/relu_network.py --quick          a few networks of each kind
     python benchmarks/relu_network.py                  500 networks, as quoted in the docs
-    python benchmarks/relu_network.py --only art       one part: bounded single scalar exact vector
-                                                       large signs transformer trained student art
+    python benchmarks/relu_network.py --only art       one part: bounded single single_layers
+                                                       scalar exact vector large signs
+                                                       transformer trained student art
 
 Random networks have A ~ N(0, 1/d), b ~ 0.5 N, w ~ N(0, 1/m); the number of neurons is not given.
 `error` is the largest difference at 20 000 normal points over the standard deviation there,
@@ -235,7 +236,7 @@ def single(quick: bool) -> None:
     grid = ((8, 8, None), (16, 16, None), (8, 24, None), (32, 32, None), (16, 64, None))
     for d, m, k in (*grid, (16, 8, 4), (16, 32, 8)):
         rows, good, numbers, failures = [], 0, k or 1, Counter[str]()
-        count = 2 if quick else 20
+        count = 2 if quick else 20 if m < 64 else 10
         for seed in range(count):
             secret = random_network(seed, d, m, k)
             rounded = secret.astype(np.float32)
@@ -277,11 +278,37 @@ def error_in_bars(found: Recovery, secret: ReluNetwork) -> float:
     return float(np.median(gaps / claimed))
 
 
+def single_layers(quick: bool) -> None:
+    """Transformer layers that compute in single precision, through recover()."""
+    print("Transformer layers in single precision: score W beside its stated error")
+    for d, m in ((4, 6), (8, 8), (8, 16), (16, 16)):
+        outcomes, rows = Counter[str](), []
+        for seed in range(2 if quick else 10):
+            rng = np.random.default_rng([3, seed, d])
+            score = rng.standard_normal((d, d)) / np.sqrt(d)
+            secret = TransformerModel(score, None, random_network(seed, d, m))
+            box = Box(secret.astype(np.float32), d)
+            found = recover(box, Transformer(), seed=seed, throw=False)
+            outcomes[found.outcome.name] += 1
+            if found.outcome is Outcome.RECOVERED:
+                size = np.linalg.norm(score)
+                gap = np.linalg.norm(found.model.score - score) / size
+                stated = np.linalg.norm(found.errors.score) / size
+                rows.append((gap, stated, box.questions / (d * d + m * (d + 1) + 1)))
+        worst = np.max(rows, axis=0)
+        print(
+            f"  ({d}, {m}): {dict(outcomes)}, W error up to {worst[0]:.1e} (stated "
+            f"{worst[1]:.1e}), questions per unknown up to {worst[2]:.1f}",
+            flush=True,
+        )
+
+
 PARTS = {
     part.__name__: part
     for part in (
         bounded,
         single,
+        single_layers,
         scalar,
         exact,
         vector,

@@ -1,6 +1,6 @@
 """The answers of a box that should be a ReLU network: what they cost, and how exact they are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Answers:
     spent: int = 0
     scalar: bool = True
     single: bool = False  # the box computes in single precision, and rounds what it is asked
+    numbers: Array = field(default_factory=lambda: np.zeros(0))  # different answers, the first few
 
     def __post_init__(self) -> None:
         precision = self.oracle.spec.precision
@@ -39,11 +40,19 @@ class Answers:
     def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
         points = self.rounded(points)
         raw = self.oracle.ask(Questions.of(points[:, None, :], purpose))
-        if self.spent == 0 and is_single(raw):
-            self.single, self.relative = True, max(self.relative, SINGLE)
+        self.look_at_format(raw)
         self.spent += len(points)
         self.scalar = raw.ndim == 1
         return raw.astype(np.float64).reshape(len(points), -1)
+
+    def look_at_format(self, raw: Array) -> None:
+        """Whether all answers are numbers of single precision, once there are enough to tell."""
+        if len(self.numbers) >= TELLING:
+            return
+        self.numbers = np.unique(np.append(self.numbers, raw.astype(np.float64)))
+        few = self.numbers == self.numbers.astype(np.float32)
+        if len(self.numbers) >= TELLING and few.all():
+            self.single, self.relative = True, max(self.relative, SINGLE)
 
     def rounded(self, points: Array) -> Array:
         """Points as the box sees them."""
@@ -80,10 +89,3 @@ class Answers:
                 f"{lines} lines did not settle what lies between them. A wider domain would help"
             )
         return WrongFamily(f"not one hidden layer of ReLUs: {message}", witness)
-
-
-def is_single(answers: Array) -> bool:
-    """Whether all answers are numbers of single precision, and not just round ones."""
-    numbers = np.unique(np.asarray(answers, dtype=np.float64))
-    few = numbers == numbers.astype(np.float32)
-    return bool(len(numbers) >= TELLING and few.all())

@@ -38,7 +38,7 @@ SAME = 0.1  # relative distance of two measurements that are one neuron,
 KNOWN = 0.3  # and of a measurement from the fitted neuron that it led to
 KEPT = 0.5  # share of its output that a right neuron keeps or gains, at least and at most
 FADED = 0.3  # share below which a fitted neuron is given up again
-EXPLAINED = 10.0  # misfit (mean square, in roundings) that is rounding
+EXPLAINED = 3.0  # misfit (mean square, in roundings) that is rounding; typical is below one
 ADDITIONS = 6  # fits in which further neurons are tried, after each line
 WORTH = 0.9  # share of the misfit that an addition must not leave
 NOTHING = 8.0  # errors of a neuron below which it is none,
@@ -75,6 +75,7 @@ class Lines:
             self.explain()
             if self.misfit <= EXPLAINED:
                 self.refine()
+            if self.misfit <= EXPLAINED:
                 return True
         return False
 
@@ -185,7 +186,8 @@ class Lines:
         one: of two that share a plane, neither is known, and only one is too many."""
         data = self.data(self.random + self.beside)
         self.network = fitted(self.network, data)
-        while True:
+        self.misfit = data.misfit(self.network)
+        while self.misfit <= EXPLAINED:
             errors = remaining_errors(self.network, data) * self.region.size
             self.affine_error, self.error = float(errors[0]), errors[1:]
             strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
@@ -196,7 +198,7 @@ class Lines:
             fewer = fitted(only(self.network, others), data)
             if data.misfit(fewer) > EXPLAINED:
                 return
-            self.network = fewer
+            self.network, self.misfit = fewer, data.misfit(fewer)
 
 
 def keeps(share: Array) -> Array:
