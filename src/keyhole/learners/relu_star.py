@@ -1,4 +1,4 @@
-"""A ReLU network inside a bounded domain, or from answers with few digits: rays from one point.
+"""A ReLU network inside a bounded domain: rays from one point.
 
 Statement.  All planes that a set of random points can tell from the centre's side are found, one
             by one, each with checks of its own.
