@@ -2,8 +2,9 @@
 
     python benchmarks/relu_network.py --quick          a few networks of each kind
     python benchmarks/relu_network.py                  500 networks, as quoted in the docs
-    python benchmarks/relu_network.py --only art       one part: bounded single scalar exact vector
-                                                       large signs transformer trained student art
+    python benchmarks/relu_network.py --only art       one part: bounded single single_layers
+                                                       scalar exact vector large signs
+                                                       transformer trained student art
 
 Random networks have A ~ N(0, 1/d), b ~ 0.5 N, w ~ N(0, 1/m); the number of neurons is not given.
 `error` is the largest difference at 20 000 normal points over the standard deviation there,
@@ -21,7 +22,6 @@ succeeds; the benchmark overrides that with float64, the best case for it.
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -31,56 +31,17 @@ from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.learners.transformer import Transformer
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import Domain, Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.base import Domain
 from keyhole.recover import recover
 from keyhole.results import Outcome, Recovery
+from relu_baselines import art, student
+from relu_boxes import Box, function_error, random_network
 
 Method = Literal["segment", "antisymmetric"]
 GRID = ((16, 16, 110), (16, 64, 130), (32, 32, 110), (32, 128, 120), (64, 256, 30))
 SUCCESS = 1e-9
-ART_LIMIT = 300_000  # questions after which ART is stopped: it can loop for ever
+SINGLE_SUCCESS = 1e-5
 CARLINI = "Carlini et al.: 60-122 questions per unknown (published code, same sizes)"
-
-
-class Box(Oracle):
-    """A function that counts, and takes its own time off the learner's."""
-
-    def __init__(
-        self,
-        function: Callable[[np.ndarray], np.ndarray],
-        width: int,
-        domain: Domain = Domain(),  # noqa: B008 - frozen
-    ) -> None:
-        self.function, self.spec = function, Spec(width=width, domain=domain)
-        self.questions, self.batches, self.seconds = 0, 0, 0.0
-        self.by_purpose: dict[str, int] = {}
-
-    def ask(self, questions: Questions) -> np.ndarray:
-        start = time.process_time()
-        answers = np.asarray(self.function(questions.tokens()))
-        self.seconds += time.process_time() - start
-        self.questions += len(questions)
-        self.batches += 1
-        old = self.by_purpose.get(questions.purpose, 0)
-        self.by_purpose[questions.purpose] = old + len(questions)
-        return answers
-
-
-def random_network(seed: int, d: int, m: int, k: int | None = None) -> ReluNetwork:
-    rng = np.random.default_rng([20260, seed, d, m, k or 0])
-    shape = (m,) if k is None else (m, k)
-    return ReluNetwork(
-        rng.standard_normal((m, d)) / np.sqrt(d),
-        0.5 * rng.standard_normal(m),
-        rng.standard_normal(shape) / np.sqrt(m),
-    )
-
-
-def function_error(model: Callable, truth: Callable, d: int, seed: int) -> float:
-    points = np.random.default_rng([1, seed]).standard_normal((20000, d))
-    answers = truth(points)
-    return float(np.abs(model(points) - answers).max() / answers.std())
 
 
 def run(
@@ -233,107 +194,6 @@ def trained(quick: bool) -> None:
         print(f"  seed {seed}: {found.neurons} neurons, {share:.3f} per unknown, error {error:.1e}")
 
 
-def student(quick: bool) -> None:
-    import torch
-
-    print("A PyTorch student with the right number of neurons, trained on as many questions")
-    for d, m in ((16, 16), (16, 64)):
-        secret = random_network(0, d, m)
-        box = Box(secret, d)
-        ReluNetworkLearner().learn(box, np.random.default_rng(0))
-        torch.manual_seed(0)
-        x = torch.tensor(np.random.default_rng(5).standard_normal((box.questions, d)))
-        y = torch.tensor(secret(x.numpy()))
-        net = torch.nn.Sequential(
-            torch.nn.Linear(d, m), torch.nn.ReLU(), torch.nn.Linear(m, 1)
-        ).double()
-        optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
-        start = time.process_time()
-        for _ in range(500 if quick else 10000):
-            optimiser.zero_grad()
-            ((net(x)[:, 0] - y) ** 2).mean().backward()
-            optimiser.step()
-        seconds = time.process_time() - start
-        parts = [p.detach().numpy() for p in net.parameters()]
-        model = ReluNetwork(parts[0], parts[1], parts[2][0], None, parts[3][0])
-        error = function_error(model, secret, d, 0)
-        print(f"  ({d}, {m}): {box.questions} questions, error {error:.1e}, {seconds:.0f} s")
-
-
-def art(quick: bool) -> None:
-    """ART's FunctionallyEquivalentExtraction: m given, at least two outputs."""
-    try:
-        from art import config
-        from art.attacks.extraction import functionally_equivalent_extraction as extraction
-        from art.estimators.classification import blackbox
-        from art.preprocessing.standardisation_mean_std import numpy as preprocessing
-    except ImportError:
-        print(
-            "ART is not installed: pip install adversarial-robustness-toolbox six scikit-learn tqdm"
-        )
-        return
-    # the default float32 destroys its finite differences; it is read from the configuration at
-    # every call, and copied into the preprocessing when that is imported
-    for module in (config, extraction, blackbox, preprocessing):
-        for name in ("NUMPY_DTYPE", "ART_NUMPY_DTYPE"):
-            if hasattr(module, name):
-                setattr(module, name, np.float64)
-    attack = extraction.FunctionallyEquivalentExtraction
-    wrapper = blackbox.BlackBoxClassifierNeuralNetwork
-    print("ART, m given to it, beside ours, m not given (success: error below 1e-6)")
-    for d, m, k in ((10, 4, 3), (10, 8, 3)):
-        theirs, ours = [], []
-        for seed in range(2 if quick else 5):
-            secret = random_network(seed, d, m, k)
-            ours.append(measured_ours(secret, d, seed))
-            theirs.append(measured_art(secret, d, m, k, seed, attack, wrapper))
-        for name, rows in (("ART", theirs), ("ours", ours)):
-            good = sum(error < 1e-6 for error, _, _ in rows)
-            print(
-                f"  ({d}, {m}, {k}) {name:4s}: {good}/{len(rows)} exact, "
-                f"median questions {np.median([r[1] for r in rows]):.0f}, "
-                f"median {np.median([r[2] for r in rows]):.2f} s"
-            )
-
-
-def measured_ours(secret: ReluNetwork, d: int, seed: int) -> tuple[float, int, float]:
-    box = Box(secret, d)
-    start = time.process_time()
-    model = ReluNetworkLearner().learn(box, np.random.default_rng(seed)).model
-    seconds = time.process_time() - start
-    return function_error(model, secret, d, seed), box.questions, seconds
-
-
-def measured_art(
-    secret: ReluNetwork, d: int, m: int, k: int, seed: int, attack: type, wrapper: type
-) -> tuple[float, int, float]:
-    asked = 0
-
-    def predict(x: np.ndarray) -> np.ndarray:
-        nonlocal asked
-        asked += len(x)
-        if asked > ART_LIMIT:
-            raise RuntimeError(f"no end after {ART_LIMIT} questions")
-        return secret(np.asarray(x, dtype=np.float64))
-
-    np.random.seed(seed)  # noqa: NPY002 - ART draws from the global generator
-    classifier = wrapper(predict, input_shape=(d,), nb_classes=k)
-    if classifier.predict(np.zeros((1, d))).dtype != np.float64:
-        raise RuntimeError("ART still works in single precision: not a fair comparison")
-    asked = 0
-    start = time.process_time()
-    try:
-        extraction = attack(classifier=classifier, num_neurons=m)
-        points = np.random.default_rng(seed).standard_normal((100, d))
-        stolen = extraction.extract(points, delta_0=0.05, fraction_true=0.3, rel_diff_slope=1e-5)
-        model = stolen.predict
-        error = function_error(lambda x: np.asarray(model(x)), secret, d, seed)
-    except Exception as problem:
-        print(f"    ART failed on seed {seed}: {type(problem).__name__}: {problem}")
-        error = float("inf")
-    return error, asked, time.process_time() - start
-
-
 def bounded(quick: bool) -> None:
     """Balls and boxes. A network is right if it is right at all of 6000 points inside; rare: it is
     wrong at no more than the share of the edge that the result itself calls unseen."""
@@ -367,26 +227,78 @@ def judged(found: Recovery, secret: ReluNetwork, domain: Domain, d: int) -> str:
 
 
 def single(quick: bool) -> None:
-    print("Single precision: error at 4000 points beside the box's own rounding")
-    for d, m, k in ((8, 8, None), (16, 16, None), (8, 24, None), (32, 32, None), (16, 8, 4)):
-        rows, outcomes = [], Counter[str]()
-        for seed in range(2 if quick else 10):
+    """Boxes that compute in single precision, through recover() with its verification. `own` is
+    the box's own rounding, `bars` the median error of a neuron in claimed standard errors."""
+    print("Single precision (success: RECOVERED, m right, error below 1e-5)")
+    print(
+        "   d    m    k | success | per unknown   | error             | own      | bars | CPU time"
+    )
+    grid = ((8, 8, None), (16, 16, None), (8, 24, None), (32, 32, None), (16, 64, None))
+    for d, m, k in (*grid, (16, 8, 4), (16, 32, 8)):
+        rows, good, numbers, failures = [], 0, k or 1, Counter[str]()
+        count = 2 if quick else 20 if m < 64 else 10
+        for seed in range(count):
             secret = random_network(seed, d, m, k)
             rounded = secret.astype(np.float32)
             box = Box(rounded, d)
+            start = time.process_time()
             found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
+            seconds = time.process_time() - start - box.seconds
+            if found.outcome is not Outcome.RECOVERED:
+                failures[found.outcome.name] += 1
+                continue
+            error = function_error(found.model, secret, d, seed)
+            right = error < SINGLE_SUCCESS and found.model.neurons == m
+            good += right
+            failures[f"{error:.0e}"] += not right
+            own = function_error(rounded, secret, d, seed)
+            share = box.questions * numbers / (m * (d + numbers) + numbers)
+            rows.append((share, error, own, error_in_bars(found, secret), seconds))
+        middle, most = np.median(rows, axis=0), np.max(rows, axis=0)
+        print(
+            f"{d:4d} {m:4d} {numbers:4d} | {good:3d}/{count:<3d} | {middle[0]:6.2f} {most[0]:6.2f} "
+            f"| {middle[1]:8.1e} {most[1]:8.1e} | {most[2]:8.1e} | {middle[3]:4.2f} | "
+            f"{middle[4]:5.1f} s | {dict(+failures)}",
+            flush=True,
+        )
+
+
+def error_in_bars(found: Recovery, secret: ReluNetwork) -> float:
+    """Median distance of output_j weight_j from the nearest true one, per entry, in claimed
+    standard errors."""
+
+    def neurons(network: ReluNetwork) -> np.ndarray:
+        return network.output_table[:, None, :] * network.weight[:, :, None]
+
+    mine, true = neurons(found.model)[:, None], neurons(secret)[None]
+    gaps = np.minimum(
+        np.linalg.norm(mine - true, axis=(2, 3)), np.linalg.norm(mine + true, axis=(2, 3))
+    ).min(axis=1)
+    claimed = np.linalg.norm(found.errors.output_table, axis=1) * np.sqrt(secret.width)
+    return float(np.median(gaps / claimed))
+
+
+def single_layers(quick: bool) -> None:
+    """Transformer layers that compute in single precision, through recover()."""
+    print("Transformer layers in single precision: score W beside its stated error")
+    for d, m in ((4, 6), (8, 8), (8, 16), (16, 16)):
+        outcomes, rows = Counter[str](), []
+        for seed in range(2 if quick else 10):
+            rng = np.random.default_rng([3, seed, d])
+            score = rng.standard_normal((d, d)) / np.sqrt(d)
+            secret = TransformerModel(score, None, random_network(seed, d, m))
+            box = Box(secret.astype(np.float32), d)
+            found = recover(box, Transformer(), seed=seed, throw=False)
             outcomes[found.outcome.name] += 1
             if found.outcome is Outcome.RECOVERED:
-                points = np.random.default_rng(3).standard_normal((4000, d)).astype(np.float32)
-                points = points.astype(np.float64)
-                truth = secret(points)
-                error = np.abs(found.model(points) - truth).max() / truth.std()
-                own = np.abs(rounded(points) - truth).max() / truth.std()
-                rows.append((error, own, box.questions / (m * (d + (k or 1)) / (k or 1))))
-        figures = np.max(rows, axis=0) if rows else [np.nan] * 3
+                size = np.linalg.norm(score)
+                gap = np.linalg.norm(found.model.score - score) / size
+                stated = np.linalg.norm(found.errors.score) / size
+                rows.append((gap, stated, box.questions / (d * d + m * (d + 1) + 1)))
+        worst = np.max(rows, axis=0)
         print(
-            f"  ({d}, {m}, {k or 1}): {dict(outcomes)}, worst error {figures[0]:.1e} (own "
-            f"{figures[1]:.1e}), most questions per unknown {figures[2]:.1f}",
+            f"  ({d}, {m}): {dict(outcomes)}, W error up to {worst[0]:.1e} (stated "
+            f"{worst[1]:.1e}), questions per unknown up to {worst[2]:.1f}",
             flush=True,
         )
 
@@ -396,6 +308,7 @@ PARTS = {
     for part in (
         bounded,
         single,
+        single_layers,
         scalar,
         exact,
         vector,

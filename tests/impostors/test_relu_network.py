@@ -58,6 +58,15 @@ def test_refused_in_bounded_domains(name, domain):
         assert example.box_answer == pytest.approx(answer, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_refused_in_single_precision(name):
+    """So few digits cannot tell another family from hidden kinks, but nothing comes out clean."""
+    box = CountingOracle(lambda x: IMPOSTORS[name](x).astype(np.float32), 8)
+    with pytest.raises(IllConditioned):
+        ReluNetworkLearner().learn(box, np.random.default_rng(0))
+    assert box.questions < 6000
+
+
 def test_more_planes_than_promised():
     box = CountingOracle(network(0, 8, 12), 8)
     with pytest.raises(WrongFamily, match="12 planes"):

@@ -27,7 +27,7 @@ WEAKEST = 1e-9  # relative singular value below which the linear system has no u
 EASY_NEURONS = 2.2  # neurons per equation up to which the box [0, 1]^m leaves nearly one point
 HARD_NEURONS = 72  # neurons up to which the search goes on to four per equation
 NODES = 20000  # branches looked at before giving up: a few seconds
-SLACK = 1e-8  # of the equations in the search; its result is substituted exactly
+SLACK = 1e-8  # of the equations in the search, at least; its result is substituted exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ def decided_signs(network: ReluNetwork, error: float) -> Signs:
         return by_linear_system(network, columns, target, allowed)
     if not unlikely_by_chance(network, columns, allowed):
         return Signs(network, False, "the parameters are too coarse to decide")
-    y = by_program(columns, target)
+    y = by_program(columns, target, allowed)
     if y is not None and float(np.linalg.norm(columns @ y - target)) <= allowed:
         return Signs(without_skip(turned(network, y > 0.5)), True, "branch and bound")
     return Signs(network, False, "undecided")
@@ -109,16 +109,16 @@ def unlikely_by_chance(network: ReluNetwork, columns: Array, allowed: float) -> 
     return bool(bits > network.neurons + CHANCE_BITS)
 
 
-def by_program(columns: Array, target: Array) -> Array | None:
+def by_program(columns: Array, target: Array, allowed: float) -> Array | None:
     """A subset on the equations, by branch and bound over [0, 1]^m."""
     rows, neurons = columns.shape
     if neurons > EASY_NEURONS * rows and neurons > min(HARD_NEURONS, 4 * rows):
         return None
     scale = np.linalg.norm(columns, axis=1)
-    sides = target / scale
+    sides, slack = target / scale, np.maximum(SLACK, allowed / scale)
     found = milp(
         np.zeros(neurons),
-        constraints=LinearConstraint(columns / scale[:, None], sides - SLACK, sides + SLACK),
+        constraints=LinearConstraint(columns / scale[:, None], sides - slack, sides + slack),
         bounds=Bounds(0, 1),
         integrality=np.ones(neurons),
         options={"node_limit": NODES},

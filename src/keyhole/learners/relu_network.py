@@ -28,12 +28,15 @@ from keyhole.algebra.relu_corrections import (
     polished,
 )
 from keyhole.algebra.signs import Signs, decided_signs
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array
 from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
+from keyhole.learners.relu_answers import SINGLE, Answers
+from keyhole.learners.relu_lines import Lines
 from keyhole.learners.relu_pass import Pass, run_pass
 from keyhole.learners.relu_result import (
     flat,
+    note_on_digits,
     note_on_region,
     notes_on,
     standard_errors,
@@ -43,11 +46,9 @@ from keyhole.learners.relu_result import (
 from keyhole.learners.relu_star import Star
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.questions import Questions
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.pieces import TINY, NotPiecewiseAffine
 
-ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CORRECTED = (
     2.5e-11  # a piece's predicted error, relative to the answers, that is worth a correction
 )
@@ -55,9 +56,6 @@ CORRECTION_SHARE = 0.08  # most questions spent on corrections, relative to thos
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
 VALIDATION_SHARE = 0.01  # validation points per question spent before,
 VALIDATION_POINTS = 4, 12  # within these bounds
-VALID = 1e-7  # difference to the box, relative to the answers, that is not rounding any more
-VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
-CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
 PASSES = 3  # lines tried before the box is refused
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
 POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
@@ -66,10 +64,7 @@ CANDIDATES = 4  # random points per correction question, of which the best are a
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
 STALLED = 0.7  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
-SINGLE = 2.0**-24  # rounding of single precision
-TELLING = 5  # different answers that tell its format from round numbers
-FEW_DIGITS_SIZE = 6.0  # where planes are looked for if answers have few digits, in typical lengths
-ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, there
+ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, where answers have few digits
 POLISH_ROUNDS = 5  # solutions of the least squares problem, each with fresh on/off patterns
 
 
@@ -107,9 +102,10 @@ class ReluNetworkLearner:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
-        work = _Work(oracle, region, rng, self.unseen)
+        box = Answers(oracle)
+        work = _Work(box, region, rng, self.unseen)
         network = work.network()
-        if self.exact and work.scalar:
+        if self.exact and box.scalar and not box.rough:
             network = work.polish(network)
         if self.neurons is not None and network.neurons > self.neurons:
             raise WrongFamily(
@@ -130,55 +126,27 @@ class ReluNetworkLearner:
 
 @dataclass(eq=False)
 class _Work:
-    """The box, what was spent on it, and what is known about its answers."""
+    """The searches for one box, and what they came to."""
 
-    oracle: Oracle
+    box: Answers
     region: InputRegion
     rng: np.random.Generator
     unseen: float
-    relative: float = ROUNDING
-    noise: float = 0.0  # stated error of an answer that does not depend on its size
-    unit: float = 0.0  # rounding of an answer as met along the lines
-    scale: float = 0.0  # how much the answers vary
-    spent: int = 0
-    scalar: bool = True
     agreement: float = np.inf  # largest difference at the validation points
     error: Array = field(default_factory=lambda: np.zeros(0))  # of output_j weight_j, per neuron
     affine_error: float = 0.0
     passes_run: int = 0
-    single: bool = False  # the box computes in single precision, and rounds what it is asked
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        precision = self.oracle.spec.precision
-        if precision is not None:
-            self.relative = max(self.relative, 2 * precision.relative)
-            self.noise = precision.additive + precision.step / 2
-
-    def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
-        points = self.rounded(points)
-        raw = self.oracle.ask(Questions.of(points[:, None, :], purpose))
-        if self.spent == 0 and is_single(raw):
-            self.single, self.relative = True, max(self.relative, SINGLE)
-        self.spent += len(points)
-        self.scalar = raw.ndim == 1
-        answers = raw.astype(np.float64).reshape(len(points), -1)
-        if self.single and self.region.unbounded:
-            raise FewDigits
-        return answers
-
-    def rounded(self, points: Array) -> Array:
-        """Points as the box sees them."""
-        return points.astype(np.float32).astype(np.float64) if self.single else points
-
     def network(self) -> ReluNetwork:
-        """One line sees every plane where inputs are free and answers exact; else rays do."""
-        if self.region.unbounded:
-            try:
-                return self.passes()
-            except FewDigits:
-                self.region = self.region.within(FEW_DIGITS_SIZE)
-        return self.star()
+        """One line sees every plane where inputs are free and answers exact; where answers have
+        few digits, several do; where inputs are bounded, rays."""
+        if not self.region.unbounded:
+            return self.star()
+        try:
+            return self.passes()
+        except FewDigits:
+            return self.several_lines()
 
     def passes(self) -> ReluNetwork:
         """Lines through the box until a network agrees with it at fresh points: another one is
@@ -190,74 +158,111 @@ class _Work:
             difference, seen = self.validate(network)
             if best is None or difference < self.agreement:
                 best, self.agreement, witness = network, difference, seen
-            if self.agreement <= self.allowed():
+            if self.agreement <= self.box.allowed():
                 return best
-        raise self.refusal(self.unexplained(best), witness)
+            if self.box.rough:
+                raise FewDigits
+        raise self.box.refusal(self.unexplained(best), witness)
 
     def unexplained(self, network: ReluNetwork | None) -> str:
         count = 0 if network is None else network.neurons
         return (
             f"{count} neurons explain the lines that were asked but not the box: at a fresh point "
-            f"they are off by {self.agreement:.2g}, where {self.allowed():.2g} would be rounding"
+            f"they are off by {self.agreement:.2g}, where {self.box.allowed():.2g} would be "
+            "rounding"
         )
 
     def star(self) -> ReluNetwork:
         """Rays from one point: neurons one by one, then all of them together."""
         star = Star(
-            lambda points: self.ask(points, "network"),
+            lambda points: self.box.ask(points, "network"),
             self.region,
             self.rng,
-            self.relative,
+            self.box.relative,
             self.unseen,
-            self.noise,
-            self.rounded,
+            self.box.noise,
+            self.box.rounded,
         )
         try:
             complete = star.run()
         except NotPiecewiseAffine as error:
-            raise self.refusal(str(error), self.on_ray(star, error)) from error
+            raise self.box.refusal(str(error), self.on_ray(star, error)) from error
         finally:
-            self.unit, self.scale, self.passes_run = star.unit, star.scale, star.rays
+            self.box.unit, self.box.scale = star.unit, star.scale
+            self.passes_run = star.rays
         if not complete:
             raise self.star_refusal(star)
         if star.rough:
             unknowns = (star.network.neurons + 1) * (star.network.width + 1)
             star.asked(self.region.points(self.rng, int(ROUGH_POLISH_SHARE * unknowns)))
         star.refine()
-        network, least = star.network, POLISHED * self.unit
+        network, least = star.network, POLISHED * self.box.unit
         self.error, self.affine_error = star.error + least, star.affine_error + least
         self.agreement, witness = self.validate(network)
-        if self.agreement > self.allowed():
-            raise self.refusal(self.unexplained(network), witness)
-        self.notes = (note_on_region(self.region, star.unseen, star.rough, self.unit / self.scale),)
+        if self.agreement > self.box.allowed():
+            raise self.box.refusal(self.unexplained(network), witness)
+        digits = self.box.unit / self.box.scale
+        self.notes = (note_on_region(self.region, star.unseen, star.rough, digits),)
+        return network
+
+    def several_lines(self) -> ReluNetwork:
+        """Neurons from as many lines as it takes, then all of them from all answers."""
+        lines = Lines(
+            lambda points: self.box.ask(points, "network"),
+            self.region,
+            self.rng,
+            self.box.relative,
+            self.box.noise,
+            self.box.rounded,
+        )
+        try:
+            explained = lines.run()
+        except NotPiecewiseAffine as error:
+            raise IllConditioned(
+                f"{error}: a smooth activation, or more neurons than answers with so few digits "
+                "can tell apart. The same box in double precision would tell"
+            ) from error
+        finally:
+            self.box.unit, self.box.scale = lines.unit, lines.scale
+            self.passes_run = lines.lines
+        network = lines.network
+        self.agreement, witness = self.validate(network)
+        if not explained or self.agreement > self.box.allowed():
+            raise self.box.refusal(self.unexplained(network), witness)
+        self.error, self.affine_error = lines.error, lines.affine_error
+        share = self.box.spent / lines.unknowns(network.neurons)
+        digits = self.box.unit / self.box.scale
+        self.notes = (note_on_digits(lines.lines, share, digits),)
         return network
 
     def on_ray(self, star: Star, error: NotPiecewiseAffine) -> Counterexample | None:
         """An answer on the last ray, which saw what the known neurons leave over."""
         if star.frame is None:
             return None
-        point = self.rounded(star.frame.points(np.array([error.t])))
+        point = self.box.rounded(star.frame.points(np.array([error.t])))
         known = star.network(point)[0]
-        return self.counterexample(point, error.value + known, error.expected + known, str(error))
+        return self.box.counterexample(
+            point, error.value + known, error.expected + known, str(error)
+        )
 
     def star_refusal(self, star: Star) -> Exception:
         differences = star.differences()
         worst = int(np.argmax(differences))
         point = star.pool[worst : worst + 1]
         self.agreement = float(differences[worst])
-        witness = self.counterexample(
+        witness = self.box.counterexample(
             point, star.answers[worst], star.network(point)[0], "a random point of the domain"
         )
         message = self.unexplained(star.network)
         if star.rough or not star.bends:
-            return self.refusal(message, witness, several=True)
+            return self.box.refusal(message, witness, lines=self.passes_run)
         return WrongFamily(f"not one hidden layer of ReLUs: planes end or bend; {message}", witness)
 
     def least_squares(self, network: ReluNetwork, points: Array, answers: Array) -> ReluNetwork:
         """The best of a few solutions, each with fresh on/off patterns."""
-        narrow = flat if self.scalar else unchanged
-        wide = unflat if self.scalar else unchanged
-        table = answers[:, 0] if self.scalar else answers
+        narrow = flat if self.box.scalar else unchanged
+        wide = unflat if self.box.scalar else unchanged
+        table = answers[:, 0] if self.box.scalar else answers
         best, smallest, current = network, np.inf, narrow(network)
         for _ in range(POLISH_ROUNDS + 1):
             difference = table - current(points)
@@ -272,94 +277,73 @@ class _Work:
 
     def one_pass(self) -> Pass:
         frame, reach = self.region.line(self.rng)
-        ask = lambda points: self.ask(points, "network")  # noqa: E731 - one purpose for all
+        room, relative, noise = self.region.room, self.box.relative, self.box.noise
         trusting = self.passes_run == 0
         try:
             found = run_pass(
-                ask, frame, reach, self.region.room, self.relative, self.noise, trusting=trusting
+                self.exact_answers, frame, reach, room, relative, noise, trusting=trusting
             )
         except NotPiecewiseAffine as error:
             point = frame.points(np.array([error.t]))
-            witness = self.counterexample(point, error.value, error.expected, str(error))
-            raise self.refusal(str(error), witness) from error
+            witness = self.box.counterexample(point, error.value, error.expected, str(error))
+            raise self.box.refusal(str(error), witness) from error
         self.passes_run += 1
-        self.unit = max(self.unit, found.unit)
-        self.scale = max(self.scale, found.scale)
+        self.box.unit = max(self.box.unit, found.unit)
+        self.box.scale = max(self.box.scale, found.scale)
         self.error = np.append(self.error, found.error)
         self.affine_error += float(found.doubt[0])
         return found
 
+    def exact_answers(self, points: Array) -> Array:
+        answers = self.box.ask(points, "network")
+        if self.box.single:
+            raise FewDigits
+        return answers
+
     def corrected(self, found: Pass) -> ReluNetwork:
         """Answers at random points decide between the two neurons at a narrow piece."""
-        if not self.scalar or found.network.neurons == 0:
+        if not self.box.scalar or found.network.neurons == 0:
             return found.network
-        pieces = int((found.doubt > CORRECTED * self.scale).sum())
+        pieces = int((found.doubt > CORRECTED * self.box.scale).sum())
         unknowns = pieces * (found.network.width + 1)
-        count = min(unknowns, int(CORRECTION_SHARE * self.spent))
+        count = min(unknowns, int(CORRECTION_SHARE * self.box.spent))
         if count == 0:
             return found.network
         network = flat(found.network)
         doubts = Doubts(found.doubt, found.centres, found.length)
         candidates = self.region.points(self.rng, CANDIDATES * count)
         points = informative(network, doubts, candidates, count)
-        difference = self.ask(points, "corrections")[:, 0] - network(points)
-        network = corrected(network, doubts, points, difference, ANSWER_NOISE * self.unit)
-        np.minimum(found.doubt, CORRECTED * self.scale, out=found.doubt)
+        difference = self.box.ask(points, "corrections")[:, 0] - network(points)
+        network = corrected(network, doubts, points, difference, ANSWER_NOISE * self.box.unit)
+        np.minimum(found.doubt, CORRECTED * self.box.scale, out=found.doubt)
         self.error = found.error
         return unflat(network)
 
     def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
-        count = int(np.clip(VALIDATION_SHARE * self.spent, *VALIDATION_POINTS))
+        count = int(np.clip(VALIDATION_SHARE * self.box.spent, *VALIDATION_POINTS))
         sizes = np.resize(VALIDATION_SIZES, count)
         points = np.concatenate([self.region.points(self.rng, 1, size) for size in sizes])
-        points = self.rounded(points)
-        answers = self.ask(points, "validation")
+        points = self.box.rounded(points)
+        answers = self.box.ask(points, "validation")
         predicted = network(points)
         differences = np.linalg.norm(answers - predicted, axis=1) / np.maximum(sizes, 1.0)
         i = int(np.argmax(differences))
-        return float(differences[i]), self.counterexample(
+        return float(differences[i]), self.box.counterexample(
             points[i : i + 1], answers[i], predicted[i], "a fresh point"
         )
-
-    def allowed(self) -> float:
-        return max(VALID * self.scale, VALID_ROUNDINGS * self.unit)
-
-    def counterexample(
-        self, point: Array, answer: Array, predicted: Array, reason: str
-    ) -> Counterexample:
-        if self.scalar:
-            answer, predicted = answer[0], predicted[0]
-        return Counterexample(point, answer, predicted, reason)
-
-    def refusal(
-        self, message: str, witness: Counterexample | None, *, several: bool = False
-    ) -> Exception:
-        if self.unit > CLEAN * self.scale:
-            return IllConditioned(
-                f"{message}. The box's answers are exact to about {self.unit / self.scale:.1g} of "
-                "their size only; kinks that are close or weak drown in that. A box in double "
-                "precision would be recovered"
-            )
-        if several:
-            return IllConditioned(
-                f"{message}. In a bounded domain a line meets only some of the planes, and "
-                f"{self.passes_run} lines did not settle what lies between them. A wider domain "
-                "would help"
-            )
-        return WrongFamily(f"not one hidden layer of ReLUs: {message}", witness)
 
     def polish(self, network: ReluNetwork) -> ReluNetwork:
         """All parameters again, from as many random points as there are unknowns and some."""
         unknowns = (network.neurons + 1) * (network.width + 1)
         floor = network.neurons * (network.width + 1) + 1
-        count = min(int(POLISH_SHARE * unknowns), int(POLISH_LIMIT * floor) - self.spent)
+        count = min(int(POLISH_SHARE * unknowns), int(POLISH_LIMIT * floor) - self.box.spent)
         points = self.region.points(self.rng, max(count, unknowns + 1))
         if self.region.unbounded:
             points = balanced_points(network, points, int(SEEN * (network.width + 1)))
-        answers = self.ask(points, "polish")
+        answers = self.box.ask(points, "polish")
         best = self.least_squares(network, points, answers)
-        self.error = np.full(best.neurons, POLISHED * self.unit)
-        self.affine_error = POLISHED * self.unit
+        self.error = np.full(best.neurons, POLISHED * self.box.unit)
+        self.affine_error = POLISHED * self.box.unit
         return best
 
     def result(self, network: ReluNetwork, signs: bool) -> Learned:
@@ -371,10 +355,10 @@ class _Work:
         decided = Signs(network, False, "not asked")
         if signs:
             decided = decided_signs(network, accuracy)
-        model = flat(decided.network) if self.scalar else decided.network
+        model = flat(decided.network) if self.box.scalar else decided.network
         errors = standard_errors(model, error, self.affine_error, self.region.scale)
-        digits = self.unit / max(self.scale, TINY)
-        model = without_rounding(model, errors, self.scale, self.region.scale, digits)
+        digits = self.box.unit / max(self.box.scale, TINY)
+        model = without_rounding(model, errors, self.box.scale, self.region.scale, digits)
         floor = (network.neurons * (network.width + answer) + answer) / answer
         details = {
             "neurons": network.neurons,
@@ -382,26 +366,19 @@ class _Work:
             "sides_certified": decided.certified,
             "validation_difference": self.agreement,
             "function_error": max(self.agreement, float(np.linalg.norm(error))),
-            "rounding": self.unit,
-            "scale": self.scale,
+            "rounding": self.box.unit,
+            "scale": self.box.scale,
             "passes": self.passes_run,
             "leak": decided.leak,
             "radius": self.region.radius,
         }
-        precision = Precision(SINGLE) if self.single else None
+        precision = Precision(SINGLE) if self.box.single else None
         notes = (*notes_on(decided), *self.notes)
         return Learned(model, errors, floor, notes, details, precision)
 
 
 class FewDigits(Exception):
-    """The box answers in single precision."""
-
-
-def is_single(answers: Array) -> bool:
-    """Whether all answers are numbers of single precision, and not just round ones."""
-    numbers = np.unique(np.asarray(answers, dtype=np.float64))
-    few = numbers == numbers.astype(np.float32)
-    return bool(len(numbers) >= TELLING and few.all())
+    """The answers are not exact enough for a single line."""
 
 
 def unchanged(network: ReluNetwork) -> ReluNetwork:

@@ -29,6 +29,17 @@ def unflat(network: ReluNetwork) -> ReluNetwork:
     )
 
 
+def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
+    """The network of the chosen neurons, affine part as it is."""
+    return ReluNetwork(
+        network.weight[chosen],
+        network.bias[chosen],
+        network.output[chosen],
+        network.skip,
+        network.offset,
+    )
+
+
 def standard_errors(
     model: ReluNetwork, error: Array, affine_error: float, scale: float
 ) -> ReluNetwork:
@@ -98,3 +109,13 @@ def note_on_region(region: InputRegion, unseen: float, rough: bool, digits: floa
             "than that are not seen either."
         )
     return note
+
+
+def note_on_digits(lines: int, per_unknown: float, digits: float) -> str:
+    """What few digits cost and hide."""
+    return (
+        f"The box's answers are exact to about {digits:.0e} of their size, and so is the network: "
+        f"that took {lines} line{'s' if lines > 1 else ''} and {per_unknown:.1f} questions per "
+        "unknown, where little more than one is enough for double precision; neurons weaker than "
+        "that are not seen."
+    )

@@ -1,4 +1,4 @@
-"""A ReLU network inside a bounded domain, or from answers with few digits: rays from one point.
+"""A ReLU network inside a bounded domain: rays from one point.
 
 Statement.  All planes that a set of random points can tell from the centre's side are found, one
             by one, each with checks of its own.
@@ -22,6 +22,7 @@ import numpy as np
 
 from keyhole.algebra.relu_corrections import updated
 from keyhole.arrays import Array, Float
+from keyhole.learners.relu_result import only
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.gradients import Frame
 from keyhole.probes.input_region import InputRegion
@@ -322,13 +323,3 @@ class Star:
         )
         self.error = np.concatenate([errors, error[new]])
         return len(new) > 0
-
-
-def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
-    return ReluNetwork(
-        network.weight[chosen],
-        network.bias[chosen],
-        network.output[chosen],
-        network.skip,
-        network.offset,
-    )

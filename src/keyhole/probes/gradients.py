@@ -24,9 +24,12 @@ from keyhole.probes.lines import Line
 from keyhole.probes.pieces import middle
 
 STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+NEEDLESS = 0.3  # of what is possible in the end: a needlessly short step
 CAUTION = 0.05  # step in a bounded domain relative to its edge: planes may be near that no line met
 SHORTEST_STEP = 1e-12  # beside kinks that coincide there is no room; the result is worthless
 CROSSED = 0.9  # a predicted distance to a plane, in steps, that means: the plane was crossed
+CROSSED_SAFETY = 3.0  # errors of a normal that are no evidence of that
+LEAST_STEEP = 0.1  # size of a normal beside the line, at least, where steps are chosen
 SHORTER = 0.15  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
 FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
@@ -72,9 +75,12 @@ class Gradients:
     crossings: int  # answers that had to be asked again
 
 
-def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
+def measure(
+    ask: AskPoints, line: Line, frame: Frame, room: Room, *, thorough: bool = False
+) -> Gradients:
     """Asks the gradients stage by stage. `room` says how many steps of the direction's length a
-    point is away from the edge of the domain."""
+    point is away from the edge of the domain. If `thorough`, steps that turn out to have been
+    needlessly short are repeated: where answers have few digits, they say nothing."""
     anchors = chosen_anchors(line)
     count, width = len(anchors), len(frame.across)
     length = float(np.linalg.norm(frame.direction))
@@ -85,21 +91,34 @@ def measure(ask: AskPoints, line: Line, frame: Frame, room: Room) -> Gradients:
     sizes = np.linalg.norm(line.jumps, axis=1)
     typical = np.median(sizes) if len(sizes) else 1.0
     # a weak jump predicts a plane that is nearly parallel to the line
-    steep = np.maximum(1.0, typical / np.maximum(sizes, np.finfo(float).tiny))
+    steep = np.maximum(1.0, typical / np.maximum(sizes, jump_errors(line)))
     done = 0
+
+    def longest(share: float) -> tuple[Array, Array]:
+        base, free = best_bases(line, anchors, steep)
+        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
+        return base, np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
+
     for directions, share in STAGES:
         end = width if directions is None else min(width, directions)
         if end <= done:
             continue
-        base, free = best_bases(line, anchors, steep)
-        step = np.minimum(share * free, CAUTION * room(frame.points(base), length))
-        step = np.maximum(step, SHORTEST_STEP * (1 + np.abs(base)))
+        base, step = longest(share)
         steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
         fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())
         done = end
         across[:, :done] = solved(line, anchors, table[:, :done])
-        steep = np.maximum(np.sqrt(np.mean(across[:, :done] ** 2, axis=1)), 0.1)
+        off = across_errors(line, anchors, steps[:, :done], bases[:, :done])
+        square = np.mean(across[:, :done] ** 2 - off**2, axis=1)
+        steep = np.sqrt(np.maximum(square, LEAST_STEEP**2))
+    if thorough:
+        base, step = longest(STAGES[-1][1])
+        short = np.nonzero(steps < NEEDLESS * step[:, None])
+        if len(short[0]):
+            steps[short], bases[short] = step[short[0]], base[short[0]]
+            fill(ask, line, frame, anchors, table, steps, bases, *short)
+            across[:] = solved(line, anchors, table)
     crossings = repair(ask, line, frame, anchors, table, steps, bases, across)
     return Gradients(anchors, table, steps, bases, across, crossings)
 
@@ -117,7 +136,8 @@ def repair(
     """Asks again, with shorter steps, what crossed a plane."""
     total = 0
     for _ in range(REPAIRS):
-        rows, columns = crossed(line, steps, bases, across)
+        sure = np.abs(across) - CROSSED_SAFETY * across_errors(line, anchors, steps, bases)
+        rows, columns = crossed(line, steps, bases, np.maximum(sure, 0.0))
         if len(rows) == 0:
             break
         total += len(rows)
@@ -145,13 +165,27 @@ def fill(
 
 
 def crossed(line: Line, steps: Array, bases: Array, across: Array) -> tuple[Array, Array]:
-    """Entries whose step reaches a plane, by the normals they themselves led to."""
+    """Entries whose step reaches a plane, by the sizes of the normals they themselves led to."""
     hit = np.zeros(steps.shape, dtype=bool)
     for row in range(len(steps)):
         distance = np.abs(bases[row][None, :] - line.kinks[:, None])
-        hit[row] = (np.abs(across) * steps[row] >= CROSSED * distance).any(axis=0)
+        hit[row] = (across * steps[row] >= CROSSED * distance).any(axis=0)
     rows, columns = np.nonzero(hit)
     return rows, columns
+
+
+def jump_errors(line: Line) -> Float[Array, " n"]:
+    """Of the jumps along the line, by the lengths over which its slopes were measured."""
+    slopes = line.unit * (1 + np.abs(line.anchors)) / line.spans
+    return np.asarray(slopes[:-1] + slopes[1:])
+
+
+def across_errors(line: Line, anchors: Array, steps: Array, bases: Array) -> Float[Array, "n e"]:
+    """Of a_j . u_i, by the rounding of the answers."""
+    slopes = line.unit * (1 + np.abs(bases)) / steps
+    by_anchor = slopes[:-1] + slopes[1:]
+    group = np.searchsorted(anchors, np.arange(len(line.kinks)), side="right") - 1
+    return np.asarray(by_anchor[group] / np.linalg.norm(line.jumps, axis=1)[:, None])
 
 
 def best_bases(line: Line, anchors: Array, steep: Array) -> tuple[Array, Array]:

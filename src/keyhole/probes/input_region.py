@@ -62,10 +62,6 @@ class InputRegion:
             points = points * np.minimum(1.0, self.radius / np.maximum(norms, 1e-300))
         return np.asarray(points)
 
-    def within(self, sizes: float) -> "InputRegion":
-        """The ball of so many typical lengths."""
-        return InputRegion(self.centre, self.scale, sizes * self.size, self.half)
-
     @property
     def size(self) -> float:
         """Typical length of a point, measured from the centre."""
