@@ -5,8 +5,9 @@ are equal to the last digit, however long the probes.
 
 A strong key bias forces short probes, whose value then drowns in the rounding of the offset. The
 probes of a scalar box are therefore carried by a vector n with n · key_bias = 0 and a long value:
-u_i = λ t_i + L n. Two rough measurements determine n, one more each few digits; L balances the
-rounding of the offset against that of n · key_bias, whose terms cancel only in exact arithmetic.
+u_i = λ t_i + L n. Two rough measurements determine n (up to four, where it would have little value),
+one more each few digits; L balances the rounding of the offset against that of n · key_bias, whose
+terms cancel only in exact arithmetic.
 """
 
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ FIRST_LENGTH = 326.0 * np.pi
 FIRST_GROUPS = 4  # asked before the rest, for the scale
 MODERATE = 0.125  # step of the length where a score came out steep
 WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
+LEVEL = 0.1  # squared share of the probes' common value that a carrier should keep
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
 
 
@@ -128,14 +130,23 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
     typical = float(np.linalg.norm(zero.values[0]))
     if width < 2 or np.sqrt(2.0 * offset / (typical * length)) < WORTHWHILE:
         return None
-    found = zero.ask(length, np.arange(2))
-    if found.saturated.any():
-        return None
-    (a, b), error = found.scores[:, 0] / length, float(found.errors.max())
+    scores, error, square = np.zeros(0), 0.0, 0.0
+    for fresh in (np.arange(2), *np.arange(2, min(width, FIRST_GROUPS))[:, None]):
+        found = zero.ask(length, fresh)
+        if found.saturated.any() or not found.scores.any():
+            return None
+        scores = np.append(scores, found.scores[:, 0] / length)
+        error = max(error, float(found.errors.max()))
+        # all probes have the same value: what is left of their sum without the key bias's part
+        slope = scores / (scores @ scores)
+        level = 1.0 - scores.sum() * slope
+        square = float(level @ level)
+        if square > LEVEL * len(scores):
+            break
     coordinates = np.zeros(width)
-    coordinates[:2] = np.array([b, -a]) / np.hypot(a, b)
+    coordinates[: len(scores)] = level / np.sqrt(square)
     value = float(np.linalg.norm(coordinates @ zero.values))
-    if a == 0.0 or value == 0.0:
+    if value == 0.0:
         return None
     final, long = np.sqrt(2.0 * length * offset / value), length
     while error * final / long > CERTAIN:
@@ -143,7 +154,7 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
         score, error, saturated = zero.ask_vector(long * coordinates)
         if saturated:
             return None
-        coordinates[0] -= score / long / a
+        coordinates[: len(scores)] -= score / long * slope
     return Carrier(final * coordinates)
 
 
@@ -175,13 +186,10 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         raise IllConditioned("the key bias spans more decades than the box's precision can show")
     plain = (scores / lengths).ravel()[:width]
     inverse = np.broadcast_to(1.0 / lengths, scores.shape).ravel()[:width]
-    if carrier is not None:  # its own small score is in every measurement, and in their sum
-        weight = carrier.coordinates
-        own = (weight @ plain) / (1.0 + weight @ inverse)
-        plain = plain - own * inverse
     noise = (errors / lengths).ravel()[:width]
-    return KeyBias(
-        zero.basis.combine(plain[None])[0],
-        np.sqrt(zero.basis.combine_squared(noise[None] ** 2))[0],
-        zero.roundoff,
-    )
+    variance = zero.basis.combine_squared(noise[None] ** 2)[0]
+    if carrier is not None:  # its own small score is in every measurement, and in their sum
+        weight = carrier.coordinates / (1.0 + carrier.coordinates @ inverse)
+        plain = plain - (weight @ plain) * inverse
+        variance += (weight**2 @ noise**2) * zero.basis.combine(inverse[None])[0] ** 2
+    return KeyBias(zero.basis.combine(plain[None])[0], np.sqrt(variance), zero.roundoff)

@@ -42,8 +42,10 @@ NARROW = 4.0  # the useful lengths may be few: no point in looking between close
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
 SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
+OFFSET_ROUNDINGS = 2.0  # of an answer by its offset: in the box, and where it is subtracted
 FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
 NOISE_ONLY = 4.0  # root mean square in standard errors up to which products are noise
+OTHERS = 6  # probes that must show nothing before a score is called zero
 HARDLY_SEEN = 3.0  # in the same units: a score below this may be noise
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
@@ -155,11 +157,11 @@ class LogOdds:
                 gain[here] = np.linalg.norm(inverse, axis=0)
                 own_gain[here] = np.linalg.norm(inverse.sum(axis=1))
             own = 1.0 - weights.sum(axis=1)
-        noise = answer_noise(self.roundoff, questions.width)
-        level = noise * np.linalg.norm(
-            np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
-        )
-        level = level + self.roundoff.additive
+        # the offset is added last: it costs the rounding of one sum, not that of all terms
+        terms = np.abs(answers - self.linear.offset) + np.abs(values)
+        level = answer_noise(self.roundoff, questions.width) * np.linalg.norm(terms, axis=1)
+        level += OFFSET_ROUNDINGS * self.roundoff.relative * np.linalg.norm(self.linear.offset)
+        level += self.roundoff.additive
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
@@ -196,21 +198,28 @@ class LogOdds:
         length, value = min(natural, longest), self.linear.at(anchor[None])
         grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
         unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
+        groups = np.zeros(1, dtype=np.int64)
         for _ in range(ROUNDS):
-            token, first = Listed(length * anchor[None]), np.zeros(1, dtype=np.int64)
-            found = self.ask(token, 1, first, first, length * value)
-            score = np.abs(found.scores[0] - self.probes.bias[: self.probes.group])
-            if not found.saturated[0]:
+            token, rows = Listed(length * anchor[None]), np.zeros_like(groups)
+            found = self.ask(token, 1, rows, groups, np.repeat(length * value, len(groups), axis=0))
+            members = groups[:, None] * self.probes.group + np.arange(self.probes.group)
+            usable = ~found.saturated
+            score = np.abs(found.scores - self.probes.bias[members])[usable]
+            errors = found.errors[usable]
+            if usable.any():
                 narrow = saturated < NARROW * length
-                hardly = bool((score < HARDLY_SEEN * found.errors[0]).all())
+                hardly = bool((score < HARDLY_SEEN * errors).all() and usable.all())
                 if narrow and np.isinf(longest) and hardly and grow == GROW:
-                    return None  # nothing at any length (a short format may hide one score of many)
-                if narrow or (score > UNSEEN * found.errors[0]).any():
-                    size = np.maximum(score, found.errors[0])
-                    return float(np.sqrt(np.mean(size**2)) / length)
+                    others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))
+                    if len(groups) > 1 or not len(others):
+                        return None  # nothing at any length (a short format may hide it)
+                    groups = others  # one score of many may be small by chance
+                    continue
+                if narrow or (score > UNSEEN * errors).any():
+                    return float(np.sqrt(np.mean(np.maximum(score, errors) ** 2)) / length)
                 unseen = length
                 if length >= longest:  # longer tokens might show it: all that is known is a bound
-                    return float(np.max(found.errors) / length)
+                    return float(np.max(errors) / length)
                 if length >= natural * grow**GROWTHS:
                     return None
             else:
