@@ -279,6 +279,7 @@ class Sweep:
 def _meter(pairs: Pairs) -> LogOdds:
     """All probes; where they are many and only scaled, as a bank that writes them in one go."""
     meter, probes = pairs.meter, pairs.probes
+    meter.probes = replace(meter.probes, bias_error=pairs.bias_error)
     if isinstance(probes.basis, KroneckerBasis) and probes.shape is None and not probes.axis.any():
         meter.probes = replace(meter.probes, bank=probes.basis.scaled(probes.across))
     return meter

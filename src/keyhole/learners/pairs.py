@@ -81,7 +81,7 @@ class Pairs:
 
     @property
     def meter(self) -> LogOdds:
-        probes = probe_set(self.probes, self.linear, self.group, self.bias, self.bias_error)
+        probes = probe_set(self.probes, self.linear, self.group, self.bias)
         return LogOdds(self.oracle, self.linear, probes, "score")
 
 
@@ -197,7 +197,7 @@ def _bias_measured_again(pairs: Pairs) -> Pairs:
         pairs,
         bias=bias,
         key_bias=pairs.probes.solve(bias[None])[0],
-        key_bias_error=pairs.probes.solve_errors(errors[None])[0],
+        key_bias_error=np.sqrt(pairs.probes.solve_variance(errors[None] ** 2)[0]),
     )
 
 

@@ -99,7 +99,9 @@ def full_score(pairs: Pairs, anchors: Basis) -> tuple[Float[Array, "d d"], Float
     bias = anchors.coordinates(pairs.key_bias[None])[0]
     values = pairs.values_of(anchors)
     table = pairs.meter.table(anchors, values, pairs.scale, pairs.longest, anchor_bias=bias)
-    columns = pairs.probes.solve(np.ascontiguousarray(table.product.T))
-    error = pairs.probes.solve_errors(np.ascontiguousarray(table.error.T))
-    score = anchors.combine(np.ascontiguousarray(columns.T))
-    return score, np.sqrt(anchors.combine_squared(np.ascontiguousarray(error.T) ** 2))
+    score = anchors.combine(pairs.probes.solve(table.product.T).T)
+    variance = anchors.combine_squared(pairs.probes.solve_variance(table.error.T**2).T)
+    # an error of the key bias is in all answers alike, divided by the length of the anchor
+    common = anchors.combine(table.inverse_length[None])[0]
+    variance += np.outer(pairs.key_bias_error**2, common**2)
+    return score, np.sqrt(variance, out=variance)
