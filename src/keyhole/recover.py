@@ -290,7 +290,7 @@ class _Run:
             learned.notes,
             learned.details,
             self._how(),
-            traced(learned.model, self.oracle.past),
+            traced(learned.model, self.oracle.past, self.oracle.numbers, self.oracle.total),
         )
 
     def _how(self) -> dict[str, Any]:

@@ -80,6 +80,22 @@ class Listed:
 
 
 @dataclass(frozen=True, eq=False)
+class Axes:
+    """The unit vectors times a number."""
+
+    width: int
+    size: float
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        rows = np.zeros((len(index), self.width))
+        rows[np.arange(len(index)), index] = self.size
+        return rows
+
+    def digest(self) -> bytes:
+        return digest(np.array([self.width, self.size]))
+
+
+@dataclass(frozen=True, eq=False)
 class Scaled:
     """Another bank, every token times a number."""
 

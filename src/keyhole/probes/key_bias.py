@@ -5,7 +5,7 @@ are equal to the last digit, however long the probes.
 
 A strong key bias forces short probes, whose value then drowns in the rounding of the offset. The
 probes of a scalar box are therefore carried by a vector n with n · key_bias = 0 and a long value:
-u_i = λ t_i + L n. Two rough measurements determine n (up to four, where it would have little value),
+u_i = λ t_i + L n. Two rough measurements determine n (up to four where it would have little value),
 one more each few digits; L balances the rounding of the offset against that of n · key_bias, whose
 terms cancel only in exact arithmetic.
 """

@@ -45,20 +45,25 @@ def old_cases(model: Any, past: list[tuple[Questions, Array]]) -> Iterator[Case]
     """A sample of every batch of the run, by lengths, a limited amount at once."""
     total = sum(len(q) for q, _ in past)
     for length in sorted({q.length for q, _ in past}):
-        tokens: list[Array] = []
-        known: list[Array] = []
+        sample: list[tuple[Array, Array]] = []
         for questions, answers in past:
             if questions.length != length:
                 continue
             share = max(1, round(REPLAYED * len(questions) / total))
             chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
-            tokens.append(Questions(questions.bank, questions.index[chosen], "").tokens())
-            known.append(np.asarray(answers)[chosen])
-            if sum(part.nbytes for part in tokens) > PORTION_BYTES:
-                yield Case.of(model, np.concatenate(tokens), np.concatenate(known), OLD)
-                tokens, known = [], []
-        if tokens:
-            yield Case.of(model, np.concatenate(tokens), np.concatenate(known), OLD)
+            tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
+            sample.append((tokens, np.asarray(answers)[chosen]))
+            if sum(tokens.nbytes for tokens, _ in sample) > PORTION_BYTES:
+                yield _old_case(model, sample)
+        if sample:
+            yield _old_case(model, sample)
+
+
+def _old_case(model: Any, sample: list[tuple[Array, Array]]) -> Case:
+    """All of the sample, which is then let go."""
+    tokens, answers = (np.concatenate(part) for part in zip(*sample, strict=True))
+    sample.clear()
+    return Case.of(model, tokens, answers, OLD)
 
 
 def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:

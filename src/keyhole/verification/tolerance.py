@@ -57,6 +57,7 @@ def allowances(
             near += 1.0
             near *= tokens
             np.maximum(spread, np.abs(other(near) - part), out=spread)
+        del other, near  # before the next is drawn
     return [
         np.asarray(SAFETY * spread + _rounding(part, precision))
         for spread, part in zip(spreads, answers, strict=True)
@@ -99,13 +100,15 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
     for name, array in multiplied_out(model.to_arrays(), uncertain).items():
-        change = np.abs(array, dtype=np.float64)
+        change = np.array(array, dtype=np.float64)
+        np.abs(change, out=change)
         change *= relative
         factor = name.endswith(("score_left", "score_right"))
         if not factor and name in uncertain and uncertain[name].shape == array.shape:
-            change = np.hypot(change, uncertain[name])
+            np.hypot(change, uncertain[name], out=change)
         change *= rng.standard_normal(array.shape)
         change += array
+        change.flags.writeable = False  # so that the model keeps it as it is
         parameters[name] = change
     for name, left in uncertain.items():
         if name.endswith("score_left") and name in parameters:

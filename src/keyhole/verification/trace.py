@@ -16,22 +16,23 @@ POINTS = 400  # questions compared: enough for a picture
 SAMPLE_BYTES = 2**25  # tokens of the sample, at most: the comparison stays cheap beside the run
 
 
-def traced(model: Any, past: list[tuple[Questions, Array]]) -> Trace | None:
+def traced(
+    model: Any, past: list[tuple[Questions, Array]], numbers: list[Array], total: int
+) -> Trace | None:
     """Deviations of a sample spread over the run; None where the answers cannot be compared, or
-    are labels, which near a border say nothing about the size of an error."""
-    if isinstance(model, LabelledAttention):
-        return None
-    total = sum(len(questions) for questions, _ in past)
-    if total == 0:
+    are labels, which near a border say nothing about the size of an error. `numbers` are those of
+    the past questions among all that were asked."""
+    if isinstance(model, LabelledAttention) or not past:
         return None
     largest = max(8 * questions.length * questions.width for questions, _ in past)
     count = max(1, min(POINTS, total, SAMPLE_BYTES // largest))
     chosen = np.unique(np.linspace(0, total - 1, count).astype(int))
     asked: list[int] = []
     purposes: list[str] = []
-    gaps, sizes, start = [], [], 0
-    for questions, answers in past:
-        here = chosen[(chosen >= start) & (chosen < start + len(questions))] - start
+    gaps, sizes = [], []
+    for (questions, answers), places in zip(past, numbers, strict=True):
+        wanted = chosen[(chosen >= places[0]) & (chosen <= places[-1])]
+        here = np.unique(np.searchsorted(places, wanted))  # the next that was kept
         if len(here):
             tokens = Questions(questions.bank, questions.index[here], questions.purpose).tokens()
             predicted, seen = np.asarray(model(tokens)), np.asarray(answers)[here]
@@ -39,9 +40,8 @@ def traced(model: Any, past: list[tuple[Questions, Array]]) -> Trace | None:
                 return None
             gaps.append(_size(predicted - seen.astype(np.float64)))
             sizes.append(_size(seen))
-            asked += [int(i) for i in here + start + 1]
+            asked += [int(number) for number in places[here] + 1]
             purposes += [questions.purpose] * len(here)
-        start += len(questions)
     size, gap = np.concatenate(sizes), np.concatenate(gaps)
     if not (np.isfinite(size).all() and np.isfinite(gap).all()):
         return None
