@@ -106,6 +106,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
     shape = evening(left[:, :group], singular[:group]) if group > 1 else None
     if shape is not None:
         longest /= max(1.0, float(np.linalg.norm(shape.matrix, 2)))  # evened probes are longer
+    start = rng.standard_normal(spec.width)
     plain = Pairs(
         oracle=oracle,
         linear=linear,
@@ -115,7 +116,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
         bias=np.zeros(spec.width),
         group=group,
         spread=None,
-        start=random_basis(rng, spec.width).rows(np.zeros(1, dtype=np.int64))[0],
+        start=start / np.linalg.norm(start),
         longest=longest,
     )
     # what a probe of length one is worth: an error of the answer becomes 1/overlap of a weight

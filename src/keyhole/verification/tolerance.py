@@ -43,8 +43,6 @@ def allowances(
 ) -> list[Array]:
     """The same for batches of questions of different lengths. Disturbed copies of the model are
     drawn one after the other and asked everything: only one of them is held at a time."""
-    if not batches:
-        return []
     if hasattr(model, "margin"):
         return [label_allowance(model, errors, part, precision, rng) for part in batches]
     answers = [np.asarray(model(tokens)) for tokens in batches]
@@ -59,19 +57,19 @@ def allowances(
             np.maximum(spread, np.abs(other(near) - part), out=spread)
         del other, near  # before the next is drawn
     return [
-        np.asarray(SAFETY * spread + _rounding(part, precision))
+        np.asarray(SAFETY * spread + rounding(part, precision))
         for spread, part in zip(spreads, answers, strict=True)
     ]
 
 
-def _rounding(answers: Float[Array, "n *out"], precision: Precision) -> Float[Array, "n *out"]:
+def rounding(answers: Float[Array, "n *out"], precision: Precision) -> Float[Array, "n *out"]:
     """What the box's format and its noise may do to the answers themselves."""
-    rounding = ROUNDINGS * precision.relative * np.abs(answers)
+    relative = ROUNDINGS * precision.relative * np.abs(answers)
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
-        rounding = np.maximum(rounding, CANCELLED * precision.relative * largest)
+        relative = np.maximum(relative, CANCELLED * precision.relative * largest)
     steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
-    return np.asarray(rounding + steady)
+    return np.asarray(relative + steady)
 
 
 def label_allowance(
