@@ -193,7 +193,6 @@ class _Run:
         return self._recovery(outcome, reason, error), error
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
-        past = list(self.oracle.past)
         left = self.oracle.remaining
         if left is not None and left < RECOVERY_QUERIES + 1:
             return Outcome.UNVERIFIED, "the budget left no questions for verification"
@@ -203,7 +202,7 @@ class _Run:
             errors=learned.errors,
             queries=RECOVERY_QUERIES,
             seed=self.seed,
-            past=past,
+            past=self.oracle.past,
             precision=learned.precision,
         )
         if not self.verdict.agrees:
@@ -296,7 +295,7 @@ class _Run:
             learned.notes,
             learned.details,
             self._how(),
-            traced(learned.model, self.oracle.past, self.oracle.numbers, self.oracle.total),
+            traced(learned.model, self.oracle.kept, self.oracle.total),
         )
 
     def _how(self) -> dict[str, Any]:

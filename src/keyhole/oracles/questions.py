@@ -187,6 +187,12 @@ class Joined:
         return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
 
 
+def holds_table(bank: Bank) -> bool:
+    """Whether some of its tokens are an array, made for these questions."""
+    parts = (getattr(bank, name, None) for name in ("inner", "first", "second"))
+    return isinstance(bank, Listed) or any(holds_table(p) for p in parts if p is not None)
+
+
 @dataclass(frozen=True, eq=False)
 class Questions:
     """Sequences of equal length, asked for one purpose (the ledger's heading)."""

@@ -22,7 +22,7 @@ SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
 RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
 CAUTION = 2.0  # in standard errors of the scale so far
 FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
-BLOCK_NUMBERS = 2**13  # measurements handled at once: bounds the memory beside the results
+BLOCK_NUMBERS = 6 * 2**10  # measurements handled at once: bounds the memory beside the results
 NOISE_ONLY = 4.0  # root mean square in standard errors up to which products are noise
 
 

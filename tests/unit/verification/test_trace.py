@@ -3,6 +3,7 @@ import numpy as np
 import keyhole
 from keyhole.models.draw import attention
 from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.memory import Kept
 from keyhole.results import Trace
 from keyhole.verification.trace import POINTS, traced
 from recoveries import recovery
@@ -18,9 +19,11 @@ def asked(count: int, length: int = 2, purpose: str = "score") -> tuple[Question
 
 def trace_of(past: list[tuple[Questions, np.ndarray]]) -> Trace | None:
     """Of batches of which everything was kept."""
-    ends = np.cumsum([len(questions) for questions, _ in past])
-    numbers = [np.arange(end - len(q), end) for end, (q, _) in zip(ends, past, strict=True)]
-    return traced(MODEL, past, numbers, int(ends[-1]) if past else 0)
+    kept, total = [], 0
+    for questions, answers in past:
+        kept.append(Kept(np.arange(total, total + len(questions)), questions, answers))
+        total += len(questions)
+    return traced(MODEL, kept, total)
 
 
 def test_deviations_are_those_of_the_answers() -> None:
@@ -46,7 +49,7 @@ def test_a_long_run_is_sampled_from_end_to_end() -> None:
 
 def test_a_batch_of_which_a_sample_was_kept() -> None:
     (questions, answers), places = asked(5), np.array([0, 300, 600, 900, 999])
-    trace = traced(MODEL, [(questions, answers)], [places], 1000)
+    trace = traced(MODEL, [Kept(places, questions, answers)], 1000)
     assert trace is not None
     assert (trace.asked, trace.total) == ((1, 301, 601, 901, 1000), 1000)
 

@@ -1,31 +1,82 @@
 """Keeps questions and answers of a run, for the free comparison with the hypothesis."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Int
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.questions import Questions, holds_table
 
-KEPT = 512  # questions of a batch, spread over it: more than are ever compared
+DESCRIBED = 512  # questions of one batch that are kept, spread over it, where tokens need not be
+LISTED = 256  # questions of the whole run that are kept with their tokens
+LISTED_BYTES = 2**24  # and the memory these may take
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Some questions of a batch, and their numbers in the run."""
+
+    numbers: Int[Array, " n"]
+    questions: Questions
+    answers: Array
+
+    def part(self, chosen: Array, tokens: bool) -> "Kept":
+        index, purpose = self.questions.index[chosen], self.questions.purpose
+        questions = Questions(self.questions.bank, index, purpose)
+        if tokens:
+            questions = Questions.of(questions.tokens(), purpose)
+        return Kept(self.numbers[chosen], questions, self.answers[chosen])
 
 
 class Memory(Wrapper):
-    """Remembers descriptions and answers, not tokens, of all small batches and a sample of large
-    ones: little beside what is computed from them."""
+    """Remembers a sample of the run: where the tokens were made for a batch alone, every n-th
+    question with its tokens, n growing with the run, and the first for each purpose; of all other
+    batches the description."""
 
     def __init__(self, inner: Oracle) -> None:
-        self.inner = inner
-        self.past: list[tuple[Questions, Array]] = []
-        self.numbers: list[Array] = []  # of the questions kept of each batch, in the whole run
-        self.total = 0
+        self.inner, self.total = inner, 0
+        self._described: list[Kept] = []
+        self._listed: list[Kept] = []
+        self._stride = 1
+        self._first: dict[str, int] = {}  # number of the first question for each purpose
+
+    @property
+    def kept(self) -> list[Kept]:
+        return sorted([*self._described, *self._listed], key=lambda kept: int(kept.numbers[0]))
+
+    @property
+    def past(self) -> list[tuple[Questions, Array]]:
+        return [(kept.questions, kept.answers) for kept in self.kept]
 
     def ask(self, questions: Questions) -> Array:
         answers = self.inner.ask(questions)
         count = len(questions)
-        if count:
-            kept = np.unique(np.linspace(0, count - 1, min(count, KEPT)).astype(np.int64))
-            sample = Questions(questions.bank, questions.index[kept], questions.purpose)
-            self.past.append((sample, answers[kept]))
-            self.numbers.append(self.total + kept)
-            self.total += count
+        if not count:
+            return answers
+        batch = Kept(np.arange(self.total, self.total + count), questions, answers)
+        self._first.setdefault(questions.purpose, self.total)
+        self.total += count
+        if holds_table(questions.bank):
+            self._listed += self._sample([batch])
+            while self._too_much():
+                self._stride *= 2
+                self._listed = self._sample(self._listed)
+        else:
+            spread = np.linspace(0, count - 1, min(count, DESCRIBED)).astype(np.int64)
+            self._described.append(batch.part(np.unique(spread), tokens=False))
         return answers
+
+    def _sample(self, batches: list[Kept]) -> list[Kept]:
+        found = []
+        for batch in batches:
+            first = self._first[batch.questions.purpose]
+            chosen = (batch.numbers % self._stride == 0) | (batch.numbers == first)
+            if chosen.any():
+                found.append(batch.part(chosen, tokens=True))
+        return found
+
+    def _too_much(self) -> bool:
+        count = sum(len(kept.numbers) for kept in self._listed)
+        size = sum(8 * kept.questions.index.size * kept.questions.width for kept in self._listed)
+        return (count > LISTED or size > LISTED_BYTES) and self._stride < self.total
