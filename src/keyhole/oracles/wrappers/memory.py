@@ -21,6 +21,11 @@ class Kept:
     questions: Questions
     answers: Array
 
+    @property
+    def size(self) -> int:
+        """Bytes of the tokens."""
+        return 8 * self.questions.index.size * self.questions.width
+
     def part(self, chosen: Array, tokens: bool) -> "Kept":
         index, purpose = self.questions.index[chosen], self.questions.purpose
         questions = Questions(self.questions.bank, index, purpose)
@@ -38,6 +43,7 @@ class Memory(Wrapper):
         self.inner, self.total = inner, 0
         self._described: list[Kept] = []
         self._listed: list[Kept] = []
+        self._held, self._bytes = 0, 0  # questions of these, and the size of their tokens
         self._stride = 1
         self._first: dict[str, int] = {}  # number of the first question for each purpose
 
@@ -58,25 +64,36 @@ class Memory(Wrapper):
         self._first.setdefault(questions.purpose, self.total)
         self.total += count
         if holds_table(questions.bank):
-            self._listed += self._sample([batch])
-            while self._too_much():
-                self._stride *= 2
-                self._listed = self._sample(self._listed)
+            self._list(batch)
         else:
             spread = np.linspace(0, count - 1, min(count, DESCRIBED)).astype(np.int64)
             self._described.append(batch.part(np.unique(spread), tokens=False))
         return answers
 
-    def _sample(self, batches: list[Kept]) -> list[Kept]:
-        found = []
-        for batch in batches:
-            first = self._first[batch.questions.purpose]
-            chosen = (batch.numbers % self._stride == 0) | (batch.numbers == first)
-            if chosen.any():
-                found.append(batch.part(chosen, tokens=True))
-        return found
+    def _list(self, batch: Kept) -> None:
+        """Adds what the stride leaves of the batch; the stride grows until all of it fits."""
+        chosen = self._chosen(batch)
+        while self._stride < self.total and not self._fits(batch, int(chosen.sum())):
+            self._stride *= 2
+            chosen = self._chosen(batch)
+            masks = [self._chosen(kept) for kept in self._listed]
+            self._listed = [
+                kept if mask.all() else kept.part(mask, tokens=True)
+                for kept, mask in zip(self._listed, masks, strict=True)
+                if mask.any()
+            ]
+            self._held = sum(len(kept.numbers) for kept in self._listed)
+            self._bytes = sum(kept.size for kept in self._listed)
+        if chosen.any():
+            self._listed.append(batch.part(chosen, tokens=True))
+            self._held += len(self._listed[-1].numbers)
+            self._bytes += self._listed[-1].size
 
-    def _too_much(self) -> bool:
-        count = sum(len(kept.numbers) for kept in self._listed)
-        size = sum(8 * kept.questions.index.size * kept.questions.width for kept in self._listed)
-        return (count > LISTED or size > LISTED_BYTES) and self._stride < self.total
+    def _chosen(self, batch: Kept) -> Array:
+        first = self._first[batch.questions.purpose]
+        return np.asarray((batch.numbers % self._stride == 0) | (batch.numbers == first))
+
+    def _fits(self, batch: Kept, count: int) -> bool:
+        """Whether there is room for so many questions of the batch."""
+        size = self._bytes + count * batch.size // len(batch.numbers)
+        return self._held + count <= LISTED and size <= LISTED_BYTES
