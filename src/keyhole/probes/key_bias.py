@@ -1,7 +1,8 @@
 """Questions of probes against the zero token: [u_1; …; u_k; 0] gives u_i · key_bias.
 
 One question with long probes decides whether there is a key bias at all: without one the weights
-are equal to the last digit, however long the probes.
+are equal to the last digit, however long the probes. (Where probes must be short and digits are
+few, all probes are asked.)
 
 A strong key bias forces short probes, whose value then drowns in the rounding of the offset. The
 probes of a scalar box are therefore carried by a vector n with n · key_bias = 0 and a long value:
@@ -10,7 +11,7 @@ one more each few digits; L balances the rounding of the offset against that of 
 terms cancel only in exact arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +39,8 @@ from keyhole.probes.values import LinearPart, answer_noise
 FIRST_LENGTH = 326.0 * np.pi
 FIRST_GROUPS = 4  # asked before the rest, for the scale
 MODERATE = 0.125  # step of the length where a score came out steep
+VAGUE = 0.02  # a score that may pass unseen up to this size: then one question does not decide
+CHANCE = 4.0  # mean square of a key bias in standard errors up to which it is none
 WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
 LEVEL = 0.1  # squared share of the probes' common value that a carrier should keep
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
@@ -106,7 +109,8 @@ def measure_key_bias(
     offset = float(np.linalg.norm(linear.offset)) / float(np.linalg.norm(zero.values[:group]))
     length = min(FIRST_LENGTH * max(1.0, offset), longest)
     found = zero.ask(length, first)
-    if not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all():
+    unseen = not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all()
+    if unseen and (length < longest or UNSEEN * found.errors.max() <= VAGUE):
         return KeyBias(np.zeros(width), np.zeros(width), zero.roundoff)
     for _ in range(ROUNDS):
         if not found.saturated[0]:
@@ -118,7 +122,10 @@ def measure_key_bias(
     length = min(TARGET_SPREAD * length / (2.0 * size), longest)
     if group == 1 and linear.offset.any() and np.isinf(longest):
         return _sweep(zero, length, _carrier(zero, length), longest)
-    return _sweep(zero, length, None, longest)
+    bias = _sweep(zero, length, None, longest)
+    if unseen and np.mean((bias.vector / bias.error) ** 2) <= CHANCE:
+        return replace(bias, vector=np.zeros(width))
+    return bias
 
 
 def _carrier(zero: _Zero, length: float) -> Carrier | None:
@@ -166,6 +173,7 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
     lengths, known = np.full((groups, 1), length), np.zeros(groups, dtype=bool)
     pending = np.arange(min(FIRST_GROUPS, groups))
     for _ in range(ROUNDS):
+        asked, before = pending, length
         found = zero.ask(length, pending, carrier)
         scores[pending], errors[pending], lengths[pending] = found.scores, found.errors, length
         noise = LOOSE * answer_noise(zero.roundoff, width)
@@ -182,6 +190,8 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
             length = min(TARGET_SPREAD / size if size > 0 else length, longest)
         else:
             length *= MODERATE
+        if known.all() and length == before and np.array_equal(pending, asked):
+            break  # the same questions once more: no length is better
     else:
         raise IllConditioned("the key bias spans more decades than the box's precision can show")
     plain = (scores / lengths).ravel()[:width]

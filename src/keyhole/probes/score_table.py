@@ -17,6 +17,7 @@ from keyhole.probes.values import answer_noise
 
 COMFORTABLE = 2.0  # where that other question puts s
 WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
+SAME_LENGTH = 2.0**-10  # relative: an anchor this little shorter says nothing new
 BLOCK_GROWTH = 4  # times the answers so far that are asked next: few before the scale is known
 SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
 RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
@@ -177,6 +178,9 @@ class _Filling:
             anchor, group = np.divmod(numbers, groups)
             old = self.unit * self.length[group, anchor].astype(np.float64)
             lengths = np.where(old < 0, -old * SHRINK, self._ideal(group, anchor))
+            better = np.abs(lengths - old) > SAME_LENGTH * lengths
+            numbers, old, lengths = numbers[better], old[better], lengths[better]
+            anchor, group = anchor[better], group[better]
             rest = self._fill(numbers, lengths)
             weak = (old < 0) & (lengths < WEAKEST * self._ideal(group, anchor))
             numbers = np.union1d(rest, numbers[weak])
