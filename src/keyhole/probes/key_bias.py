@@ -188,8 +188,8 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         if known.any():  # the scale as far as it is known by now
             size = float(np.sqrt(np.mean((scores[known] / lengths[known]) ** 2)))
             length = min(TARGET_SPREAD / size if size > 0 else length, longest)
-        else:
-            length *= MODERATE
+        if found.saturated.any():  # those known may be the small ones
+            length = min(length, MODERATE * before)
         if known.all() and length == before and np.array_equal(pending, asked):
             break  # the same questions once more: no length is better
     else:

@@ -81,12 +81,14 @@ def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:
 def deviations(
     model: Any, errors: Any, cases: list[Case], precision: Precision, rng: np.random.Generator
 ) -> list[Float[Array, " n"]]:
-    """Deviations of every case in units of what is allowed. Rounding of the answer alone explains
-    most; where it does not, disturbed copies of the model are asked, and since a few of them may
-    all happen to be close to the model, more where these do not either."""
-    labels = hasattr(model, "margin")  # a rounded label is another label
+    """Deviations of every case in units of what is allowed (or, of an old question, of what
+    rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
+    asked for the rest, and since a few of them may all happen to be close to the model, more where
+    these do not explain it either."""
     ratios = [
-        _worst(case, 0.0 if labels else rounding(case.predicted, precision), slice(None))
+        _worst(case, rounding(case.predicted, precision), slice(None))
+        if case.reason == OLD and not hasattr(model, "margin")
+        else np.full(len(case.tokens), np.inf)
         for case in cases
     ]
     for draws in (DRAWS, SECOND_OPINIONS * DRAWS):
@@ -101,7 +103,7 @@ def deviations(
     return ratios
 
 
-def _worst(case: Case, allowed: Array | float, part: Any) -> Float[Array, " n"]:
+def _worst(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
     gap = np.abs(case.answers[part] - case.predicted[part])
     ratio = gap / np.maximum(allowed, np.finfo(float).tiny)
     return np.asarray(ratio.reshape(len(ratio), -1).max(axis=1))
