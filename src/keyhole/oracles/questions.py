@@ -275,7 +275,10 @@ class _Ahead:
 
     def take(self, start: int) -> Array:
         made, following = self.ready.pop(start, None), start + self.step
-        tokens = self.questions[start:following].tokens() if made is None else made.result()
+        if made is None or made.cancel():  # on a busy machine the thread may not have begun
+            tokens = self.questions[start:following].tokens()
+        else:
+            tokens = made.result()
         if following < len(self.questions) and following not in self.ready:
             later = self.questions[following : following + self.step]
             self.ready = {following: self.pool.submit(later.tokens)}
