@@ -135,19 +135,25 @@ class _Run:
             self.journal = Journal(inner, journal, header)
             inner = self.journal
 
-        def tell(stage: str, asked: int, under_way: int = 0) -> None:
-            if progress is not None:
-                seconds = time.monotonic() - self.start
-                progress(Progress(stage, asked, self.expected, seconds, under_way))
-
-        def opening(stage: str, count: int) -> None:
-            tell(stage, self.counting.paid, count)
-
-        self.counting = Counting(inner, budget, tell, opening)
+        self.counting = Counting(inner, budget)
+        if progress is not None:
+            self._report(progress)
         self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
         self.oracle = Memory(Batching(self.watch))
         self.learned: Learned | None = None
         self.verdict: Verdict | None = None
+
+    def _report(self, progress: Callable[[Progress], None]) -> None:
+        """Lets the counter tell how far the run has come."""
+
+        def tell(stage: str, asked: int, under_way: int = 0) -> None:
+            seconds = time.monotonic() - self.start
+            progress(Progress(stage, asked, self.expected, seconds, under_way))
+
+        def opening(stage: str, count: int) -> None:
+            tell(stage, self.counting.paid, count)
+
+        self.counting.listener, self.counting.opening = tell, opening
 
     def close(self) -> None:
         """Frees the journal; the box itself belongs to the caller."""
@@ -187,7 +193,6 @@ class _Run:
         return self._recovery(outcome, reason, error), error
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
-        past = list(self.oracle.past)
         left = self.oracle.remaining
         if left is not None and left < RECOVERY_QUERIES + 1:
             return Outcome.UNVERIFIED, "the budget left no questions for verification"
@@ -197,7 +202,7 @@ class _Run:
             errors=learned.errors,
             queries=RECOVERY_QUERIES,
             seed=self.seed,
-            past=past,
+            past=self.oracle.past,
             precision=learned.precision,
         )
         if not self.verdict.agrees:
@@ -290,7 +295,7 @@ class _Run:
             learned.notes,
             learned.details,
             self._how(),
-            traced(learned.model, self.oracle.past),
+            traced(learned.model, self.oracle.kept, self.oracle.total),
         )
 
     def _how(self) -> dict[str, Any]:

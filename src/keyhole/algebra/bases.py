@@ -27,6 +27,10 @@ class DenseBasis:
         return int(self.matrix.shape[1])
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        """Members by number; a view of them where they follow each other."""
+        first = int(index[0]) if len(index) else 0
+        if np.array_equal(index, np.arange(first, first + len(index))):
+            return self.matrix[first : first + len(index)]
         return np.take(self.matrix, index, axis=0)
 
     def combine(self, coefficients: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -118,9 +122,9 @@ def random_basis(
     mirror = _mirror(plain.rows(np.zeros(1, dtype=np.int64))[0], first)
     if isinstance(plain, KroneckerBasis):
         return KroneckerBasis(plain.outer, plain.inner, mirror)
-    reflected = plain.matrix - np.outer(plain.matrix @ mirror, 2.0 * mirror)
-    reflected[0] = first
-    return DenseBasis(reflected)
+    plain.matrix[:] -= np.outer(plain.matrix @ mirror, 2.0 * mirror)
+    plain.matrix[0] = first
+    return plain
 
 
 def _mirror(start: Float[Array, " d"], goal: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -141,6 +145,11 @@ def equal_overlap(rng: np.random.Generator, value: Float[Array, "d k"]) -> Basis
         outer, inner = _factor_rotations(rng, width)
         level = np.outer(outer.sum(axis=0), inner.sum(axis=0)).ravel() / np.sqrt(width)
         return KroneckerBasis(outer, inner, _mirror(level, value[:, 0]))
+    if rank == 1:
+        plain = random_rotation(rng, width)
+        mirror = _mirror(plain @ value[:, 0], _level_columns(width, 1)[:, 0])
+        plain -= np.outer(2.0 * mirror, mirror @ plain)
+        return DenseBasis(plain)
     target = _level_columns(width, rank) @ random_rotation(rng, rank)
     rest = _complement(target) @ random_rotation(rng, width - rank)
     return DenseBasis(target @ value.T + rest @ _complement(value).T)
@@ -150,7 +159,8 @@ def random_rotation(rng: np.random.Generator, size: int) -> Float[Array, "n n"]:
     if size == 0:
         return np.zeros((0, 0))
     q, r = np.linalg.qr(rng.standard_normal((size, size)))
-    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
+    q *= np.where(np.diag(r) < 0, -1.0, 1.0)
+    return np.asarray(q)
 
 
 def _level_columns(width: int, rank: int) -> Float[Array, "d k"]:

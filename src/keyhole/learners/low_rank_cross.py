@@ -34,7 +34,8 @@ from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed
-from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet, Table
+from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
+from keyhole.probes.score_table import Table, measured_table
 
 CHOICE = 2  # anchors that a single probe looks at: both bad by chance is rare enough
 SHRUNK, RECENT = 0.25, 8  # share of what the last looks saw, below which there is another
@@ -172,7 +173,8 @@ class Cross:
         tokens = pairs.probes.stretched(probes)
         bias, error = tokens @ pairs.key_bias, pairs.bias_error
         probe_set = ProbeSet(Listed(tokens), len(tokens), 1, linear.at(tokens), bias, error)
-        return LogOdds(pairs.oracle, linear, probe_set, "score").table(
+        return measured_table(
+            LogOdds(pairs.oracle, linear, probe_set, "score"),
             Listed(anchors),
             linear.at(anchors),
             spread,

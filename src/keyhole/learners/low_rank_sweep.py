@@ -20,6 +20,7 @@ from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
 from keyhole.oracles.questions import Listed, Picked
 from keyhole.probes.log_odds import LogOdds, ProbeSet
+from keyhole.probes.score_table import measured_table
 
 TESTS = 2  # probes outside the range per rank test where they share a question
 CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
@@ -81,8 +82,8 @@ class Sweep:
         """The score on the next anchor."""
         number = self.rest.pop(0)
         token = self.anchors.rows(np.array([number]))
-        table = self.meter.table(
-            Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest
+        table = measured_table(
+            self.meter, Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest
         )
         self.spread = table.spread
         self.noise = max(self.noise, float(np.sqrt(np.mean(table.error**2))))
@@ -126,8 +127,14 @@ class Sweep:
         tokens, mirrored = self._outside()
         anchors = self.anchors.rows(np.array(self.rest[: 1 if mirrored else count]))
         probes = self._probe_set(tokens, 1 if mirrored else len(tokens))
-        table = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank").table(
-            Listed(anchors), self.pairs.linear.at(anchors), self.spread, self.pairs.longest, True
+        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank")
+        table = measured_table(
+            meter,
+            Listed(anchors),
+            self.pairs.linear.at(anchors),
+            self.spread,
+            self.pairs.longest,
+            True,
         )
         products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
         if mirrored:  # q + z and q - z: their difference is what z sees
@@ -213,7 +220,9 @@ class Sweep:
         meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, purpose)
         values = self.pairs.values_of(self.anchors)[numbers]
         # the carriers keep the probes' length, but only the part inside the range is scored
-        table = meter.table(Picked(self.anchors, numbers), values, self.spread, self.pairs.longest)
+        table = measured_table(
+            meter, Picked(self.anchors, numbers), values, self.spread, self.pairs.longest
+        )
         inverse = np.linalg.inv(tokens @ self.found.basis)
         return inverse @ table.product, np.sqrt(inverse**2 @ table.error**2)
 
@@ -279,6 +288,7 @@ class Sweep:
 def _meter(pairs: Pairs) -> LogOdds:
     """All probes; where they are many and only scaled, as a bank that writes them in one go."""
     meter, probes = pairs.meter, pairs.probes
+    meter.probes = replace(meter.probes, bias_error=pairs.bias_error)
     if isinstance(probes.basis, KroneckerBasis) and probes.shape is None and not probes.axis.any():
         meter.probes = replace(meter.probes, bank=probes.basis.scaled(probes.across))
     return meter

@@ -81,7 +81,7 @@ class Pairs:
 
     @property
     def meter(self) -> LogOdds:
-        probes = probe_set(self.probes, self.linear, self.group, self.bias, self.bias_error)
+        probes = probe_set(self.probes, self.linear, self.group, self.bias)
         return LogOdds(self.oracle, self.linear, probes, "score")
 
 
@@ -106,6 +106,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
     shape = evening(left[:, :group], singular[:group]) if group > 1 else None
     if shape is not None:
         longest /= max(1.0, float(np.linalg.norm(shape.matrix, 2)))  # evened probes are longer
+    start = rng.standard_normal(spec.width)
     plain = Pairs(
         oracle=oracle,
         linear=linear,
@@ -115,7 +116,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
         bias=np.zeros(spec.width),
         group=group,
         spread=None,
-        start=random_basis(rng, spec.width).rows(np.zeros(1, dtype=np.int64))[0],
+        start=start / np.linalg.norm(start),
         longest=longest,
     )
     # what a probe of length one is worth: an error of the answer becomes 1/overlap of a weight
@@ -197,7 +198,7 @@ def _bias_measured_again(pairs: Pairs) -> Pairs:
         pairs,
         bias=bias,
         key_bias=pairs.probes.solve(bias[None])[0],
-        key_bias_error=pairs.probes.solve_errors(errors[None])[0],
+        key_bias_error=np.sqrt(pairs.probes.solve_variance(errors[None] ** 2)[0]),
     )
 
 

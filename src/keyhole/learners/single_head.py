@@ -27,6 +27,7 @@ from keyhole.learners.pairs import Pairs, anchor_basis, assemble, learn_score
 from keyhole.learners.paper import published
 from keyhole.learners.vocabulary import learn_from_vocabulary
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.probes.score_table import measured_table
 from keyhole.probes.token_sets import sampled_vocabulary
 
 SAMPLED_TOKENS = 1000  # of a domain without room around zero: as many as a design considers
@@ -98,8 +99,12 @@ def full_score(pairs: Pairs, anchors: Basis) -> tuple[Float[Array, "d d"], Float
     """The score matrix and its standard errors."""
     bias = anchors.coordinates(pairs.key_bias[None])[0]
     values = pairs.values_of(anchors)
-    table = pairs.meter.table(anchors, values, pairs.scale, pairs.longest, anchor_bias=bias)
-    columns = pairs.probes.solve(np.ascontiguousarray(table.product.T))
-    error = pairs.probes.solve_errors(np.ascontiguousarray(table.error.T))
-    score = anchors.combine(np.ascontiguousarray(columns.T))
-    return score, np.sqrt(anchors.combine_squared(np.ascontiguousarray(error.T) ** 2))
+    table = measured_table(
+        pairs.meter, anchors, values, pairs.scale, pairs.longest, anchor_bias=bias
+    )
+    score = anchors.combine(pairs.probes.solve(table.product.T).T)
+    variance = anchors.combine_squared(pairs.probes.solve_variance(table.error.T**2).T)
+    # an error of the key bias is in all answers alike, divided by the length of the anchor
+    common = anchors.combine(table.inverse_length[None])[0]
+    variance += np.outer(pairs.key_bias_error**2, common**2)
+    return score, np.sqrt(variance, out=variance)

@@ -91,8 +91,11 @@ class Head:
     def keys(self, queries: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
         """What a token is multiplied with to give its score, per query: score @ x_N + key_bias."""
         if self.score_factors is None:
-            return queries @ self.score.T + self.key_bias
-        return (queries @ self.score_factors.right.T) @ self.score_factors.left.T + self.key_bias
+            keys = queries @ self.score.T
+        else:
+            keys = (queries @ self.score_factors.right.T) @ self.score_factors.left.T
+        keys += self.key_bias
+        return keys
 
     def astype(self, dtype: Any) -> "Head":
         score: Any = (

@@ -80,6 +80,22 @@ class Listed:
 
 
 @dataclass(frozen=True, eq=False)
+class Axes:
+    """The unit vectors times a number."""
+
+    width: int
+    size: float
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        rows = np.zeros((len(index), self.width))
+        rows[np.arange(len(index)), index] = self.size
+        return rows
+
+    def digest(self) -> bytes:
+        return digest(np.array([self.width, self.size]))
+
+
+@dataclass(frozen=True, eq=False)
 class Scaled:
     """Another bank, every token times a number."""
 
@@ -171,6 +187,12 @@ class Joined:
         return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
 
 
+def holds_table(bank: Bank) -> bool:
+    """Whether some of its tokens are an array, made for these questions."""
+    parts = (getattr(bank, name, None) for name in ("inner", "first", "second"))
+    return isinstance(bank, Listed) or any(holds_table(p) for p in parts if p is not None)
+
+
 @dataclass(frozen=True, eq=False)
 class Questions:
     """Sequences of equal length, asked for one purpose (the ledger's heading)."""
@@ -253,7 +275,10 @@ class _Ahead:
 
     def take(self, start: int) -> Array:
         made, following = self.ready.pop(start, None), start + self.step
-        tokens = self.questions[start:following].tokens() if made is None else made.result()
+        if made is None or made.cancel():  # on a busy machine the thread may not have begun
+            tokens = self.questions[start:following].tokens()
+        else:
+            tokens = made.result()
         if following < len(self.questions) and following not in self.ready:
             later = self.questions[following : following + self.step]
             self.ready = {following: self.pool.submit(later.tokens)}

@@ -1,15 +1,17 @@
 """Questions of probes against the zero token: [u_1; …; u_k; 0] gives u_i · key_bias.
 
 One question with long probes decides whether there is a key bias at all: without one the weights
-are equal to the last digit, however long the probes.
+are equal to the last digit, however long the probes. (Where probes must be short and digits are
+few, all probes are asked.)
 
 A strong key bias forces short probes, whose value then drowns in the rounding of the offset. The
 probes of a scalar box are therefore carried by a vector n with n · key_bias = 0 and a long value:
-u_i = λ t_i + L n. Two rough measurements determine n, one more each few digits; L balances the
-rounding of the offset against that of n · key_bias, whose terms cancel only in exact arithmetic.
+u_i = λ t_i + L n. Two rough measurements determine n (up to four where it would have little value),
+one more each few digits; L balances the rounding of the offset against that of n · key_bias, whose
+terms cancel only in exact arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,7 +39,10 @@ from keyhole.probes.values import LinearPart, answer_noise
 FIRST_LENGTH = 326.0 * np.pi
 FIRST_GROUPS = 4  # asked before the rest, for the scale
 MODERATE = 0.125  # step of the length where a score came out steep
+VAGUE = 0.02  # a score that may pass unseen up to this size: then one question does not decide
+CHANCE = 4.0  # mean square of a key bias in standard errors up to which it is none
 WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
+LEVEL = 0.1  # squared share of the probes' common value that a carrier should keep
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
 
 
@@ -104,7 +109,8 @@ def measure_key_bias(
     offset = float(np.linalg.norm(linear.offset)) / float(np.linalg.norm(zero.values[:group]))
     length = min(FIRST_LENGTH * max(1.0, offset), longest)
     found = zero.ask(length, first)
-    if not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all():
+    unseen = not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all()
+    if unseen and (length < longest or UNSEEN * found.errors.max() <= VAGUE):
         return KeyBias(np.zeros(width), np.zeros(width), zero.roundoff)
     for _ in range(ROUNDS):
         if not found.saturated[0]:
@@ -116,7 +122,10 @@ def measure_key_bias(
     length = min(TARGET_SPREAD * length / (2.0 * size), longest)
     if group == 1 and linear.offset.any() and np.isinf(longest):
         return _sweep(zero, length, _carrier(zero, length), longest)
-    return _sweep(zero, length, None, longest)
+    bias = _sweep(zero, length, None, longest)
+    if unseen and np.mean((bias.vector / bias.error) ** 2) <= CHANCE:
+        return replace(bias, vector=np.zeros(width))
+    return bias
 
 
 def _carrier(zero: _Zero, length: float) -> Carrier | None:
@@ -128,14 +137,23 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
     typical = float(np.linalg.norm(zero.values[0]))
     if width < 2 or np.sqrt(2.0 * offset / (typical * length)) < WORTHWHILE:
         return None
-    found = zero.ask(length, np.arange(2))
-    if found.saturated.any():
-        return None
-    (a, b), error = found.scores[:, 0] / length, float(found.errors.max())
+    scores, error, square = np.zeros(0), 0.0, 0.0
+    for fresh in (np.arange(2), *np.arange(2, min(width, FIRST_GROUPS))[:, None]):
+        found = zero.ask(length, fresh)
+        if found.saturated.any() or not found.scores.any():
+            return None
+        scores = np.append(scores, found.scores[:, 0] / length)
+        error = max(error, float(found.errors.max()))
+        # all probes have the same value: what is left of their sum without the key bias's part
+        slope = scores / (scores @ scores)
+        level = 1.0 - scores.sum() * slope
+        square = float(level @ level)
+        if square > LEVEL * len(scores):
+            break
     coordinates = np.zeros(width)
-    coordinates[:2] = np.array([b, -a]) / np.hypot(a, b)
+    coordinates[: len(scores)] = level / np.sqrt(square)
     value = float(np.linalg.norm(coordinates @ zero.values))
-    if a == 0.0 or value == 0.0:
+    if value == 0.0:
         return None
     final, long = np.sqrt(2.0 * length * offset / value), length
     while error * final / long > CERTAIN:
@@ -143,7 +161,7 @@ def _carrier(zero: _Zero, length: float) -> Carrier | None:
         score, error, saturated = zero.ask_vector(long * coordinates)
         if saturated:
             return None
-        coordinates[0] -= score / long / a
+        coordinates[: len(scores)] -= score / long * slope
     return Carrier(final * coordinates)
 
 
@@ -155,6 +173,7 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
     lengths, known = np.full((groups, 1), length), np.zeros(groups, dtype=bool)
     pending = np.arange(min(FIRST_GROUPS, groups))
     for _ in range(ROUNDS):
+        asked, before = pending, length
         found = zero.ask(length, pending, carrier)
         scores[pending], errors[pending], lengths[pending] = found.scores, found.errors, length
         noise = LOOSE * answer_noise(zero.roundoff, width)
@@ -169,19 +188,18 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         if known.any():  # the scale as far as it is known by now
             size = float(np.sqrt(np.mean((scores[known] / lengths[known]) ** 2)))
             length = min(TARGET_SPREAD / size if size > 0 else length, longest)
-        else:
-            length *= MODERATE
+        if found.saturated.any():  # those known may be the small ones
+            length = min(length, MODERATE * before)
+        if known.all() and length == before and np.array_equal(pending, asked):
+            break  # the same questions once more: no length is better
     else:
         raise IllConditioned("the key bias spans more decades than the box's precision can show")
     plain = (scores / lengths).ravel()[:width]
     inverse = np.broadcast_to(1.0 / lengths, scores.shape).ravel()[:width]
-    if carrier is not None:  # its own small score is in every measurement, and in their sum
-        weight = carrier.coordinates
-        own = (weight @ plain) / (1.0 + weight @ inverse)
-        plain = plain - own * inverse
     noise = (errors / lengths).ravel()[:width]
-    return KeyBias(
-        zero.basis.combine(plain[None])[0],
-        np.sqrt(zero.basis.combine_squared(noise[None] ** 2))[0],
-        zero.roundoff,
-    )
+    variance = zero.basis.combine_squared(noise[None] ** 2)[0]
+    if carrier is not None:  # its own small score is in every measurement, and in their sum
+        weight = carrier.coordinates / (1.0 + carrier.coordinates @ inverse)
+        plain = plain - (weight @ plain) * inverse
+        variance += (weight**2 @ noise**2) * zero.basis.combine(inverse[None])[0] ** 2
+    return KeyBias(zero.basis.combine(plain[None])[0], np.sqrt(variance), zero.roundoff)

@@ -8,8 +8,7 @@ can be solved for; their logarithms against the weight of the anchor's own token
 k = 1 for a scalar box. A box with vector answers reads off up to rank(value) probes at once.
 
 Operating point. An error ε of the answer is an error ε(1 + e^s) of s, so s should be small and
-rather negative than large: the anchor's length is set so that s has root mean square TARGET_SPREAD,
-from the answers so far, in blocks that grow; only answers outside the useful range are asked again.
+rather negative than large: the anchor's length is set so that s has root mean square TARGET_SPREAD.
 """
 
 from dataclasses import dataclass
@@ -19,21 +18,13 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
-from keyhole.probes.precision import Roundoff, observed
+from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Summed
+from keyhole.probes.precision import observed
 from keyhole.probes.values import SHORT, LinearPart, answer_noise
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
 STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
 LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
-COMFORTABLE = 2.0  # where that other question puts s
-WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
-BLOCK_GROWTH = 4  # times the answers so far that are asked next: few before the scale is known
-SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
-RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
-CAUTION = 2.0  # in standard errors of the scale so far
-FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
-BLOCK_NUMBERS = 2**15  # measurements handled at once: bounds the memory beside the results
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
 SHORT_GROW = 2.0**3  # the same in a short format: numbers of float16 end at 65504
@@ -42,9 +33,10 @@ NARROW = 4.0  # the useful lengths may be few: no point in looking between close
 ROUNDS = 40  # of shrinking; a score that still saturates is no score
 OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
 SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
+OFFSET_ROUNDINGS = 2.0  # of an answer by its offset: in the box, and where it is subtracted
 FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
-NOISE_ONLY = 4.0  # root mean square in standard errors up to which products are noise
-HARDLY_SEEN = 3.0  # in the same units: a score below this may be noise
+OTHERS = 6  # probes that must show nothing before a score is called zero
+HARDLY_SEEN = 3.0  # in standard errors: a score below this may be noise
 UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
 
 
@@ -65,16 +57,6 @@ class ProbeSet:
 
     def members(self, group: int) -> slice:
         return slice(group * self.group, min((group + 1) * self.group, self.count))
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Measured probe_i · score · anchor_j."""
-
-    product: Float[Array, "n m"]
-    error: Float[Array, "n m"]  # standard errors
-    roundoff: Roundoff
-    spread: float  # root mean square of the products: the next table starts from here
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,31 +93,35 @@ class LogOdds:
         The last group may be smaller than the others; its missing members read as score 0 with
         error 0.
         """
-        probes = self.probes
-        tokens = Joined(Summed(probes.bank, anchors, count), anchors, probes.count * count)
+        probes, short = self.probes, self.probes.count % self.probes.group
+        last = groups == probes.groups - 1
+        if not (short and last.any()):
+            return self._ask(anchors, count, rows, groups, values, probes.group)
         shape = (len(rows), probes.group)
         found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
-        short = probes.count % probes.group
-        last = (groups == probes.groups - 1) if short else np.zeros(len(rows), dtype=bool)
         for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
-            if not len(chosen):
-                continue
-            members = groups[chosen, None] * probes.group + np.arange(size)
-            anchor = rows[chosen, None]
-            index = np.hstack([members * count + anchor, probes.count * count + anchor])
-            questions = Questions(tokens, index, self.purpose)
-            answers = self.oracle.ask(questions)
-            self.roundoff = observed(self.roundoff, answers)
-            part = self._invert(
-                np.asarray(answers, dtype=np.float64).reshape(len(chosen), -1),
-                questions,
-                groups[chosen],
-                values[chosen],
-            )
-            found.scores[chosen, :size] = part.scores
-            found.errors[chosen, :size] = part.errors
-            found.saturated[chosen] = part.saturated
+            if len(chosen):
+                part = self._ask(anchors, count, rows[chosen], groups[chosen], values[chosen], size)
+                found.scores[chosen, :size] = part.scores
+                found.errors[chosen, :size] = part.errors
+                found.saturated[chosen] = part.saturated
         return found
+
+    def _ask(
+        self, anchors: Bank, count: int, rows: Array, groups: Array, values: Array, size: int
+    ) -> Weights:
+        probes = self.probes
+        tokens = Joined(Summed(probes.bank, anchors, count), anchors, probes.count * count)
+        index = np.empty((len(rows), size + 1), dtype=np.int64)
+        index[:, :size] = groups[:, None] * probes.group + np.arange(size)
+        index[:, :size] *= count
+        index[:, size] = probes.count * count
+        index += rows[:, None]
+        questions = Questions(tokens, index, self.purpose)
+        answers = self.oracle.ask(questions)
+        self.roundoff = observed(self.roundoff, answers)
+        numbers = np.asarray(answers, dtype=np.float64).reshape(len(rows), -1)
+        return self._invert(numbers, questions, groups, values)
 
     def _invert(
         self, answers: Array, questions: Questions, groups: Array, values: Array
@@ -155,11 +141,11 @@ class LogOdds:
                 gain[here] = np.linalg.norm(inverse, axis=0)
                 own_gain[here] = np.linalg.norm(inverse.sum(axis=1))
             own = 1.0 - weights.sum(axis=1)
-        noise = answer_noise(self.roundoff, questions.width)
-        level = noise * np.linalg.norm(
-            np.abs(answers) + np.abs(self.linear.offset) + np.abs(values), axis=1
-        )
-        level = level + self.roundoff.additive
+        # the offset is added last: it costs the rounding of one sum, not that of all terms
+        terms = np.abs(answers - self.linear.offset) + np.abs(values)
+        level = answer_noise(self.roundoff, questions.width) * np.linalg.norm(terms, axis=1)
+        level += OFFSET_ROUNDINGS * self.roundoff.relative * np.linalg.norm(self.linear.offset)
+        level += self.roundoff.additive
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
@@ -196,21 +182,33 @@ class LogOdds:
         length, value = min(natural, longest), self.linear.at(anchor[None])
         grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
         unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
+        groups, clearest = np.zeros(1, dtype=np.int64), (-1.0, 0.0, 0.0)
+        others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))
         for _ in range(ROUNDS):
-            token, first = Listed(length * anchor[None]), np.zeros(1, dtype=np.int64)
-            found = self.ask(token, 1, first, first, length * value)
-            score = np.abs(found.scores[0] - self.probes.bias[: self.probes.group])
-            if not found.saturated[0]:
-                narrow = saturated < NARROW * length
-                hardly = bool((score < HARDLY_SEEN * found.errors[0]).all())
-                if narrow and np.isinf(longest) and hardly and grow == GROW:
-                    return None  # nothing at any length (a short format may hide one score of many)
-                if narrow or (score > UNSEEN * found.errors[0]).any():
-                    size = np.maximum(score, found.errors[0])
-                    return float(np.sqrt(np.mean(size**2)) / length)
+            token, rows = Listed(length * anchor[None]), np.zeros_like(groups)
+            found = self.ask(token, 1, rows, groups, np.repeat(length * value, len(groups), axis=0))
+            members = groups[:, None] * self.probes.group + np.arange(self.probes.group)
+            usable = ~found.saturated
+            score = np.abs(found.scores - self.probes.bias[members])[usable]
+            errors = found.errors[usable]
+            if usable.any():
+                size = float(np.sqrt(np.mean(np.maximum(score, errors) ** 2)) / length)
+                clearest = max(clearest, (float((score / errors).max()), size, length))
+                if clearest[0] > UNSEEN:
+                    return clearest[1]
+                alone = len(groups) == 1
+                if saturated < NARROW * length or not (alone or np.isfinite(saturated)):
+                    hardly = clearest[0] < HARDLY_SEEN and usable.all()
+                    if not (hardly and np.isinf(longest) and grow == GROW):
+                        return clearest[1]  # a bound: a short format may hide one score of many
+                    if not (alone and len(others)):
+                        return None  # nothing at any length
+                    # one score of many may be small by chance: look at others
+                    groups, length, unseen, saturated = others, clearest[2], 0.0, np.inf
+                    continue
                 unseen = length
                 if length >= longest:  # longer tokens might show it: all that is known is a bound
-                    return float(np.max(found.errors) / length)
+                    return float(np.max(errors) / length)
                 if length >= natural * grow**GROWTHS:
                     return None
             else:
@@ -220,145 +218,3 @@ class LogOdds:
             else:
                 length = min(length * (SHRINK if unseen == 0 else grow), longest)
         raise IllConditioned("at every length of the tokens, one token takes all the attention")
-
-    def table(
-        self,
-        anchors: Bank,
-        anchor_values: Float[Array, "m D"],
-        spread: float,
-        longest: float = np.inf,
-        certain: bool = False,
-        anchor_bias: Float[Array, " m"] | None = None,
-        seen: int = 1,
-    ) -> Table:
-        """Every probe against every anchor; `anchors` has unit rows.
-
-        `spread` is the expected root mean square of probe · score · anchor, known from so many
-        answers as `seen` says; it is refined from those that come in unless `certain`.
-        `anchor_bias` is anchor · key_bias, which the box rounds.
-        """
-        bias = np.zeros(len(anchor_values)) if anchor_bias is None else anchor_bias
-        return _Filling(self, anchors, anchor_values, bias, spread, longest, seen).run(certain)
-
-
-class _Filling:
-    """One table while it is being filled. Arrays are (groups, members of a group, anchors)."""
-
-    def __init__(
-        self,
-        meter: LogOdds,
-        anchors: Bank,
-        anchor_values: Array,
-        anchor_bias: Array,
-        spread: float,
-        longest: float,
-        seen: int,
-    ) -> None:
-        self.meter, self.anchors, self.longest = meter, anchors, longest
-        self.values, self.anchor_bias = anchor_values, anchor_bias
-        probes = meter.probes
-        shape = (probes.groups, probes.group, len(anchor_values))
-        self.product, self.error = np.zeros(shape), np.zeros(shape)
-        self.length = np.zeros((shape[0], shape[2]))
-        self.bias = np.zeros(shape[:2])
-        self.bias.flat[: probes.count] = probes.bias
-        self.spread, self.seen = spread, seen
-
-    def run(self, certain: bool) -> Table:
-        groups, size, count = self.product.shape
-        limit = max(1, BLOCK_NUMBERS // size)
-        start, block = 0, limit if certain else BLOCK_GROWTH * self.seen
-        trial = 0 if certain else SPREAD_OUT if self.seen == 1 else block
-        order = self._order(groups, count, trial)
-        again: list[Array] = []
-        while start < len(order):
-            numbers = order[start : start + min(block, limit)]
-            # few measurements may all be small by chance: assume a larger scale than was seen
-            caution = 1.0 if certain else 1.0 + CAUTION / np.sqrt(self.seen)
-            length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
-            again.append(self._fill(numbers, np.full(len(numbers), length)))
-            if not certain:
-                self._learn_scale()
-            start = start + len(numbers)
-            block = block * BLOCK_GROWTH if start < trial else limit  # the scale is known by then
-            anchor, group = np.divmod(numbers, groups)
-            if np.mean(self.length[group, anchor] < 0) > SOME:  # saturated: the scale was far off
-                self.spread, block = self.spread * FAR_OFF, BLOCK_GROWTH
-        self._repeat(np.concatenate(again))
-        n = self.meter.probes.count
-        return Table(
-            self.product.reshape(-1, count)[:n],
-            self.error.reshape(-1, count)[:n],
-            self.meter.roundoff,
-            self.spread,
-        )
-
-    def _fill(self, numbers: Int[Array, " n"], lengths: Float[Array, " n"]) -> Array:
-        """Asks questions (anchor · groups + group); returns those that must be asked again."""
-        groups = self.length.shape[0]
-        anchor, group = np.divmod(numbers, groups)
-        if (lengths == lengths[0]).all():
-            bank: Bank = Scaled(self.anchors, float(lengths[0]))
-            rows, count = anchor, len(self.values)
-        else:
-            bank = Listed(lengths[:, None] * self.anchors.rows(anchor))
-            rows, count = np.arange(len(numbers)), len(numbers)
-        found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
-        scores = found.scores - self.bias[group]
-        self.product[group, :, anchor] = scores / lengths[:, None]
-        rounding = self.meter.roundoff.relative * np.abs(lengths * self.anchor_bias[anchor])
-        errors = np.hypot(found.errors, np.hypot(self.meter.probes.bias_error, rounding[:, None]))
-        self.error[group, :, anchor] = errors / lengths[:, None]
-        self.length[group, anchor] = np.where(found.saturated, -lengths, lengths)
-        # what a shorter anchor can mend: a steep logistic, or a weight too small for its noise
-        noise = LOOSE * answer_noise(self.meter.roundoff, self.anchors.width)
-        loose = (np.abs(scores) > STEEPEST) & (found.errors > noise)
-        steep = ((scores > STEEPEST) | loose).any(axis=1)
-        return numbers[found.saturated | steep]
-
-    @staticmethod
-    def _order(groups: int, count: int, trial: int) -> Int[Array, " n"]:
-        """All questions; the first few from all over the table, so that the scale learned from
-        them is not that of a single anchor. One side of the others stays while the other runs."""
-        numbers = np.arange(groups * count)
-        if groups < min(RUN, count):
-            numbers = numbers.reshape(count, groups).T.ravel()
-        if trial == 0:
-            return numbers
-        spread_out = np.unique(
-            np.linspace(0, len(numbers) - 1, min(len(numbers), trial)).astype(np.int64)
-        )
-        first = np.concatenate([spread_out[k::STRIDE] for k in range(STRIDE)])
-        return np.concatenate([numbers[first], np.delete(numbers, spread_out)])
-
-    def _learn_scale(self) -> None:
-        """Root mean square over everything asked so far that was not saturated."""
-        good = self.length > 0
-        power = float(np.einsum("gsj,gsj,gj->", self.product, self.product, good))
-        self.seen = max(1, int(good.sum()) * self.product.shape[1])
-        noise = float(np.einsum("gsj,gsj,gj->", self.error, self.error, good))
-        if power > NOISE_ONLY**2 * noise:  # products that are all zero have no scale
-            self.spread = float(np.sqrt(power / self.seen))
-
-    def _ideal(self) -> Array:
-        """The best length for each question: the target, or less for a score of large size."""
-        goal = min(TARGET_SPREAD / self.spread, self.longest)
-        top = np.abs(self.product).max(axis=1)
-        with np.errstate(divide="ignore"):
-            return np.where(top * goal > STEEPEST, COMFORTABLE / top, goal)
-
-    def _repeat(self, numbers: Array) -> None:
-        """Asks again what was saturated or steep, then what was asked with too short anchors."""
-        groups = self.length.shape[0]
-        group, anchor = np.nonzero((self.length > 0) & (self.length < WEAKEST * self._ideal()))
-        numbers = np.union1d(numbers, anchor * groups + group)
-        for _ in range(ROUNDS):
-            if not len(numbers):
-                return
-            anchor, group = np.divmod(numbers, groups)
-            old = self.length[group, anchor]
-            lengths = np.where(old < 0, -old * SHRINK, self._ideal()[group, anchor])
-            rest = self._fill(numbers, lengths)
-            weak = (old < 0) & (lengths < WEAKEST * self._ideal()[group, anchor])
-            numbers = np.union1d(rest, numbers[weak])
-        raise IllConditioned("the scores span more decades than the box's precision can show")

@@ -86,11 +86,16 @@ class Stretched:
             found = found @ self.shape.inverse
         return self._stretch(found, 1 / self.across, 1 / self.along)
 
-    def solve_errors(self, errors: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        """Standard errors of `solve` for independent errors of the products."""
+    def solve_variance(self, variance: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """Squared standard errors of `solve` for independent errors of the products (across the
+        axis and along it each exact where these are equal)."""
         if self.shape is not None:
-            return np.sqrt(errors**2 @ self.solve(np.eye(self.width)) ** 2)
-        return np.sqrt(self.basis.combine_squared(errors**2)) / min(self.across, self.along)
+            return variance @ self.solve(np.eye(self.width)) ** 2
+        along = variance @ self.basis.coordinates(self.axis[None])[0] ** 2
+        found = self.basis.combine_squared(variance)
+        found /= self.across**2
+        found += np.outer(along * max(0.0, self.along**-2 - self.across**-2), self.axis**2)
+        return found
 
     def _stretch(self, vectors: Array, across: float, along: float) -> Array:
         if not self.axis.any():
@@ -108,11 +113,10 @@ def probe_set(
     linear: LinearPart,
     group: int,
     bias: Float[Array, " d"],
-    bias_error: float,
 ) -> ProbeSet:
     """All members as probes, with their values and their products with the key bias."""
     values = probes.products(np.ascontiguousarray(linear.value.T))
-    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias, bias_error)
+    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias)
 
 
 def free_lengths(

@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.questions import Axes, Questions
 from keyhole.probes.precision import FIXED, Measured, Roundoff, look, observed
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
@@ -71,7 +71,7 @@ def measure_values(
         size = LONGEST_TOKEN
         offset = np.where(np.abs(offset) > SEEN * kind.additive, offset, 0.0)
     size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
-    answers = oracle.ask(Questions.of((size * np.eye(width))[:, None, :], "value"))
+    answers = oracle.ask(Questions(Axes(width, size), np.arange(width)[:, None], "value"))
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
     # one answer does not tell the shortest formats apart
     kind = observed(kind, np.concatenate([np.ravel(twice), np.ravel(answers)]))

@@ -28,32 +28,48 @@ def allowance(
     tokens: Float[Array, "n length d"],
     precision: Precision,
     rng: np.random.Generator,
-    others: list[Any] | None = None,
 ) -> Float[Array, "n *out"]:
-    """Largest plausible |box − model| for each answer, if the model is the box.
+    """Largest plausible |box − model| for each answer, if the model is the box."""
+    return allowances(model, errors, [tokens], precision, rng)[0]
 
-    `others` are disturbed copies of the model to use again: drawing them costs more than asking.
-    """
+
+def allowances(
+    model: Any,
+    errors: Any,
+    batches: list[Array],
+    precision: Precision,
+    rng: np.random.Generator,
+    draws: int = DRAWS,
+) -> list[Array]:
+    """The same for batches of questions of different lengths. Disturbed copies of the model are
+    drawn one after the other and asked everything: only one of them is held at a time."""
     if hasattr(model, "margin"):
-        return label_allowance(model, errors, tokens, precision, rng)
-    answers = np.asarray(model(tokens))
-    spread = np.zeros_like(answers)
-    for other in others or copies(model, errors, precision, rng):
-        noise = precision.relative * rng.standard_normal(tokens.shape)
-        spread = np.maximum(spread, np.abs(other(tokens * (1.0 + noise)) - answers))
-    rounding = ROUNDINGS * precision.relative * np.abs(answers)
+        return [label_allowance(model, errors, part, precision, rng) for part in batches]
+    answers = [np.asarray(model(tokens)) for tokens in batches]
+    spreads = [np.zeros_like(part) for part in answers]
+    for _ in range(draws):
+        other = disturbed(model, errors, precision.relative, rng)
+        for tokens, part, spread in zip(batches, answers, spreads, strict=True):
+            near = rng.standard_normal(tokens.shape)
+            near *= precision.relative
+            near += 1.0
+            near *= tokens
+            np.maximum(spread, np.abs(other(near) - part), out=spread)
+        del other, near  # before the next is drawn
+    return [
+        np.asarray(SAFETY * spread + rounding(part, precision))
+        for spread, part in zip(spreads, answers, strict=True)
+    ]
+
+
+def rounding(answers: Float[Array, "n *out"], precision: Precision) -> Float[Array, "n *out"]:
+    """What the box's format and its noise may do to the answers themselves."""
+    relative = ROUNDINGS * precision.relative * np.abs(answers)
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
-        rounding = np.maximum(rounding, CANCELLED * precision.relative * largest)
+        relative = np.maximum(relative, CANCELLED * precision.relative * largest)
     steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
-    return np.asarray(SAFETY * spread + rounding + steady)
-
-
-def copies(model: Any, errors: Any, precision: Precision, rng: np.random.Generator) -> list[Any]:
-    """Disturbed copies of a model, for `allowance`; none of a model that answers with labels."""
-    if hasattr(model, "margin"):
-        return []
-    return [disturbed(model, errors, precision.relative, rng) for _ in range(DRAWS)]
+    return np.asarray(relative + steady)
 
 
 def label_allowance(
@@ -82,11 +98,16 @@ def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = {}
     for name, array in multiplied_out(model.to_arrays(), uncertain).items():
-        size = relative * np.abs(array)
+        change = np.array(array, dtype=np.float64)
+        np.abs(change, out=change)
+        change *= relative
         factor = name.endswith(("score_left", "score_right"))
         if not factor and name in uncertain and uncertain[name].shape == array.shape:
-            size = np.hypot(size, uncertain[name])
-        parameters[name] = np.asarray(array + size * rng.standard_normal(array.shape))
+            np.hypot(change, uncertain[name], out=change)
+        change *= rng.standard_normal(array.shape)
+        change += array
+        change.flags.writeable = False  # so that the model keeps it as it is
+        parameters[name] = change
     for name, left in uncertain.items():
         if name.endswith("score_left") and name in parameters:
             _disturb_product(parameters, name, left, uncertain, rng)

@@ -10,38 +10,36 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.models.labelled import LabelledAttention
 from keyhole.oracles.questions import Questions
+from keyhole.oracles.wrappers.memory import Kept
 from keyhole.results import Trace
 
 POINTS = 400  # questions compared: enough for a picture
 SAMPLE_BYTES = 2**25  # tokens of the sample, at most: the comparison stays cheap beside the run
 
 
-def traced(model: Any, past: list[tuple[Questions, Array]]) -> Trace | None:
+def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
     """Deviations of a sample spread over the run; None where the answers cannot be compared, or
     are labels, which near a border say nothing about the size of an error."""
-    if isinstance(model, LabelledAttention):
+    if isinstance(model, LabelledAttention) or not past:
         return None
-    total = sum(len(questions) for questions, _ in past)
-    if total == 0:
-        return None
-    largest = max(8 * questions.length * questions.width for questions, _ in past)
+    largest = max(8 * kept.questions.length * kept.questions.width for kept in past)
     count = max(1, min(POINTS, total, SAMPLE_BYTES // largest))
-    chosen = np.unique(np.linspace(0, total - 1, count).astype(int))
+    known = np.sort(np.concatenate([kept.numbers for kept in past]))
+    chosen = known[np.searchsorted(known, np.linspace(0, known[-1], count).astype(int))]
     asked: list[int] = []
     purposes: list[str] = []
-    gaps, sizes, start = [], [], 0
-    for questions, answers in past:
-        here = chosen[(chosen >= start) & (chosen < start + len(questions))] - start
+    gaps, sizes = [], []
+    for kept in past:
+        questions, here = kept.questions, np.flatnonzero(np.isin(kept.numbers, chosen))
         if len(here):
             tokens = Questions(questions.bank, questions.index[here], questions.purpose).tokens()
-            predicted, seen = np.asarray(model(tokens)), np.asarray(answers)[here]
+            predicted, seen = np.asarray(model(tokens)), kept.answers[here]
             if predicted.shape != seen.shape:
                 return None
             gaps.append(_size(predicted - seen.astype(np.float64)))
             sizes.append(_size(seen))
-            asked += [int(i) for i in here + start + 1]
+            asked += [int(number) for number in kept.numbers[here] + 1]
             purposes += [questions.purpose] * len(here)
-        start += len(questions)
     size, gap = np.concatenate(sizes), np.concatenate(gaps)
     if not (np.isfinite(size).all() and np.isfinite(gap).all()):
         return None

@@ -10,7 +10,8 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Listed, Scaled
-from keyhole.probes.log_odds import BLOCK_GROWTH, LogOdds, ProbeSet
+from keyhole.probes.log_odds import LogOdds, ProbeSet
+from keyhole.probes.score_table import BLOCK_GROWTH, measured_table
 from keyhole.probes.values import measure_values
 
 WIDTH = 8
@@ -72,7 +73,7 @@ def test_a_table_costs_little_more_than_its_entries(scale: float, guess: float) 
     rows = anchors.rows(np.arange(WIDTH))
     exact = truth(odds, model, rows)
     spread = guess * float(np.sqrt(np.mean(exact**2)))
-    table = odds.table(anchors, odds.linear.at(rows), spread)
+    table = measured_table(odds, anchors, odds.linear.at(rows), spread)
     assert box.seen <= WIDTH**2 + 4 * BLOCK_GROWTH
     assert np.linalg.norm(table.product - exact) < 1e-13 * np.linalg.norm(exact)
     assert table.spread == pytest.approx(float(np.sqrt(np.mean(exact**2))), rel=0.1)
@@ -85,7 +86,7 @@ def test_standard_errors_are_of_the_right_size() -> None:
     rows = anchors.rows(np.arange(WIDTH))
     exact = truth(odds, model, rows)
     spread = float(np.sqrt(np.mean(exact**2)))
-    table = odds.table(anchors, odds.linear.at(rows), spread)
+    table = measured_table(odds, anchors, odds.linear.at(rows), spread)
     ratio = np.sqrt(np.mean(((table.product - exact) / table.error) ** 2))
     assert 0.03 < ratio < 2.0
 

@@ -41,12 +41,18 @@ def test_products_and_solve_are_what_rows_say(axis: bool, shaped: bool) -> None:
     np.testing.assert_allclose(probes.solve((rows @ vectors.T).T), vectors, rtol=1e-9)
 
 
-def test_solve_errors_are_standard_errors() -> None:
+@pytest.mark.parametrize("axis", [0.0, 1.0])
+def test_solve_variance_is_that_of_independent_errors(axis: float) -> None:
     rng = np.random.default_rng(3)
-    probes = Stretched(random_basis(rng, WIDTH), 4.0, 4.0, np.zeros(WIDTH), shape())
-    errors = 1.0 + rng.random((1, WIDTH))
-    draws = probes.solve(errors * rng.standard_normal((20_000, WIDTH)))
-    np.testing.assert_allclose(np.std(draws, axis=0), probes.solve_errors(errors)[0], rtol=0.05)
+    direction = axis * rng.standard_normal(WIDTH)
+    direction /= max(float(np.linalg.norm(direction)), 1.0)
+    basis = random_basis(rng, WIDTH)
+    shaped = Stretched(basis, 4.0, 4.0, np.zeros(WIDTH), shape())
+    for probes in (shaped, Stretched(basis, 4.0, 0.25 if axis else 4.0, direction)):
+        errors = 1.0 + 0.1 * rng.random((1, WIDTH))
+        draws = probes.solve(errors * rng.standard_normal((20_000, WIDTH)))
+        stated = np.sqrt(probes.solve_variance(errors**2)[0])
+        np.testing.assert_allclose(np.std(draws, axis=0), stated, rtol=0.05)
 
 
 def test_digests_tell_probes_apart() -> None:

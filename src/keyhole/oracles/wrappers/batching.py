@@ -10,7 +10,7 @@ from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
 
 CHUNK_BYTES = 16 * 2**20  # token memory of one chunk: fits the cache hierarchy, feeds a GEMM
-CHUNK_QUESTIONS = 512  # what an interruption can lose, and how often progress moves
+CHUNK_QUESTIONS = 256  # what an interruption can lose, and how often progress moves
 FLOAT_BYTES = 8
 
 

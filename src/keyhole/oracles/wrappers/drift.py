@@ -116,7 +116,7 @@ class DriftWatch(Wrapper):
         new = questions.purpose not in self._oldest and len(self._oldest) < KEPT
         if not (longer or new):
             return
-        one = Questions(questions.bank, questions.index[:1], PURPOSE)
+        one = Questions.of(questions[:1].tokens(), PURPOSE)  # lets go of the bank
         kept = Kept(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
         if new:
             self._oldest[questions.purpose] = kept

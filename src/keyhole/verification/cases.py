@@ -1,0 +1,109 @@
+"""Answers of the box beside those of the model, and how far apart they may be."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import Counterexample
+from keyhole.oracles.base import Precision
+from keyhole.oracles.questions import Questions
+from keyhole.verification.tolerance import DRAWS, allowances, rounding
+
+REPLAYED = 256  # past answers compared, spread over the run
+PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
+SECOND_OPINIONS = 4  # times as many disturbed copies judge an answer before it counts as another
+OLD = "a question asked while learning"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Questions of one length with both answers."""
+
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n *out"]
+    predicted: Array
+    reason: str  # why they were asked
+
+    @classmethod
+    def of(cls, model: Any, tokens: Array, answers: Array, reason: str) -> "Case":
+        return cls(tokens, np.asarray(answers, dtype=np.float64), np.asarray(model(tokens)), reason)
+
+    @property
+    def comparable(self) -> bool:
+        return bool(self.predicted.shape == self.answers.shape)
+
+    def example(self, number: int, reason: str) -> Counterexample:
+        return Counterexample(
+            self.tokens[number], self.answers[number], self.predicted[number], reason
+        )
+
+
+def old_cases(model: Any, past: list[tuple[Questions, Array]]) -> Iterator[Case]:
+    """A sample of every batch of the run, by lengths, a limited amount at once."""
+    total = sum(len(q) for q, _ in past)
+    for length in sorted({q.length for q, _ in past}):
+        sample: list[tuple[Array, Array]] = []
+        for questions, answers in past:
+            if questions.length != length:
+                continue
+            share = max(1, round(REPLAYED * len(questions) / total))
+            chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
+            tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
+            sample.append((tokens, np.asarray(answers)[chosen]))
+            if sum(tokens.nbytes for tokens, _ in sample) > PORTION_BYTES:
+                yield _old_case(model, sample)
+        if sample:
+            yield _old_case(model, sample)
+
+
+def _old_case(model: Any, sample: list[tuple[Array, Array]]) -> Case:
+    """All of the sample, which is then let go."""
+    tokens, answers = (np.concatenate(part) for part in zip(*sample, strict=True))
+    sample.clear()
+    return Case.of(model, tokens, answers, OLD)
+
+
+def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:
+    """Cases to be judged together, by one set of disturbed models."""
+    portion: list[Case] = []
+    for case in cases:
+        portion.append(case)
+        if sum(part.tokens.nbytes for part in portion) > PORTION_BYTES:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def deviations(
+    model: Any, errors: Any, cases: list[Case], precision: Precision, rng: np.random.Generator
+) -> list[Float[Array, " n"]]:
+    """Deviations of every case in units of what is allowed (or, of an old question, of what
+    rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
+    asked for the rest, and since a few of them may all happen to be close to the model, more where
+    these do not explain it either."""
+    ratios = [
+        _worst(case, rounding(case.predicted, precision), slice(None))
+        if case.reason == OLD and not hasattr(model, "margin")
+        else np.full(len(case.tokens), np.inf)
+        for case in cases
+    ]
+    for draws in (DRAWS, SECOND_OPINIONS * DRAWS):
+        odd = [np.flatnonzero(part > 1.0) for part in ratios]
+        doubtful = [k for k in range(len(cases)) if len(odd[k])]
+        if not doubtful:
+            break
+        tokens = [cases[k].tokens[odd[k]] for k in doubtful]
+        allowed = allowances(model, errors, tokens, precision, rng, draws)
+        for k, limit in zip(doubtful, allowed, strict=True):
+            ratios[k][odd[k]] = np.minimum(ratios[k][odd[k]], _worst(cases[k], limit, odd[k]))
+    return ratios
+
+
+def _worst(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
+    gap = np.abs(case.answers[part] - case.predicted[part])
+    ratio = gap / np.maximum(allowed, np.finfo(float).tiny)
+    return np.asarray(ratio.reshape(len(ratio), -1).max(axis=1))
