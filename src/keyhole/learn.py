@@ -23,6 +23,7 @@ from keyhole.verification.held_out import Evidence, held_out_verdict
 
 WEAK = 0.3  # a block whose standard error is this share of itself is not known
 SCARCE = 1.5  # times the floor below which a search is expected to fail
+TRIED = 10  # starts below which a search without success says nothing about the labels
 AMPLIFIED = 1e6  # relative error of a block per relative error of the labels: rounding decides
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -157,10 +158,11 @@ def _misfit(details: Mapping[str, Any], verdict: Verdict) -> KeyholeError:
     """The labels are not reproduced: another family, or a search that was stuck."""
     if details["ending"] != "spent":
         return WrongFamily(verdict.bound, verdict.counterexample)
-    if details["ratio_least"] < SCARCE:
+    if details["ratio_least"] < SCARCE or details["restarts"] < TRIED:
         return BudgetExhausted(
-            "no fit was settled before the budget was spent. The examples are "
-            f"{details['ratio_least']:.2g} times the floor; more make the search easier"
+            f"no fit was settled before the budget was spent ({details['restarts']} starts). The "
+            f"examples are {details['ratio_least']:.2g} times the floor; more of them make the "
+            "search easier, more seconds or restarts longer"
         )
     return WrongFamily(
         f"{verdict.bound} If the labels do come from such a layer, the search was stuck: allow "

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from keyhole.learn import learn
+from keyhole.learn import TRIED, learn
 from keyhole.learners.examples import FromExamples
 from keyhole.models.attention import Attention, Head
 from keyhole.models.every_position import every_position
 from keyhole.results import Outcome
 
 RNG = np.random.default_rng(0)
-D, K, N = 6, 4, 60
+D, K, N = 6, 4, 30
 
 
 def layer(rng: np.random.Generator, heads: int) -> Attention:
@@ -46,16 +46,16 @@ IMPOSTORS = {
 }
 
 
+FOREIGN = ("shuffled", "shifted by one", "pure noise")  # not near any layer
+
+
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_is_not_recovered(name: str) -> None:
-    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=3), throw=False)
+    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=TRIED), throw=False)
     assert found.outcome is not Outcome.RECOVERED
     assert found.reason
-
-
-@pytest.mark.parametrize("name", ["shuffled", "shifted by one", "pure noise"])
-def test_is_rejected_with_a_counterexample(name: str) -> None:
-    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=3), throw=False)
+    if name not in FOREIGN:
+        return
     assert found.outcome is Outcome.REJECTED
     assert found.verdict is not None
     assert not found.verdict.agrees
@@ -67,3 +67,9 @@ def test_is_rejected_with_a_counterexample(name: str) -> None:
 
 def test_the_honest_labels_are_recovered() -> None:
     assert learn(X, Y).outcome is Outcome.RECOVERED
+
+
+@pytest.mark.parametrize("labels", [Y, OTHER])
+def test_a_search_that_hardly_began_rejects_nothing(labels: np.ndarray) -> None:
+    found = learn(X, labels, FromExamples(restarts=1), throw=False)
+    assert found.outcome is Outcome.BUDGET_EXHAUSTED
