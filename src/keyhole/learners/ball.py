@@ -30,7 +30,7 @@ from scipy.special import expit
 from keyhole.algebra.bases import random_rotation
 from keyhole.algebra.truncation import separated, without_noise
 from keyhole.arrays import Array, Float, Int
-from keyhole.errors import NotIdentifiable, WrongFamily
+from keyhole.errors import IllConditioned, KeyholeError, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Precision
@@ -50,6 +50,7 @@ SHORTENINGS, SHORTEN = 8, 0.25  # attempts, and the least factor of one
 SHORTER = 0.5  # factor of the lengths where a tolerance leaves a score unbounded
 SHARED_DRAWS = 64  # disturbed value vectors from which the shared error is estimated
 CHUNK_ANCHORS = 64  # anchors asked at once
+IMPOSSIBLE = 10.0  # standard errors by which an answer is beyond what any weight gives
 EDGE = 1e-6  # weights are kept this far inside (0, 1) before their logarithm is taken
 
 
@@ -276,9 +277,22 @@ class Ball:
                 slope_sum += slope * (rest - share * swing)
                 information += slope**2
             if not (information > 0).all():
-                raise WrongFamily("no scores of one head explain the answers to pairs")
+                raise self._unreadable(value, along, sizes)
             best = slope_sum / information + (0.0 if best is None else best)
         return np.asarray(best), information / self.noise**2
+
+    def _unreadable(self, value: Array, along: Array, sizes: Array) -> KeyholeError:
+        """Why some score has no likely value: answers that no weight gives, or noise."""
+        beyond = 0.0
+        for answers, probe, anchor in self.asked:
+            swing = np.abs(probe) * sizes[:, None]
+            rest = np.sign(probe) * self._read(answers, anchor, value, along)
+            beyond = max(beyond, float(np.maximum(-rest, rest - swing).max()))
+        if beyond > IMPOSSIBLE * self.noise:
+            return WrongFamily("no scores of one head explain the answers to pairs")
+        return IllConditioned(
+            "noise hides the score of some pairs: they need more questions, or longer tokens"
+        )
 
     def _read(self, answers: Array, anchor: Array, value: Array, along: Array) -> Array:
         """What answers to pairs tell of the probes: without offset and anchor, along `along`."""

@@ -18,6 +18,7 @@ class Asker:
 
     oracle: Oracle
     scalar: bool | None = None  # known after the first answer
+    outputs: int = 1  # numbers in an answer, likewise
     single: bool = False
     asked: int = 0
     offset: Float[Array, " outputs"] | float = 0.0  # subtracted from every answer once known
@@ -31,12 +32,15 @@ class Asker:
     def __call__(
         self, tokens: Float[Array, "n length d"], purpose: str
     ) -> Float[Array, "n outputs"]:
+        if not len(tokens):
+            return np.zeros((0, self.outputs))
         answers = np.asarray(self.oracle.ask(Questions.of(tokens, purpose)))
         self.asked += len(tokens)
         self.scalar = answers.ndim == 1
         self.single = self.single or answers.dtype == np.float32
         answers = answers.astype(np.float64)
         answers = answers[:, None] if self.scalar else answers
+        self.outputs = answers.shape[1]
         if self.recording:
             self.recorded.append((tokens, answers))
         return answers - self.offset
