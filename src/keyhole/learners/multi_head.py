@@ -36,6 +36,7 @@ from keyhole.probes.hard_attention import BAG, Overcomplete, directions
 
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 EXPLORING = 50  # questions before random ones, and fresh ones after
+NARROW = 2  # dimensions in which tokens cannot be made that only one head prefers
 ROOM = 5  # tokens: two heads with their gates, one of them opened, and the query
 SWITCH = 22  # questions that find where a head switches
 USUAL_HEADS = 4  # forecast where the number of heads is not given
@@ -70,6 +71,8 @@ class MultiHead:
         if oracle.spec.domain.max_length == 1:
             raise NotIdentifiable("questions of a single token show nothing of the scores")
         ask = Asker(oracle)
+        if width <= NARROW:
+            return learn_random(ask, rng, self)
         if not oracle.spec.domain.unbounded:
             return self.recovered_within(ask, rng)
         frame = directions(rng, width, width)
@@ -125,6 +128,8 @@ class MultiHead:
         d, heads = spec.width, self.heads or USUAL_HEADS
         domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d
+        if d <= NARROW:
+            return questions_for(d, heads, spec.outputs or 1) + EXPLORING
         if domain.unbounded and (domain.max_length or ROOM) < ROOM:
             return heads * (each + 2 * d + SWITCH)
         if spec.outputs is not None and spec.outputs > 1:

@@ -256,3 +256,18 @@ def test_low_rank_is_what_noise_does_not_explain() -> None:
     assert found.model.heads[0].score_factors is not None
     assert error(found, model) <= 0.7 * error(full, model)
     assert covered(found, model) >= 0.9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_noise_that_hides_a_score_is_not_another_family(seed: int) -> None:
+    noise, width = 2e-2, 4
+    secret, rng = attention(np.random.default_rng(seed), width), np.random.default_rng(100 + seed)
+    box = keyhole.open_oracle(
+        lambda tokens: secret(tokens) + noise * rng.standard_normal(len(tokens)),
+        width=width,
+        max_norm=2.0,
+        precision=Precision(additive=noise),
+    )
+    learner, budget = keyhole.SingleHead(), width**2 + width + 6
+    recovery = keyhole.recover(box, learner, budget=budget, throw=False, seed=seed)
+    assert recovery.outcome in (keyhole.Outcome.RECOVERED, keyhole.Outcome.ILL_CONDITIONED)

@@ -337,3 +337,23 @@ def test_two_heads_behind_one_gate_are_told_apart_in_float32() -> None:
     recovery = keyhole.recover(secret.astype(np.float32), MultiHead(), seed=15)
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert len(recovery.model.heads) == 8
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("width", "outputs"), [(1, 1), (2, 2), (4, 4), (8, 8), (8, 4), (8, 16)])
+def test_one_head_with_vector_answers(width: int, outputs: int, bias: bool, single: bool) -> None:
+    secret = drawn(width, 1, 0, outputs=outputs, bias=bias)
+    box = secret.astype(np.float32) if single else secret
+    recovery = keyhole.recover(box, MultiHead())
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert len(recovery.model.heads) == 1
+    assert distance(recovery.model, secret) < (1e-2 if single else 1e-9)
+
+
+@pytest.mark.parametrize(("width", "heads", "outputs"), [(1, 2, None), (2, 2, None), (2, 3, 2)])
+def test_narrow_tokens(width: int, heads: int, outputs: int | None) -> None:
+    secret = drawn(width, heads, 0, outputs=outputs, bias=True)
+    recovery = keyhole.recover(secret, MultiHead())
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert distance(recovery.model, secret) < 1e-6

@@ -52,3 +52,12 @@ def test_an_exact_box_spends_nothing_more() -> None:
     truth = attention(np.random.default_rng(2), 6, heads=2)
     free, bounded = (keyhole.recover(truth, MultiHead(), budget=b) for b in (None, 10_000))
     assert free.ledger.paid == bounded.ledger.paid
+
+
+@pytest.mark.parametrize(("heads", "outputs"), [(1, 8), (2, 16)])
+def test_a_float32_layer_without_biases(heads: int, outputs: int) -> None:
+    truth = attention(np.random.default_rng(3), 8, heads=heads, outputs=outputs)
+    recovery = keyhole.recover(truth.astype(np.float32), MultiHead(), budget=900)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert recovery.ledger.by_purpose["polish"] > 0
+    assert errors(recovery, truth)[1] < 3
