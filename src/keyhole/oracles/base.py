@@ -43,6 +43,9 @@ class Domain:
             table = frozen(finite_array("vocabulary", self.vocabulary, ndim=2))
             object.__setattr__(self, "vocabulary", table)
 
+    def accepts_the_same_as(self, other: "Domain") -> bool:
+        return self == other and self._words == other._words
+
     @property
     def unbounded(self) -> bool:
         """Whether tokens may be any vectors (the length may still be limited)."""

@@ -60,10 +60,7 @@ def open_oracle(
     domain = Domain(max_length, max_norm, low, high, vocabulary)
     if batch is not None and batch < 1:
         raise InvalidArgument(f"batch must be at least 1, got {batch}")
-    if isinstance(target, Oracle):
-        _refuse(options, "an Oracle")
-        oracle = target
-    elif isinstance(target, (list, tuple)):
+    if isinstance(target, (list, tuple)):
         if cluster is not None:
             raise InvalidArgument("several targets are spread by themselves: leave out cluster=")
         return _replicas(target, width, domain, precision, batch, options)
@@ -91,11 +88,27 @@ def _open_local(
         target = _named(str(target), path)
     if isinstance(target, Oracle):
         _refuse(options, "an Oracle")
-        return target
+        return _as_stated(target, width, domain, precision)
     if is_module(target):
         return _opened(open_torch, "a torch module", options)(target, width, domain, precision)
     _refuse(options, "a function or a keyhole model")
     return _function(target, width, domain, precision)
+
+
+def _as_stated(
+    oracle: Oracle, width: int | None, domain: Domain, precision: Precision | None
+) -> Oracle:
+    """The oracle as its own spec describes it, which nobody may contradict from outside."""
+    if width not in (None, oracle.spec.width):
+        raise InvalidArgument(f"width={width}, but this Oracle says {oracle.spec.width}")
+    stated = {**vars(domain), "precision": precision}
+    told = [name for name, part in stated.items() if part is not None]
+    if told:
+        raise InvalidArgument(
+            f"an Oracle says in its own spec what it accepts and how exact it is: state "
+            f"{', '.join(told)} there"
+        )
+    return oracle
 
 
 def _function(
@@ -213,8 +226,6 @@ def _replicas(
         for target in targets:
             if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
                 members.append(_open_url(target, width, domain, precision, **_hasty(options)))
-            elif isinstance(target, Oracle):
-                members.append(target)
             else:
                 members.append(_open_local(target, width, domain, precision, dict(options)))
         return Replicas(members, batch)

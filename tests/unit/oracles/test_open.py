@@ -13,8 +13,11 @@ from keyhole.oracles.wrappers.batching import Batching
 MODULE = """
 import numpy as np
 from keyhole.models.draw import attention
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
 head = attention(np.random.default_rng(0), 5)
 number = 3
+oracle = FunctionOracle(head, Spec(5))
 class Holder:
     inner = head
 class Box:
@@ -96,6 +99,25 @@ def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
         keyhole.open_oracle("http://127.0.0.1:1/", tiemout=3)
     with pytest.raises(keyhole.InvalidArgument, match="no option rate"):
         keyhole.open_oracle(FunctionOracle(len, keyhole.Spec(2)), rate=1)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"max_norm": 1.0},
+        {"max_length": 2},
+        {"low": -1.0, "high": 1.0},
+        {"vocabulary": np.eye(5)},
+        {"precision": keyhole.Precision(step=0.1)},
+        {"width": 4},
+    ],
+)
+def test_what_is_said_about_an_oracle_is_in_its_spec_or_an_error(boxes_module, stated):
+    oracle = FunctionOracle(attention(np.random.default_rng(0), 5), keyhole.Spec(5))
+    for target in (oracle, "some_boxes:oracle", [oracle, oracle]):
+        with pytest.raises(keyhole.InvalidArgument, match=next(iter(stated))):
+            keyhole.open_oracle(target, **stated)
+    assert keyhole.open_oracle(oracle, width=5) is oracle
 
 
 @pytest.mark.parametrize("batch", [0, -3])
