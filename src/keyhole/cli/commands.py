@@ -1,6 +1,7 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,26 +30,24 @@ def finish(
     """Shows, saves, and leaves with the exit code of the outcome."""
     from keyhole.results import Outcome
 
+    from rich.console import Console
+
     recovery = replace(recovery, run={**recovery.run, "command": typed()})
+    console = Console(quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(recovery.to_json()))
+    else:
+        from keyhole.report.terminal import show
+
+        console.print(show(recovery, colour=console.color_system is not None))
     if out is not None:
         recovery.save(out)
+        console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
     if report is not None:
         from keyhole.report.html import write_report
 
         write_report(recovery, report, out)
-    if as_json:
-        typer.echo(json.dumps(recovery.to_json()))
-    else:
-        from rich.console import Console
-
-        from keyhole.report.terminal import show
-
-        console = Console()
-        console.print(show(recovery, colour=console.color_system is not None))
-        if out is not None:
-            console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
-        if report is not None:
-            console.print(f"report: [bold]{report}[/]")
+        console.print(f"report: [bold]{report}[/]")
     codes = {
         Outcome.RECOVERED: OK,
         Outcome.UNVERIFIED: OK,
@@ -57,6 +56,15 @@ def finish(
         Outcome.INTERRUPTED: STOPPED,
     }
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
+
+
+def check_places(out: Path | None, report: Path | None) -> None:
+    """Raises, before anything is paid for, where a result could not be kept."""
+    for folder in filter(None, (out, report and report.parent)):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    if report is not None and report.is_dir():
+        raise IsADirectoryError(f"{report} is a folder; --report names a file")
 
 
 def how_to_resume(paid: int, journal: Path | None) -> str:
@@ -128,6 +136,9 @@ def demo(
     from keyhole.models.symmetry import distance
     from keyhole.recover import recover as run
 
+    if report is None and out is not None:
+        report = out / "report.html"
+    check_places(out, report)
     secret = attention(np.random.default_rng([seed, 2]), width, bias=True)
     with shown(not as_json) as progress:
         recovery = run(secret, seed=seed, progress=progress, throw=False)
@@ -137,8 +148,6 @@ def demo(
             f"A head with {width * width + 2 * width + 1:,} parameters was hidden behind a "
             f"function;\nits parameters were found to a relative error of {gap:.1e}.\n"
         )
-    if report is None and out is not None:
-        report = out / "report.html"
     finish(recovery, as_json, out, report)
 
 
@@ -176,6 +185,7 @@ def recover(
     from keyhole.cli.progress import shown
     from keyhole.recover import recover as run
 
+    check_places(out, report)
     with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
             oracle,
@@ -301,6 +311,7 @@ def learn(
     from keyhole.learners.example_files import read_examples
     from keyhole.learners.examples import FromExamples
 
+    check_places(out, report)
     found = read_examples(examples)
     learner = FromExamples(
         heads, method, restarts, seconds, workers, most_heads, bias=bias, noise=noise
