@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -90,12 +90,11 @@ def recover(
     (Outcome.RECOVERED, True)
     """
     learner = Auto() if learner is None else learner
-    if not isinstance(learner, Learner):
-        raise InvalidArgument(
-            f"learner must be a learner such as SingleHead(), got {type(learner).__name__}"
-        )
-    if budget is not None and budget < 1:
-        raise InvalidArgument(f"budget must be at least 1, got {budget}")
+    if isinstance(learner, type) or not isinstance(learner, Learner):
+        raise InvalidArgument(f"learner must be a learner such as SingleHead(), got {learner!r}")
+    if budget is not None:
+        budget = whole_number("budget", budget, 1)
+    seed = whole_number("seed", seed, 0)
     run = _Run(open_oracle(box), learner, budget, journal, seed, progress)
     try:
         recovery, error = run.finish(verify)

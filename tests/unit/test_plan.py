@@ -90,5 +90,5 @@ def test_a_learner_that_refuses_says_why() -> None:
 
 
 def test_sizes_must_make_sense() -> None:
-    with pytest.raises(keyhole.InvalidArgument, match="heads must be at least 1"):
+    with pytest.raises(keyhole.InvalidArgument, match="heads must be a whole number of at least 1"):
         Size(heads=0)

@@ -28,9 +28,9 @@ def finish(
     report: Path | None,
 ) -> None:
     """Shows, saves, and leaves with the exit code of the outcome."""
-    from keyhole.results import Outcome
-
     from rich.console import Console
+
+    from keyhole.results import Outcome
 
     recovery = replace(recovery, run={**recovery.run, "command": typed()})
     console = Console(quiet=as_json)
@@ -300,7 +300,9 @@ def learn(
     seconds: Annotated[float, typer.Option(help="Longest search.")] = 60.0,
     restarts: Annotated[int, typer.Option(min=1, help="Most starts of the search.")] = 100_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
-    seed: Annotated[int, typer.Option(help="The same seed starts from the same places.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same seed starts from the same places.")
+    ] = 0,
     out: Out = None,
     report: Report = None,
     as_json: Json = False,

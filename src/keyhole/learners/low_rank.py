@@ -27,6 +27,7 @@ import numpy as np
 
 from keyhole.algebra.bases import DENSE_LIMIT
 from keyhole.algebra.nuclear_norm import require_solver
+from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
@@ -57,14 +58,13 @@ class LowRank:
     def __post_init__(self) -> None:
         if self.method not in ("adaptive", "convex"):
             raise InvalidArgument(f"method must be 'adaptive' or 'convex', got {self.method!r}")
-        if self.rank is not None and self.rank < 1:
-            raise InvalidArgument(f"rank must be at least 1, got {self.rank}")
+        for name in ("rank", "measurements"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         if not 0 <= self.tolerance < 1:
             raise InvalidArgument(f"tolerance must lie in [0, 1), got {self.tolerance}")
         if self.measurements is not None and self.method != "convex":
             raise InvalidArgument("measurements= belongs to method='convex'")
-        if self.measurements is not None and self.measurements < 1:
-            raise InvalidArgument(f"measurements must be at least 1, got {self.measurements}")
 
     def expected_questions(self, spec: Spec) -> int | None:
         if self.method == "convex":

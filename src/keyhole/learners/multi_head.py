@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_bounded import learn_bounded
@@ -49,11 +49,9 @@ class MultiHead:
 
     def __post_init__(self) -> None:
         for name in ("heads", "rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {value}")
-        if self.attempts < 1:
-            raise InvalidArgument(f"attempts must be at least 1, got {self.attempts}")
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        whole_number("attempts", self.attempts, 1)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         width = oracle.spec.width

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from keyhole.arrays import digest
+from keyhole.arrays import digest, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
@@ -58,13 +58,13 @@ def open_oracle(
     on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
     """
     domain = Domain(max_length, max_norm, low, high, vocabulary)
-    if batch is not None and batch < 1:
-        raise InvalidArgument(f"batch must be at least 1, got {batch}")
+    if batch is not None:
+        batch = whole_number("batch", batch, 1)
     if isinstance(target, (list, tuple)):
         if cluster is not None:
             raise InvalidArgument("several targets are spread by themselves: leave out cluster=")
         return _replicas(target, width, domain, precision, batch, options)
-    elif isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
+    if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
         oracle = _open_url(target, width, domain, precision, batch=batch, **options)
         batch = None  # the endpoint splits by itself, several parts at a time
     else:
@@ -125,7 +125,7 @@ def _function(
         width = getattr(target, "width", None)
         if width is None and domain.vocabulary is not None:
             width = int(domain.vocabulary.shape[1])
-    if not isinstance(width, int):
+    if width is None:
         raise InvalidArgument("this box does not tell its width: pass width= (--width)")
     outputs = getattr(target, "outputs", None) if hasattr(target, "to_arrays") else None
     return FunctionOracle(target, Spec(width, outputs, domain, precision, _identity(target)))

@@ -61,3 +61,10 @@ def test_a_result_that_cannot_be_saved_is_shown_all_the_same(command, monkeypatc
     assert (code, error.splitlines()[-1]) == (2, "keyhole: no space left")
     assert "RECOVERED" in shown
     assert not form or json.loads(shown)["outcome"] == "RECOVERED"
+
+
+def test_a_negative_seed_is_a_usage_error(command):
+    for words in ("demo", "recover counted:box", "check counted:box", "learn x.npz"):
+        code, _, error = command(f"{words} --seed -1")
+        assert code == 2
+        assert "--seed" in error
