@@ -92,3 +92,9 @@ def test_a_learner_that_refuses_says_why() -> None:
 def test_sizes_must_make_sense() -> None:
     with pytest.raises(keyhole.InvalidArgument, match="heads must be a whole number of at least 1"):
         Size(heads=0)
+    for spec in (Spec(4), Spec(4, outputs=3)):
+        with pytest.raises(keyhole.InvalidArgument, match="rank must be at most the width 4"):
+            plan(spec, Size(rank=9), rehearse=False)
+        for learner in (keyhole.LowRank(rank=9), keyhole.MultiHead(rank=9)):
+            with pytest.raises(keyhole.InvalidArgument, match="rank must be at most the width 4"):
+                learner.expected_questions(spec)

@@ -29,7 +29,7 @@ from keyhole.algebra.bases import DENSE_LIMIT
 from keyhole.algebra.nuclear_norm import require_solver
 from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Learned, at_most_the_width
 from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
 from keyhole.learners.low_rank_cross import Cross
 from keyhole.learners.low_rank_sweep import Sweep
@@ -67,6 +67,7 @@ class LowRank:
             raise InvalidArgument("measurements= belongs to method='convex'")
 
     def expected_questions(self, spec: Spec) -> int | None:
+        at_most_the_width(self.rank, spec.width)
         if self.method == "convex":
             count = planned(spec.width, self.rank, self.measurements)
             return -(-count // min(spec.outputs or 1, spec.width)) + spec.width + 4
@@ -76,9 +77,11 @@ class LowRank:
         return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        at_most_the_width(self.rank, oracle.spec.width)
         if self.method == "convex":
             width = oracle.spec.width
-            refuse_too_few(width, self.rank, planned(width, self.rank, self.measurements))
+            count = planned(width, self.rank, self.measurements)
+            refuse_too_few(width, self.rank, count, count)
             if width <= CONE_LIMIT:
                 require_solver()
         else:

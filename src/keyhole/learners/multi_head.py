@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float, whole_number
-from keyhole.errors import IllConditioned, InvalidArgument, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.errors import IllConditioned, WrongFamily
+from keyhole.learners.base import Learned, at_most_the_width
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
 from keyhole.learners.multi_head_random import learn_random, questions_for
@@ -55,8 +55,7 @@ class MultiHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         width = oracle.spec.width
-        if self.rank is not None and self.rank > width:
-            raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
+        at_most_the_width(self.rank, width)
         ask = Asker(oracle)
         if not oracle.spec.domain.unbounded:
             return self.recovered_within(ask, rng)
@@ -92,6 +91,7 @@ class MultiHead:
         return learn_random(ask, rng, self)
 
     def expected_questions(self, spec: Spec) -> int | None:
+        at_most_the_width(self.rank, spec.width)
         d, heads = spec.width, self.heads or USUAL_HEADS
         if spec.outputs is not None and spec.outputs > 1:
             rank = self.rank or max(1, d // heads)
