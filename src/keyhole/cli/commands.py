@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +50,8 @@ def finish(
         console.print(f"report: [bold]{report}[/]")
     codes = {
         Outcome.RECOVERED: OK,
-        Outcome.UNVERIFIED: OK,
+        # as asked with --no-verify; the reason why not otherwise: no question was left for it
+        Outcome.UNVERIFIED: BUDGET if recovery.reason else OK,
         Outcome.ORACLE_FAILED: ORACLE,
         Outcome.BUDGET_EXHAUSTED: BUDGET,
         Outcome.INTERRUPTED: STOPPED,
@@ -334,16 +335,22 @@ def learn(
 @app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")
 def identifiability(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
+    as_json: Json = False,
 ) -> None:
     """Which parameters of MODEL nobody can know from its answers, however many."""
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
-    from keyhole.results import Recovery, load
+    from keyhole.results import Recovery, load, plain
     from keyhole.verification.witness import identifiability as examine
 
     loaded = load(model)
     found = loaded.model if isinstance(loaded, Recovery) else loaded
     if not isinstance(found, Attention):
         raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
-    for sentence in examine(found).sentences():
+    known = examine(found)
+    if as_json:
+        record = {"identifiable": known.identifiable, **asdict(known)}
+        typer.echo(json.dumps(plain({**record, "sentences": known.sentences()})))
+        return
+    for sentence in known.sentences():
         typer.echo(sentence)

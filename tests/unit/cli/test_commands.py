@@ -68,3 +68,21 @@ def test_a_negative_seed_is_a_usage_error(command):
         code, _, error = command(f"{words} --seed -1")
         assert code == 2
         assert "--seed" in error
+
+
+def test_unverified_is_fine_where_it_was_asked_for(command):
+    code, shown, _ = command("recover counted:box --learner single-head --json")
+    paid = json.loads(shown)["ledger"]["paid"]
+    assert code == 0
+    assert command("recover counted:box --learner single-head --no-verify --json")[0] == 0
+    code, shown, _ = command(
+        f"recover counted:box --learner single-head --budget {paid - 1} --json"
+    )
+    assert (code, json.loads(shown)["outcome"]) == (4, "UNVERIFIED")
+
+
+def test_identifiability_as_json(command):
+    code, shown, _ = command("identifiability head.safetensors --json")
+    record = json.loads(shown)
+    assert (code, record["identifiable"], record["heads"]) == (0, True, 1)
+    assert command("identifiability head.safetensors")[1].splitlines() == record["sentences"]
