@@ -29,7 +29,7 @@ from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
 from keyhole.oracles.wrappers.border import Border
@@ -97,7 +97,11 @@ class Estimate:
 def survey(box: Any, seed: int = 0) -> Survey:
     """Some thirty questions: precision, family, speed."""
     rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
-    oracle = Counting(Border(open_oracle(box)))
+    with opened(box) as oracle:
+        return _surveyed(Counting(Border(oracle)), rng)
+
+
+def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
     found, _, answers = look(oracle, rng)
     spec = oracle.spec
     if answers.ndim == 2 and spec.outputs is None:

@@ -26,7 +26,7 @@ from keyhole.learners.auto import Auto
 from keyhole.learners.base import Learned, Learner
 from keyhole.models.symmetry import product_norm
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import Batching
 from keyhole.oracles.wrappers.border import Border
@@ -95,11 +95,12 @@ def recover(
     if budget is not None:
         budget = whole_number("budget", budget, 1)
     seed = whole_number("seed", seed, 0)
-    run = _Run(open_oracle(box), learner, budget, journal, seed, progress)
-    try:
-        recovery, error = run.finish(verify)
-    finally:
-        run.close()
+    with opened(box) as oracle:
+        run = _Run(oracle, learner, budget, journal, seed, progress)
+        try:
+            recovery, error = run.finish(verify)
+        finally:
+            run.close()
     if error is not None:
         error.recovery = recovery
         if throw:
@@ -149,7 +150,7 @@ class _Run:
         self.verdict: Verdict | None = None
 
     def close(self) -> None:
-        """Frees the journal; the box itself belongs to the caller."""
+        """Frees the journal; the box itself belongs to whoever opened it."""
         if self.journal is not None:
             self.journal.release()
 

@@ -1,10 +1,11 @@
 """open_oracle: whatever the user has becomes an oracle."""
 
+import contextlib
 import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,19 @@ def open_oracle(
 
         return Distributed(oracle, cluster, batch)
     return oracle if batch is None else Batching(oracle, chunk_questions=batch)
+
+
+@contextlib.contextmanager
+def opened(box: Any) -> Iterator[Oracle]:
+    """The oracle behind `box`. What was opened for it is closed at the end, and what the caller
+    had opened is not."""
+    oracle, own = open_oracle(box), box if isinstance(box, (list, tuple)) else [box]
+    try:
+        yield oracle
+    finally:
+        for part in getattr(oracle, "members", [oracle]):
+            if not any(part is mine for mine in own):
+                part.close()
 
 
 def _open_local(

@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
@@ -43,7 +43,19 @@ def verify(
     """
     if isinstance(model, type) or not callable(model):
         raise InvalidArgument(f"model must be a model, callable like the box, got {model!r}")
-    box = Border(open_oracle(box))
+    with opened(box) as oracle:
+        return _verdict(Border(oracle), model, errors, queries, seed, past, precision)
+
+
+def _verdict(
+    box: Oracle,
+    model: Any,
+    errors: Any,
+    queries: int | None,
+    seed: int,
+    past: list[tuple[Questions, Array]] | None,
+    precision: Precision | None,
+) -> Verdict:
     count = DEFAULT_QUERIES if queries is None else whole_number("queries", queries, 1)
     if getattr(model, "width", box.spec.width) != box.spec.width:
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")

@@ -9,6 +9,7 @@ from keyhole.models.draw import attention
 from keyhole.models.files import save_model
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.wrappers.batching import Batching
+from keyhole.plan import survey
 
 MODULE = """
 import numpy as np
@@ -132,6 +133,36 @@ def test_batch_limits_what_the_box_gets_at_once():
     assert isinstance(box, Batching)
     box.ask(ASKED)
     assert sizes == [3, 1]
+
+
+class Door(FunctionOracle):
+    """Remembers whether it was closed."""
+
+    closed = False
+
+    def close(self):
+        object.__setattr__(self, "closed", True)
+
+
+def test_what_was_opened_for_a_call_is_closed_and_nothing_else(monkeypatch):
+    secret, doors = attention(np.random.default_rng(0), 5), []
+
+    def open_url(*_, **__):
+        doors.append(Door(secret, keyhole.Spec(5)))
+        return doors[-1]
+
+    monkeypatch.setattr("keyhole.oracles.open._open_url", open_url)
+    mine = Door(secret, keyhole.Spec(5))
+    for box in ("http://a", ["http://a", "http://b"], ["http://a", mine], mine):
+        keyhole.recover(box, keyhole.SingleHead())
+        keyhole.verify(box, secret)
+        survey(box)
+    assert len(doors) == 3 * (1 + 2 + 1)
+    assert all(door.closed for door in doors)
+    assert not mine.closed
+    with pytest.raises(keyhole.InvalidArgument):
+        keyhole.verify("http://a", attention(np.random.default_rng(0), 4))
+    assert doors[-1].closed
 
 
 LAZY = """
