@@ -124,7 +124,9 @@ def run_page(page: Path, folder: Path) -> int:
     count, printed = 0, ""
     for block in blocks(page):
         if block.language == "text" and (shown := PAID.findall(block.text)):
-            assert shown == PAID.findall(printed), f"{block} shows {shown}, but:\n{printed}"
+            assert shown == PAID.findall(printed), (
+                f"{page.name}:{block.line} shows {shown}, but:\n{printed}"
+            )
         if block.covered_by is not None or block.language in SHOWN:
             continue
         count += 1
