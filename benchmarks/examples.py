@@ -397,7 +397,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("part", nargs="?", choices=PARTS, help="default: all")
     parser.add_argument("--instances", type=int)
     parser.add_argument("--seconds", type=float, help="budget per instance")
     parser.add_argument("--r", type=float, default=4.0)
@@ -406,13 +406,15 @@ def main() -> None:
     parser.add_argument("--gaussian", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
-    count, seconds = DEFAULTS.get(args.part, (200, 60.0))
-    args.instances = args.instances or (max(count // 10, 3) if args.quick else count)
-    args.seconds = args.seconds or (min(seconds, 3.0) if args.quick else seconds)
-    if args.quick:
-        args.widths = [8]
-    PARTS[args.part](args)
+    asked = parser.parse_args()
+    for part in [asked.part] if asked.part else PARTS:
+        args = argparse.Namespace(**vars(asked))
+        count, seconds = DEFAULTS.get(part, (200, 60.0))
+        args.instances = args.instances or (max(count // 10, 3) if args.quick else count)
+        args.seconds = args.seconds or (min(seconds, 3.0) if args.quick else seconds)
+        if args.quick:
+            args.widths = [8]
+        PARTS[part](args)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python                     runs in the page's one namespace
     python title="mine.py"     is a file that the reader writes
     sh                         runs as typed, with the installed command
-    text, json                 is looked at
+    text, json                 is looked at; questions that a panel shows are those just paid
 
 A comment right above a block says what else is to be known: `<!-- exit 1 -->` is the exit code of
 the block's last command, `<!-- not run: why; covered by tests/… -->` leaves it out.
@@ -27,6 +27,7 @@ SHOWN = ("text", "json", "toml")
 NOT_RUN = re.compile(r"<!-- not run: .*covered by (\S+) -->")
 EXIT = re.compile(r"<!-- exit (\d+) -->")
 TITLE = re.compile(r'title="([^"]+)"')
+PAID = re.compile(r"│ questions +([0-9,]+)")  # in the panel of a run
 TIMEOUT = 300.0  # seconds; a machine may be busy
 
 
@@ -120,8 +121,12 @@ def shell(text: str, folder: Path, code: int = 0) -> str:
 def run_page(page: Path, folder: Path) -> int:
     """Runs what can be run, in the folder one stands in; the number of blocks run."""
     names: dict[str, object] = {"__name__": page.stem}
-    count = 0
+    count, printed = 0, ""
     for block in blocks(page):
+        if block.language == "text" and (shown := PAID.findall(block.text)):
+            assert shown == PAID.findall(printed), (
+                f"{page.name}:{block.line} shows {shown}, but:\n{printed}"
+            )
         if block.covered_by is not None or block.language in SHOWN:
             continue
         count += 1
@@ -130,7 +135,7 @@ def run_page(page: Path, folder: Path) -> int:
             sys.modules.pop(Path(block.title).stem, None)  # of that name, from another page
             importlib.invalidate_caches()
         elif block.language == "sh":
-            shell(block.text, folder, block.exit_code)
+            printed = shell(block.text, folder, block.exit_code)
         else:
             code = "\n" * block.line + block.text  # a traceback names the line of the page
             exec(compile(code, str(page), "exec"), names)

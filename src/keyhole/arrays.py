@@ -5,6 +5,7 @@ testing, where jaxtyping is installed; at run time they cost nothing.
 """
 
 import hashlib
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ else:
 
         Float = Int = _Unchecked
 
-__all__ = ["Array", "Float", "Int", "digest", "finite_array", "frozen"]
+__all__ = ["Array", "Float", "Int", "digest", "finite_array", "frozen", "whole_number"]
 
 Array = np.ndarray
 
@@ -49,6 +50,18 @@ def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array
     if not np.isfinite(array).all():
         raise InvalidArgument(f"{name} holds NaN or infinity")
     return array
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value` as an int (NumPy's integers are whole numbers too, True and 2.0 are not), or a
+    sentence on what is wrong."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
 
 
 def frozen(array: Array) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -68,7 +68,7 @@ def learn(
     verdict: Verdict | None = None
     error: KeyholeError | None
     try:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(whole_number("seed", seed, 0))
         fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
         verdict = judge(fitted)
         error = complaint(fitted, verdict)

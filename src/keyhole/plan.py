@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
-from keyhole.errors import InvalidArgument, KeyholeError
+from keyhole.arrays import Array, whole_number
+from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
 from keyhole.learners.labels import LabelOnly
 from keyhole.learners.low_rank import LowRank
@@ -29,7 +29,7 @@ from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
 from keyhole.oracles.wrappers.border import Border
@@ -59,8 +59,8 @@ class Size:
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
-            if number is not None and number < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {number}")
+            if number is not None:
+                whole_number(name, number, 1)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,12 @@ class Estimate:
 
 def survey(box: Any, seed: int = 0) -> Survey:
     """Some thirty questions: precision, family, speed."""
-    oracle = Counting(Border(open_oracle(box)))
-    rng = np.random.default_rng([seed, 3])
+    rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
+    with opened(box) as oracle:
+        return _surveyed(Counting(Border(oracle)), rng)
+
+
+def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
     found, _, answers = look(oracle, rng)
     spec = oracle.spec
     if answers.ndim == 2 and spec.outputs is None:

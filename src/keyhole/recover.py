@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -26,7 +26,7 @@ from keyhole.learners.auto import Auto
 from keyhole.learners.base import Learned, Learner
 from keyhole.models.symmetry import product_norm
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import Batching
 from keyhole.oracles.wrappers.border import Border
@@ -90,17 +90,17 @@ def recover(
     (Outcome.RECOVERED, True)
     """
     learner = Auto() if learner is None else learner
-    if not isinstance(learner, Learner):
-        raise InvalidArgument(
-            f"learner must be a learner such as SingleHead(), got {type(learner).__name__}"
-        )
-    if budget is not None and budget < 1:
-        raise InvalidArgument(f"budget must be at least 1, got {budget}")
-    run = _Run(open_oracle(box), learner, budget, journal, seed, progress)
-    try:
-        recovery, error = run.finish(verify)
-    finally:
-        run.close()
+    if isinstance(learner, type) or not isinstance(learner, Learner):
+        raise InvalidArgument(f"learner must be a learner such as SingleHead(), got {learner!r}")
+    if budget is not None:
+        budget = whole_number("budget", budget, 1)
+    seed = whole_number("seed", seed, 0)
+    with opened(box) as oracle:
+        run = _Run(oracle, learner, budget, journal, seed, progress)
+        try:
+            recovery, error = run.finish(verify)
+        finally:
+            run.close()
     if error is not None:
         error.recovery = recovery
         if throw:
@@ -156,7 +156,7 @@ class _Run:
         self.counting.listener, self.counting.opening = tell, opening
 
     def close(self) -> None:
-        """Frees the journal; the box itself belongs to the caller."""
+        """Frees the journal; the box itself belongs to whoever opened it."""
         if self.journal is not None:
             self.journal.release()
 

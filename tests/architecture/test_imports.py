@@ -97,3 +97,17 @@ def test_the_command_line_starts_light() -> None:
 def test_a_library_file_stays_readable() -> None:
     long = {str(p.relative_to(SOURCE)): len(p.read_text().splitlines()) for p in FILES}
     assert {name: lines for name, lines in long.items() if lines > 450} == {}
+
+
+def test_make_bench_runs_every_script_and_no_script_demands_an_argument() -> None:
+    scripts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    scripts = {name: text for name, text in scripts.items() if "__main__" in text}
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (measured,) = (line for line in makefile.splitlines() if line.startswith("MEASURED :="))
+    assert set(measured.split()[2:]) == set(scripts)
+    for name, text in scripts.items():
+        for call in ast.walk(ast.parse(text)):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("add_argument"):
+                words = ast.unparse(call)
+                assert "'--" in words or "nargs='?'" in words or "nargs='*'" in words, (name, words)
+                assert "required=True" not in words

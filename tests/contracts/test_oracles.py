@@ -34,6 +34,7 @@ KEEPERS = {
     "short": box(max_length=2),
     "norm": box(max_norm=0.1),
     "entries": box(low=-0.2, high=0.1),
+    "a corner": box(low=0.4, high=1.0, max_norm=1.0),
     "vocabulary": box(vocabulary=np.random.default_rng(2).standard_normal((7, 5))),
     "border": Border(box()),
     "batching": Batching(box(), chunk_questions=2),

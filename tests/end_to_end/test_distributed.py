@@ -81,18 +81,20 @@ def test_parts_that_the_cluster_forgets_are_asked_again(client):
 
     def forget():
         client.cancel([Future(key, client) for key in list(client.futures)], force=True)
+        forgotten.set()
+
+    timer = threading.Timer(0.12, forget)
 
     def lose(progress):
-        if progress.stage == "score" and not forgotten.is_set():
-            forgotten.set()
-            threading.Timer(0.12, forget).start()
+        if progress.stage == "score" and timer.ident is None:
+            timer.start()
 
     box = keyhole.open_oracle(Slow(secret, 0.05), batch=BATCH, cluster=client)
     found = keyhole.recover(learner=keyhole.SingleHead(), box=box, progress=lose)
+    assert forgotten.is_set()
     alone = keyhole.recover(
         learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch=BATCH)
     )
-    assert forgotten.is_set()
     assert same(found.model, alone.model)
     assert dict(found.ledger.by_purpose) == dict(alone.ledger.by_purpose)
 

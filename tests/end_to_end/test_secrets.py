@@ -1,16 +1,20 @@
-"""A token-protected server, asked by the command line: the token is nowhere to be found."""
+"""Tokens, passwords, queries and messages that open a door are nowhere to be found afterwards."""
 
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import numpy as np
 import pytest
 
+from keyhole.cli.app import main
+from keyhole.cli.options import without_secrets
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
 
@@ -81,3 +85,59 @@ def test_the_token_opens_the_door_and_leaves_no_trace(protected, tmp_path):
     assert {"run.journal", "recovery.json", "server.log"} <= {file.name for file in files}
     texts += [file.read_bytes().decode("latin-1") for file in files]
     assert not [text for text in texts if TOKEN in text or TOKEN[::-1] in text]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["https://me:secret@host:8/v2?key=secret"], ["https://host:8/v2"]),
+        (["HTTPS://secret@host/v2#secret"], ["HTTPS://host/v2"]),
+        (["--target=Http://me:secret@host?secret"], ["--target=Http://host"]),
+        (["--request", '{"key": "secret"}', "--json"], ["--request", "…", "--json"]),
+        (['--request={"key": "secret"}'], ["--request=…"]),
+        (["--request", "@file.json", "--request=@file"], ["--request", "@file.json", "--request=@file"]),
+        (["mine:told@home?"], ["mine:told@home?"]),
+    ],
+)  # fmt: skip
+def test_a_command_is_shown_without_its_secrets(words, shown):
+    assert without_secrets(words) == shown
+
+
+class Scores(BaseHTTPRequestHandler):
+    """A head of width 4 behind a JSON of its own, for those who know both secrets."""
+
+    head = attention(np.random.default_rng(0), 4)
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        known = self.path.endswith(f"?api_key={TOKEN}") and asked["key"] == TOKEN
+        body = json.dumps({"y": self.head(np.array(asked["x"])).tolist()} if known else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_keys_in_the_query_and_in_the_message_leave_no_trace(tmp_path, monkeypatch, capsys):
+    server = HTTPServer(("127.0.0.1", 0), Scores)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"HTTP://127.0.0.1:{server.server_address[1]}/score?api_key={TOKEN}"
+    message = json.dumps({"key": TOKEN, "x": "$tokens"})
+    words = f"recover --target={url} --width 4 --learner single-head --answer y --json --out run"
+    words += " --journal run.journal --report report.html --request"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["keyhole", *words.split(), message])
+    with pytest.raises(SystemExit) as left:
+        main()
+    server.shutdown()
+    server.server_close()
+    printed = capsys.readouterr()
+    assert not left.value.code, printed.err
+    files = {file.name: file for file in tmp_path.rglob("*") if file.is_file()}
+    assert {"run.journal", "recovery.json", "report.html"} <= files.keys()
+    texts = [file.read_bytes().decode("latin-1") for file in files.values()]
+    assert "/score --width 4" in files["recovery.json"].read_text("utf-8")
+    assert not [text for text in [printed.out, printed.err, *texts] if TOKEN in text]

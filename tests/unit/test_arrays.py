@@ -1,8 +1,12 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from keyhole.arrays import digest, finite_array, frozen
+import keyhole
+from keyhole.arrays import digest, finite_array, frozen, whole_number
 from keyhole.errors import InvalidArgument
+from keyhole.models.draw import attention
 
 
 def test_float32_stays_and_integers_become_float64() -> None:
@@ -62,3 +66,49 @@ def test_digest_names_contents_shape_and_type() -> None:
     assert len(names) == 9
     assert digest(a) == digest(a.copy())
     assert digest(a.reshape(2, 3).T) == digest(np.ascontiguousarray(a.reshape(2, 3).T))
+
+
+def test_whole_numbers_are_ints() -> None:
+    assert whole_number("n", np.int64(4), 1) == 4
+    assert type(whole_number("n", np.uint8(4), 1)) is int
+    for value in (0, True, 2.0, 1.5, np.nan, "2", None, [3]):
+        with pytest.raises(InvalidArgument, match="n must be a whole number of at least 1, got"):
+            whole_number("n", value, 1)
+
+
+HEAD = attention(np.random.default_rng(0), 4)
+BAD: dict[str, Callable[[], object]] = {
+    "seed": lambda: keyhole.recover(HEAD, seed=-1),
+    "budget": lambda: keyhole.recover(HEAD, budget=np.nan),  # type: ignore[arg-type]
+    "budget ": lambda: keyhole.recover(HEAD, budget="5"),  # type: ignore[arg-type]
+    "learner": lambda: keyhole.recover(HEAD, keyhole.SingleHead),  # type: ignore[arg-type]
+    "seed ": lambda: keyhole.verify(HEAD, HEAD, seed=-1),
+    "model": lambda: keyhole.verify(HEAD, None),
+    "queries": lambda: keyhole.verify(HEAD, HEAD, queries=1.5),  # type: ignore[arg-type]
+    "seed  ": lambda: keyhole.learn(np.zeros((3, 2, 2)), np.zeros(3), seed=-1),
+    "max_length": lambda: keyhole.open_oracle(HEAD, max_length=np.nan),  # type: ignore[arg-type]
+    "max_length ": lambda: keyhole.open_oracle(HEAD, max_length=1.5),  # type: ignore[arg-type]
+    "width": lambda: keyhole.open_oracle(len, width="4"),  # type: ignore[arg-type]
+    "batch": lambda: keyhole.open_oracle(HEAD, batch=2.5),  # type: ignore[arg-type]
+    "outputs": lambda: keyhole.Spec(4, 0),
+    "rank": lambda: keyhole.SingleHead(rank="foo"),  # type: ignore[arg-type]
+    "rank ": lambda: keyhole.SingleHead(rank=1.5),  # type: ignore[arg-type]
+    "rank  ": lambda: keyhole.LowRank(rank=1.5),  # type: ignore[arg-type]
+    "measurements": lambda: keyhole.LowRank("convex", measurements="9"),  # type: ignore[arg-type]
+    "heads": lambda: keyhole.MultiHead(heads="2"),  # type: ignore[arg-type]
+    "heads ": lambda: keyhole.MultiHead(heads=1.5),  # type: ignore[arg-type]
+    "bits": lambda: keyhole.LabelOnly(bits="a"),  # type: ignore[arg-type]
+    "neurons": lambda: keyhole.ReluNetworkLearner(neurons=1.5),  # type: ignore[arg-type]
+    "ffn": lambda: keyhole.Transformer(ffn=keyhole.ReluNetworkLearner),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_argument_is_named(name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name.strip()}.* must "):
+        BAD[name]()
+
+
+def test_a_width_may_be_a_whole_number_of_numpy() -> None:
+    box = keyhole.open_oracle(lambda tokens: HEAD(tokens), width=np.int64(4))  # type: ignore[arg-type]
+    assert keyhole.recover(box, keyhole.SingleHead()).outcome is keyhole.Outcome.RECOVERED

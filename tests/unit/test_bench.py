@@ -31,7 +31,7 @@ def test_every_method_gets_as_many_questions_and_is_judged_alike() -> None:
 def test_least_squares_finds_one_small_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """The baseline is a fair one: where it can succeed, it does."""
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    rows = bench.run_bench(bench.Size(4, 1), seconds=60.0 * SECONDS)
+    rows = bench.run_bench(bench.Size(4, 1), seconds=np.inf)  # it settles by itself
     fit = next(row for row in rows if row.method == "least squares")
     assert fit.ended == "settled"
     assert fit.parameters < 1e-6

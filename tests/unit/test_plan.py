@@ -1,4 +1,4 @@
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,16 +54,18 @@ def test_the_survey_counts_its_questions() -> None:
     assert box.seen <= 30
 
 
-def test_time_follows_the_measured_speed() -> None:
+def test_time_follows_the_measured_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
     def slow(tokens: np.ndarray) -> np.ndarray:
-        time.sleep(0.02 + 0.002 * len(tokens))
+        nonlocal now
+        now += 0.02 + 0.002 * len(tokens)
         return HEAD(tokens)
 
+    monkeypatch.setattr("keyhole.plan.time", SimpleNamespace(perf_counter=lambda: now))
     known = survey(keyhole.open_oracle(slow, width=6))
-    assert known.latency is not None
-    assert known.each is not None
-    assert known.latency >= 0.01
-    assert known.each >= 0.001
+    assert known.latency == pytest.approx(0.02)
+    assert known.each == pytest.approx(0.002)
     one, two = known.seconds(1000), known.seconds(2000)
     assert one is not None
     assert two is not None
@@ -90,5 +92,11 @@ def test_a_learner_that_refuses_says_why() -> None:
 
 
 def test_sizes_must_make_sense() -> None:
-    with pytest.raises(keyhole.InvalidArgument, match="heads must be at least 1"):
+    with pytest.raises(keyhole.InvalidArgument, match="heads must be a whole number of at least 1"):
         Size(heads=0)
+    for spec in (Spec(4), Spec(4, outputs=3)):
+        with pytest.raises(keyhole.InvalidArgument, match="rank must be at most the width 4"):
+            plan(spec, Size(rank=9), rehearse=False)
+        for learner in (keyhole.LowRank(rank=9), keyhole.MultiHead(rank=9)):
+            with pytest.raises(keyhole.InvalidArgument, match="rank must be at most the width 4"):
+                learner.expected_questions(spec)

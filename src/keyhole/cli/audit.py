@@ -50,7 +50,7 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Write the plot here (.png, .svg or .pdf).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """How exposed is MODEL: error of a stolen copy against questions, for each output precision."""

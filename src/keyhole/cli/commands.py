@@ -1,7 +1,8 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
-from dataclasses import replace
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,36 +28,44 @@ def finish(
     report: Path | None,
 ) -> None:
     """Shows, saves, and leaves with the exit code of the outcome."""
+    from rich.console import Console
+
     from keyhole.results import Outcome
 
     recovery = replace(recovery, run={**recovery.run, "command": typed()})
+    console = Console(quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(recovery.to_json()))
+    else:
+        from keyhole.report.terminal import show
+
+        console.print(show(recovery, colour=console.color_system is not None))
     if out is not None:
         recovery.save(out)
+        console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
     if report is not None:
         from keyhole.report.html import write_report
 
         write_report(recovery, report, out)
-    if as_json:
-        typer.echo(json.dumps(recovery.to_json()))
-    else:
-        from rich.console import Console
-
-        from keyhole.report.terminal import show
-
-        console = Console()
-        console.print(show(recovery, colour=console.color_system is not None))
-        if out is not None:
-            console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
-        if report is not None:
-            console.print(f"report: [bold]{report}[/]")
+        console.print(f"report: [bold]{report}[/]")
     codes = {
         Outcome.RECOVERED: OK,
-        Outcome.UNVERIFIED: OK,
+        # as asked with --no-verify; the reason why not otherwise: no question was left for it
+        Outcome.UNVERIFIED: BUDGET if recovery.reason else OK,
         Outcome.ORACLE_FAILED: ORACLE,
         Outcome.BUDGET_EXHAUSTED: BUDGET,
         Outcome.INTERRUPTED: STOPPED,
     }
     raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
+
+
+def check_places(out: Path | None, report: Path | None) -> None:
+    """Raises, before anything is paid for, where a result could not be kept."""
+    for folder in filter(None, (out, report and report.parent)):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    if report is not None and report.is_dir():
+        raise IsADirectoryError(f"{report} is a folder; --report names a file")
 
 
 def how_to_resume(paid: int, journal: Path | None) -> str:
@@ -128,6 +137,9 @@ def demo(
     from keyhole.models.symmetry import distance
     from keyhole.recover import recover as run
 
+    if report is None and out is not None:
+        report = out / "report.html"
+    check_places(out, report)
     secret = attention(np.random.default_rng([seed, 2]), width, bias=True)
     with shown(not as_json) as progress:
         recovery = run(secret, seed=seed, progress=progress, throw=False)
@@ -137,8 +149,6 @@ def demo(
             f"A head with {width * width + 2 * width + 1:,} parameters was hidden behind a "
             f"function;\nits parameters were found to a relative error of {gap:.1e}.\n"
         )
-    if report is None and out is not None:
-        report = out / "report.html"
     finish(recovery, as_json, out, report)
 
 
@@ -176,6 +186,7 @@ def recover(
     from keyhole.cli.progress import shown
     from keyhole.recover import recover as run
 
+    check_places(out, report)
     with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
         recovery = run(
             oracle,
@@ -290,7 +301,9 @@ def learn(
     seconds: Annotated[float, typer.Option(help="Longest search.")] = 60.0,
     restarts: Annotated[int, typer.Option(min=1, help="Most starts of the search.")] = 100_000,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the starts.")] = 1,
-    seed: Annotated[int, typer.Option(help="The same seed starts from the same places.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same seed starts from the same places.")
+    ] = 0,
     out: Out = None,
     report: Report = None,
     as_json: Json = False,
@@ -301,6 +314,7 @@ def learn(
     from keyhole.learners.example_files import read_examples
     from keyhole.learners.examples import FromExamples
 
+    check_places(out, report)
     found = read_examples(examples)
     learner = FromExamples(
         heads, method, restarts, seconds, workers, most_heads, bias=bias, noise=noise
@@ -321,16 +335,22 @@ def learn(
 @app.command(epilog="Example: `keyhole identifiability run/model.safetensors`")
 def identifiability(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
+    as_json: Json = False,
 ) -> None:
     """Which parameters of MODEL nobody can know from its answers, however many."""
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
-    from keyhole.results import Recovery, load
+    from keyhole.results import Recovery, load, plain
     from keyhole.verification.witness import identifiability as examine
 
     loaded = load(model)
     found = loaded.model if isinstance(loaded, Recovery) else loaded
     if not isinstance(found, Attention):
         raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
-    for sentence in examine(found).sentences():
+    known = examine(found)
+    if as_json:
+        record = {"identifiable": known.identifiable, **asdict(known)}
+        typer.echo(json.dumps(plain({**record, "sentences": known.sentences()})))
+        return
+    for sentence in known.sentences():
         typer.echo(sentence)

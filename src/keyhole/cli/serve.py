@@ -1,8 +1,11 @@
 """`keyhole serve`: a model behind the Open Inference Protocol, for exercises and tests."""
 
+import json
 from typing import Annotated
 
 import typer
+
+from keyhole.cli.options import Json
 
 
 def serve(
@@ -15,7 +18,7 @@ def serve(
     bits: Annotated[int | None, typer.Option(help="Round answers to significant bits.")] = None,
     noise: Annotated[float, typer.Option(min=0, help="Standard deviation of added noise.")] = 0.0,
     labels: Annotated[bool, typer.Option("--labels", help="Answer with labels only.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
     max_batch: Annotated[int, typer.Option(min=1, help="Questions per request.")] = 4096,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 4096,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes per request.")] = 64 * 2**20,
@@ -25,6 +28,7 @@ def serve(
     public: Annotated[
         bool, typer.Option("--public", help="Let other machines in without a token.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Puts a model behind the Open Inference Protocol (for exercises and tests)."""
     from keyhole.serving.inference import Limits
@@ -35,5 +39,11 @@ def serve(
     bind = Bind(host, port, token_env, public)
     bind.token()  # says what is missing before the model is loaded
     served = service(target, name, width=width, blur=blur, limits=limits)
-    typer.echo(f"serving http://{host}:{port}/v2/models/{served.name} (stop with Ctrl-C)", err=True)
-    run(served, bind)
+
+    def told(url: str) -> None:
+        if as_json:
+            typer.echo(json.dumps({"url": url, "model": served.name}))
+        else:
+            typer.echo(f"serving {url} (stop with Ctrl-C)", err=True)
+
+    run(served, bind, told)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle, Precision, Spec
 
 
@@ -30,3 +31,9 @@ class Learner(Protocol):
     def expected_questions(self, spec: Spec) -> int | None:
         """A forecast for the progress bar and the plan; None where it cannot be known."""
         ...
+
+
+def at_most_the_width(rank: int | None, width: int) -> None:
+    """Refuses a rank that no score of this width has."""
+    if rank is not None and rank > width:
+        raise InvalidArgument(f"rank must be at most the width {width}, got {rank}")

@@ -32,6 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.whitening import whitened
+from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learners.example_data import Examples, check_span, examples
 from keyhole.learners.example_fit import (
@@ -77,11 +78,8 @@ class FromExamples:
         if self.method not in METHODS:
             raise InvalidArgument(f"method must be one of {METHODS}, got {self.method!r}")
         for name in ("heads", "restarts", "workers", "most_heads"):
-            value = getattr(self, name)
-            if name == "heads" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} must be a whole number of at least 1, got {value!r}")
+            if name != "heads" or self.heads is not None:
+                whole_number(name, getattr(self, name), 1)
         if not self.seconds > 0:
             raise InvalidArgument(f"seconds must be positive, got {self.seconds!r}")
         if self.noise is not None and not 0 <= self.noise < 1:

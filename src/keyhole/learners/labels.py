@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
@@ -68,7 +68,7 @@ class LabelOnly:
     bits: int = 20
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= MOST_BITS:
+        if whole_number("bits", self.bits, 1) > MOST_BITS:
             raise InvalidArgument(f"bits must lie in 1 … {MOST_BITS}, got {self.bits}")
 
     def expected_questions(self, spec: Spec) -> int | None:

@@ -27,8 +27,9 @@ import numpy as np
 
 from keyhole.algebra.bases import DENSE_LIMIT
 from keyhole.algebra.nuclear_norm import require_solver
+from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Learned, at_most_the_width
 from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
 from keyhole.learners.low_rank_cross import Cross
 from keyhole.learners.low_rank_sweep import Sweep
@@ -57,16 +58,16 @@ class LowRank:
     def __post_init__(self) -> None:
         if self.method not in ("adaptive", "convex"):
             raise InvalidArgument(f"method must be 'adaptive' or 'convex', got {self.method!r}")
-        if self.rank is not None and self.rank < 1:
-            raise InvalidArgument(f"rank must be at least 1, got {self.rank}")
+        for name in ("rank", "measurements"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         if not 0 <= self.tolerance < 1:
             raise InvalidArgument(f"tolerance must lie in [0, 1), got {self.tolerance}")
         if self.measurements is not None and self.method != "convex":
             raise InvalidArgument("measurements= belongs to method='convex'")
-        if self.measurements is not None and self.measurements < 1:
-            raise InvalidArgument(f"measurements must be at least 1, got {self.measurements}")
 
     def expected_questions(self, spec: Spec) -> int | None:
+        at_most_the_width(self.rank, spec.width)
         if self.method == "convex":
             count = planned(spec.width, self.rank, self.measurements)
             return -(-count // min(spec.outputs or 1, spec.width)) + spec.width + 4
@@ -76,9 +77,11 @@ class LowRank:
         return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        at_most_the_width(self.rank, oracle.spec.width)
         if self.method == "convex":
             width = oracle.spec.width
-            refuse_too_few(width, self.rank, planned(width, self.rank, self.measurements))
+            count = planned(width, self.rank, self.measurements)
+            refuse_too_few(width, self.rank, count, count)
             if width <= CONE_LIMIT:
                 require_solver()
         else:

@@ -55,7 +55,12 @@ def planned(width: int, rank: int | None, measurements: int | None) -> int:
     """How many measurements are taken."""
     if measurements is not None:
         return measurements
-    return OVERSAMPLING * width * (-(-width // ASSUMED_RANK) if rank is None else rank)
+    return enough(width, -(-width // ASSUMED_RANK) if rank is None else rank)
+
+
+def enough(width: int, rank: int) -> int:
+    """Measurements that tell a score of this rank, and leave some to check it by."""
+    return max(OVERSAMPLING * width * rank, unknowns(width, rank) + 2 * FEWEST_HELD_OUT)
 
 
 def highest_rank(width: int, count: int) -> int:
@@ -69,14 +74,16 @@ def held_out(count: int) -> int:
     return max(FEWEST_HELD_OUT, count // HELD_OUT)
 
 
-def refuse_too_few(width: int, rank: int | None, count: int) -> None:
-    """Raises IllConditioned where no answers to so many questions could be enough."""
+def refuse_too_few(width: int, rank: int | None, count: int, asked: int) -> None:
+    """Raises IllConditioned where `count` usable answers, of those `asked`, cannot be enough."""
     wanted, reach = rank or 1, highest_rank(width, count)
-    if min(wanted, width) > reach:
+    if wanted > reach:
+        least = enough(width, wanted)
+        more = least if asked < least else 2 * asked
         raise IllConditioned(
             f"{count} measurements cannot determine a score of rank {wanted} and width {width}: "
             f"it has {unknowns(width, wanted)} unknowns, and some measurements must be left to "
-            f"check it. Take measurements={OVERSAMPLING * wanted * width}, or method='adaptive'"
+            f"check it. Take measurements={more}, or method='adaptive'"
         )
 
 
@@ -104,7 +111,7 @@ class Convex:
 
     def run(self) -> Learned:
         everything = self._measure()
-        refuse_too_few(self.width, self.rank, len(everything))
+        refuse_too_few(self.width, self.rank, len(everything), self.count)
         if self._misfit(everything, Factored.zero(self.width)) <= 1.0:
             return self._nothing()
         spare = held_out(len(everything))

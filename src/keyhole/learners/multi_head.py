@@ -16,15 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.errors import (
-    DomainError,
-    IllConditioned,
-    InvalidArgument,
-    NotIdentifiable,
-    WrongFamily,
-)
-from keyhole.learners.base import Learned
+from keyhole.arrays import Array, Float, whole_number
+from keyhole.errors import DomainError, IllConditioned, NotIdentifiable, WrongFamily
+from keyhole.learners.base import Learned, at_most_the_width
 from keyhole.learners.multi_head_bounded import learn_bounded
 from keyhole.learners.multi_head_polish import polished
 from keyhole.learners.multi_head_random import learn_random, questions_for
@@ -58,16 +52,13 @@ class MultiHead:
 
     def __post_init__(self) -> None:
         for name in ("heads", "rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {value}")
-        if self.attempts < 1:
-            raise InvalidArgument(f"attempts must be at least 1, got {self.attempts}")
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        whole_number("attempts", self.attempts, 1)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         width = oracle.spec.width
-        if self.rank is not None and self.rank > width:
-            raise InvalidArgument(f"rank must be at most the width {width}, got {self.rank}")
+        at_most_the_width(self.rank, width)
         if oracle.spec.domain.max_length == 1:
             raise NotIdentifiable("questions of a single token show nothing of the scores")
         ask = Asker(oracle)
@@ -125,6 +116,7 @@ class MultiHead:
         return learn_random(ask, rng, self)
 
     def expected_questions(self, spec: Spec) -> int | None:
+        at_most_the_width(self.rank, spec.width)
         d, heads = spec.width, self.heads or USUAL_HEADS
         domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d

@@ -28,7 +28,7 @@ from keyhole.algebra.relu_corrections import (
     polished,
 )
 from keyhole.algebra.signs import Signs, decided_signs
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_answers import SINGLE, Answers
@@ -93,8 +93,8 @@ class ReluNetworkLearner:
     unseen: float = 0.003
 
     def __post_init__(self) -> None:
-        if self.neurons is not None and self.neurons < 0:
-            raise InvalidArgument(f"neurons must not be negative, got {self.neurons}")
+        if self.neurons is not None:
+            whole_number("neurons", self.neurons, 0)
         if self.scale is not None and not 0 < self.scale < np.inf:
             raise InvalidArgument(f"scale must be positive and finite, got {self.scale}")
         if not 0 < self.unseen < 1:

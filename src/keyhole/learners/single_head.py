@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from keyhole.algebra.bases import Basis
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank import LowRank
@@ -60,8 +60,8 @@ class SingleHead:
     score_bound: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.rank is not None and self.rank != "unknown" and self.rank < 1:
-            raise InvalidArgument(f"rank must be a positive number or 'unknown', got {self.rank}")
+        if self.rank is not None and self.rank != "unknown":
+            whole_number("rank, where it is known,", self.rank, 1)
         if self.method not in ("keyhole", "paper"):
             raise InvalidArgument(f"method must be 'keyhole' or 'paper', got {self.method!r}")
         if not self.score_bound > 0:

@@ -92,7 +92,7 @@ class Transformer:
             raise InvalidArgument(
                 f'method must be "segment" or "antisymmetric", got {self.method!r}'
             )
-        if not isinstance(self.ffn, FfnLearner):
+        if isinstance(self.ffn, type) or not isinstance(self.ffn, FfnLearner):
             raise InvalidArgument(
                 f"ffn must have learn(oracle, rng) and expected_questions(spec), got {self.ffn!r}"
             )

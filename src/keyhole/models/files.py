@@ -1,8 +1,7 @@
 """Models on disk: one safetensors file, its kind and version in the metadata. Never pickle."""
 
 import contextlib
-import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -82,9 +81,8 @@ def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Array]]:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary.touch(exist_ok=False)  # as readable as the umask lets it be
     try:
         yield temporary
         temporary.replace(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.arrays import Array, Float, finite_array, frozen, whole_number
 from keyhole.errors import DomainError, InvalidArgument
 from keyhole.oracles.questions import Questions
 
@@ -33,8 +33,9 @@ class Domain:
     vocabulary: Float[Array, "m d"] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 1:
-            raise InvalidArgument(f"max_length must be at least 1, got {self.max_length}")
+        if self.max_length is not None:
+            longest = whole_number("max_length", self.max_length, 1)
+            object.__setattr__(self, "max_length", longest)
         if self.max_norm is not None and not 0 < self.max_norm < np.inf:
             raise InvalidArgument(f"max_norm must be positive and finite, got {self.max_norm}")
         if self.low is not None and self.high is not None and not self.low < self.high:
@@ -42,6 +43,9 @@ class Domain:
         if self.vocabulary is not None:
             table = frozen(finite_array("vocabulary", self.vocabulary, ndim=2))
             object.__setattr__(self, "vocabulary", table)
+
+    def accepts_the_same_as(self, other: "Domain") -> bool:
+        return self == other and self._words == other._words
 
     @property
     def unbounded(self) -> bool:
@@ -151,8 +155,9 @@ class Spec:
     identity: str = "box"  # names the box in reports, and keeps journals of two boxes apart
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise InvalidArgument(f"width must be at least 1, got {self.width}")
+        object.__setattr__(self, "width", whole_number("width", self.width, 1))
+        if self.outputs is not None:
+            object.__setattr__(self, "outputs", whole_number("outputs", self.outputs, 1))
         words = self.domain.vocabulary
         if words is not None and words.shape[1] != self.width:
             raise InvalidArgument(

@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from keyhole import __version__
+from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.wrappers.retry import Patience, Transient, patiently, pause
 
@@ -51,8 +52,7 @@ class Access:
             raise InvalidArgument(f"timeout must be positive, got {self.timeout}")
         if self.rate is not None and not self.rate > 0:
             raise InvalidArgument(f"rate must be positive, got {self.rate}")
-        if self.concurrency < 1:
-            raise InvalidArgument(f"concurrency must be at least 1, got {self.concurrency}")
+        whole_number("concurrency", self.concurrency, 1)
 
 
 @dataclass

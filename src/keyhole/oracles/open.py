@@ -1,15 +1,16 @@
 """open_oracle: whatever the user has becomes an oracle."""
 
+import contextlib
 import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from keyhole.arrays import digest
+from keyhole.arrays import digest, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
@@ -58,16 +59,13 @@ def open_oracle(
     on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
     """
     domain = Domain(max_length, max_norm, low, high, vocabulary)
-    if batch is not None and batch < 1:
-        raise InvalidArgument(f"batch must be at least 1, got {batch}")
-    if isinstance(target, Oracle):
-        _refuse(options, "an Oracle")
-        oracle = target
-    elif isinstance(target, (list, tuple)):
+    if batch is not None:
+        batch = whole_number("batch", batch, 1)
+    if isinstance(target, (list, tuple)):
         if cluster is not None:
             raise InvalidArgument("several targets are spread by themselves: leave out cluster=")
         return _replicas(target, width, domain, precision, batch, options)
-    elif isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
+    if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
         oracle = _open_url(target, width, domain, precision, batch=batch, **options)
         batch = None  # the endpoint splits by itself, several parts at a time
     else:
@@ -77,6 +75,19 @@ def open_oracle(
 
         return Distributed(oracle, cluster, batch)
     return oracle if batch is None else Batching(oracle, chunk_questions=batch)
+
+
+@contextlib.contextmanager
+def opened(box: Any) -> Iterator[Oracle]:
+    """The oracle behind `box`. What was opened for it is closed at the end, and what the caller
+    had opened is not."""
+    oracle, own = open_oracle(box), box if isinstance(box, (list, tuple)) else [box]
+    try:
+        yield oracle
+    finally:
+        for part in getattr(oracle, "members", [oracle]):
+            if not any(part is mine for mine in own):
+                part.close()
 
 
 def _open_local(
@@ -91,11 +102,27 @@ def _open_local(
         target = _named(str(target), path)
     if isinstance(target, Oracle):
         _refuse(options, "an Oracle")
-        return target
+        return _as_stated(target, width, domain, precision)
     if is_module(target):
         return _opened(open_torch, "a torch module", options)(target, width, domain, precision)
     _refuse(options, "a function or a keyhole model")
     return _function(target, width, domain, precision)
+
+
+def _as_stated(
+    oracle: Oracle, width: int | None, domain: Domain, precision: Precision | None
+) -> Oracle:
+    """The oracle as its own spec describes it, which nobody may contradict from outside."""
+    if width not in (None, oracle.spec.width):
+        raise InvalidArgument(f"width={width}, but this Oracle says {oracle.spec.width}")
+    stated = {**vars(domain), "precision": precision}
+    told = [name for name, part in stated.items() if part is not None]
+    if told:
+        raise InvalidArgument(
+            f"an Oracle says in its own spec what it accepts and how exact it is: state "
+            f"{', '.join(told)} there"
+        )
+    return oracle
 
 
 def _function(
@@ -112,7 +139,7 @@ def _function(
         width = getattr(target, "width", None)
         if width is None and domain.vocabulary is not None:
             width = int(domain.vocabulary.shape[1])
-    if not isinstance(width, int):
+    if width is None:
         raise InvalidArgument("this box does not tell its width: pass width= (--width)")
     outputs = getattr(target, "outputs", None) if hasattr(target, "to_arrays") else None
     return FunctionOracle(target, Spec(width, outputs, domain, precision, _identity(target)))
@@ -213,8 +240,6 @@ def _replicas(
         for target in targets:
             if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
                 members.append(_open_url(target, width, domain, precision, **_hasty(options)))
-            elif isinstance(target, Oracle):
-                members.append(target)
             else:
                 members.append(_open_local(target, width, domain, precision, dict(options)))
         return Replicas(members, batch)

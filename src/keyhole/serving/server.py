@@ -1,7 +1,10 @@
 """Puts a box behind the Open Inference Protocol: modes, token, and the server's life."""
 
+import contextlib
 import os
 import re
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,13 +117,12 @@ def keep_memory() -> None:
     bytearray(KEPT)
 
 
-def run(service: Service, bind: Bind) -> None:
-    """Serves until interrupted."""
+def run(service: Service, bind: Bind, told: Callable[[str], None] | None = None) -> None:
+    """Serves until interrupted. `told` hears the model's address once connections are taken."""
     uvicorn = need("uvicorn", "serve", "serving a model")
-    uvicorn.run(
-        service.app(bind.token()),
-        host=bind.host,
-        port=bind.port,
+    app, six = service.app(bind.token()), ":" in bind.host
+    config = uvicorn.Config(
+        app,
         access_log=False,
         log_level="warning",
         server_header=False,
@@ -128,3 +130,12 @@ def run(service: Service, bind: Bind) -> None:
         limit_concurrency=128,
         ws="none",
     )
+    family = socket.AF_INET6 if six else socket.AF_INET
+    with (
+        socket.create_server((bind.host, bind.port), family=family) as listening,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        if told is not None:
+            host, port = f"[{bind.host}]" if six else bind.host, listening.getsockname()[1]
+            told(f"http://{host}:{port}/v2/models/{service.name}")
+        uvicorn.Server(config).run(sockets=[listening])

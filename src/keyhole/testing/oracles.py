@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.questions import Joined, Listed, Questions, Scaled
 from keyhole.oracles.wrappers.border import Border
 from keyhole.testing.contract import require
@@ -69,16 +69,7 @@ def _tokens(spec: Spec, length: int, rng: np.random.Generator) -> Array:
         chosen = rng.integers(len(domain.vocabulary), size=(COUNT, length))
         return np.array(domain.vocabulary[chosen], dtype=np.float64)
     tokens = rng.standard_normal((COUNT, length, spec.width)) / np.sqrt(spec.width)
-    return _inside(tokens, domain)
-
-
-def _inside(tokens: Array, domain: Domain) -> Array:
-    if domain.low is not None or domain.high is not None:
-        tokens = np.clip(tokens, domain.low, domain.high)
-    if domain.max_norm is not None:
-        norms = np.linalg.norm(tokens, axis=2, keepdims=True)
-        tokens = tokens * np.minimum(1.0, domain.max_norm / np.maximum(norms, 1e-300))
-    return tokens
+    return domain.drawn_in(tokens)
 
 
 def _allowed(answers: Array, precision: Precision | None) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
@@ -42,13 +42,25 @@ def verify(
 
     `box` is anything `open_oracle` takes, `model` anything callable like the box.
     """
-    box = Border(open_oracle(box))
-    count = DEFAULT_QUERIES if queries is None else queries
-    if count < 1:
-        raise InvalidArgument(f"queries must be at least 1, got {queries}")
+    if isinstance(model, type) or not callable(model):
+        raise InvalidArgument(f"model must be a model, callable like the box, got {model!r}")
+    with opened(box) as oracle:
+        return _verdict(Border(oracle), model, errors, queries, seed, past, precision)
+
+
+def _verdict(
+    box: Oracle,
+    model: Any,
+    errors: Any,
+    queries: int | None,
+    seed: int,
+    past: list[tuple[Questions, Array]] | None,
+    precision: Precision | None,
+) -> Verdict:
+    count = DEFAULT_QUERIES if queries is None else whole_number("queries", queries, 1)
     if getattr(model, "width", box.spec.width) != box.spec.width:
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([whole_number("seed", seed, 0), 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     known = precision or box.spec.precision
     designed = list(Designer(box.spec, natural, rng, model).stream(count))

@@ -8,6 +8,7 @@ import torch
 
 import keyhole
 from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
 from keyhole.oracles.wrappers.rounding import round_bits
 
 NOISE = 1e-6
@@ -266,7 +267,7 @@ def test_noise_that_hides_a_score_is_not_another_family(seed: int) -> None:
         lambda tokens: secret(tokens) + noise * rng.standard_normal(len(tokens)),
         width=width,
         max_norm=2.0,
-        precision=Precision(additive=noise),
+        precision=keyhole.Precision(additive=noise),
     )
     learner, budget = keyhole.SingleHead(), width**2 + width + 6
     recovery = keyhole.recover(box, learner, budget=budget, throw=False, seed=seed)

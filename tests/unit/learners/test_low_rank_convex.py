@@ -72,6 +72,17 @@ def test_hopeless_numbers_cost_nothing() -> None:
     assert box.seen == 0
 
 
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_small_widths_are_asked_enough(width: int) -> None:
+    secret = attention(np.random.default_rng(width), width, rank=1)
+    found = keyhole.recover(secret, keyhole.LowRank("convex"))
+    assert keyhole.distance(found.model, secret) < 1e-8
+    with pytest.raises(keyhole.IllConditioned, match="Take measurements=") as caught:
+        keyhole.recover(secret, keyhole.LowRank("convex", measurements=10))
+    advised = int(str(caught.value).partition("measurements=")[2].partition(",")[0])
+    keyhole.recover(secret, keyhole.LowRank("convex", measurements=advised))
+
+
 def test_a_score_of_full_rank_is_not_mistaken_for_one_of_low_rank() -> None:
     model = attention(np.random.default_rng(1), 12)
     for learner in (keyhole.LowRank("convex", rank=2), keyhole.LowRank("convex")):

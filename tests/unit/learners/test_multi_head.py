@@ -351,7 +351,7 @@ def test_one_head_with_vector_answers(width: int, outputs: int, bias: bool, sing
     assert distance(recovery.model, secret) < (1e-2 if single else 1e-9)
 
 
-@pytest.mark.parametrize(("width", "heads", "outputs"), [(1, 2, None), (2, 2, None), (2, 3, 2)])
+@pytest.mark.parametrize(("width", "heads", "outputs"), [(1, 2, 2), (2, 2, None), (2, 3, 2)])
 def test_narrow_tokens(width: int, heads: int, outputs: int | None) -> None:
     secret = drawn(width, heads, 0, outputs=outputs, bias=True)
     recovery = keyhole.recover(secret, MultiHead())

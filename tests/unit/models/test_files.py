@@ -1,6 +1,7 @@
 """A model file is read, never run; one that is broken or hostile gets one clear sentence."""
 
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -174,3 +175,14 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         interrupted()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_are_as_readable_as_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        saved = save_model(attention(np.random.default_rng(0), 3), tmp_path / "m.safetensors")
+    finally:
+        os.umask(before)
+    assert saved.stat().st_mode & 0o777 == mode

@@ -4,8 +4,8 @@ import json
 import logging
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,11 +110,27 @@ def test_a_see_other_is_no_answer(answering):
     end.close()
 
 
-def test_retry_after_is_kept(answering):
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that an endpoint sees, which its pauses alone move on."""
+    clock = SimpleNamespace(now=0.0)
+
+    def pause(seconds, stop):
+        clock.now += seconds
+
+    monkeypatch.setattr(
+        "keyhole.oracles.endpoint.time", SimpleNamespace(monotonic=lambda: clock.now)
+    )
+    for place in ("endpoint", "wrappers.retry"):
+        monkeypatch.setattr(f"keyhole.oracles.{place}.pause", pause)
+    return clock
+
+
+def test_retry_after_is_kept(answering, clock):
     server = answering((429, {"Retry-After": "0.3"}, b""), (200, {}, b"ok"))
-    end, start = endpoint(server), time.monotonic()
+    end = endpoint(server)
     end.ask("POST", "/x", questions=1)
-    assert time.monotonic() - start >= 0.3
+    assert clock.now == pytest.approx(0.3)
     assert end.traffic.questions == 2
     end.close()
 
@@ -162,11 +178,11 @@ def test_nobody_there():
     end.close()
 
 
-def test_the_rate_is_kept():
-    pace, start = Pace(rate=100.0), time.monotonic()
+def test_the_rate_is_kept(clock):
+    pace = Pace(rate=100.0)
     for _ in range(4):
         pace.wait(10, None)
-    assert time.monotonic() - start >= 0.3  # the first goes at once, each further one waits
+    assert clock.now == pytest.approx(0.3)  # the first goes at once, each further one waits
 
 
 def test_the_rate_makes_small_parts():

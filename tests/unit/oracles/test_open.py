@@ -9,12 +9,16 @@ from keyhole.models.draw import attention
 from keyhole.models.files import save_model
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.wrappers.batching import Batching
+from keyhole.plan import survey
 
 MODULE = """
 import numpy as np
 from keyhole.models.draw import attention
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
 head = attention(np.random.default_rng(0), 5)
 number = 3
+oracle = FunctionOracle(head, Spec(5))
 class Holder:
     inner = head
 class Box:
@@ -98,6 +102,25 @@ def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
         keyhole.open_oracle(FunctionOracle(len, keyhole.Spec(2)), rate=1)
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"max_norm": 1.0},
+        {"max_length": 2},
+        {"low": -1.0, "high": 1.0},
+        {"vocabulary": np.eye(5)},
+        {"precision": keyhole.Precision(step=0.1)},
+        {"width": 4},
+    ],
+)
+def test_what_is_said_about_an_oracle_is_in_its_spec_or_an_error(boxes_module, stated):
+    oracle = FunctionOracle(attention(np.random.default_rng(0), 5), keyhole.Spec(5))
+    for target in (oracle, "some_boxes:oracle", [oracle, oracle]):
+        with pytest.raises(keyhole.InvalidArgument, match=next(iter(stated))):
+            keyhole.open_oracle(target, **stated)
+    assert keyhole.open_oracle(oracle, width=5) is oracle
+
+
 @pytest.mark.parametrize("batch", [0, -3])
 def test_a_batch_must_be_positive(batch):
     with pytest.raises(keyhole.InvalidArgument, match="batch"):
@@ -110,6 +133,36 @@ def test_batch_limits_what_the_box_gets_at_once():
     assert isinstance(box, Batching)
     box.ask(ASKED)
     assert sizes == [3, 1]
+
+
+class Door(FunctionOracle):
+    """Remembers whether it was closed."""
+
+    closed = False
+
+    def close(self):
+        object.__setattr__(self, "closed", True)
+
+
+def test_what_was_opened_for_a_call_is_closed_and_nothing_else(monkeypatch):
+    secret, doors = attention(np.random.default_rng(0), 5), []
+
+    def open_url(*_, **__):
+        doors.append(Door(secret, keyhole.Spec(5)))
+        return doors[-1]
+
+    monkeypatch.setattr("keyhole.oracles.open._open_url", open_url)
+    mine = Door(secret, keyhole.Spec(5))
+    for box in ("http://a", ["http://a", "http://b"], ["http://a", mine], mine):
+        keyhole.recover(box, keyhole.SingleHead())
+        keyhole.verify(box, secret)
+        survey(box)
+    assert len(doors) == 3 * (1 + 2 + 1)
+    assert all(door.closed for door in doors)
+    assert not mine.closed
+    with pytest.raises(keyhole.InvalidArgument):
+        keyhole.verify("http://a", attention(np.random.default_rng(0), 4))
+    assert doors[-1].closed
 
 
 LAZY = """

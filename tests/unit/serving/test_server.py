@@ -1,10 +1,16 @@
-"""The server's life: memory that is kept between requests."""
+"""The server's life: where it listens, and memory that is kept between requests."""
 
+import json
 import platform
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+import keyhole
+from keyhole.models.draw import attention
+from keyhole.models.files import save_model
 
 ROUNDS, BYTES, PAGE = 20, 2**22, 4096
 BODIES = f"""
@@ -38,3 +44,21 @@ def test_bodies_come_and_go_without_page_faults():
     faults = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     pages = ROUNDS * BYTES // PAGE
     assert int(faults) < pages / 10  # the first body's own, at most
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_it_tells_the_port_that_it_was_given(tmp_path, form):
+    pytest.importorskip("uvicorn")
+    file = save_model(attention(np.random.default_rng(0), 4), tmp_path / "m.safetensors")
+    command = [sys.executable, "-m", "keyhole", "serve", str(file), "--port", "0", *form]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        line = (server.stdout if form else server.stderr).readline()
+        url = json.loads(line)["url"] if form else line.split()[1]
+        try:
+            with keyhole.open_oracle(url) as box:
+                assert box.spec.width == 4
+        finally:
+            server.terminate()
+    assert ":0/" not in url

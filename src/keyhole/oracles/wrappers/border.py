@@ -75,6 +75,8 @@ def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
     if answers.shape[0] != count:
         raise OracleError(f"the box gave {answers.shape[0]} answers to {count} questions")
     outputs = answers.shape[1] if answers.ndim == 2 else None
+    if outputs == 0:
+        raise OracleError(f"the box answered with shape {answers.shape}: no number in an answer")
     if spec.outputs is not None and outputs != spec.outputs:
         raise OracleError(f"the box gave {outputs} outputs, its spec says {spec.outputs}")
     if answers.dtype.kind != "f":

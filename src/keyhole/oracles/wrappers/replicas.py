@@ -26,6 +26,9 @@ class Replicas(Parted):
         widths = {member.spec.width for member in members}
         if len(widths) > 1:
             raise InvalidArgument(f"replicas of different widths: {sorted(widths)}")
+        first, *others = (member.spec.domain for member in members)
+        if not all(first.accepts_the_same_as(other) for other in others):
+            raise InvalidArgument("replicas that accept different tokens or lengths")
         self.members, self.batch = tuple(members), BATCH if batch is None else batch
         self.concurrency = sum(self._slots(member) for member in members)
         self.answered = [0] * len(members)  # questions, by member

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions
@@ -38,8 +38,7 @@ class Patience:
     willing: float = 300.0  # seconds to wait if the box asks for it; beyond that, give up
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise InvalidArgument(f"attempts must be at least 1, got {self.attempts}")
+        whole_number("attempts", self.attempts, 1)
         if not 0 <= self.first <= self.longest:
             raise InvalidArgument("delays must satisfy 0 <= first <= longest")
 

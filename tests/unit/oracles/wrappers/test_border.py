@@ -26,6 +26,7 @@ def asked(answer: Any, **spec: Any) -> np.ndarray:
         (np.zeros(2), "2 answers to 3 questions"),
         (np.zeros((2, 3)), "2 answers to 3 questions"),
         (np.zeros(0), "0 answers"),
+        (np.zeros((3, 0)), "no number in an answer"),
         (np.array([1.0, np.nan, 0.0]), r"nan \(not finite\) to question 1 of 3"),
         (np.array([[1.0, 2.0], [0.0, 1.0], [np.inf, 0.0]]), "question 2 of 3"),
         (np.zeros(3, dtype=complex), "complex128"),

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -144,7 +143,7 @@ def test_a_really_full_disk(monkeypatch):
         model = attention(np.random.default_rng(0), 120)
         with pytest.raises(keyhole.JournalError, match="disk is full") as caught:
             keyhole.recover(learner=keyhole.SingleHead(), box=model, journal=folder / "j")
-        assert caught.value.recovery is None or caught.value.recovery.model is None
+        assert caught.value.recovery is None
         before = (folder / "j").stat().st_size
         copy = Path(shutil.copytree(folder, tempfile.mkdtemp(), dirs_exist_ok=True))
         whole = keyhole.recover(learner=keyhole.SingleHead(), box=model, journal=copy / "j")
@@ -294,7 +293,3 @@ def test_another_box_learner_or_seed(tmp_path):
             box=attention(np.random.default_rng(7), WIDTH),
             journal=path,
         )
-
-
-def test_limits_of_this_process_are_as_before():
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -75,6 +75,10 @@ def test_replicas_must_fit(secret):
         Replicas([Member(secret), Member(secret, width=7)])
     with pytest.raises(keyhole.InvalidArgument, match="at least one"):
         Replicas([])
+    for limits in ({"max_norm": 1.0}, {"max_length": 4}, {"vocabulary": np.eye(WIDTH)}):
+        boxes = [keyhole.open_oracle(secret), keyhole.open_oracle(secret, **limits)]
+        with pytest.raises(keyhole.InvalidArgument, match="different tokens or lengths"):
+            Replicas(boxes)
 
 
 def test_several_endpoints_one_of_which_dies(secret):
