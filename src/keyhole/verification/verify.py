@@ -128,9 +128,6 @@ def _in_tolerances(
     return ratios
 
 
-REPEATABLE = 64.0  # roundoffs by which a deterministic box may differ from itself across batches
-
-
 def _recall(
     box: Oracle,
     model: Any,
@@ -146,15 +143,13 @@ def _recall(
     questions, answers = next((q, a) for q, a in past if q.length == longest)
     again = box.ask(Questions(questions.bank, questions.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
-    rounding = REPEATABLE * precision.relative * np.max(np.abs(first), initial=0.0)
-    steady = 8.0 * precision.additive + precision.step + 2.0 * precision.tolerance
+    allowed = precision.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
     tokens = questions[:1].tokens()
-    if gap > rounding + steady and np.shape(model(tokens))[1:] == first.shape:
+    if gap > allowed and np.shape(model(tokens))[1:] == first.shape:
         # terms that cancel round at their own size
         own = float(np.max(allowance(model, None, tokens, precision, rng, others)))
-        rounding = max(rounding, own)
-    allowed = rounding + steady
+        allowed = max(allowed, precision.apart(0.0) + own)
     if gap <= allowed:
         return gap / max(allowed, np.finfo(float).tiny), None
     return np.inf, Counterexample(tokens[0], again, first, CHANGED)

@@ -34,10 +34,6 @@ class Counting(Wrapper):
         return None if self.budget is None else self.budget - self.paid
 
     def ask(self, questions: Questions) -> Array:
-        return self.ask_beside(self.inner, questions)
-
-    def ask_beside(self, inner: Oracle, questions: Questions) -> Array:
-        """Asks another way to the same box, under the same count and budget."""
         count = len(questions)
         if self.budget is not None and self.paid + count > self.budget:
             raise BudgetExhausted(
@@ -49,7 +45,7 @@ class Counting(Wrapper):
             self.opening(questions.purpose, count)
         self.by_purpose[questions.purpose] += count
         try:
-            answers = inner.ask(questions)
+            answers = self.inner.ask(questions)
         except (DomainError, InvalidArgument):  # the border let none of them out to the box
             self.by_purpose[questions.purpose] -= count
             self.by_purpose += Counter()  # drops a purpose without questions
