@@ -188,25 +188,30 @@ class _Run:
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
         past = list(self.oracle.past)
         left = self.oracle.remaining
+        few = Outcome.UNVERIFIED, "the budget left too few questions for verification"
         if left is not None and left < RECOVERY_QUERIES + 1:
-            return Outcome.UNVERIFIED, "the budget left no questions for verification"
-        self.verdict = verify_model(
-            self.oracle,
-            learned.model,
-            errors=learned.errors,
-            queries=RECOVERY_QUERIES,
-            seed=self.seed,
-            past=past,
-            precision=learned.precision,
-        )
-        if not self.verdict.agrees:
-            example = self.verdict.counterexample
-            return Outcome.REJECTED, f"box and model differ on {example and example.reason}"
+            return few
+        try:
+            self.verdict = verify_model(
+                self.oracle,
+                learned.model,
+                errors=learned.errors,
+                queries=RECOVERY_QUERIES,
+                seed=self.seed,
+                past=past,
+                precision=learned.precision,
+            )
+        except BudgetExhausted:  # the precision of the box was not known, and had to be measured
+            return few
+        if self.verdict.counterexample is not None:
+            return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
         loose = loosest(learned)
         if loose > USELESS:
             return Outcome.ILL_CONDITIONED, (
                 f"the standard error of some parameter block is {loose:.0%} of the block itself"
             )
+        if not self.verdict.agrees:
+            return Outcome.UNVERIFIED, self.verdict.bound
         return Outcome.RECOVERED, ""
 
     def _disagreement(self, reason: str) -> KeyholeError:
