@@ -30,7 +30,7 @@ class Outcome(enum.Enum):
     NOT_IDENTIFIABLE = "No number of questions can determine these parameters. The reason is given."
     BUDGET_EXHAUSTED = (
         "The budget was spent before the parameters were determined. Raise it, and pass the same "
-        "journal to continue without paying twice."
+        "journal to continue without paying twice, unless the learner plans with its budget."
     )
     ILL_CONDITIONED = (
         "The answers determine some parameters too weakly to be trusted. Read the error bars; a "

@@ -243,6 +243,9 @@ class Ball:
 
     def _ask_scores(self) -> None:
         for number in range(self.passes):
+            left = self.oracle.remaining
+            if number and left is not None and left < self.width**2 + RESERVE:
+                return  # a key bias, or shorter lengths, cost more than was planned
             probe, anchor = self._lengths(number)
             parts = []
             for start in range(0, self.width, CHUNK_ANCHORS):
@@ -418,7 +421,7 @@ class Ball:
             details={
                 "precision": "stated" if self.oracle.spec.precision else "measured",
                 "noise": self.noise,
-                "passes": self.passes,
+                "passes": len(self.asked),
                 "rigorous": rigorous,
                 "cramer_rao": relative,
             },

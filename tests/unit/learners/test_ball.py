@@ -1,5 +1,6 @@
 """Additive errors in a ball: accuracy, budget, honest error bars, rigorous intervals."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 import keyhole
 from keyhole.models.attention import Attention, Head
+from keyhole.models.draw import attention
 from keyhole.oracles.wrappers.rounding import round_bits
 
 NOISE = 1e-6
@@ -256,3 +258,38 @@ def test_low_rank_is_what_noise_does_not_explain() -> None:
     assert found.model.heads[0].score_factors is not None
     assert error(found, model) <= 0.7 * error(full, model)
     assert covered(found, model) >= 0.9
+
+
+@pytest.mark.parametrize("budget", [1, 19])
+def test_a_budget_below_any_plan_is_refused_unspent_and_a_larger_one_goes_on(
+    tmp_path: Path, budget: int
+) -> None:
+    """The plan depends on the budget: what had been asked for a smaller one would not fit."""
+    model, path = drawn(4, 0), tmp_path / "run.journal"
+
+    def run(budget: int) -> keyhole.Recovery:
+        stated = keyhole.Precision(additive=NOISE)
+        box = keyhole.open_oracle(noisy(model, NOISE, 1), width=4, max_norm=1.0, precision=stated)
+        return keyhole.recover(box, keyhole.SingleHead(), budget=budget, journal=path, throw=False)
+
+    small = run(budget)
+    assert small.outcome is keyhole.Outcome.BUDGET_EXHAUSTED
+    assert small.ledger.paid == 0
+    assert "20 questions are the least" in small.reason
+    assert run(400).outcome is keyhole.Outcome.RECOVERED
+    with pytest.raises(keyhole.JournalMismatch, match="another budget"):
+        run(500)
+
+
+def test_a_key_bias_that_was_not_planned_for_ends_the_passes_before_the_budget() -> None:
+    model = attention(np.random.default_rng(0), 16, bias=True)
+    box = keyhole.open_oracle(
+        noisy(model, NOISE, 1),
+        width=16,
+        max_norm=1.0,
+        precision=keyhole.Precision(additive=NOISE),
+    )
+    unknowns = 16 * 16 + 16
+    recovery = keyhole.recover(box, keyhole.SingleHead(), budget=2 * (unknowns + 1) + 14)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert recovery.details["passes"] == 1

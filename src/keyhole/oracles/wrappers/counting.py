@@ -39,7 +39,8 @@ class Counting(Wrapper):
             raise BudgetExhausted(
                 f"the next {count} questions ({questions.purpose}) would exceed the budget of "
                 f"{self.budget}; {self.paid} were asked. Raise budget=, and pass the same "
-                "journal= to continue without paying twice"
+                "journal= to continue without paying twice (a learner that plans with its budget, "
+                "as for noise in a bounded domain, needs another journal)"
             )
         if self.opening is not None:
             self.opening(questions.purpose, count)

@@ -167,8 +167,8 @@ class Journal(Wrapper):
             if asked != questions[start : start + len(answers)].digest():
                 raise JournalMismatch(
                     f"{self.path} recorded other questions at position {self._position} than this "
-                    "run asks: it belongs to another box, learner, seed or version. Name another "
-                    "journal"
+                    "run asks: it belongs to another box, learner, seed or version, or to another "
+                    "budget, where the learner plans with all of it. Name another journal"
                 )
             yield start, answers
 
