@@ -12,8 +12,9 @@ from scipy.special import gammaincinv
 from keyhole.arrays import Array
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import PURPOSE, SAME, decimal_step, observed, roundoff
+from keyhole.probes.precision import SAME, decimal_step, observed, roundoff
 
+PURPOSE = "verification"
 REPEATS = 3  # of one question, to see whether the box is noisy
 NOISY_REPEATS = 16  # at each of two sizes, if it is: the level is then taken up to 4 times too high
 MISJUDGED = 1e-6  # chance that the level of the noise is taken too low
