@@ -25,9 +25,8 @@ from keyhole.errors import (
 from keyhole.learners.auto import Auto
 from keyhole.learners.base import Learned, Learner
 from keyhole.models.symmetry import product_norm
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import opened
-from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.batching import Batching
 from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.counting import Counting
@@ -194,25 +193,30 @@ class _Run:
 
     def _judge(self, learned: Learned) -> tuple[Outcome, str]:
         left = self.oracle.remaining
+        few = Outcome.UNVERIFIED, "the budget left too few questions for verification"
         if left is not None and left < RECOVERY_QUERIES + 1:
-            return Outcome.UNVERIFIED, "the budget left no questions for verification"
-        self.verdict = verify_model(
-            self.oracle,
-            learned.model,
-            errors=learned.errors,
-            queries=RECOVERY_QUERIES,
-            seed=self.seed,
-            past=self.oracle.past,
-            precision=learned.precision,
-        )
-        if not self.verdict.agrees:
-            example = self.verdict.counterexample
-            return Outcome.REJECTED, f"box and model differ on {example and example.reason}"
+            return few
+        try:
+            self.verdict = verify_model(
+                self.oracle,
+                learned.model,
+                errors=learned.errors,
+                queries=RECOVERY_QUERIES,
+                seed=self.seed,
+                past=self.oracle.past,
+                precision=learned.precision,
+            )
+        except BudgetExhausted:  # the precision of the box was not known, and had to be measured
+            return few
+        if self.verdict.counterexample is not None:
+            return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
         loose = loosest(learned)
         if loose > USELESS:
             return Outcome.ILL_CONDITIONED, (
                 f"the standard error of some parameter block is {loose:.0%} of the block itself"
             )
+        if not self.verdict.agrees:
+            return Outcome.UNVERIFIED, self.verdict.bound
         return Outcome.RECOVERED, ""
 
     def _disagreement(self, reason: str) -> KeyholeError:
@@ -230,7 +234,7 @@ class _Run:
         left = self.counting.remaining
         count = KEPT if left is None else min(KEPT, left)
         try:
-            self.watch.look(count, None if self.learned is None else self.learned.precision)
+            self.watch.look(count, self._precision)
         except Inconsistent as found:
             found.__cause__ = error
             return found
@@ -256,20 +260,22 @@ class _Run:
         )
 
     def _same_box(self) -> None:
-        """A run that was answered by the journal alone asks the box one of its questions."""
-        if self.journal is None or self.journal.asked or not self.oracle.past:
+        """A run that was answered by the journal alone asks the box one of its questions; where
+        answers are labels, of which one tells nothing, a few."""
+        if self.journal is None or self.journal.asked:
             return
-        if self.counting.remaining == 0:
-            return
-        questions, answers = self.oracle.past[-1]
-        one = Questions(questions.bank, questions.index[-1:], "journal check")
-        live = self.counting.ask_beside(self.box, one)[0]
-        scale = float(np.max(np.abs(answers[-1]), initial=0.0))
-        if np.max(np.abs(live - answers[-1])) > SAME_ANSWER * max(scale, np.finfo(float).tiny):
+        self.journal.live = True
+        try:
+            self.watch.look(KEPT if self.watch.labels else 1, self._precision)
+        except BudgetExhausted:
+            return  # what is on file stands
+        except Inconsistent as found:
             raise JournalMismatch(
                 f"{self.journal.path} holds the answers of another box: asked again, this box "
                 "answers differently. Name another journal"
-            )
+            ) from found
+        finally:
+            self.journal.live = False
 
     def _recovery(self, outcome: Outcome, reason: str, error: KeyholeError | None) -> Recovery:
         learned = self.learned
@@ -298,10 +304,14 @@ class _Run:
             traced(learned.model, self.oracle.kept, self.oracle.total),
         )
 
+    @property
+    def _precision(self) -> Precision | None:
+        """Of the box, as far as it was measured or stated."""
+        return (self.learned and self.learned.precision) or self.box.spec.precision
+
     def _how(self) -> dict[str, Any]:
         """What was run, and what was stated or measured about the box."""
-        spec, known = self.box.spec, self.learned and self.learned.precision
-        precision = known or spec.precision
+        spec, precision = self.box.spec, self._precision
         domain = {name: part for name, part in vars(spec.domain).items() if np.isscalar(part)}
         return {
             "version": __version__,
@@ -320,9 +330,6 @@ class _Run:
 def roundoff_seen(answers: Array) -> float:
     """Unit roundoff of the number format that the answers belong to."""
     return observed(roundoff(None, answers), answers).relative
-
-
-SAME_ANSWER = 1e-2  # relative: a noisy box may answer a little differently, another box does not
 
 
 def loosest(learned: Learned) -> float:

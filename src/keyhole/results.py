@@ -30,13 +30,15 @@ class Outcome(enum.Enum):
     NOT_IDENTIFIABLE = "No number of questions can determine these parameters. The reason is given."
     BUDGET_EXHAUSTED = (
         "The budget was spent before the parameters were determined. Raise it, and pass the same "
-        "journal to continue without paying twice."
+        "journal to continue without paying twice, unless the learner plans with its budget."
     )
     ILL_CONDITIONED = (
         "The answers determine some parameters too weakly to be trusted. Read the error bars; a "
         "more precise box, a wider domain or more questions would help."
     )
-    UNVERIFIED = "A model was fitted but not compared with fresh answers (verify=False)."
+    UNVERIFIED = (
+        "A model was fitted but not compared with fresh answers, or noise hides what they tell."
+    )
     ORACLE_FAILED = (
         "The box failed to answer. What was paid for is in the journal, if there is one."
     )
@@ -69,12 +71,19 @@ class Verdict:
     words what the agreements allow one to claim."""
 
     agrees: bool
-    queries: int  # fresh questions asked
+    queries: int  # fresh answers compared
     replayed: int  # answers paid for during learning, compared for free
     worst: float  # largest deviation seen, in units of the tolerance (agreement: at most 1)
-    tolerance: float  # allowed deviation relative to the scale of the answers
+    tolerance: float  # median of the allowed deviations, relative to the size of the answers
     bound: str
     counterexample: Counterexample | None = None
+
+    @property
+    def word(self) -> str:
+        """What the box does: without a counterexample it may still hide in its noise."""
+        if self.agrees:
+            return "agrees"
+        return "hides in noise" if self.counterexample is None else "differs"
 
 
 @dataclass(frozen=True)
@@ -182,8 +191,10 @@ def load(path: str | Path) -> Any:
             if example is not None:
                 arrays = {k: np.array(v) for k, v in example.items() if k != "reason"}
                 example = Counterexample(**arrays, reason=example["reason"])
-            worst = math.inf if verdict["worst"] is None else verdict["worst"]
-            verdict = Verdict(**{**verdict, "worst": worst}, counterexample=example)
+            known: dict[str, Any] = {
+                k: math.inf if part is None else part for k, part in verdict.items()
+            }
+            verdict = Verdict(**known, counterexample=example)
         ledger = record["ledger"]
         purposes = {str(purpose): int(paid) for purpose, paid in ledger["by_purpose"].items()}
         parts = {

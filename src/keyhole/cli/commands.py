@@ -245,8 +245,8 @@ def verify(
         typer.echo(json.dumps(plain(vars(verdict))))
     else:
         console = Console()
-        word = "[green]agrees[/]" if verdict.agrees else "[red]differs[/]"
-        console.print(f"The box {word}. {verdict.bound}")
+        colour = "green" if verdict.agrees else "red"
+        console.print(f"The box [{colour}]{verdict.word}[/]. {verdict.bound}")
         if verdict.counterexample is not None:
             console.print(counterexample(verdict.counterexample))
     raise typer.Exit(OK if verdict.agrees else DIFFERS)

@@ -244,6 +244,9 @@ class Ball:
 
     def _ask_scores(self) -> None:
         for number in range(self.passes):
+            left = self.oracle.remaining
+            if number and left is not None and left < self.width**2 + RESERVE:
+                return  # a key bias, or shorter lengths, cost more than was planned
             probe, anchor = self._lengths(number)
             parts = []
             for start in range(0, self.width, CHUNK_ANCHORS):
@@ -283,16 +286,12 @@ class Ball:
 
     def _unreadable(self, value: Array, along: Array, sizes: Array) -> KeyholeError:
         """Why some score has no likely value: answers that no weight gives, or noise."""
-        beyond = 0.0
         for answers, probe, anchor in self.asked:
-            swing = np.abs(probe) * sizes[:, None]
             rest = np.sign(probe) * self._read(answers, anchor, value, along)
-            beyond = max(beyond, float(np.maximum(-rest, rest - swing).max()))
-        if beyond > IMPOSSIBLE * self.noise:
-            return WrongFamily("no scores of one head explain the answers to pairs")
-        return IllConditioned(
-            "noise hides the score of some pairs: they need more questions, or longer tokens"
-        )
+            beyond = np.maximum(-rest, rest - np.abs(probe) * sizes[:, None])
+            if beyond.max() > IMPOSSIBLE * self.noise:
+                return WrongFamily("no scores of one head explain the answers to pairs")
+        return IllConditioned("noise hides the score of some pairs: they need more questions")
 
     def _read(self, answers: Array, anchor: Array, value: Array, along: Array) -> Array:
         """What answers to pairs tell of the probes: without offset and anchor, along `along`."""
@@ -432,7 +431,7 @@ class Ball:
             details={
                 "precision": "stated" if self.oracle.spec.precision else "measured",
                 "noise": self.noise,
-                "passes": self.passes,
+                "passes": len(self.asked),
                 "rigorous": rigorous,
                 "cramer_rao": relative,
             },

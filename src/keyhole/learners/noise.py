@@ -22,7 +22,8 @@ def noisy_in_ball(
 ) -> Learned | None:
     """The head, if errors of the box are additive and tokens are bounded; None elsewhere.
 
-    Spends the budget of the oracle, where there is one, or what `accuracy` needs.
+    Spends the budget of the oracle, where there is one, or what `accuracy` needs: another budget
+    asks other questions.
     """
     radius, stated = oracle.spec.domain.radius, oracle.spec.precision
     if not 0 < radius < np.inf:
@@ -38,6 +39,11 @@ def noisy_in_ball(
     precision = look(oracle, rng)[0].precision if stated is None else stated
     if not rough(precision):
         return None
+    if left is not None and left < unknowns:  # before any is paid for: a plan for more is another
+        raise BudgetExhausted(
+            f"{unknowns} questions are the least that determine a head, the budget leaves {left}: "
+            "raise it"
+        )
     passes = 1
     if left is not None:
         passes = max(

@@ -20,6 +20,8 @@ NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
 
 
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
+REPEATABLE = 64.0  # roundoffs that two answers to one question in different batches may be apart
+DEVIATIONS = 8.0  # standard deviations of noise that they may be apart
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,12 @@ class Precision:
         """Standard deviation of the errors that do not scale with the answer."""
         spread = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
         return float(np.linalg.norm(spread))
+
+    def apart(self, scale: float) -> float:
+        """How far two answers to one question may lie apart, if one box gave both and the terms
+        of which they are sums are of this size."""
+        noise = DEVIATIONS * self.additive + self.step + 2.0 * self.tolerance
+        return REPEATABLE * self.relative * scale + noise
 
     def __post_init__(self) -> None:
         if not 0 < self.relative < np.inf:

@@ -72,8 +72,7 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append(("box computes in", str(recovery.details["precision"])))
     if recovery.verdict is not None:
         verdict = recovery.verdict
-        answer = "agrees" if verdict.agrees else "differs"
-        rows.append(("verdict", f"{answer} on {verdict.queries} fresh questions"))
+        rows.append(("verdict", f"{verdict.word} on {verdict.queries} fresh questions"))
     return rows
 
 

@@ -104,7 +104,9 @@ def _is_repeatable(
 def _keeps_the_budget(
     learner: Learner, make_box: Callable[[], Any], seed: int, whole: Recovery
 ) -> None:
-    box, budget = _Watched(open_oracle(make_box())), max(1, whole.ledger.paid // 2)
+    spent = whole.ledger.by_purpose
+    learning = sum(count for purpose, count in spent.items() if purpose not in (PURPOSE, RECALL))
+    box, budget = _Watched(open_oracle(make_box())), max(1, learning // 2)
     stopped = recover(box, learner, budget=budget, seed=seed, throw=False)
     require(stopped.outcome is Outcome.BUDGET_EXHAUSTED, "half the budget must not be enough")
     require(box.seen <= budget, "no question may be asked beyond the budget")

@@ -16,6 +16,9 @@ REPLAYED = 256  # past answers compared, spread over the run
 PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
 SECOND_OPINIONS = 4  # times as many disturbed copies judge an answer before it counts as another
 OLD = "a question asked while learning"
+OTHER_SHAPE = "answers of another shape"
+
+Past = list[tuple[Questions, Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +32,34 @@ class Case:
 
     @classmethod
     def of(cls, model: Any, tokens: Array, answers: Array, reason: str) -> "Case":
-        return cls(tokens, np.asarray(answers, dtype=np.float64), np.asarray(model(tokens)), reason)
+        predicted = np.atleast_1d(model(tokens))
+        return cls(tokens, np.asarray(answers, dtype=np.float64), predicted, reason)
 
     @property
     def comparable(self) -> bool:
         return bool(self.predicted.shape == self.answers.shape)
 
-    def example(self, number: int, reason: str) -> Counterexample:
-        return Counterexample(
-            self.tokens[number], self.answers[number], self.predicted[number], reason
-        )
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """How far the answers of a case are apart, and how far they may be."""
+
+    case: Case
+    ratios: Float[Array, " n"]  # deviations in units of what is allowed
+    allowed: Float[Array, " n"]  # root mean squares over the numbers of an answer
+
+    @property
+    def example(self) -> Counterexample | None:
+        """The first answer that is not the model's."""
+        (odd,) = np.nonzero(self.ratios > 1.0)
+        if not len(odd):
+            return None
+        case, k = self.case, odd[0]
+        reason = case.reason if case.comparable else OTHER_SHAPE
+        return Counterexample(case.tokens[k], case.answers[k], case.predicted[k], reason)
 
 
-def old_cases(model: Any, past: list[tuple[Questions, Array]]) -> Iterator[Case]:
+def old_cases(model: Any, past: Past) -> Iterator[Case]:
     """A sample of every batch of the run, by lengths, a limited amount at once."""
     total = sum(len(q) for q, _ in past)
     for length in sorted({q.length for q, _ in past}):
@@ -78,32 +96,44 @@ def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:
         yield portion
 
 
-def deviations(
+def judged(
     model: Any, errors: Any, cases: list[Case], precision: Precision, rng: np.random.Generator
-) -> list[Float[Array, " n"]]:
+) -> list[Judged]:
     """Deviations of every case in units of what is allowed (or, of an old question, of what
     rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
     asked for the rest, and since a few of them may all happen to be close to the model, more where
-    these do not explain it either."""
-    ratios = [
-        _worst(case, rounding(case.predicted, precision), slice(None))
-        if case.reason == OLD and not hasattr(model, "margin")
-        else np.full(len(case.tokens), np.inf)
-        for case in cases
-    ]
+    these do not explain it either. Answers of another shape are as far apart as can be."""
+    found = [_before(case, precision, labels=hasattr(model, "margin")) for case in cases]
     for draws in (DRAWS, SECOND_OPINIONS * DRAWS):
-        odd = [np.flatnonzero(part > 1.0) for part in ratios]
-        doubtful = [k for k in range(len(cases)) if len(odd[k])]
+        odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
+        doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
         if not doubtful:
             break
         tokens = [cases[k].tokens[odd[k]] for k in doubtful]
-        allowed = allowances(model, errors, tokens, precision, rng, draws)
-        for k, limit in zip(doubtful, allowed, strict=True):
-            ratios[k][odd[k]] = np.minimum(ratios[k][odd[k]], _worst(cases[k], limit, odd[k]))
-    return ratios
+        limits = allowances(model, errors, tokens, precision, rng, draws)
+        for k, limit in zip(doubtful, limits, strict=True):
+            one, part = found[k], odd[k]
+            one.ratios[part] = np.minimum(one.ratios[part], _worst(cases[k], limit, part))
+            if draws == DRAWS:
+                one.allowed[part] = _typical(limit)
+    return found
+
+
+def _before(case: Case, precision: Precision, labels: bool) -> Judged:
+    """What is known before disturbed models are asked."""
+    if case.reason == OLD and case.comparable and not labels:
+        limit = rounding(case.predicted, precision)
+        return Judged(case, _worst(case, limit, slice(None)), _typical(limit))
+    count = len(case.tokens)
+    return Judged(case, np.full(count, np.inf), np.zeros(count))
+
+
+def _typical(limit: Float[Array, "n *out"]) -> Float[Array, " n"]:
+    return np.asarray(np.sqrt(np.mean(limit.reshape(len(limit), -1) ** 2, axis=1)))
 
 
 def _worst(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
+    """In units of what is allowed; an answer that is no number differs."""
     gap = np.abs(case.answers[part] - case.predicted[part])
     ratio = gap / np.maximum(allowed, np.finfo(float).tiny)
-    return np.asarray(ratio.reshape(len(ratio), -1).max(axis=1))
+    return np.nan_to_num(ratio.reshape(len(ratio), -1).max(axis=1), nan=np.inf)

@@ -8,10 +8,18 @@ OFTEN, SELDOM = 0.5, 0.01  # of the questions: what a box must differ on to be c
 ENOUGH = 200  # questions that one is advised to ask
 
 
-def in_words(count: int, replayed: int, example: Counterexample | None) -> str:
+def in_words(
+    count: int, replayed: int, example: Counterexample | None, hidden: bool = False
+) -> str:
     """The claim behind `count` fresh answers that agree, or what was found against it."""
     if example is not None:
         return f"The box and the model differ: {example.reason}."
+    if hidden:
+        return (
+            "Noise hides the box: what it allows an answer to be off is more than the answers "
+            f"differ among themselves, so that other models would agree as well ({count} fresh "
+            "answers). More questions are needed, longer tokens, or answers that are averaged."
+        )
     old = f" (and so do {replayed} answers given while learning)" if replayed else ""
     agree = f"All {count} fresh answers agree within the box's precision{old}."
     if count == 1:

@@ -1,5 +1,6 @@
 """Additive errors in a ball: accuracy, budget, honest error bars, rigorous intervals."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -272,3 +273,38 @@ def test_noise_that_hides_a_score_is_not_another_family(seed: int) -> None:
     learner, budget = keyhole.SingleHead(), width**2 + width + 6
     recovery = keyhole.recover(box, learner, budget=budget, throw=False, seed=seed)
     assert recovery.outcome in (keyhole.Outcome.RECOVERED, keyhole.Outcome.ILL_CONDITIONED)
+
+
+@pytest.mark.parametrize("budget", [1, 19])
+def test_a_budget_below_any_plan_is_refused_unspent_and_a_larger_one_goes_on(
+    tmp_path: Path, budget: int
+) -> None:
+    """The plan depends on the budget: what had been asked for a smaller one would not fit."""
+    model, path = drawn(4, 0), tmp_path / "run.journal"
+
+    def run(budget: int) -> keyhole.Recovery:
+        stated = keyhole.Precision(additive=NOISE)
+        box = keyhole.open_oracle(noisy(model, NOISE, 1), width=4, max_norm=1.0, precision=stated)
+        return keyhole.recover(box, keyhole.SingleHead(), budget=budget, journal=path, throw=False)
+
+    small = run(budget)
+    assert small.outcome is keyhole.Outcome.BUDGET_EXHAUSTED
+    assert small.ledger.paid == 0
+    assert "20 questions are the least" in small.reason
+    assert run(400).outcome is keyhole.Outcome.RECOVERED
+    with pytest.raises(keyhole.JournalMismatch, match="another budget"):
+        run(500)
+
+
+def test_a_key_bias_that_was_not_planned_for_ends_the_passes_before_the_budget() -> None:
+    model = attention(np.random.default_rng(0), 16, bias=True)
+    box = keyhole.open_oracle(
+        noisy(model, NOISE, 1),
+        width=16,
+        max_norm=1.0,
+        precision=keyhole.Precision(additive=NOISE),
+    )
+    unknowns = 16 * 16 + 16
+    recovery = keyhole.recover(box, keyhole.SingleHead(), budget=2 * (unknowns + 1) + 14)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert recovery.details["passes"] == 1

@@ -26,7 +26,7 @@ def test_a_recovery_tells_its_numbers() -> None:
     assert "RECOVERED" in text
     assert "× the floor of 1,681" in text
     assert "float64" in text
-    assert "agrees on 5 fresh questions" in text
+    assert "agrees on 4 fresh questions" in text
     for block in ("offset", "score", "key bias", "value"):
         assert f"error of {block}" in text
 

@@ -1,56 +1,57 @@
 """An honest box must not be wronged, whatever its noise; questions for that are not many."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from boxes import CountingBox
 from keyhole.models.draw import attention
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Precision
 from keyhole.oracles.open import open_oracle
+from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
-from keyhole.verification.exactness import NOISY_MOST, REPEATS, Measuring, upper_level
+from keyhole.verification.exactness import NOISY_REPEATS, REPEATS, measured, upper_level
 from keyhole.verification.questions import Designer
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
 
-def measured(box: Oracle, count: int = 200, seed: int = 0) -> Measuring:
-    fresh = list(Designer(box.spec, 2.0, np.random.default_rng(seed)).stream(count))
-    return Measuring(box, fresh, count)
+def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[Precision, int]:
+    """What is found out about a box with this noise, and the questions for it."""
+    box = CountingBox(function, 6)
+    oracle = Noisy(open_oracle(box), seed=seed, **noise)
+    tokens = next(Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(1)).tokens
+    answers = [oracle.ask(Questions.of(tokens[None], "verification"))]
+    return measured(oracle, tokens, answers), box.seen - 1
 
 
 def test_an_exact_box_costs_three_repeats() -> None:
-    found = measured(open_oracle(MODEL))
-    assert (found.spent, found.additive, found.relative) == (REPEATS, 0.0, 0.0)
-    assert found.precision(found.first).relative == 2.0**-53
-
-
-def test_too_few_questions_measure_nothing() -> None:
-    found = measured(open_oracle(MODEL), count=REPEATS)
-    assert (found.spent, found.first) == (0, [])
+    assert precision_of(MODEL) == (Precision(2.0**-53), REPEATS)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_never_taken_too_low_nor_much_too_high(seed: int) -> None:
-    found = measured(Noisy(open_oracle(MODEL), 1e-3, seed=seed), seed=seed)
-    assert found.spent <= REPEATS + NOISY_MOST
+    found, spent = precision_of(MODEL, seed, additive=1e-3)
+    assert spent == REPEATS + 2 * NOISY_REPEATS
     assert 1e-3 < found.additive < 1e-2
-    assert found.relative == 0.0
+    assert found.relative == 2.0**-53
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_that_grows_with_the_answer_is_told(seed: int) -> None:
-    found = measured(Noisy(open_oracle(MODEL), relative=1e-4, seed=seed), seed=seed)
+    found, _ = precision_of(MODEL, seed, relative=1e-4)
     assert 5e-5 < found.relative < 1e-3
 
 
 def test_where_answers_cannot_grow_both_are_believed() -> None:
     words = np.random.default_rng(1).standard_normal((9, 6))
-    found = measured(Noisy(open_oracle(MODEL, vocabulary=words), 1e-3))
+    oracle = Noisy(open_oracle(MODEL, vocabulary=words), 1e-3)
+    found = measured(oracle, words[:3], [oracle.ask(Questions.of(words[None, :3], "verification"))])
     assert found.additive > 1e-3
-    assert found.relative > 0
+    assert found.relative > 1e-4
 
 
 def test_upper_level_covers_the_truth() -> None:
@@ -74,4 +75,4 @@ def test_honest_boxes_agree(queries: int, seed: int) -> None:
         verdict = verify(honest, model, queries=queries, seed=seed)
         assert verdict.agrees, verdict.bound
         assert verdict.queries == queries
-    assert box.seen == queries
+    assert box.seen == queries + REPEATS

@@ -11,6 +11,7 @@ from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.verification.exactness import REPEATS
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 8, bias=True)
@@ -28,10 +29,12 @@ def test_the_model_itself_agrees_and_the_claim_is_modest() -> None:
     box = CountingBox(MODEL, 8)
     verdict = verify(open_oracle(box), MODEL)
     assert verdict.agrees
-    assert box.seen == verdict.queries == 60
+    assert verdict.queries == 60
+    assert box.seen == 60 + REPEATS
     assert verdict.worst <= 1.0
     assert verdict.counterexample is None
-    assert "at most 5.1%" in verdict.bound  # 1 - 0.05 ** (1 / 60)
+    assert "All 60 fresh answers" in verdict.bound
+    assert "at most 4.9%" in verdict.bound  # 1 - 0.05 ** (1 / 60)
     assert "nothing is claimed" in verdict.bound
 
 
@@ -80,7 +83,7 @@ def test_past_answers_are_compared_for_free_and_one_is_asked_again() -> None:
     box = CountingBox(MODEL, 8)
     verdict = verify(open_oracle(box), MODEL, queries=6, past=[(questions, BOX.ask(questions))])
     assert verdict.agrees
-    assert (verdict.queries, verdict.replayed, box.seen) == (7, 40, 7)
+    assert (verdict.queries, verdict.replayed, box.seen) == (6, 40, 6 + REPEATS + 1)
     wrong = BOX.ask(questions).copy()
     wrong[17] *= 1.0 + 1e-6
     verdict = verify(BOX, MODEL, queries=6, past=[(questions, wrong)])
@@ -166,3 +169,57 @@ def test_a_vector_whose_terms_cancel_is_not_wronged() -> None:
     noise = np.array([0.0, 0.0, 2.0**-52])
     assert verify(open_oracle(lambda x: model(x) + noise, width=4), model, queries=6).agrees
     assert not verify(open_oracle(lambda x: model(x) + 1e9 * noise, width=4), model).agrees
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (lambda answers: answers[:, None], "shape"),
+        (lambda answers: np.where(np.arange(len(answers)) == 7, np.nan, answers), "learning"),
+    ],
+)
+def test_past_answers_that_no_number_is_compared_with_count_against(lie: Any, words: str) -> None:
+    """A model that fails on the long batch of past questions alone, and is right on fresh ones."""
+    questions = Questions.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
+
+    def model(tokens: np.ndarray) -> np.ndarray:
+        answers = MODEL(tokens)
+        return np.asarray(lie(answers) if len(tokens) == 40 else answers)
+
+    verdict = verify(BOX, model, queries=4, past=[(questions, BOX.ask(questions))])
+    assert not verdict.agrees
+    assert verdict.counterexample is not None
+    assert words in verdict.counterexample.reason
+
+
+def test_fresh_predictions_that_are_no_numbers_differ() -> None:
+    verdict = verify(BOX, lambda tokens: np.full(len(tokens), np.nan), queries=4)
+    assert not verdict.agrees
+    assert verdict.worst == np.inf
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-2, 1e-1])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_does_not_let_an_unrelated_model_pass(noise: float, seed: int) -> None:
+    wrong = attention(np.random.default_rng(9), 8)
+    for queries in (4, 20):
+        verdict = verify(Noisy(BOX, noise, seed=seed), wrong, queries=queries, seed=seed)
+        assert not verdict.agrees
+        assert verdict.counterexample is not None
+
+
+def test_the_tolerance_is_what_was_allowed() -> None:
+    exact, noisy = verify(BOX, MODEL, queries=6), verify(Noisy(BOX, 1e-2), MODEL, queries=6)
+    assert exact.tolerance < 1e-10
+    assert noisy.agrees
+    assert 1e-2 < noisy.tolerance < 1.0
+
+
+def test_noise_as_large_as_the_answers_lets_nobody_agree_and_wrongs_nobody() -> None:
+    box = Noisy(open_oracle(MODEL, max_norm=1.0), 3.0)
+    for model in (MODEL, attention(np.random.default_rng(9), 8)):
+        verdict = verify(box, model, queries=6)
+        assert not verdict.agrees
+        assert verdict.counterexample is None
+        assert verdict.word == "hides in noise"
+        assert "More questions are needed" in verdict.bound

@@ -25,6 +25,12 @@ def test_old_answers_are_mentioned_and_one_is_not_many() -> None:
     assert in_words(1, 0, None).startswith("The one fresh answer agrees")
 
 
+def test_noise_that_hides_the_box_is_no_agreement() -> None:
+    words = in_words(4, 31, None, hidden=True)
+    assert words.startswith("Noise hides the box")
+    assert "agree within" not in words
+
+
 def test_a_difference_is_said_with_its_reason() -> None:
     example = Counterexample([[0.0]], 1.0, 2.0, "a long sequence")
     assert in_words(3, 5, example) == "The box and the model differ: a long sequence."

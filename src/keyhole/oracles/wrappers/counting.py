@@ -34,22 +34,19 @@ class Counting(Wrapper):
         return None if self.budget is None else self.budget - self.paid
 
     def ask(self, questions: Questions) -> Array:
-        return self.ask_beside(self.inner, questions)
-
-    def ask_beside(self, inner: Oracle, questions: Questions) -> Array:
-        """Asks another way to the same box, under the same count and budget."""
         count = len(questions)
         if self.budget is not None and self.paid + count > self.budget:
             raise BudgetExhausted(
                 f"the next {count} questions ({questions.purpose}) would exceed the budget of "
                 f"{self.budget}; {self.paid} were asked. Raise budget=, and pass the same "
-                "journal= to continue without paying twice"
+                "journal= to continue without paying twice (a learner that plans with its budget, "
+                "as for noise in a bounded domain, needs another journal)"
             )
         if self.opening is not None:
             self.opening(questions.purpose, count)
         self.by_purpose[questions.purpose] += count
         try:
-            answers = inner.ask(questions)
+            answers = self.inner.ask(questions)
         except (DomainError, InvalidArgument):  # the border let none of them out to the box
             self.by_purpose[questions.purpose] -= count
             self.by_purpose += Counter()  # drops a purpose without questions

@@ -20,9 +20,7 @@ RECALLED = 3  # old questions asked again at a time
 KEPT = 8  # old questions that can be asked again: the oldest of every kind
 FIRST, EVERY = 2048, 4096  # new questions before the first look, and between two later ones
 REPEATS = 12  # of a question whose answer differs, to tell noise from another box
-DEVIATIONS = 8.0  # standard deviations of stated noise that two answers may be apart
-MEASURED_DEVIATIONS = 14.0  # the same of noise known from so few repeats
-ROUNDINGS = 64.0  # roundoffs that two answers in different batches may be apart
+MEASURED_DEVIATIONS = 14.0  # of noise known from so few repeats that two answers may be apart
 LABELS = 3  # a box that has shown no more different numbers answers with labels
 TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
 SAMPLE = 64  # answers of a batch that tell the number format
@@ -83,6 +81,11 @@ class DriftWatch(Wrapper):
         measuring = REPEATS if looks and self._measured is None else 0
         return max(0, left - looks * RECALLED - measuring)
 
+    @property
+    def labels(self) -> bool:
+        """Whether the box has shown nothing but labels."""
+        return len(self._values) <= LABELS
+
     def ask(self, questions: Questions) -> Array:
         answers = self.inner.ask(questions)
         if len(questions):
@@ -97,7 +100,7 @@ class DriftWatch(Wrapper):
         """Asks `count` old questions again; raises Inconsistent if the box is not what it was.
 
         The longest sequences say most about a model, the oldest questions about the past."""
-        needed = TIES if len(self._values) <= LABELS else 1
+        needed = TIES if self.labels else 1
         for kept in self._known()[:count]:
             now = np.asarray(self.inner.ask(kept.question)[0])
             if self._same(kept, now, precision or self.spec.precision):
@@ -108,7 +111,7 @@ class DriftWatch(Wrapper):
                 raise Inconsistent(CHANGED, Counterexample(tokens, now, kept.answer, REASON))
 
     def _keep(self, questions: Questions, answers: Array) -> None:
-        if len(self._values) <= LABELS:
+        if self.labels:
             self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:SAMPLE].tolist())
         if len(self._samples) < KEPT:
             self._samples.append(np.array(answers[:SAMPLE]).ravel())
@@ -130,11 +133,12 @@ class DriftWatch(Wrapper):
 
     def _same(self, kept: Kept, now: Array, precision: Precision | None) -> bool:
         """Whether two answers to one question can come from one box."""
+        if now.shape != kept.answer.shape:
+            return False
         gap = float(np.max(np.abs(np.asarray(now, dtype=np.float64) - kept.answer), initial=0.0))
         if precision is not None:
-            allowed = ROUNDINGS * precision.relative * kept.scale + DEVIATIONS * precision.additive
-            return gap <= allowed + precision.step + 2.0 * precision.tolerance
-        allowed = ROUNDINGS * self.roundoff(np.concatenate(self._samples)) * kept.scale
+            return gap <= precision.apart(kept.scale)
+        allowed = Precision(self.roundoff(np.concatenate(self._samples))).apart(kept.scale)
         return gap <= allowed or gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept)
 
     def _noise(self, kept: Kept) -> float:

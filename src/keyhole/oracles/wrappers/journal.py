@@ -48,6 +48,7 @@ class Journal(Wrapper):
         self.inner, self.path = inner, Path(path)
         self.replayed = 0  # questions answered from the file
         self.asked = 0  # questions that went to the box
+        self.live = False  # while set, questions go past the file to the box
         self._position = 0
         self._largest = 0  # bytes of a record
         try:
@@ -138,6 +139,8 @@ class Journal(Wrapper):
         return JournalError(f"journal {self.path}: {text}: {advice}")
 
     def ask(self, questions: Questions) -> Array:
+        if self.live:
+            return self.inner.ask(questions)
         try:
             known = dict(self._recorded(questions))
             self.replayed += sum(len(part) for part in known.values())
@@ -164,8 +167,8 @@ class Journal(Wrapper):
             if asked != questions[start : start + len(answers)].digest():
                 raise JournalMismatch(
                     f"{self.path} recorded other questions at position {self._position} than this "
-                    "run asks: it belongs to another box, learner, seed or version. Name another "
-                    "journal"
+                    "run asks: it belongs to another box, learner, seed or version, or to another "
+                    "budget, where the learner plans with all of it. Name another journal"
                 )
             yield start, answers
 
