@@ -2,7 +2,7 @@
 
     python benchmarks/auto.py [--only WORD] [--seeds N]
 
-The figures of docs/verification.md and docs/learners/auto.md come from here. An impostor is named
+The figures of docs/learners/auto.md come from here. An impostor is named
 right where it is rejected; its questions are compared with nothing.
 """
 
