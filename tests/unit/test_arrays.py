@@ -1,3 +1,6 @@
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -103,12 +106,27 @@ BAD: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_argument_is_named(name: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{name.strip()}.* must "):
-        BAD[name]()
+def complaints() -> list[str]:
+    """Bad arguments that were not named."""
+    found = []
+    for name, call in BAD.items():
+        try:
+            call()
+        except InvalidArgument as error:
+            if re.match(f"{name.strip()}.* must ", str(error)) is None:
+                found.append(f"{name}: {error}")
+        else:
+            found.append(f"{name}: accepted")
+    return found
 
 
-def test_a_width_may_be_a_whole_number_of_numpy() -> None:
+def test_bad_arguments_are_named() -> None:
+    """In a process of its own: here types are checked before the code sees them."""
+    run = subprocess.run([sys.executable, __file__], check=False, capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split("\n")) == (0, ["RECOVERED", ""]), run.stderr
+
+
+if __name__ == "__main__":
+    print(*complaints(), sep="\n", end="")
     box = keyhole.open_oracle(lambda tokens: HEAD(tokens), width=np.int64(4))  # type: ignore[arg-type]
-    assert keyhole.recover(box, keyhole.SingleHead()).outcome is keyhole.Outcome.RECOVERED
+    print(keyhole.recover(box, keyhole.SingleHead()).outcome.name)

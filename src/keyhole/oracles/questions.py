@@ -187,7 +187,7 @@ class Joined:
         return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
 
 
-def holds_table(bank: Bank) -> bool:
+def holds_table(bank: object) -> bool:
     """Whether some of its tokens are an array, made for these questions."""
     parts = (getattr(bank, name, None) for name in ("inner", "first", "second"))
     return isinstance(bank, Listed) or any(holds_table(p) for p in parts if p is not None)

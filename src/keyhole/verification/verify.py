@@ -83,7 +83,8 @@ def _verdict(
             example = example or one.example
     allowed = float(np.median(allowances))
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
-    hidden = precision.additive > 0 and allowed > np.sqrt(np.mean(np.var(numbers, axis=0)))
+    scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
+    hidden = bool(precision.additive > 0 and allowed > scatter)
     scale = float(np.sqrt(np.mean(numbers**2)))
     return Verdict(
         agrees=example is None and not hidden,

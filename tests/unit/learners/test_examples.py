@@ -181,7 +181,7 @@ def test_too_many_heads_asked_for_are_not_given() -> None:
     assert learn(X, Y, FromExamples(heads=2)).outcome is Outcome.RECOVERED
     wide = learn(X, Y, FromExamples(heads=3, restarts=6), throw=False)
     assert wide.outcome in (Outcome.NOT_IDENTIFIABLE, Outcome.ILL_CONDITIONED)
-    narrow = learn(X, Y, FromExamples(heads=1, restarts=6), throw=False)
+    narrow = learn(X, Y, FromExamples(heads=1, restarts=10), throw=False)
     assert narrow.outcome is Outcome.REJECTED
 
 

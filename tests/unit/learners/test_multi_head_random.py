@@ -21,7 +21,7 @@ WORDS = np.random.default_rng(5).standard_normal((60, 5))
         (8, 3, False, {"max_norm": 2.0}, 900),
         (8, 2, True, {"low": -1.0, "high": 1.0}, 480),
         (6, 2, False, {"low": 0.5, "high": 2.0}, 320),
-        (6, 2, False, {"max_norm": 1e4}, 400),
+        (6, 2, False, {"max_norm": 1e4}, 460),
         (5, 2, False, {"vocabulary": WORDS}, 260),
     ],
 )
