@@ -123,10 +123,10 @@ def complaints() -> list[str]:
 def test_bad_arguments_are_named() -> None:
     """In a process of its own: here types are checked before the code sees them."""
     run = subprocess.run([sys.executable, __file__], check=False, capture_output=True, text=True)
-    assert (run.returncode, run.stdout.split("\n")) == (0, ["RECOVERED", ""]), run.stderr
+    assert run.returncode == 0, run.stderr
 
 
 if __name__ == "__main__":
-    print(*complaints(), sep="\n", end="")
+    assert complaints() == [], complaints()
     box = keyhole.open_oracle(lambda tokens: HEAD(tokens), width=np.int64(4))  # type: ignore[arg-type]
-    print(keyhole.recover(box, keyhole.SingleHead()).outcome.name)
+    assert keyhole.recover(box, keyhole.SingleHead()).outcome is keyhole.Outcome.RECOVERED
