@@ -61,12 +61,11 @@ PATIENT = Limits()
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Where one start ended and why."""
+    """Where one start ended."""
 
     at: Projection
     relative: float  # squared residual relative to the labels
     iterations: int
-    converged: bool  # at a minimum, rather than stopped
     products: int = 0  # Gauss-Newton products spent
 
 
@@ -81,15 +80,15 @@ def descend(
     system = _System(rows, at, scale, precise=precise)
     for iteration in range(limits.iterations):
         if at.cost <= limits.finished * scale:
-            return Descent(at, at.cost / scale, iteration, True, system.products)
+            return Descent(at, at.cost / scale, iteration, system.products)
         if time.monotonic() > limits.deadline:
-            return Descent(at, at.cost / scale, iteration, False, system.products)
+            return Descent(at, at.cost / scale, iteration, system.products)
         step, predicted = system.step(damping, limits.conjugate_steps)
         theta = at.theta + step
         trial = project(rows, theta) if np.abs(theta).max() <= largest else at  # not taken
         if at.cost <= FINISHED * scale and trial.cost > RESTING * at.cost:
             at = min(at, trial, key=attrgetter("cost"))
-            return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+            return Descent(at, at.cost / scale, iteration + 1, system.products)
         gain = (at.cost - trial.cost) / max(predicted, 1e-300)
         if at.cost <= COARSE * scale and trial.cost > ROUGH * at.cost:
             precise = True  # ill-conditioned, or at a minimum: then the last steps count
@@ -102,17 +101,17 @@ def descend(
             elif gain < 0.25:
                 damping *= 2
             if small and predicted <= 2 * REFINED * at.cost:
-                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+                return Descent(at, at.cost / scale, iteration + 1, system.products)
         else:
             if predicted <= REFINED * at.cost:
-                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+                return Descent(at, at.cost / scale, iteration + 1, system.products)
             damping *= 4
             if damping > LARGEST_DAMPING:
-                return Descent(at, at.cost / scale, iteration + 1, True, system.products)
+                return Descent(at, at.cost / scale, iteration + 1, system.products)
         costs.append(at.cost)
         if _stalled(costs, limits):
-            return Descent(at, at.cost / scale, iteration + 1, False, system.products)
-    return Descent(at, at.cost / scale, limits.iterations, False, system.products)
+            return Descent(at, at.cost / scale, iteration + 1, system.products)
+    return Descent(at, at.cost / scale, limits.iterations, system.products)
 
 
 def label_power(rows: Rows) -> float:

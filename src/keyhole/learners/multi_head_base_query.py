@@ -134,7 +134,7 @@ def odds_doubt(
 def first_column(state: Scalar) -> None:
     """p_h at the base query: d openings per head, their length found on the way."""
     width = state.ask.width
-    for head, record in enumerate(state.records):
+    for head in range(len(state.records)):
         begin(state, head)
         rows, got = state.begun[head]
         which = np.full(width, head)
@@ -149,10 +149,5 @@ def first_column(state: Scalar) -> None:
                 np.concatenate([got.changes, more.changes]),
                 np.concatenate([got.log_odds, more.log_odds]),
             )
-        record.queries.append(state.query)
-        record.moves.append(got.moves)
-        record.changes.append(got.changes)
-        record.doubts.append(state.doubt(state.chamber, which, got.moves))
-        record.keys.append(np.linalg.solve(got.moves, got.log_odds))
-        state.sizes[head] = float(np.linalg.norm(record.keys[0]))
+        state.enter_first(head, got)
     state.correct_leaks(0)

@@ -160,12 +160,7 @@ def column(state: Scalar, query: Array) -> bool:
     if not chamber.holds(np.stack(keys)):
         return False
     for head, (moves, changes, _) in enumerate(joined):
-        record = state.records[head]
-        record.queries.append(query)
-        record.moves.append(moves)
-        record.changes.append(changes)
-        record.doubts.append(state.doubt(chamber, np.full(len(moves), head), moves))
-        record.keys.append(keys[head])
+        state.enter(head, query, chamber, moves, changes, keys[head])
     state.correct_leaks(-1)
     return True
 

@@ -124,19 +124,13 @@ def only_pairs(state: Scalar) -> bool:
 def first_column_by_pairs(state: Scalar) -> None:
     """p_h at the base query, with the long anchors from the circle: d openings per head."""
     width = state.ask.width
-    for head, record in enumerate(state.records):
-        value = state.values[head]
+    for head, value in enumerate(state.values):
         rows = fan(np.zeros((width, 0)), value, state.rng)
         rows = rows + TILT * value / np.linalg.norm(value)
         which = np.full(width, head)
         moves = rows * (TARGET * np.sqrt(width) / state.sizes[head])
         got = open_heads(state.ask, state.chamber, which, moves, "first column")
-        record.queries.append(state.query)
-        record.moves.append(got.moves)
-        record.changes.append(got.changes)
-        record.doubts.append(state.doubt(state.chamber, which, got.moves))
-        record.keys.append(np.linalg.solve(got.moves, got.log_odds))
-        state.sizes[head] = float(np.linalg.norm(record.keys[0]))
+        state.enter_first(head, got)
     if not state.chamber.holds(np.stack([record.keys[0] for record in state.records])):
         raise IllConditioned("a head that was to stay shut opened")
 

@@ -124,6 +124,23 @@ class Scalar:
         noise = self.ask.additive * float(np.linalg.norm(self.mix)) * np.sqrt(2.0)
         return np.asarray(np.hypot(self.ask.unit * (loud + each), noise))
 
+    def enter(
+        self, head: int, query: Array, chamber: Chamber, moves: Array, changes: Array, key: Array
+    ) -> None:
+        """One more column of a head: its openings at a query, and the key they gave."""
+        record = self.records[head]
+        record.queries.append(query)
+        record.moves.append(moves)
+        record.changes.append(changes)
+        record.doubts.append(self.doubt(chamber, np.full(len(moves), head), moves))
+        record.keys.append(key)
+
+    def enter_first(self, head: int, got: Readings) -> None:
+        """The column at the base query, d openings."""
+        key = np.linalg.solve(got.moves, got.log_odds)
+        self.enter(head, self.query, self.chamber, got.moves, got.changes, key)
+        self.sizes[head] = float(np.linalg.norm(self.records[head].keys[0]))
+
     def range_of(self, record: Columns) -> Float[Array, "d k"]:
         """Orthonormal basis of the keys so far, the first key's direction first."""
         first = record.keys[0]

@@ -111,13 +111,17 @@ class Circle:
     query: Float[Array, " d"]
     total: Float[Array, "d outputs"]  # sum of the values of all heads
     plane: Float[Array, "two d"]
-    loud: float = field(init=False)
-    hard: float = field(init=False)
+    loud: float = field(init=False)  # the largest answer so far, per size of token
+    hard: float = field(init=False)  # size of huge tokens
 
     def __post_init__(self) -> None:
         self.hard = HARD / float(np.linalg.norm(self.query))
         self.loud = float(np.linalg.norm(self.total))
-        self.step = self.ask.unit ** (1 / 3)  # between the two questions that name a piece
+
+    @property
+    def step(self) -> float:
+        """Between the two questions that name a piece."""
+        return float(self.ask.unit ** (1 / 3))
 
     def tokens(self, angles: Array) -> Float[Array, "n d"]:
         return compass(angles) @ self.plane
