@@ -113,7 +113,8 @@ def answer_dtype(box: Oracle) -> Any:
 def keep_memory() -> None:
     """Bodies come and go by the megabyte. Unless told otherwise, glibc returns their memory to the
     system after every request and pays for it again, page by page, with more time than the rest of
-    a request takes. Freeing one large block raises its thresholds; elsewhere nothing happens."""
+    a request takes. Freeing one large block raises its thresholds; with another allocator, or with
+    thresholds set in the environment, nothing happens."""
     bytearray(KEPT)
 
 
