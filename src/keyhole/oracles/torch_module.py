@@ -59,9 +59,12 @@ class TorchOracle(Oracle):
             except (KeyboardInterrupt, SystemExit, MemoryError):
                 raise
             except Exception as error:
+                format_ = str(self.dtype).removeprefix("torch.")
+                other = ". Pass dtype= if it computes in another format"
                 raise OracleError(
-                    f"the module raised {type(error).__name__} on tokens of shape "
+                    f"the module raised {type(error).__name__} on {format_} tokens of shape "
                     f"{tuple(tokens.shape)}: {str(error)[:500]}"
+                    + (other if "dtype" in str(error) else "")
                 ) from error
             return self._numbers(answer, len(questions))
 

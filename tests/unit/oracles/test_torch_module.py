@@ -208,6 +208,16 @@ def test_what_a_module_raises_is_an_oracle_error():
         keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(questions()[0])
 
 
+def test_a_module_that_wants_another_format_says_what_to_pass():
+    class Hidden(nn.Module):  # parameters that are not registered: the format cannot be seen
+        def forward(self, tokens):
+            return tokens[:, -1] @ torch.ones(8, 2, dtype=torch.float32)
+
+    with pytest.raises(keyhole.OracleError, match=r"on float64 tokens .* Pass dtype="):
+        keyhole.open_oracle(Hidden(), width=8).ask(questions()[0])
+    assert keyhole.open_oracle(Hidden(), width=8, dtype="float32").ask(questions()[0]).shape[1] == 2
+
+
 def test_identity_tells_two_trainings_apart():
     one, two = nn.Linear(3, 2), nn.Linear(3, 2)
     names = [keyhole.open_oracle(m).spec.identity for m in (one, two, one)]
