@@ -60,9 +60,11 @@ def test_refused_in_bounded_domains(name, domain):
 
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_refused_in_single_precision(name):
-    """So few digits cannot tell another family from hidden kinks, but nothing comes out clean."""
+    """So few digits tell what is far from any network; what is near one has hidden kinks, or
+    not, but never comes out clean."""
     box = CountingOracle(lambda x: IMPOSTORS[name](x).astype(np.float32), 8)
-    with pytest.raises(IllConditioned):
+    far = name in ("two hidden layers", "step at a sphere", "maximum")
+    with pytest.raises(WrongFamily if far else IllConditioned):
         ReluNetworkLearner().learn(box, np.random.default_rng(0))
     assert box.questions < 6000
 

@@ -79,6 +79,12 @@ class Lines:
                 return True
         return False
 
+    @property
+    def spread(self) -> float:
+        """Of the answers at random points: root mean square from their mean."""
+        answers = self.data(self.random).answers
+        return float(np.linalg.norm(answers.std(axis=0)))
+
     def unknowns(self, neurons: int) -> int:
         return (neurons + 1) * (len(self.region.centre) + 1)
 

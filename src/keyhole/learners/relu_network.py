@@ -65,6 +65,7 @@ POLISHED = 20.0  # error of the parameters after the polish, in units of one ans
 STALLED = 0.7  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
 ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, where answers have few digits
+FOREIGN = 0.1  # of the answers' spread: so far off, several lines miss more than weak neurons
 POLISH_ROUNDS = 5  # solutions of the least squares problem, each with fresh on/off patterns
 
 
@@ -227,6 +228,10 @@ class _Work:
             self.passes_run = lines.lines
         network = lines.network
         self.agreement, witness = self.validate(network)
+        if self.agreement > FOREIGN * lines.spread:
+            raise WrongFamily(
+                f"not one hidden layer of ReLUs: {self.unexplained(network)}", witness
+            )
         if not explained or self.agreement > self.box.allowed():
             raise self.box.refusal(self.unexplained(network), witness)
         self.error, self.affine_error = lines.error, lines.affine_error

@@ -25,7 +25,12 @@ DEVIATIONS = 16.0  # and standard deviations of noise
 CHORD = (0.25, 0.5, 0.75, 1.0)  # points asked on a chord; its start is known
 SMOOTH_LOOKS = 4  # places that must all be bent: a kink is met by chance at few of them
 SMOOTH_STEP = 2.0**-12  # step there, relative: planes of a thousand neurons are wider apart
-FINE = 2.0**-40  # roundoff above which so small a step shows nothing
+FINE = 2.0**-40  # roundoff above which so small a step shows nothing,
+COARSE = 2.0**-20  # and above which no step shows a curve
+CURVE_STEP = 2.0**-4  # step in between: kinks lie within it, but do not look like a curve
+CURVED = 0.05  # share of a bend by which it may differ from four times that of half the step
+CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
+CURVE_LOOKS = 24  # places where they are looked for, at most
 TOKENS, TIMES = 12, 8  # of the sequence, and how often it is repeated: beyond most windows
 FAINT = 2.0**-6  # length of a query for which even large scores are of order one
 QUERIES = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
@@ -157,19 +162,40 @@ class _Examination:
     def _smooth(self) -> tuple[bool, Counterexample | None]:
         """Whether f([x]) bends everywhere: neither attention nor ReLUs do."""
         precision = self.measured.precision
-        if precision.relative > FINE or precision.floor > 0:
+        if precision.relative > COARSE or precision.floor > 0:
             return False, None
+        fine = precision.relative <= FINE
+        return self._bent_everywhere() if fine else self._curved_everywhere()
+
+    def _bent_everywhere(self) -> tuple[bool, Counterexample | None]:
+        """By steps so small that they hold a kink by chance only."""
         places = 0.5 * self.tokens(SMOOTH_LOOKS)
         steps = SMOOTH_STEP * self.tokens(SMOOTH_LOOKS)
         tokens = np.concatenate([places - steps, places, places + steps])
         before, middle, after = self.ask(tokens[:, None]).reshape(3, SMOOTH_LOOKS, -1)
         bend = np.abs(before + after - 2 * middle).max(axis=1)
-        if (bend <= EXACTLY * precision.relative * self.size).any():
+        if (bend <= EXACTLY * self.measured.precision.relative * self.size).any():
             return False, None
-        straight = (before[0] + after[0]) / 2
-        reason = "a single token: the answer bends everywhere"
-        box, line = (np.squeeze(a) for a in (middle[0], straight))
-        return True, Counterexample(places[:1], box, line, reason)
+        return True, smooth_at(places[0], before[0], middle[0], after[0])
+
+    def _curved_everywhere(self) -> tuple[bool, Counterexample | None]:
+        """By steps that few digits can see: half the step bends a curve a quarter as much, pieces
+        half as much or less. Flat places say nothing."""
+        found = []
+        for _ in range(CURVE_LOOKS):
+            place, step = 0.5 * self.tokens(1)[0], CURVE_STEP * self.tokens(1)[0]
+            before, middle, after = self.ask((place + np.outer((-1, 0, 1), step))[:, None])
+            wide, rounding = before + after - 2 * middle, ROUNDINGS * self._noise()
+            if np.linalg.norm(wide) <= rounding / CURVED:
+                continue
+            near = self.ask((place + np.outer((-0.5, 0.5), step))[:, None])
+            narrow = near.sum(axis=0) - 2 * middle
+            if np.linalg.norm(wide - 4 * narrow) > CURVED * np.linalg.norm(wide) + rounding:
+                return False, None
+            found.append(smooth_at(place, before, middle, after))
+            if len(found) == CURVES:
+                return True, found[0]
+        return False, None
 
     def _sequences(self) -> tuple[bool, bool, bool, Counterexample | None]:
         """Whether the rest of a sequence matters, its order, and how often it is repeated."""
@@ -240,6 +266,12 @@ class _Examination:
     def _noise(self) -> float:
         precision = self.measured.precision
         return float(precision.relative * self.size + precision.floor)
+
+
+def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Counterexample:
+    """The answer in the middle of a step, where its ends would have it on a line."""
+    box, line = (np.squeeze(a) for a in (middle, (before + after) / 2))
+    return Counterexample(place[None], box, line, "a single token: the answer bends everywhere")
 
 
 def differs(gap: Array, size: float, measured: Measured) -> bool:

@@ -11,6 +11,7 @@ from keyhole.learners.auto import Auto
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.open import open_oracle
+from keyhole.oracles.questions import Questions
 from keyhole.recover import recover
 from keyhole.results import Outcome
 from networks import network
@@ -46,6 +47,34 @@ def test_a_member_is_named_and_recovered_at_little_extra_cost(specimen: Specimen
 def test_an_impostor_is_rejected_with_a_counterexample(specimen: Specimen) -> None:
     found = recover(specimen.build(), Auto(), throw=False)
     assert found.outcome is Outcome.REJECTED
+    assert found.verdict is not None
+    example = found.verdict.counterexample
+    assert example is not None
+    assert not np.array_equal(example.box_answer, example.model_answer)
+
+
+OTHER_FAMILIES = {  # and the most questions until that is said
+    "two hidden layers": 4000,
+    "GELU network": 60,
+    "GELU layer": 60,
+    "GRU": 60,
+    "linear attention": 60,
+    "residual and layer norm": 60,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_single_precision_does_not_hide_another_family(name: str) -> None:
+    (specimen,) = (s for s in impostors() if s.name == name)
+    exact = open_oracle(specimen.build())
+
+    def rounded(tokens: np.ndarray) -> np.ndarray:
+        tokens = tokens.astype(np.float32).astype(np.float64)
+        return exact.ask(Questions.of(tokens, "test")).astype(np.float32)
+
+    found = recover(open_oracle(rounded, width=exact.spec.width), Auto(), throw=False)
+    assert found.outcome is Outcome.REJECTED
+    assert found.ledger.paid <= OTHER_FAMILIES[name]
     assert found.verdict is not None
     example = found.verdict.counterexample
     assert example is not None

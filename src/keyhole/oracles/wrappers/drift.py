@@ -21,6 +21,7 @@ KEPT = 8  # old questions that can be asked again: the oldest of every kind
 FIRST, EVERY = 2048, 4096  # new questions before the first look, and between two later ones
 REPEATS = 12  # of a question whose answer differs, to tell noise from another box
 MEASURED_DEVIATIONS = 14.0  # of noise known from so few repeats that two answers may be apart
+CANCELLED = 2.0**12  # roundings of an answer that its last bit may be, where larger terms cancelled
 LABELS = 3  # a box that has shown no more different numbers answers with labels
 TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
 SAMPLE = 64  # answers of a batch that tell the number format
@@ -139,15 +140,20 @@ class DriftWatch(Wrapper):
         if precision is not None:
             return gap <= precision.apart(kept.scale)
         allowed = Precision(self.roundoff(np.concatenate(self._samples))).apart(kept.scale)
-        return gap <= allowed or gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept)
+        if gap <= allowed:
+            return True
+        alone = now[None] if gap <= CANCELLED * allowed else now[None][:0]
+        return gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept, alone)
 
-    def _noise(self, kept: Kept) -> float:
+    def _noise(self, kept: Kept, alone: Array) -> float:
         """Standard deviation of its answers: from repeats of the first question that needed them,
-        and larger in proportion for larger answers, as relative noise would be."""
+        and larger in proportion for larger answers, as relative noise would be. The repeats are
+        asked together; boxes may round what was asked `alone` differently."""
         if self._measured is None:
             index = np.repeat(kept.question.index, REPEATS, axis=0)
             again = self.inner.ask(Questions(kept.question.bank, index, PURPOSE))
-            spread = np.std(np.asarray(again, dtype=np.float64), axis=0, ddof=1)
+            together = np.concatenate([alone, again]).astype(np.float64)
+            spread = np.std(together, axis=0, ddof=1)
             self._measured = float(np.max(spread, initial=0.0)), kept.scale
         noise, scale = self._measured
         return noise * max(1.0, kept.scale / max(scale, np.finfo(float).tiny))

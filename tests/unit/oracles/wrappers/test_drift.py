@@ -86,6 +86,19 @@ def test_a_coarse_box_that_rounds_by_batches_is_left_in_peace():
     assert counting.by_purpose[PURPOSE] == 100 // 32  # nothing had to be measured
 
 
+def test_a_box_that_rounds_a_lone_question_differently_is_left_in_peace():
+    """Terms much larger than their sum: the last bit of one of them is many of an answer's."""
+    secret = attention(np.random.default_rng(0), WIDTH)
+
+    def box(tokens):
+        return secret(tokens) + (1e-13 if len(tokens) == 1 else 0.0)
+
+    counting = Counting(keyhole.open_oracle(box, width=WIDTH))
+    tokens = np.random.default_rng(0).standard_normal((100, 3, WIDTH))
+    Batching(DriftWatch(counting, 20), chunk_questions=16).ask(keyhole.Questions.of(tokens, "test"))
+    assert counting.by_purpose[PURPOSE] == 100 // 32 + REPEATS
+
+
 def test_one_label_at_a_tie_is_no_drift_and_two_are():
     class Labels:
         width, turned = WIDTH, 0
