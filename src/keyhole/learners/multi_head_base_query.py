@@ -5,8 +5,9 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
 from keyhole.learners.multi_head_state import TARGET, TILT, Flat, Scalar
-from keyhole.probes.hard_attention import Leaves, find_leaves, measure_values
+from keyhole.probes.hard_attention import find_leaves
 from keyhole.probes.leaf_splitting import split
+from keyhole.probes.leaves import Leaves, measure_values
 from keyhole.probes.openings import Chamber, Readings, Unexplained, fan, open_heads
 
 WIDE = 1e4  # size of the first, undesigned gates in units of a head's soft length

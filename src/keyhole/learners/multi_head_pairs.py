@@ -18,6 +18,7 @@ Source. Keyhole's own; docs/learners/multi_head.md.
 import numpy as np
 from scipy.linalg import qr
 
+from keyhole.algebra.bases import random_directions
 from keyhole.algebra.linear_equations import Equations
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
@@ -32,7 +33,7 @@ from keyhole.learners.multi_head_columns import SHUT, digits
 from keyhole.learners.multi_head_refinement import column_again
 from keyhole.learners.multi_head_state import TARGET, TILT, Scalar
 from keyhole.probes.half_circle import Switches, find_switches, uniform_value
-from keyhole.probes.hard_attention import HARD, NO_VALUE, ask_hard, directions
+from keyhole.probes.leaves import HARD, NO_VALUE, ask_hard
 from keyhole.probes.openings import SATURATED, Unexplained, fan, open_heads
 from keyhole.probes.pair_openings import PairChamber, anchor_tokens
 
@@ -143,7 +144,7 @@ def values_by_pairs(state: Scalar) -> None:
     blocks, width = len(state.blocks), state.ask.width
     equations = Equations(blocks, width)
     equations.add(np.repeat(state.total_rows[:, None], blocks, axis=1), state.total_answers)
-    tokens = directions(state.rng, SPARE * blocks * width, width)
+    tokens = random_directions(state.rng, SPARE * blocks * width, width)
     tokens = tokens[np.abs(tokens @ keys.T / norms).min(axis=1) > CLEAR]
     shares = np.full((len(tokens), blocks), 0.5)  # of a uniform head, which comes last
     shares[:, : len(keys)] = tokens @ keys.T > 0

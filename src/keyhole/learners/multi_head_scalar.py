@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
@@ -40,7 +41,6 @@ from keyhole.learners.multi_head_scalar_attempt import attempt
 from keyhole.learners.multi_head_state import Draft, Scalar
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
 from keyhole.probes.openings import Unexplained
 
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
@@ -147,7 +147,7 @@ def find_bias(
         return nothing, False
     width = len(frame)
     if claimed is None:
-        token = directions(rng, 1, width)[0] * np.sqrt(width)
+        token = random_directions(rng, 1, width)[0] * np.sqrt(width)
         pair = np.stack([token, np.zeros(width)])[None]
         half = 0.5 * (frame @ token) @ answers / float(frame[0] @ frame[0])
         scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)

@@ -9,7 +9,8 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_vector_leaves
+from keyhole.probes.leaves import Leaves, ask_hard
+from keyhole.probes.vector_leaves import Overcomplete, find_vector_leaves
 
 GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 SMALL = 1e-5  # singular value, relative to the largest, from which on such a gap is believed

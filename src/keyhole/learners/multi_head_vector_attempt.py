@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.algebra.procrustes import spread_tokens
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
@@ -17,7 +18,6 @@ from keyhole.learners.multi_head_value_maps import (
     spectrum_end,
 )
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
 
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
 TRIES = 12  # shortenings, and corrections of the first length
@@ -55,7 +55,7 @@ class Vector:
     def run(self) -> None:
         self.width = self.ask.width
         self.care: Care = care_for(self.ask.unit)
-        query = np.sqrt(self.width) * directions(self.rng, 1, self.width)[0]
+        query = np.sqrt(self.width) * random_directions(self.rng, 1, self.width)[0]
         stage = ValueMaps(
             self.ask,
             self.rng,

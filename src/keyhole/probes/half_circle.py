@@ -21,7 +21,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import HARD, MOST_HEADS
+from keyhole.probes.leaves import HARD, MOST_HEADS
 
 PIECE_DOUBT = 30.0  # rounding errors by which an answer may be off
 NARROW = 1e-4  # width, in radians, of an interval with one switch

@@ -13,7 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import MOMENT_DOUBT, REACH, Leaves
+from keyhole.probes.leaves import MOMENT_DOUBT, REACH, Leaves
 
 PIVOT = 0.02  # size of the two tokens a leaf is split into, relative to the leaf
 WIDENINGS = (12.0, 4.0)  # larger pivots tried afterwards, for wider margins
