@@ -1,4 +1,4 @@
-"""Array types and the checks at the border.
+"""Array types, the limits of their arithmetic, and the checks at the border.
 
 Shapes are written in annotations (`Float[Array, "batch length width"]`) and enforced while
 testing, where jaxtyping is installed; at run time they cost nothing.
@@ -25,9 +25,25 @@ else:
 
         Float = Int = _Unchecked
 
-__all__ = ["Array", "Float", "Int", "digest", "finite_array", "frozen", "whole_number"]
+__all__ = [
+    "SINGLE_ROUNDOFF",
+    "TINY",
+    "UNIT_ROUNDOFF",
+    "Array",
+    "Float",
+    "Int",
+    "digest",
+    "finite_array",
+    "frozen",
+    "whole_number",
+]
 
 Array = np.ndarray
+
+UNIT_ROUNDOFF = 2.0**-53  # relative rounding error of float64, the best a box can do
+SINGLE_ROUNDOFF = 2.0**-24  # and of float32
+TINY = 1e-300  # in place of a divisor that is zero: less than any number that means something, and
+# ordinary numbers divided by it stay finite
 
 
 def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, whole_number
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, whole_number
 from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
 from keyhole.learners.labels import LabelOnly
@@ -27,7 +27,7 @@ from keyhole.models.draw import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
@@ -288,6 +288,6 @@ def _blurred(secret: Any, spec: Spec, precision: Precision, labels: bool, seed: 
         box = Noisy(box, precision.additive, seed=seed)
     if precision.step > 0:
         box = Rounded(box, decimals=max(0, round(-math.log10(precision.step))))
-    if dtype is np.float32 and precision.relative > 2.0**-24:
+    if dtype is np.float32 and precision.relative > SINGLE_ROUNDOFF:
         box = Rounded(box, bits=max(1, round(-math.log2(precision.relative))))
     return box

@@ -9,6 +9,7 @@ from keyhole.audit.protections import Protection
 from keyhole.audit.sweep import FORMAT, Audit
 
 HELPS = 0.1  # a copy that is off by this much of the answers' root mean square is no copy
+LEAST_PERCENT = 1e-3  # shares below are told as a power of ten
 LEAKS = 1e-2  # and one this close does the model's work
 
 
@@ -121,7 +122,7 @@ def _strongest(table: Any) -> list[Row]:
 
 
 def _share(number: float) -> str:
-    return f"{number:.2%}" if number >= 1e-3 else f"a fraction {number:.0e}"
+    return f"{number:.2%}" if number >= LEAST_PERCENT else f"a fraction {number:.0e}"
 
 
 def to_json(audit: Audit) -> dict[str, Any]:

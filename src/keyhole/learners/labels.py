@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap
-from keyhole.arrays import Array, Float, whole_number
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
 from keyhole.models.labelled import NO_ERROR, LabelledAttention
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.bisection import Brackets, bisect, gallop
 from keyhole.probes.label_values import (
     Direction,
@@ -213,7 +213,7 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
     """The order of magnitude of the entries; a bound and False where none was seen."""
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
-    free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
+    free = replace(asked, spread=TINY)  # scaled by the threshold and the domain
     least = smallest(direction, free, roundoff)
     _, level, seen = gallop(
         free.above,
@@ -247,7 +247,7 @@ def refuse_short_tokens(table: Table) -> None:
 
 
 def rms(numbers: Float[Array, " m"]) -> float:
-    return float(max(np.sqrt(np.mean(numbers**2)), np.finfo(float).tiny))
+    return float(max(np.sqrt(np.mean(numbers**2)), TINY))
 
 
 def within(reach: float, width: int) -> Brackets:

@@ -28,7 +28,7 @@ from keyhole.algebra.factored_fit import (
     unknowns,
 )
 from keyhole.algebra.nuclear_norm import least_nuclear_norm
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble
@@ -202,7 +202,7 @@ class Convex:
         terms = noise * terms + np.linalg.norm(np.abs(tokens) @ linear.value_error, axis=1)
         values = linear.at(tokens).reshape(-1, group, linear.offset.size)
         weakest = np.linalg.svd(values, compute_uv=False)[:, -1]
-        return terms.reshape(-1, group).max(axis=1) / np.maximum(weakest, np.finfo(float).tiny)
+        return terms.reshape(-1, group).max(axis=1) / np.maximum(weakest, TINY)
 
     # -- the matrix ------------------------------------------------------------------------
 

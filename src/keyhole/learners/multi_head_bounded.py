@@ -39,6 +39,7 @@ STEP = 1e-4  # of the differences, relative to the radius: their error is correc
 SHORTER = 0.1  # steps of the next attempt: less to correct, which then settles, at a loss of digits
 THIRD = 1 / 3  # query, point and tokens share the radius
 NARROWEST = 3  # head width below which eigenspaces of two points cannot be matched
+SINGULAR = 1e10  # condition of the total value map that leaves differences no digits
 TIGHT = 0.05  # spread of a cluster of eigenvalues, relative to their range, that is still one head
 CORRECTIONS = 15  # rounds of defect correction
 SETTLED = 1e-11  # relative change of the scores at which it ends
@@ -65,7 +66,7 @@ def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learn
     if ask.scalar or len(offset) != width:
         raise IllConditioned("answers are not vectors of the tokens' width")
     total = frame.T @ ask(radius * frame[:, None], "values") / radius
-    if np.linalg.cond(total) > 1e10:
+    if np.linalg.cond(total) > SINGULAR:
         raise IllConditioned(
             "the total value map is singular: bounded tokens cannot separate heads"
         )

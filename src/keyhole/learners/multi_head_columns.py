@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_state import TARGET, TILT, Columns, Scalar
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.gates import gate_tokens
 from keyhole.probes.openings import Chamber, Unexplained, fan, open_heads
 
@@ -71,7 +70,7 @@ def ease(state: Scalar) -> float:
     can be expected to hold, judged by how much keys have moved so far."""
     if state.chamber.alone:
         return 1.0
-    worst = float(np.finfo(float).tiny)
+    worst = TINY
     for head, record in enumerate(state.records):
         if len(record.keys) < 2:
             return CAUTION
@@ -116,7 +115,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
     reach = np.abs(rows @ keys.T)
     reach[:, head] = 0.0
     stretch = STRETCH * digits(state)
-    return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + 1e-300)))
+    return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + TINY)))
 
 
 def column(state: Scalar, query: Array) -> bool:

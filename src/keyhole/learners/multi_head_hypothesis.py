@@ -4,9 +4,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.errors import Counterexample
 from keyhole.models.attention import Attention
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.probes.precision import inside
 

@@ -20,7 +20,7 @@ from scipy.linalg import qr
 
 from keyhole.algebra.bases import random_directions
 from keyhole.algebra.linear_equations import Equations
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.mirror_images import (
     CANCEL,
@@ -37,6 +37,7 @@ from keyhole.probes.leaves import HARD, NO_VALUE, ask_hard
 from keyhole.probes.openings import SATURATED, Unexplained, fan, open_heads
 from keyhole.probes.pair_openings import PairChamber, anchor_tokens
 
+LONE = 1e300  # reach of a head that no other is beside: there is nothing to shut
 SPARE, CLEAR = 4, 1e-2  # directions drawn per value; cosine by which all heads must be decided
 SUM_DOUBT = 30.0  # standard errors by which the values may miss their sum
 
@@ -76,7 +77,7 @@ def partition_by_pairs(state: Scalar) -> None:
     reach = np.sin(found.angles[:, None] - found.angles) * found.sharpness
     np.fill_diagonal(reach, np.inf)
     shut = SHUT * digits(state)
-    anchors = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=1e300))[:, None]
+    anchors = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=LONE))[:, None]
     anchored(state, anchors, signs * reach > 0, shut)
 
 
@@ -175,5 +176,5 @@ def redesign_by_pairs(state: Scalar) -> None:
     anchors = tokens * (shut / norms.min())
     anchored(state, anchors, anchors @ keys.T > 0, shut)
     moved = state.chamber.far * float(norms.max()) / np.sqrt(state.ask.width)
-    state.step = min(0.5, SATURATED / 3 / max(moved, 1e-300))
+    state.step = min(0.5, SATURATED / 3 / max(moved, TINY))
     column_again(state)

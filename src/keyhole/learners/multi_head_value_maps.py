@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.linear_equations import Equations
-from keyhole.arrays import Array, Float
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.probes.leaves import Leaves, ask_hard
 from keyhole.probes.vector_leaves import Overcomplete, find_vector_leaves
@@ -20,6 +19,7 @@ JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
 EXTRA = 0.4  # extra bags may cost so many questions per dimension
 CLEAN = 0.05  # misfit of the check that every head kept its gate
+FLOAT64 = 1e3  # roundoffs up to which a box counts as one in float64
 SAME = 1e-5  # relative difference within which two responses belong to the same head
 
 
@@ -45,7 +45,7 @@ COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query
 
 def care_for(unit: float) -> Care:
     """A box in float64 needs no spare questions; one in float32 does."""
-    return EXACT if unit < 1e3 * UNIT_ROUNDOFF else COARSE
+    return EXACT if unit < FLOAT64 * UNIT_ROUNDOFF else COARSE
 
 
 @dataclass(frozen=True, eq=False)

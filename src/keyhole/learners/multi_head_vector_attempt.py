@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.algebra.bases import random_directions
 from keyhole.algebra.procrustes import spread_tokens
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_value_maps import (
     NOISE,
@@ -20,6 +20,7 @@ from keyhole.learners.multi_head_value_maps import (
 from keyhole.probes.asking import Asker
 
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
+FAINTEST = 1e-9  # log-odds from which a length is judged: a longer leap would miss the range
 TRIES = 12  # shortenings, and corrections of the first length
 RECENT = 64  # soft questions from which the length of the next is judged
 FEW, WIDER = 4, 0.3  # coarse boxes with few heads get wide columns worth so much of the width
@@ -119,7 +120,7 @@ class Vector:
             block = Block(query, group, length, self.ask(sequence, "columns")[0])
             peak = float(np.abs(self.log_odds(block)).max())
             if np.isfinite(peak):
-                self.peaks.append(max(peak / length, 1e-300))
+                self.peaks.append(max(peak / length, TINY))
                 return block
             length *= 0.25
         raise IllConditioned("soft questions saturate at every length")
@@ -145,7 +146,7 @@ class Vector:
             peak = float(np.abs(self.log_odds(block)).max())
             if peak <= STRONGEST and (peak >= WEAKEST or block.length >= self.radius / 2):
                 break
-            length = block.length * self.care.peak / max(peak, 1e-9)
+            length = block.length * self.care.peak / max(peak, FAINTEST)
             block = self.soft(self.queries[0], self.covering[0], length)
         self.peaks = self.peaks[-1:]
         return block

@@ -19,14 +19,13 @@ import numpy as np
 
 from keyhole.algebra.relu_corrections import balanced_points
 from keyhole.algebra.relu_fit import Data, fitted, gains, remaining_errors, rescaled
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.relu_pass import assembled, predicted_doubt
 from keyhole.learners.relu_result import only
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.gradients import AskPoints, measure
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import TINY
 from keyhole.probes.rough_lines import rough_trace
 
 LINES = 5  # most lines; typical are one to three

@@ -21,16 +21,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.signs import Signs, decided_signs
-from keyhole.arrays import whole_number
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, whole_number
 from keyhole.errors import InvalidArgument, WrongFamily
 from keyhole.learners.base import Learned
-from keyhole.learners.relu_answers import SINGLE, Answers
+from keyhole.learners.relu_answers import Answers
 from keyhole.learners.relu_result import flat, notes_on, standard_errors, without_rounding
 from keyhole.learners.relu_search import NetworkSearch
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import TINY
 
 # measured questions: per unknown of a vector box; per unknown and per neuron (for its kink) of a
 # scalar one
@@ -122,6 +121,6 @@ def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Learned:
         "leak": decided.leak,
         "radius": region.radius,
     }
-    precision = Precision(SINGLE) if box.single else None
+    precision = Precision(SINGLE_ROUNDOFF) if box.single else None
     notes = (*notes_on(decided), *search.notes)
     return Learned(model, errors, floor, notes, details, precision)

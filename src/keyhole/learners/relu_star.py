@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.algebra.relu_corrections import updated
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.relu_result import only
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.gradients import Frame
@@ -64,7 +64,6 @@ NOTHING = 8.0  # errors of a neuron below which it is none
 WASTED, WASTED_SHARE = 60, 4  # kinks that are no planes, and per neuron, that end the search
 SAME_PLANE = 1e-4  # distance of unit planes, in input scales, that are one
 BENT = 0.05  # change of a known neuron's jump that says: its plane ends here
-TINY = 1e-300
 
 AskPoints = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
 

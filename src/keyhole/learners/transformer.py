@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import (
     Counterexample,
     DomainError,
@@ -34,12 +34,11 @@ from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.antisymmetric import Antisymmetric
 from keyhole.oracles.wrappers.single_token import SingleToken
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import TINY
 from keyhole.probes.residual import ResidualProbe
 from keyhole.probes.score_segments import ScoreSegments
 

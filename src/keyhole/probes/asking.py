@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
+from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Questions
 
-SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
 COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
 
 

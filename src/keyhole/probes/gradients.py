@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.probes.lines import Line
 from keyhole.probes.pieces import middle
 
@@ -33,6 +33,8 @@ LEAST_STEEP = 0.1  # size of a normal beside the line, at least, where steps are
 SHORTER = 0.15  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
 FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
+NARROW_COST = 0.05  # of a piece ten times narrower, in pieces to be measured
+NARROWEST = 1e-12  # width, as a share of the line, that costs no more if it is smaller still
 INDEPENDENT = 0.05  # smallest sine between a jump and the ones before it in a group
 END_ROOM = (0.5, 1.0, 2.0, 5.0, 20.0)  # places to try beyond the outermost kinks
 INNER_ROOM = (0.2, 0.35, 0.5, 0.65, 0.8)  # and within an inner piece
@@ -230,7 +232,7 @@ def chosen_anchors(line: Line) -> Array:
     most = answer if count <= answer else max(1, int(FILL * answer))
     edges = np.concatenate([[-np.inf], line.kinks, [np.inf]])
     ends = np.arctan(edges)
-    narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, 1e-12)) * 0.05
+    narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, NARROWEST)) * NARROW_COST
     reachable = [independent_jumps(line.jumps[p : p + most]) for p in range(count)]
     cost = np.full(count + 1, np.inf)
     origin = np.zeros(count + 1, dtype=int)
@@ -249,7 +251,7 @@ def chosen_anchors(line: Line) -> Array:
 
 def independent_jumps(jumps: Array) -> int:
     """How many of the first jumps are safely independent (at least one)."""
-    lengths = np.maximum(np.linalg.norm(jumps, axis=1), np.finfo(float).tiny)
+    lengths = np.maximum(np.linalg.norm(jumps, axis=1), TINY)
     sines = np.abs(np.diag(np.linalg.qr((jumps / lengths[:, None]).T, mode="r")))
     weak = np.nonzero(sines < INDEPENDENT)[0]
     return max(1, int(weak[0])) if len(weak) else len(jumps)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keyhole.algebra.bases import random_rotation
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 LEANS = (0.41, 0.0, 0.1, 0.2, 0.3)  # squared overlap of a probe with v̂: the one with the least
 # total error is taken, the first for a scalar box
@@ -135,12 +135,12 @@ def seen_along(
     """Unit directions of the answers along which the probes are seen, and how much of them."""
     along = probes @ value
     sizes = np.linalg.norm(along, axis=1)
-    return along / np.maximum(sizes, np.finfo(float).tiny)[:, None], sizes
+    return along / np.maximum(sizes, TINY)[:, None], sizes
 
 
 def total_error(probes: Float[Array, "d d"], value: Float[Array, "d D"]) -> float:
     """Of all scores, measured with these probes, in some unit."""
-    visible = np.maximum(seen_along(probes, value)[1], np.finfo(float).tiny)
+    visible = np.maximum(seen_along(probes, value)[1], TINY)
     return float(np.sum((np.linalg.inv(probes) / visible) ** 2))
 
 

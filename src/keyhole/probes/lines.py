@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.probes.kink_evidence import Evidence, generic
 from keyhole.probes.kinks import STEP, Search
-from keyhole.probes.pieces import TINY, Ask, Piece, Rougher, measured_rounding
+from keyhole.probes.pieces import Ask, Piece, Rougher, measured_rounding
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
 # beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)

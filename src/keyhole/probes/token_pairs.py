@@ -15,7 +15,7 @@ import numpy as np
 from scipy.linalg import qr
 from scipy.special import expit
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed, Questions
@@ -53,7 +53,7 @@ class TokenPairs:
         raw = np.asarray(self.oracle.ask(questions), dtype=np.float64).reshape(len(first), -1)
         known = self.known
         swing = known.answers[first] - known.answers[anchor]
-        power = np.maximum(np.sum(swing**2, axis=1), np.finfo(float).tiny)
+        power = np.maximum(np.sum(swing**2, axis=1), TINY)
         weight = np.sum((raw - known.answers[anchor]) * swing, axis=1) / power
         own = np.sum((known.answers[first] - raw) * swing, axis=1) / power
         answer, one, other = self._errors(first, anchor)
@@ -69,11 +69,11 @@ class TokenPairs:
         """Standard errors of the answer and of the two tokens' own, in units of the swing."""
         known = self.known
         swing = known.answers[first] - known.answers[anchor]
-        length = np.maximum(np.linalg.norm(swing, axis=1), np.finfo(float).tiny)
+        length = np.maximum(np.linalg.norm(swing, axis=1), TINY)
         size = np.maximum(known.sizes[first], known.sizes[anchor])
         parts = (known.noise.of(size), known.errors[first], known.errors[anchor])
         direction = np.abs(swing) / length[:, None]
-        faint = FAINT + np.finfo(float).tiny
+        faint = FAINT + TINY
         answer, one, other = (
             np.maximum(np.sqrt(np.sum((direction * part) ** 2, axis=1)) / length, faint)
             for part in parts

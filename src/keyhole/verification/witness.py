@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import NotIdentifiable
 from keyhole.models.attention import Attention, Factors, Head
 from keyhole.models.symmetry import (
@@ -25,7 +25,6 @@ from keyhole.models.symmetry import (
     score_gap,
     score_norm,
 )
-from keyhole.oracles.base import UNIT_ROUNDOFF
 
 NEAR_LOSS = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
 NEAR = 0.3  # relative distance below which two heads are reported as near

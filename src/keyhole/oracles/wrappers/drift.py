@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision, Wrapper
 from keyhole.oracles.questions import Questions
@@ -150,4 +150,4 @@ class DriftWatch(Wrapper):
             spread = np.std(np.asarray(again, dtype=np.float64), axis=0, ddof=1)
             self._measured = float(np.max(spread, initial=0.0)), kept.scale
         noise, scale = self._measured
-        return noise * max(1.0, kept.scale / max(scale, np.finfo(float).tiny))
+        return noise * max(1.0, kept.scale / max(scale, TINY))
