@@ -29,7 +29,6 @@ DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradien
 DENSE_PRECISE = 1100  # the same where rough steps near a solution were too rough
 PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
 ROUGH = 0.25  # share of the cost that a good step near a solution leaves at most
-SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
 FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
 RESTING = 0.5  # share of such a residual that the last step worth taking leaves at most
 STALL_WINDOW = 15  # iterations over which progress is judged

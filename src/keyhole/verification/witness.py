@@ -38,11 +38,6 @@ class Witness:
     kind: str  # "shifted values" | "free score" | "gauge" | "order" | "split head"
     reason: str
 
-    @property
-    def trivial(self) -> bool:
-        """Whether only a convention was changed (order, gauge), nothing one could want to know."""
-        return self.kind in ("order", "gauge")
-
 
 @dataclass(frozen=True)
 class NearPair:
