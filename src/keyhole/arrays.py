@@ -35,6 +35,7 @@ __all__ = [
     "digest",
     "finite_array",
     "frozen",
+    "sequences",
     "whole_number",
 ]
 
@@ -78,6 +79,16 @@ def whole_number(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or number < least:
         raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {value!r}")
     return number
+
+
+def sequences(tokens: Any, width: int, dtype: Any) -> Float[Array, "batch length width"]:
+    """Tokens as what a model is called on, or a sentence on what is wrong."""
+    tokens = np.asarray(tokens, dtype=dtype)
+    if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != width:
+        raise InvalidArgument(
+            f"expected tokens of shape (batch, length, {width}), got {tokens.shape}"
+        )
+    return tokens
 
 
 def frozen(array: Array) -> Array:

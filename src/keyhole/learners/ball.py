@@ -27,7 +27,7 @@ from keyhole.errors import NotIdentifiable
 from keyhole.learners.ball_intervals import CERTAINTY, Intervals, refuse_unbounded
 from keyhole.learners.ball_likelihood import most_likely
 from keyhole.learners.base import Learned
-from keyhole.models.attention import Attention, Head
+from keyhole.learners.one_head import floor, one_head
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
 from keyhole.probes.leaning_pairs import Asked, LeaningPairs, Reading, log_odds, seen_along
@@ -267,32 +267,21 @@ class Ball:
         answers[rows, columns] = self._ask(tokens, "score")
         self.asked.append(Asked(answers, probe, anchor))
 
-    def _shaped(self, value: Array) -> Array:
-        return value[:, 0] if self.scalar else value
-
-    def _number(self) -> Array:
-        return self.offset.reshape(()) if self.scalar else self.offset
-
     def _learned(self, score: Any, error: Array, unknowns: int) -> Learned:
         rigorous = self.precision.tolerance > 0
         if rigorous:
             self.notes.append("Errors are bounds, not standard errors: the truth lies within.")
         value_error = self.value_slack if rigorous else np.array(self.value_error)
         offset_error = self._blur * (self.offset != 0) if rigorous else self.offset_error
-        model = Attention([Head(score, self.key_bias, self._shaped(self.value))], self._number())
+        model = one_head(self.scalar, score, self.key_bias, self.value, self.offset)
         size = float(np.linalg.norm(model.heads[0].score))
         relative = float(np.linalg.norm(error)) / size if size else np.inf
         parts = separated(error) if isinstance(score, tuple) else error
-        errors = Attention(
-            [Head(parts, self.key_bias_error, self._shaped(value_error))],
-            offset_error.reshape(()) if self.scalar else offset_error,
-        )
-        floor = unknowns + self.value.size + int(np.count_nonzero(self.offset))
-        floor += self.width if self.key_bias.any() else 0
+        errors = one_head(self.scalar, parts, self.key_bias_error, value_error, offset_error)
         return Learned(
             model,
             errors,
-            floor=floor / self.offset.size,
+            floor=floor(model, unknowns),
             notes=tuple(self.notes),
             precision=self.precision,
             details={

@@ -10,7 +10,7 @@ from keyhole.algebra.bases import Basis, equal_overlap, random_basis
 from keyhole.arrays import Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.models.attention import Attention, Head
+from keyhole.learners.one_head import floor, one_head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed
 from keyhole.probes.key_bias import measure_key_bias
@@ -221,25 +221,13 @@ def assemble(
 ) -> Learned:
     """The hypothesis in the shape of the box's answers; `unknowns` of the score alone."""
     linear = pairs.linear
-
-    def shaped(value: Array) -> Array:
-        return value[:, 0] if linear.scalar else value
-
-    def number(offset: Array) -> Array:
-        return offset.reshape(()) if linear.scalar else offset
-
-    model = Attention([Head(score, pairs.key_bias, shaped(linear.value))], number(linear.offset))
-    errors = Attention(
-        [Head(error, pairs.key_bias_error, shaped(linear.value_error))],
-        number(linear.offset_error),
-    )
-    total = unknowns + linear.value.size
-    total += pairs.key_bias.size if pairs.key_bias.any() else 0
-    total += linear.offset.size if linear.offset.any() else 0
+    model = one_head(linear.scalar, score, pairs.key_bias, linear.value, linear.offset)
     return Learned(
         model,
-        errors,
-        floor=total / linear.offset.size,
+        one_head(
+            linear.scalar, error, pairs.key_bias_error, linear.value_error, linear.offset_error
+        ),
+        floor(model, unknowns),
         notes=notes,
         precision=linear.precision,
         details={

@@ -16,7 +16,6 @@ Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy.linalg import qr
@@ -24,7 +23,7 @@ from scipy.linalg import qr
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.models.attention import Attention, Head
+from keyhole.learners.one_head import floor, one_head
 from keyhole.oracles.base import Oracle
 from keyhole.probes.token_pairs import CAUTION, OVERFLOW, Column, TokenPairs
 from keyhole.probes.token_sets import token_pool
@@ -279,20 +278,10 @@ def assemble(
     known: TokenValues, score: Array, score_error: Array, bias: Array, bias_error: Array
 ) -> Learned:
     """The hypothesis in the shape of the box's answers."""
-
-    def shaped(array: Array) -> Any:
-        return array[..., 0] if known.scalar else array
-
-    model = Attention([Head(score, bias, shaped(known.value))], shaped(known.offset))
-    errors = Attention(
-        [Head(score_error, bias_error, shaped(known.value_error))], shaped(known.offset_error)
-    )
-    total = score.size + known.value.size
-    total += bias.size if bias.any() else 0
-    total += known.offset.size if known.offset.any() else 0
+    model = one_head(known.scalar, score, bias, known.value, known.offset)
     return Learned(
         model,
-        errors,
-        floor=total / known.offset.size,
+        one_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
+        floor(model, score.size),
         details={"precision": known.roundoff.name},
     )

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
-from keyhole.models.attention import Attention, Factors, Head
+from keyhole.models.attention import Attention, Head
 
 OTHER_MODELS = ("keyhole.models.relu_symmetry", "keyhole.models.labelled")
 MERGE_TOLERANCE = 1e-12  # relative score difference below which two heads cannot be told apart
@@ -150,12 +150,3 @@ def product_norm(left: Array, right: Array) -> float:
     upper = qr(left, mode="r")[0][: left.shape[1]]
     lower = qr(right.T, mode="r")[0][: right.shape[0]]
     return float(np.linalg.norm(upper @ lower.T))
-
-
-def balanced(factors: Factors) -> tuple[Factors, Array]:
-    """The same product with orthogonal columns / rows of equal weight, and its singular values."""
-    q_left, r_left = np.linalg.qr(factors.left)
-    q_right, r_right = np.linalg.qr(factors.right.T)
-    u, s, vt = np.linalg.svd(r_left @ r_right.T)
-    root = np.sqrt(s)
-    return Factors((q_left @ u) * root, root[:, None] * (vt @ q_right.T)), s
