@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,47 +160,54 @@ class Candidate:
     draw: Callable[[np.random.Generator, int], Any]
 
 
-def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
-    heads, neurons = size.heads or USUAL_HEADS, size.neurons
+@dataclass(frozen=True)
+class Draws:
+    """Random models of the given sizes, for a rehearsal at any width."""
 
-    def rank(width: int) -> int:
-        return min(size.rank or max(1, width // USUAL_SHARE), width)
+    size: Size
+    outputs: int | None
 
-    def answer(width: int) -> int | None:
-        return None if outputs is None else min(outputs, width)
+    def answer(self, width: int) -> int | None:
+        return None if self.outputs is None else min(self.outputs, width)
 
-    def layer(rng: np.random.Generator, width: int, **kind: Any) -> Attention:
-        return attention(rng, width, outputs=answer(width), **kind)
+    def layer(
+        self, rng: np.random.Generator, width: int, heads: int = 1, low_rank: bool = False
+    ) -> Attention:
+        rank = min(self.size.rank or max(1, width // USUAL_SHARE), width) if low_rank else None
+        return attention(rng, width, outputs=self.answer(width), heads=heads, rank=rank)
 
-    def network(rng: np.random.Generator, width: int) -> ReluNetwork:
-        count, out = min(neurons or 2 * width, 2 * width), answer(width)
+    def network(self, rng: np.random.Generator, width: int) -> ReluNetwork:
+        count, out = min(self.size.neurons or 2 * width, 2 * width), self.answer(width)
         shape = (count,) if out is None else (count, out)
         weight, bias = rng.standard_normal((count, width)), rng.standard_normal(count)
         return ReluNetwork(weight, bias, rng.standard_normal(shape))
 
-    def transformer(rng: np.random.Generator, width: int) -> TransformerModel:
+    def transformer(self, rng: np.random.Generator, width: int) -> TransformerModel:
         score = rng.standard_normal((width, width)) / np.sqrt(width)
-        return TransformerModel(score, None, network(rng, width))
+        return TransformerModel(score, None, self.network(rng, width))
 
-    hidden = ReluNetworkLearner(neurons=neurons)
+
+def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
+    heads, draws = size.heads or USUAL_HEADS, Draws(size, outputs)
+    hidden = ReluNetworkLearner(neurons=size.neurons)
     assumed = f"{heads} heads" + ("" if size.heads else " (assumed)")
     return {
         "single-head": Candidate(
-            SingleHead(), "one attention head", "", ("attention",), lambda rng, d: layer(rng, d)
+            SingleHead(), "one attention head", "", ("attention",), draws.layer
         ),
         "low-rank": Candidate(
             LowRank(rank=size.rank),
             "one head of low rank",
             "give --rank",
             ("attention",),
-            lambda rng, d: layer(rng, d, rank=rank(d)),
+            partial(draws.layer, low_rank=True),
         ),
         "multi-head": Candidate(
             MultiHead(heads=heads, rank=size.rank),
             assumed,
             "",
             ("attention",),
-            lambda rng, d: layer(rng, d, heads=heads, rank=None if size.rank is None else rank(d)),
+            partial(draws.layer, heads=heads, low_rank=size.rank is not None),
         ),
         "label-only": Candidate(LabelOnly(), "one head, sign only", "", ("labels",), attention),
         "relu-network": Candidate(
@@ -207,14 +215,14 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
             "one hidden layer of ReLUs",
             "give --neurons",
             ("network",),
-            network,
+            draws.network,
         ),
         "transformer": Candidate(
             Transformer(ffn=hidden),
             "attention, then ReLUs",
             "give --neurons",
             ("layer",),
-            transformer,
+            draws.transformer,
         ),
     }
 

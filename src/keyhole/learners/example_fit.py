@@ -115,29 +115,8 @@ def fitted_layer(
     level = float(np.hypot(level, OWN_ROUNDINGS * UNIT_ROUNDOFF * power))
     errors = _errors(rows, spread, level, data.form)
     model = assembled(rows, final.theta, final.values, final.offset, data.form)
-    times = rows.ratio(heads)
-    details = {
-        "heads": heads,
-        "examples": data.count,
-        "floor": data.count / times,
-        "ratio": times,
-        "ratio_least": rows.ratio(least),
-        "conditioning": spread.conditioning,
-        "deficient": spread.deficient,
-        "amplification": _amplification(final, spread, power),
-        "residual": float(np.sqrt(final.cost / total) / power),
-        "noise": float(level / power),
-        "held_out_error": float(
-            np.sqrt(np.mean((held_out.answers - held_out.predictions) ** 2)) / power
-        ),
-        "held_out_rows": int(kept.sum()),
-        "ending": found.ending,
-        "agreeing_starts": found.hits,
-        "restarts": found.restarts,
-        "seconds": found.seconds,
-        "residual_by_heads": {m: float(np.sqrt(r)) for m, r in found.residuals.items()},
-    }
-    learned = Learned(model, errors, data.count / times, _notes(details), details)
+    details = _details(data, found, kept, least, final, spread, level, power, held_out)
+    learned = Learned(model, errors, details["floor"], _notes(details), details)
     return Fitted(
         learned,
         held_out,
@@ -151,6 +130,42 @@ def fitted_layer(
         (numbers, unknowns),
         data,
     )
+
+
+def _details(
+    data: Examples,
+    found: Found,
+    kept: Array,
+    least: int,
+    final: Projection,
+    spread: Information,
+    level: float,
+    power: float,
+    held_out: HeldOut,
+) -> dict[str, Any]:
+    """Numbers for the report."""
+    rows, heads = data.rows, final.theta.shape[1]
+    times = rows.ratio(heads)
+    off = held_out.answers - held_out.predictions
+    return {
+        "heads": heads,
+        "examples": data.count,
+        "floor": data.count / times,
+        "ratio": times,
+        "ratio_least": rows.ratio(least),
+        "conditioning": spread.conditioning,
+        "deficient": spread.deficient,
+        "amplification": _amplification(final, spread, power),
+        "residual": float(np.sqrt(final.cost / (rows.counted * rows.outputs)) / power),
+        "noise": float(level / power),
+        "held_out_error": float(np.sqrt(np.mean(off**2)) / power),
+        "held_out_rows": int(kept.sum()),
+        "ending": found.ending,
+        "agreeing_starts": found.hits,
+        "restarts": found.restarts,
+        "seconds": found.seconds,
+        "residual_by_heads": {m: float(np.sqrt(r)) for m, r in found.residuals.items()},
+    }
 
 
 def _held_out(rows: Rows, kept: Array, at: Projection) -> HeldOut:

@@ -33,7 +33,7 @@ def attempt(state: Scalar) -> Draft:
         partition(state)
     if not len(state.values):
         return all_uniform(state)
-    state.records = [Columns(rank=state.rank, searching=state.search_rank) for _ in state.values]
+    state.records = [Columns(rank=state.rank, searching=state.rank is None) for _ in state.values]
     if state.pairs and not state.chamber.alone:
         first_column_by_pairs(state)
         values_by_pairs(state)
