@@ -46,6 +46,7 @@ TIMED = 16  # questions of the batch that is timed
 STAGES = 12  # batches that wait for each other, beyond those that are full
 REHEARSED = 12  # width of the rehearsal, at most: a moment's work
 EXACTLY = 1e3  # roundoffs within which two answers are the same
+NOISE = 16.0  # and standard deviations, summed over a second difference
 LABELS = (-1.0, 0.0, 1.0)
 USUAL_HEADS, USUAL_SHARE = 2, 4  # heads, and width per rank, where nothing is known
 
@@ -112,7 +113,7 @@ def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
         kind = "labels"
         found = replace(found, format="labels")
     else:
-        slack = EXACTLY * found.precision.relative, 16.0 * found.precision.floor
+        slack = EXACTLY * found.precision.relative, NOISE * found.precision.floor
         kind = _kind(oracle, rng, slack)
     return Survey(spec, found.precision, found.format, kind, latency, each, oracle.paid)
 
@@ -137,7 +138,7 @@ def _kind(oracle: Oracle, rng: np.random.Generator, slack: tuple[float, float]) 
     width = oracle.spec.width
     start, step = rng.standard_normal((2, width))
     line = start + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None] * step
-    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(5, -1).astype(float)
+    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
     allowed = slack[0] * np.max(np.abs(answers)) + slack[1]
     bend = np.abs(np.diff(answers, 2, axis=0))
     if (bend <= allowed).all():

@@ -36,6 +36,8 @@ STALL_SHARE = 0.05  # a start that gained less than this share in the window is 
 COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
 LARGEST_SCORE = 1e9  # attention is hard long before; a step beyond is an error of its model
 DAMPING = 1e-2  # at a random start
+TRUSTED, DOUBTED = 0.75, 0.25  # share of the predicted decrease, from which the damping is lowered
+LESS, MORE, MUCH_MORE = 5, 2, 4  # and raised; the last after a step that was not taken
 SMALLEST_DAMPING = 1e-12
 LARGEST_DAMPING = 1e10
 FORCING = 0.3  # relative accuracy of a step far from the solution
@@ -97,16 +99,16 @@ def descend(
             small = at.cost - trial.cost <= REFINED * at.cost
             at = trial
             system = _System(rows, at, scale, system.products, precise)
-            if gain > 0.75:
-                damping = max(damping / 5, SMALLEST_DAMPING)
-            elif gain < 0.25:
-                damping *= 2
+            if gain > TRUSTED:
+                damping = max(damping / LESS, SMALLEST_DAMPING)
+            elif gain < DOUBTED:
+                damping *= MORE
             if small and predicted <= 2 * REFINED * at.cost:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
         else:
             if predicted <= REFINED * at.cost:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
-            damping *= 4
+            damping *= MUCH_MORE
             if damping > LARGEST_DAMPING:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
         costs.append(at.cost)

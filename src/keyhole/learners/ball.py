@@ -45,7 +45,7 @@ CHUNK_ANCHORS = 64  # anchors asked at once
 
 
 class Ball:
-    """Measures one scalar head in a ball."""
+    """Measures one head in a ball."""
 
     def __init__(
         self,

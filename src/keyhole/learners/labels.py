@@ -45,6 +45,8 @@ SCOUTS = 6  # entries that find the order of magnitude: the largest is rarely a 
 SCOUT_FACTOR = 8.0  # between the magnitudes tried
 MOST_STEPS = 16  # magnitudes tried: 8^16 = 2^48 up or down, beyond which the score counts as zero
 FEIGNED = 4.0  # standard errors that an entry must have to count
+LARGEST = 1.5  # of so many entries, in root mean squares
+OVERHEAD = 150  # questions for coding, scale and checks
 SAMPLE = 48  # entries bisected first, for the root mean square of all
 ROUGH = 0.5  # width of a bracket in spreads, for that
 COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
@@ -74,7 +76,7 @@ class LabelOnly:
     def expected_questions(self, spec: Spec) -> int | None:
         d = spec.width
         ratios = (d - 1) * (self.bits + 3 + int(np.log2(d)))
-        return d * d * self.bits + ratios + 2 * d + 150
+        return d * d * self.bits + ratios + 2 * d + OVERHEAD
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         if (oracle.spec.domain.max_length or 2) < 2:
@@ -224,8 +226,8 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
         most=MOST_STEPS,
         least=least,
     )
-    # the largest lies in (level, 8 level] and is about 1.5 root mean squares
-    return (level * np.sqrt(SCOUT_FACTOR) / 1.5 if seen else level), seen
+    # the largest lies in (level, SCOUT_FACTOR * level]
+    return (level * np.sqrt(SCOUT_FACTOR) / LARGEST if seen else level), seen
 
 
 def smallest(direction: Direction, asked: Thresholds, roundoff: float) -> float:

@@ -63,7 +63,7 @@ def first_gates(state: Scalar, leaves: Leaves, size: float) -> Chamber:
         chamber = state.measured_base(state.query, tokens)
         expected = float(np.einsum("hd,hd->", tokens, state.values))
         loudness = float(np.linalg.norm(tokens, axis=1) @ np.linalg.norm(state.values, axis=1))
-        allowed = GATE_DOUBT * state.ask.unit * loudness + 5 * state.ask.additive
+        allowed = GATE_DOUBT * state.ask.unit * loudness + state.ask.noise
         if np.abs(chamber.base - expected).max() <= allowed:
             return chamber
         tokens = tokens * GROWTH

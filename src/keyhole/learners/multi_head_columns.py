@@ -11,11 +11,14 @@ from keyhole.probes.openings import Chamber, Unexplained, fan, open_heads
 SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
 CAUTION = 0.3  # the first column next to the base query is asked this much closer
 EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
+STEP = 0.5  # distance of the other queries, relative to the base query:
+WIDE, LARGE = 8, 4  # less below this root of the width, and with larger gates
 LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
 RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
 STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
 WITHIN = 200.0  # misfit, in standard errors, of a column that lies in the range so far
 SPARE_COARSE, WITHIN_COARSE = 3, 20.0  # coarse boxes need more openings, and a closer fit, for that
+MOSTLY, LOUDEST = 0.9, 3.0  # share of a row in the range so far that sees more of p_h, and how much
 LOWER = 1e-7  # relative size of a column outside the range so far that counts as rank reached
 
 
@@ -34,7 +37,7 @@ def redesign(state: Scalar) -> None:
     itself = float(((shut + keys @ state.query) / own).max())
     scale = max(shut / smallest, itself)  # the query must lose against the gates as well
     state.chamber = state.measured_base(state.query, gates * scale)
-    state.step = 0.5 * min(1.0, np.sqrt(width) / 8) / max(1.0, state.gate_norm / 4)
+    state.step = STEP * min(1.0, np.sqrt(width) / WIDE) / max(1.0, state.gate_norm / LARGE)
 
 
 def digits(state: Scalar) -> float:
@@ -96,7 +99,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
         spread = float(np.mean([np.linalg.norm(key) for key in record.keys])) / np.sqrt(width)
         inside = np.linalg.norm(rows @ state.range_of(record), axis=1)
         share = np.sqrt(max(1, width / max(1, len(record.keys))))
-        expected = spread * np.where(inside > 0.9, min(share, 3.0), 1.0)
+        expected = spread * np.where(inside > MOSTLY, min(share, LOUDEST), 1.0)
         return np.asarray(TARGET / expected)
     first = record.keys[0]
     slopes = [

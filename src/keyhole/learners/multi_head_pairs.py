@@ -57,7 +57,7 @@ def partition_by_pairs(state: Scalar) -> None:
             "heads= out"
         )
     if not heads:
-        if np.abs(state.total).max() <= 5 * ask.additive:
+        if np.abs(state.total).max() <= ask.noise:
             raise NotIdentifiable(NO_VALUE)
         state.set_values(state.total[None], np.zeros((width, 0)), True)
         return

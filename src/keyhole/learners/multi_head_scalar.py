@@ -72,7 +72,7 @@ def learn_scalar(
     size = float(np.linalg.norm(frame[0]))
     frame, centred = frame / size, (total_answers - offset) / size
     total = frame.T @ centred
-    if claims.heads == 1 and np.abs(total).max() <= 5 * ask.additive / size:
+    if claims.heads == 1 and np.abs(total).max() <= ask.noise / size:
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
     best: Learned | None = None

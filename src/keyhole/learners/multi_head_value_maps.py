@@ -15,6 +15,7 @@ GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 SMALL = 1e-5  # singular value, relative to the largest, from which on such a gap is believed
 NOISE = 30.0  # singular values below this many times the norm of the noise are noise
 WEAK = 0.02  # smallest singular value, relative to the largest, of rows that determine a range
+TWICE = 1.5  # ranks, in medians, from which a leaf may hold two heads
 JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
 EXTRA = 0.4  # extra bags may cost so many questions per dimension
@@ -181,7 +182,7 @@ class ValueMaps:
         """Whether two heads may share a leaf: one is missing, or one leaf has twice the rank."""
         if self.heads is not None:
             return len(ranks) < self.heads
-        return len(ranks) > 1 and max(ranks) > 1.5 * float(np.median(ranks))
+        return len(ranks) > 1 and max(ranks) > TWICE * float(np.median(ranks))
 
     def responses(self, leaves: Leaves, which: list[int]) -> list[Array]:
         """What single leaves answer to moves along the last rows of the frame, one row after the

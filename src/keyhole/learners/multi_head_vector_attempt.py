@@ -22,7 +22,7 @@ from keyhole.probes.asking import Asker
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
 FAINTEST = 1e-9  # log-odds from which a length is judged: a longer leap would miss the range
 TRIES = 12  # shortenings, and corrections of the first length
-RECENT = 64  # soft questions from which the length of the next is judged
+RECENT, HIGH = 64, 0.9  # soft questions that judge the length of the next, by this quantile
 FEW, WIDER = 4, 0.3  # coarse boxes with few heads get wide columns worth so much of the width
 CLEAR = 0.3  # ratio of singular values at the expected rank that confirms it
 
@@ -137,7 +137,7 @@ class Vector:
 
     def reach(self) -> float:
         """Token length that should bring the largest log-odds to what is aimed at."""
-        return self.care.peak / float(np.quantile(self.peaks[-RECENT:], 0.9))
+        return self.care.peak / float(np.quantile(self.peaks[-RECENT:], HIGH))
 
     def first_block(self) -> Block:
         """The first soft question, its length corrected until it is worth keeping."""

@@ -48,7 +48,6 @@ from keyhole.probes.leaves import (
 SHORT = 3  # moments beyond the claimed number of heads before another bag is tried
 SPARE = 24  # the same for the last bag, before the family is doubted
 SILENT = 1e-280  # answers that are zero
-NOISE = 5.0  # standard deviations of noise that are nothing
 SUSPICIONS = 2  # times that more heads than claimed must be seen before the claim is doubted
 TELLING = 5  # moments from which on a uniform head can be told from two others
 
@@ -185,7 +184,7 @@ def _one_bag(
     """One random bag: the leaves, a question nobody explains, or too many heads."""
     bag = _drawn(ask, query, total, rng, size, scale)
     doubt = MOMENT_DOUBT * ask.unit / bag.step
-    silent = SILENT + NOISE * ask.additive / (bag.step * scale)
+    silent = SILENT + ask.noise / (bag.step * scale)
     order, most = (1, MOST_HEADS) if heads is None else (heads, heads + patience)
     most, suspicions = min(most, (size - 1) // 2), 0
     while True:

@@ -28,6 +28,7 @@ GROWTH = 10.0  # of the supposed size of the score, where a first answer is satu
 EDGE = 1e-16  # weights are kept this far inside (0, 1) before their logarithm is taken
 FAINT = 0.02  # log-odds below this say that the score is smaller than supposed
 FIRST = 6  # entries measured before the size of the score is settled
+LEAST = 0.3  # of the supposed size that a few small entries make of it
 INFLATED = 1.2  # size of the score after a few entries, times this: they may all be small
 CALIBRATIONS = 12  # rounds of looking for the size of the score
 DIRECTIONS = 40  # tried for the question whether there is a key bias
@@ -106,7 +107,7 @@ class ScoreSegments:
             error[i, j] = spread
             found = float(np.sqrt(np.mean(value**2)))
             if not hard.any() and found > FAINT * size:
-                return table, error, INFLATED * max(found, 0.3 * size)
+                return table, error, INFLATED * max(found, LEAST * size)
             if hard.any():
                 i, j = i[hard], j[hard]
                 size *= GROWTH

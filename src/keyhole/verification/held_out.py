@@ -20,6 +20,8 @@ from keyhole.verification.words import CONFIDENCE
 ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
 NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise
 CLUSTERING = 2.5  # times the spread of independent Gaussian noise that row residuals may show
+FEWEST = 8  # rows whose residuals can be said to cluster
+DEVIATIONS = 6.0  # of a sample variance that are chance
 EXACT_NOISE = 1e-8  # residual, relative to the labels' size, below which doubles are exact
 EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may show
 
@@ -113,14 +115,16 @@ def _follows(
 
 def clustering(residuals: Float[Array, "rows D"]) -> float:
     """Spread of the rows' squared residuals, in units of what independent Gaussian noise shows."""
-    if len(residuals) < 8:
+    if len(residuals) < FEWEST:
         return 0.0
     sizes = np.einsum("rd,rd->r", residuals, residuals)
     mean = float(sizes.mean())
     if mean == 0.0:
         return 0.0
     expected = 2.0 / residuals.shape[1]  # variance over squared mean of a chi-square
-    scatter = 1.0 + 6.0 * np.sqrt(24.0 / (len(sizes) * residuals.shape[1]))  # of a sample variance
+    scatter = 1.0 + DEVIATIONS * np.sqrt(
+        24.0 / (len(sizes) * residuals.shape[1])
+    )  # of a sample variance
     return float(sizes.var() / mean**2 / expected / scatter)
 
 

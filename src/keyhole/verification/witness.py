@@ -198,8 +198,8 @@ def gauge(model: Attention, head: int, rng: np.random.Generator) -> Witness:
         raise NotIdentifiable(f"head {head} holds its score as one matrix: nothing to exchange")
     rank = factors.left.shape[1]
     turn = np.linalg.qr(rng.standard_normal((rank, rank)))[0] if rank > 1 else -np.eye(1)
-    stretch = 2.0 * turn  # changes the sizes of the factors as well as their directions
-    new = Factors(factors.left @ stretch, 0.25 * stretch.T @ factors.right)
+    # the sizes of the factors change as well as their directions
+    new = Factors(factors.left @ (2.0 * turn), 0.5 * turn.T @ factors.right)
     changed = replaced(model, {head: Head(tuple(new), old.key_bias, old.value)})
     return Witness(changed, "gauge", f"head {head}: other query and key maps, same product")
 
