@@ -27,7 +27,7 @@ from keyhole.errors import NotIdentifiable
 from keyhole.learners.ball_intervals import CERTAINTY, Intervals, refuse_unbounded
 from keyhole.learners.ball_likelihood import most_likely
 from keyhole.learners.base import Learned
-from keyhole.learners.one_head import floor, one_head
+from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
 from keyhole.probes.leaning_pairs import Asked, LeaningPairs, Reading, log_odds, seen_along
@@ -273,11 +273,11 @@ class Ball:
             self.notes.append("Errors are bounds, not standard errors: the truth lies within.")
         value_error = self.value_slack if rigorous else np.array(self.value_error)
         offset_error = self._blur * (self.offset != 0) if rigorous else self.offset_error
-        model = one_head(self.scalar, score, self.key_bias, self.value, self.offset)
+        model = shaped_head(self.scalar, score, self.key_bias, self.value, self.offset)
         size = float(np.linalg.norm(model.heads[0].score))
         relative = float(np.linalg.norm(error)) / size if size else np.inf
         parts = separated(error) if isinstance(score, tuple) else error
-        errors = one_head(self.scalar, parts, self.key_bias_error, value_error, offset_error)
+        errors = shaped_head(self.scalar, parts, self.key_bias_error, value_error, offset_error)
         return Learned(
             model,
             errors,

@@ -20,7 +20,6 @@ JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
 EXTRA = 0.4  # extra bags may cost so many questions per dimension
 CLEAN = 0.05  # misfit of the check that every head kept its gate
-FLOAT64 = 1e3  # roundoffs up to which a box counts as one in float64
 SAME = 1e-5  # relative difference within which two responses belong to the same head
 
 
@@ -40,13 +39,9 @@ class Care:
         return rank + max(1, int(rank * self.spare))
 
 
+# a box in float64 needs no spare questions; one in float32 does
 EXACT = Care(reach=0.03, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
 COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query=0.5)
-
-
-def care_for(unit: float) -> Care:
-    """A box in float64 needs no spare questions; one in float32 does."""
-    return EXACT if unit < FLOAT64 * UNIT_ROUNDOFF else COARSE
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,11 +10,12 @@ from keyhole.algebra.procrustes import spread_tokens
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_value_maps import (
+    COARSE,
+    EXACT,
     NOISE,
     Care,
     ValueMaps,
     Values,
-    care_for,
     spectrum_end,
 )
 from keyhole.probes.asking import Asker
@@ -55,7 +56,7 @@ class Vector:
 
     def run(self) -> None:
         self.width = self.ask.width
-        self.care: Care = care_for(self.ask.unit)
+        self.care: Care = COARSE if self.ask.coarse else EXACT
         query = np.sqrt(self.width) * random_directions(self.rng, 1, self.width)[0]
         stage = ValueMaps(
             self.ask,

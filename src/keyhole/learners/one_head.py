@@ -6,7 +6,7 @@ from keyhole.arrays import Array, Float
 from keyhole.models.attention import Attention, Head
 
 
-def one_head(
+def shaped_head(
     scalar: bool,
     score: Any,
     key_bias: Float[Array, " d"],

@@ -10,7 +10,7 @@ from keyhole.algebra.bases import Basis, equal_overlap, random_basis
 from keyhole.arrays import Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.learners.one_head import floor, one_head
+from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed
 from keyhole.probes.key_bias import measure_key_bias
@@ -221,10 +221,10 @@ def assemble(
 ) -> Learned:
     """The hypothesis in the shape of the box's answers; `unknowns` of the score alone."""
     linear = pairs.linear
-    model = one_head(linear.scalar, score, pairs.key_bias, linear.value, linear.offset)
+    model = shaped_head(linear.scalar, score, pairs.key_bias, linear.value, linear.offset)
     return Learned(
         model,
-        one_head(
+        shaped_head(
             linear.scalar, error, pairs.key_bias_error, linear.value_error, linear.offset_error
         ),
         floor(model, unknowns),

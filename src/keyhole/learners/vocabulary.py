@@ -23,7 +23,7 @@ from scipy.linalg import qr
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.learners.one_head import floor, one_head
+from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle
 from keyhole.probes.token_pairs import CAUTION, OVERFLOW, Column, TokenPairs
 from keyhole.probes.token_sets import token_pool
@@ -278,10 +278,10 @@ def assemble(
     known: TokenValues, score: Array, score_error: Array, bias: Array, bias_error: Array
 ) -> Learned:
     """The hypothesis in the shape of the box's answers."""
-    model = one_head(known.scalar, score, bias, known.value, known.offset)
+    model = shaped_head(known.scalar, score, bias, known.value, known.offset)
     return Learned(
         model,
-        one_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
+        shaped_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
         floor(model, score.size),
         details={"precision": known.roundoff.name},
     )

@@ -28,6 +28,7 @@ CHECK_SAFETY = 30.0  # tolerance of a check in units of the errors that enter it
 CHECKS = 2  # random directions in which a kink is checked
 NEAR_PLANE = 0.25  # distance of the checks before and behind a plane, relative to the patch
 BENDS = 10.0  # tolerance of a check in units of the known neurons' errors
+NAMES = ("weight", "bias", "output", "error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +76,6 @@ def measured_patches(
         size[open_kinks] *= CLOSER
     joined = (np.concatenate([getattr(part, name) for part in parts]) for name in NAMES)
     return Patches(*joined)
-
-
-NAMES = ("weight", "bias", "output", "error")
 
 
 def clearance(line: Line) -> Array:
