@@ -29,13 +29,14 @@ from scipy.linalg import qr
 
 from keyhole.algebra.bases import Basis
 from keyhole.algebra.crosses import Crosses
+from keyhole.algebra.factored_fit import unknowns
 from keyhole.algebra.reflections import turned, without
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank_anchors import FreshAnchors
-from keyhole.learners.pairs import Pairs, assemble
+from keyhole.learners.pairs import Pairs, assemble_low_rank, without_score
 from keyhole.oracles.questions import Listed
-from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
+from keyhole.probes.log_odds import TARGET_SPREAD
 from keyhole.probes.score_table import Table, measured_table
 
 CHOICE = 2  # anchors that a single probe looks at: both bad by chance is rare enough
@@ -129,8 +130,7 @@ class Cross:
         """Crosses to look for at once: where there are none, the square of their number is asked
         for nothing. (A tolerance is compared with one cross after the other.)"""
         rank = len(self.crosses)
-        unknowns = 2 * rank * self.width - rank * rank
-        most = np.sqrt(max(SPARE * rank, self.spare * unknowns))
+        most = np.sqrt(max(SPARE * rank, self.spare * unknowns(self.width, rank)))
         return 1 if self.tolerance or self.ended else max(1, int(most))
 
     def _little(self) -> bool:
@@ -145,11 +145,8 @@ class Cross:
     ) -> Table:
         """Unit probes against unit anchors; products in units of the probes' length."""
         pairs, linear = self.pairs, self.pairs.linear
-        tokens = pairs.probes.stretched(probes)
-        bias, error = tokens @ pairs.key_bias, pairs.bias_error
-        probe_set = ProbeSet(Listed(tokens), len(tokens), 1, linear.at(tokens), bias, error)
         return measured_table(
-            LogOdds(pairs.oracle, linear, probe_set, "score"),
+            pairs.meter_of(pairs.probes.stretched(probes), 1),
             Listed(anchors),
             linear.at(anchors),
             spread,
@@ -306,7 +303,8 @@ class Cross:
     def _assembled(self) -> Learned:
         rank, width = len(self.crosses), self.width
         if rank == 0:
-            return self._nothing()
+            details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
+            return without_score(self.pairs, self.left_over, details)
         score: Any
         crosses, probes = self.crosses, self.pairs.probes
         through, lifted = crosses.weights()
@@ -325,23 +323,12 @@ class Cross:
             np.column_stack([looser, looser * row_part]),
             np.vstack([column_part, np.ones(width)]),
         )
-        return assemble(
+        return assemble_low_rank(
             self.pairs,
             score,
             error if rank < width else np.hypot(np.outer(looser, column_part), error[0][:, 1:]),
-            unknowns=2 * rank * width - rank * rank,
-            notes=(f"Rank {rank}: {self.reason}.",),
-            details={
-                "rank": rank,
-                "rank_reason": self.reason,
-                "singular_values": np.linalg.svd(right, compute_uv=False),
-                "truncation": self.left_over,
-            },
+            rank=rank,
+            reason=self.reason,
+            singular=np.linalg.svd(right, compute_uv=False),
+            truncation=self.left_over,
         )
-
-    def _nothing(self) -> Learned:
-        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
-        error = (np.ones((self.width, 1)), np.full((1, self.width), self.left_over))
-        details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(self.pairs, zero, error, unknowns=0, notes=(note,), details=details)

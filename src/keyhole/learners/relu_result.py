@@ -40,6 +40,17 @@ def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
     )
 
 
+def joined(network: ReluNetwork, more: ReluNetwork) -> ReluNetwork:
+    """The network with further neurons."""
+    return ReluNetwork(
+        np.concatenate([network.weight, more.weight]),
+        np.concatenate([network.bias, more.bias]),
+        np.concatenate([network.output, more.output]),
+        network.skip,
+        network.offset,
+    )
+
+
 def standard_errors(
     model: ReluNetwork, error: Array, affine_error: float, scale: float
 ) -> ReluNetwork:
