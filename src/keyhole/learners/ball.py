@@ -30,7 +30,7 @@ from keyhole.learners.base import Learned
 from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.leaning_pairs import Asked, LeaningPairs, Reading, log_odds, seen_along
+from keyhole.probes.leaning_pairs import Asked, LeaningPairs, PairReading, log_odds, seen_along
 from keyhole.probes.precision import decimal_step
 
 DITHER = 0.1  # repetitions shorten their tokens by up to this fraction
@@ -73,7 +73,7 @@ class Ball:
             self._measure_offset()
         self._measure_value()
         self.pairs = LeaningPairs.towards(self.value, self.scalar, self.rng)
-        self.reading = Reading(self.pairs, self.value, self.offset)
+        self.reading = PairReading(self.pairs, self.value, self.offset)
         if not thrifty:
             self._measure_key_bias()
             self._find_scale()

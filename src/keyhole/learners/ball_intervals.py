@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import NotIdentifiable
-from keyhole.probes.leaning_pairs import Asked, Reading
+from keyhole.probes.leaning_pairs import Asked, PairReading
 
 CERTAINTY = 1.0 + 1e-9  # rounding of our own arithmetic on intervals
 
@@ -16,7 +16,7 @@ CERTAINTY = 1.0 + 1e-9  # rounding of our own arithmetic on intervals
 class Intervals:
     """Bounds that hold for every answer within the tolerance."""
 
-    reading: Reading
+    reading: PairReading
     slack: Float[Array, "d D"]  # by how much the value map may be off
     blur: float  # by how much an answer without the offset may be off
 

@@ -13,14 +13,14 @@ from scipy.special import expit
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, KeyholeError, WrongFamily
-from keyhole.probes.leaning_pairs import Asked, Reading, log_odds
+from keyhole.probes.leaning_pairs import Asked, PairReading, log_odds
 
 NEWTON_STEPS = 4
 IMPOSSIBLE = 10.0  # standard errors by which an answer is beyond what any weight gives
 
 
 def most_likely(
-    reading: Reading, asked: Sequence[Asked], key_bias: Float[Array, " d"], noise: float
+    reading: PairReading, asked: Sequence[Asked], key_bias: Float[Array, " d"], noise: float
 ) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
     """Scores per unit lengths, and the information that the answers hold of them."""
     biases = (reading.pairs.probes @ key_bias)[:, None]
@@ -47,7 +47,7 @@ def most_likely(
     return np.asarray(best), information / noise**2
 
 
-def unreadable(reading: Reading, asked: Sequence[Asked], noise: float) -> KeyholeError:
+def unreadable(reading: PairReading, asked: Sequence[Asked], noise: float) -> KeyholeError:
     """Why some score has no likely value: answers that no weight gives, or noise."""
     for answers, probe, anchor in asked:
         rest = np.sign(probe) * reading.of_pairs(answers, anchor)

@@ -95,7 +95,7 @@ class LabelOnly:
         width = max(self._value_width(trial), 2.0 * roundoff)
         direction = rough.refined(width)
         roundoff = resolution(direction, roundoff, rng)
-        table = Table(direction, thresholds(direction, rng, trial.spread), roundoff)
+        table = LabelTable(direction, thresholds(direction, rng, trial.spread), roundoff)
         if seen:
             refuse_short_tokens(table)
             return self._learned(table, self._entries(table), rng)
@@ -108,7 +108,7 @@ class LabelOnly:
         d = trial.probes.width
         return float(VALUE_SHARE * 2.0**-self.bits * trial.spread / (gain * d))
 
-    def _entries(self, table: "Table") -> Brackets:
+    def _entries(self, table: "LabelTable") -> Brackets:
         """All entries, to a bracket that is small beside the largest entry of the score."""
         asked, spread = table.asked, table.asked.spread
         count = asked.probes.width * asked.anchors.width
@@ -129,7 +129,7 @@ class LabelOnly:
         return bisect(asked.above, brackets, np.maximum(width, noise))
 
     def _learned(
-        self, table: "Table", brackets: Brackets, rng: np.random.Generator, *notes: str
+        self, table: "LabelTable", brackets: Brackets, rng: np.random.Generator, *notes: str
     ) -> Learned:
         direction, reader = table.direction, table.direction.reader
         table = replace(table, asked=replace(table.asked, spread=rms(brackets.middle)))
@@ -156,7 +156,7 @@ class LabelOnly:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LabelTable:
     """Entries probe · score · anchor, as asked, and how errors travel from there to the score."""
 
     direction: Direction
@@ -232,11 +232,11 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
 
 def smallest(direction: Direction, asked: Thresholds, roundoff: float) -> float:
     """Where tokens cannot be long: the entry that errors of value and rounding could feign."""
-    table = Table(direction, asked, roundoff)
+    table = LabelTable(direction, asked, roundoff)
     return FEIGNED * float(np.median(table.entry_error(within(0.0, asked.probes.width))))
 
 
-def refuse_short_tokens(table: Table) -> None:
+def refuse_short_tokens(table: LabelTable) -> None:
     """Raises before paying for the entries where the domain hides them in the box's rounding."""
     d, spread = table.asked.probes.width, table.asked.spread
     noise = float(np.median(table.entry_error(within(0.0, d))))

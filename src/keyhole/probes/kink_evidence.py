@@ -21,7 +21,7 @@ IMPLIED_STEP = 0.3  # length of a piece known by one answer, relative to the kin
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LineEvidence:
     """`unit` is the error of an answer at t, divided by 1 + |t|."""
 
     unit: float

@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.probes.kink_evidence import Evidence, crossing
+from keyhole.probes.kink_evidence import LineEvidence, crossing
 from keyhole.probes.pieces import (
     Ask,
     NotPiecewiseAffine,
@@ -71,7 +71,7 @@ class Search:
     """State of one line search."""
 
     ask: Ask
-    evidence: Evidence
+    evidence: LineEvidence
     reach: tuple[float, float]
     step: float = STEP
     reliable: float = 0.0  # how far a line is trusted, in its lengths (0: as far as it goes)

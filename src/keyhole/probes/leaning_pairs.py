@@ -93,7 +93,7 @@ class LeaningPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class PairReading:
     """Answers to leaning pairs, read along what each probe moves."""
 
     pairs: LeaningPairs

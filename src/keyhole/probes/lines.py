@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.probes.kink_evidence import Evidence, generic
+from keyhole.probes.kink_evidence import LineEvidence, generic
 from keyhole.probes.kinks import STEP, Search
 from keyhole.probes.pieces import Ask, Piece, Rougher, measured_rounding
 
@@ -68,10 +68,12 @@ def trace(
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
     noise = max(relative * scale, floor, TINY)
     try:
-        search = Search(ask, Evidence(noise, bends), reach, step, reliable)
+        search = Search(ask, LineEvidence(noise, bends), reach, step, reliable)
         resolve(search, times, values, trusting)
     except Rougher as rougher:
-        search = Search(ask, Evidence(rougher.noise, bends), reach, step, reliable, measured=True)
+        search = Search(
+            ask, LineEvidence(rougher.noise, bends), reach, step, reliable, measured=True
+        )
         resolve(search, times, values, trusting)
     line = fitted(search, float(moves.max()), reach)
     if search.trusted and lengthen(search, line):

@@ -61,7 +61,7 @@ def find_vector_leaves(
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _MovedBag:
     """One bag, moved by some patterns, and the tokens that explain the answers."""
 
     query: Float[Array, " d"]
@@ -114,7 +114,7 @@ def _one_bag(
     rng: np.random.Generator,
     size: int,
     scale: float,
-) -> _Seen:
+) -> _MovedBag:
     """One pattern after the other, until fewer tokens than patterns explain the answers."""
     step = ask.unit ** (1 / 3)  # vectors need less signal than moments
     doubt = MOMENT_DOUBT * ask.unit / step
@@ -131,7 +131,7 @@ def _one_bag(
         answers = np.concatenate([answers, change / step])
         asked = patterns[: len(answers)]
         support = support_from_vectors(answers, asked, doubt)
-        seen = _Seen(query, scale, bag, shift, asked, base[0], answers, step, support, doubt)
+        seen = _MovedBag(query, scale, bag, shift, asked, base[0], answers, step, support, doubt)
         if seen.explained or len(answers) > most:
             return seen
         goal += 1

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from keyhole.probes.kink_evidence import Evidence, crossing, generic
+from keyhole.probes.kink_evidence import LineEvidence, crossing, generic
 from keyhole.probes.pieces import Piece
 
-EXACT = Evidence(1e-16)
+EXACT = LineEvidence(1e-16)
 
 
 def bent(kinks: list[float], seed: int = 0):
@@ -29,7 +29,7 @@ def test_lines_that_meet_prove_one_kink() -> None:
     assert EXACT.meet(left, right, t)
     assert EXACT.one_kink(left, right, t)
     assert not EXACT.agree(left, right)
-    assert not Evidence(1e-6).one_kink(left, right, t)  # so few digits prove nothing
+    assert not LineEvidence(1e-6).one_kink(left, right, t)  # so few digits prove nothing
 
 
 def test_two_kinks_do_not_meet_and_one_answer_between_fixes_both() -> None:

@@ -6,7 +6,7 @@ import pytest
 from keyhole.learners.ball_intervals import Intervals
 from keyhole.learners.ball_likelihood import most_likely
 from keyhole.models.attention import Attention, Head
-from keyhole.probes.leaning_pairs import Asked, LeaningPairs, Reading
+from keyhole.probes.leaning_pairs import Asked, LeaningPairs, PairReading
 
 WIDTH, RADIUS = 7, 2.0
 
@@ -26,7 +26,7 @@ def test_pairs_stay_in_the_ball_and_give_back_the_score(outputs: int) -> None:
     assert norms.max() <= RADIUS * (1 + 1e-12)
     assert norms.min() > RADIUS / 2  # no room is given away
     answers = model(tokens).reshape(WIDTH, WIDTH, outputs).transpose(1, 0, 2)
-    asked, reading = [Asked(answers, probe, anchor)], Reading(pairs, value, offset)
+    asked, reading = [Asked(answers, probe, anchor)], PairReading(pairs, value, offset)
     products, _ = most_likely(reading, asked, key_bias, 1e-9)
     np.testing.assert_allclose(pairs.score(products), score, atol=1e-10)
     low, high = Intervals(reading, np.full(value.shape, 1e-9), 1e-9).of_scores(
