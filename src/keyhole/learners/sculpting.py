@@ -70,9 +70,9 @@ class Certificates:
             np.einsum("np,pq,nq->n", self.preferred - self.others, score, self.queries)
         )
 
-    def normals(self, most: int = LARGEST_BODY) -> Float[Array, "n dd"]:
-        """The inequalities as vectors against theta = score^t, evenly thinned to `most`."""
-        keep = np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)
+    def normals(self) -> Float[Array, "n dd"]:
+        """The inequalities as vectors against theta = score^t, evenly thinned if many."""
+        keep = np.linspace(0, len(self) - 1, min(LARGEST_BODY, len(self))).astype(int)
         steps = self.preferred[keep] - self.others[keep]
         return np.asarray((self.queries[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
 

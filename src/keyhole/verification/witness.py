@@ -87,20 +87,20 @@ class Identifiability:
         return tuple(said)
 
 
-def identifiability(model: Attention, tolerance: float = MERGE_TOLERANCE) -> Identifiability:
+def identifiability(model: Attention) -> Identifiability:
     """Which parameters of this layer nobody can know, and which only just."""
     heads = model.heads
     groups: list[list[int]] = []
     for i, head in enumerate(heads):
         for group in groups:
-            if same_attention(head, heads[group[0]], tolerance):
+            if same_attention(head, heads[group[0]]):
                 group.append(i)
                 break
         else:
             groups.append([i])
     largest = max(float(np.abs(head.value).max(initial=0.0)) for head in heads)
     sums = [sum(heads[i].value for i in group) for group in groups]
-    silent = [float(np.abs(total).max(initial=0.0)) <= tolerance * largest for total in sums]
+    silent = [float(np.abs(total).max(initial=0.0)) <= MERGE_TOLERANCE * largest for total in sums]
     dead = tuple(i for group, quiet in zip(groups, silent, strict=True) if quiet for i in group)
     live = [group for group, quiet in zip(groups, silent, strict=True) if not quiet]
     near = []
