@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_information import information
 from keyhole.algebra.attention_rows import Rows, averages, patterns, pull
-from keyhole.algebra.levenberg_marquardt import SOLVED, descend, label_power
+from keyhole.algebra.levenberg_marquardt import descend, label_power
 from keyhole.algebra.variable_projection import project
 from keyhole.learn import learn
 from keyhole.learners.examples import FromExamples
@@ -41,6 +41,7 @@ from keyhole.models.hard_instances import high_order
 from keyhole.models.symmetry import distance
 from keyhole.results import Recovery
 
+SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
 PATIENCE = 2.5  # seconds on the wall per CPU second on a machine that does other things too
 
 

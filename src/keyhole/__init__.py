@@ -17,7 +17,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "Spec": "keyhole.oracles.base",
     "Questions": "keyhole.oracles.questions",
     "open_oracle": "keyhole.oracles.open",
-    "Patience": "keyhole.oracles.wrappers.retry",
+    "Patience": "keyhole.oracles.patience",
     "inside": "keyhole.oracles.torch_module",
     "submodule": "keyhole.oracles.torch_module",
     "export": "keyhole.models.export",

@@ -1,4 +1,4 @@
-"""Array types and the checks at the border.
+"""Array types, the limits of their arithmetic, and the checks at the border.
 
 Shapes are written in annotations (`Float[Array, "batch length width"]`) and enforced while
 testing, where jaxtyping is installed; at run time they cost nothing.
@@ -25,9 +25,26 @@ else:
 
         Float = Int = _Unchecked
 
-__all__ = ["Array", "Float", "Int", "digest", "finite_array", "frozen", "whole_number"]
+__all__ = [
+    "SINGLE_ROUNDOFF",
+    "TINY",
+    "UNIT_ROUNDOFF",
+    "Array",
+    "Float",
+    "Int",
+    "digest",
+    "finite_array",
+    "frozen",
+    "sequences",
+    "whole_number",
+]
 
 Array = np.ndarray
+
+UNIT_ROUNDOFF = 2.0**-53  # relative rounding error of float64, the best a box can do
+SINGLE_ROUNDOFF = 2.0**-24  # and of float32
+TINY = 1e-300  # in place of a divisor that is zero: less than any number that means something, and
+# ordinary numbers divided by it stay finite
 
 
 def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array:
@@ -62,6 +79,16 @@ def whole_number(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or number < least:
         raise InvalidArgument(f"{name} must be a whole number of at least {least}, got {value!r}")
     return number
+
+
+def sequences(tokens: Any, width: int, dtype: Any) -> Float[Array, "batch length width"]:
+    """Tokens as what a model is called on, or a sentence on what is wrong."""
+    tokens = np.asarray(tokens, dtype=dtype)
+    if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != width:
+        raise InvalidArgument(
+            f"expected tokens of shape (batch, length, {width}), got {tokens.shape}"
+        )
+    return tokens
 
 
 def frozen(array: Array) -> Array:

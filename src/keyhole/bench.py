@@ -25,6 +25,7 @@ LENGTH = 4  # tokens in a question of the baselines
 TEST = 1000  # fresh sequences on which answers are compared
 START = 0.1  # size of a student's first scores, relative to the truth's: nearly uniform attention
 ADAM_RATE = 1e-2  # torch's own advice is 1e-3; ten times that is better on every size tried here
+LAST = 1e-15  # tolerances of least squares: on to the last digit
 MEMORY = 50  # gradients that L-BFGS remembers
 
 
@@ -157,7 +158,7 @@ def _least_squares(data: _Data, rng: np.random.Generator) -> tuple[Attention, st
         return gap
 
     try:
-        least_squares(residual, best["at"], xtol=1e-15, ftol=1e-15, gtol=1e-15)
+        least_squares(residual, best["at"], xtol=LAST, ftol=LAST, gtol=LAST)
         ended = "settled"
     except _TimeIsUp:
         ended = "time was up"

@@ -9,11 +9,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, whole_number
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, whole_number
 from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
 from keyhole.learners.labels import LabelOnly
@@ -27,7 +28,7 @@ from keyhole.models.draw import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.symmetry import distance
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.open import opened
 from keyhole.oracles.questions import Questions
@@ -45,6 +46,7 @@ TIMED = 16  # questions of the batch that is timed
 STAGES = 12  # batches that wait for each other, beyond those that are full
 REHEARSED = 12  # width of the rehearsal, at most: a moment's work
 EXACTLY = 1e3  # roundoffs within which two answers are the same
+NOISE = 16.0  # and standard deviations, summed over a second difference
 LABELS = (-1.0, 0.0, 1.0)
 USUAL_HEADS, USUAL_SHARE = 2, 4  # heads, and width per rank, where nothing is known
 
@@ -111,7 +113,7 @@ def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
         kind = "labels"
         found = replace(found, format="labels")
     else:
-        slack = EXACTLY * found.precision.relative, 16.0 * found.precision.floor
+        slack = EXACTLY * found.precision.relative, NOISE * found.precision.floor
         kind = _kind(oracle, rng, slack)
     return Survey(spec, found.precision, found.format, kind, latency, each, oracle.paid)
 
@@ -136,7 +138,7 @@ def _kind(oracle: Oracle, rng: np.random.Generator, slack: tuple[float, float]) 
     width = oracle.spec.width
     start, step = rng.standard_normal((2, width))
     line = start + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None] * step
-    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(5, -1).astype(float)
+    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
     allowed = slack[0] * np.max(np.abs(answers)) + slack[1]
     bend = np.abs(np.diff(answers, 2, axis=0))
     if (bend <= allowed).all():
@@ -159,47 +161,54 @@ class Candidate:
     draw: Callable[[np.random.Generator, int], Any]
 
 
-def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
-    heads, neurons = size.heads or USUAL_HEADS, size.neurons
+@dataclass(frozen=True)
+class Draws:
+    """Random models of the given sizes, for a rehearsal at any width."""
 
-    def rank(width: int) -> int:
-        return min(size.rank or max(1, width // USUAL_SHARE), width)
+    size: Size
+    outputs: int | None
 
-    def answer(width: int) -> int | None:
-        return None if outputs is None else min(outputs, width)
+    def answer(self, width: int) -> int | None:
+        return None if self.outputs is None else min(self.outputs, width)
 
-    def layer(rng: np.random.Generator, width: int, **kind: Any) -> Attention:
-        return attention(rng, width, outputs=answer(width), **kind)
+    def layer(
+        self, rng: np.random.Generator, width: int, heads: int = 1, low_rank: bool = False
+    ) -> Attention:
+        rank = min(self.size.rank or max(1, width // USUAL_SHARE), width) if low_rank else None
+        return attention(rng, width, outputs=self.answer(width), heads=heads, rank=rank)
 
-    def network(rng: np.random.Generator, width: int) -> ReluNetwork:
-        count, out = min(neurons or 2 * width, 2 * width), answer(width)
+    def network(self, rng: np.random.Generator, width: int) -> ReluNetwork:
+        count, out = min(self.size.neurons or 2 * width, 2 * width), self.answer(width)
         shape = (count,) if out is None else (count, out)
         weight, bias = rng.standard_normal((count, width)), rng.standard_normal(count)
         return ReluNetwork(weight, bias, rng.standard_normal(shape))
 
-    def transformer(rng: np.random.Generator, width: int) -> TransformerModel:
+    def transformer(self, rng: np.random.Generator, width: int) -> TransformerModel:
         score = rng.standard_normal((width, width)) / np.sqrt(width)
-        return TransformerModel(score, None, network(rng, width))
+        return TransformerModel(score, None, self.network(rng, width))
 
-    hidden = ReluNetworkLearner(neurons=neurons)
+
+def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
+    heads, draws = size.heads or USUAL_HEADS, Draws(size, outputs)
+    hidden = ReluNetworkLearner(neurons=size.neurons)
     assumed = f"{heads} heads" + ("" if size.heads else " (assumed)")
     return {
         "single-head": Candidate(
-            SingleHead(), "one attention head", "", ("attention",), lambda rng, d: layer(rng, d)
+            SingleHead(), "one attention head", "", ("attention",), draws.layer
         ),
         "low-rank": Candidate(
             LowRank(rank=size.rank),
             "one head of low rank",
             "give --rank",
             ("attention",),
-            lambda rng, d: layer(rng, d, rank=rank(d)),
+            partial(draws.layer, low_rank=True),
         ),
         "multi-head": Candidate(
             MultiHead(heads=heads, rank=size.rank),
             assumed,
             "",
             ("attention",),
-            lambda rng, d: layer(rng, d, heads=heads, rank=None if size.rank is None else rank(d)),
+            partial(draws.layer, heads=heads, low_rank=size.rank is not None),
         ),
         "label-only": Candidate(LabelOnly(), "one head, sign only", "", ("labels",), attention),
         "relu-network": Candidate(
@@ -207,14 +216,14 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
             "one hidden layer of ReLUs",
             "give --neurons",
             ("network",),
-            network,
+            draws.network,
         ),
         "transformer": Candidate(
             Transformer(ffn=hidden),
             "attention, then ReLUs",
             "give --neurons",
             ("layer",),
-            transformer,
+            draws.transformer,
         ),
     }
 
@@ -288,6 +297,6 @@ def _blurred(secret: Any, spec: Spec, precision: Precision, labels: bool, seed: 
         box = Noisy(box, precision.additive, seed=seed)
     if precision.step > 0:
         box = Rounded(box, decimals=max(0, round(-math.log10(precision.step))))
-    if dtype is np.float32 and precision.relative > 2.0**-24:
+    if dtype is np.float32 and precision.relative > SINGLE_ROUNDOFF:
         box = Rounded(box, bits=max(1, round(-math.log2(precision.relative))))
     return box

@@ -165,7 +165,7 @@ def test_parts_connections_and_rate(keyhole_command, served, monkeypatch):
 
 
 def test_a_timeout_is_kept(keyhole_command, served, monkeypatch):
-    monkeypatch.setattr("keyhole.oracles.wrappers.retry.pause", lambda *_: None)
+    monkeypatch.setattr("keyhole.oracles.patience.pause", lambda *_: None)
     served.pause = 0.5
     code, printed, _ = keyhole_command(
         "recover", f"{served.url}/v2/models/head", "--timeout", "0.05", "--json"

@@ -21,7 +21,7 @@ from keyhole.algebra.variable_projection import (
     gauss_newton,
     inner_products,
 )
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 DENSE_LIMIT = 1100  # score entries up to which the information matrix is formed
 POWER_STEPS = 10  # of power iteration for the largest eigenvalue
@@ -162,17 +162,17 @@ def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
     top = unit
     for _ in range(POWER_STEPS):
         top = gauss_newton(rows, at, top / np.linalg.norm(top))
-    share = along / max(float(np.linalg.norm(top)), 1e-300)
+    share = along / max(float(np.linalg.norm(top)), TINY)
     return 0.0 if share < FLAT else float(np.sqrt(share))
 
 
 def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start: Array) -> float:
     """Conditioning from one inverse step and a few power steps: an estimate from above."""
     low = solve(start)
-    small = float(np.linalg.norm(start) / max(float(np.linalg.norm(low)), 1e-300))
+    small = float(np.linalg.norm(start) / max(float(np.linalg.norm(low)), TINY))
     top = start.astype(np.float32)
     large = 1.0
     for _ in range(POWER_STEPS):
         top = gauss_newton(rows, at, top / np.linalg.norm(top))
         large = float(np.linalg.norm(top))
-    return float(np.sqrt(small / max(large, 1e-300)))
+    return float(np.sqrt(small / max(large, TINY)))

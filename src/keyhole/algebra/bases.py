@@ -155,6 +155,12 @@ def equal_overlap(rng: np.random.Generator, value: Float[Array, "d k"]) -> Basis
     return DenseBasis(target @ value.T + rest @ _complement(value).T)
 
 
+def random_directions(rng: np.random.Generator, count: int, width: int) -> Float[Array, "n d"]:
+    """Unit vectors."""
+    sample = rng.standard_normal((count, width))
+    return np.asarray(sample / np.linalg.norm(sample, axis=1, keepdims=True))
+
+
 def random_rotation(rng: np.random.Generator, size: int) -> Float[Array, "n n"]:
     if size == 0:
         return np.zeros((0, 0))

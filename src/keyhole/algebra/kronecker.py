@@ -11,7 +11,9 @@ import numpy as np
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.variable_projection import Projection
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
+
+IDLE = 1e-12  # curvature, relative to the largest, given to unknowns that have none (a dead head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ def kronecker(rows: Rows, at: Projection) -> Kronecker:
     right_sizes, right_vectors = np.linalg.eigh(right)
     weights = left_sizes.clip(0)[:, None, None] * right_sizes.clip(0)[None]
     scale = weights.mean(axis=(0, 2))
-    floor = 1e-12 * max(float(scale.max()), 1e-300)  # a dead head must not divide by zero
+    floor = IDLE * max(float(scale.max()), TINY)
     return Kronecker(left_vectors, right_vectors, weights + floor, scale + floor)
 
 

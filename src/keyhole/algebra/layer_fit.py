@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.algebra.factored_fit import Factored
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 STEPS = 6  # Gauss–Newton steps
 SETTLED = 0.999  # cost after over before a step, above which the fit has settled
@@ -207,7 +207,7 @@ class _Linear:
                 queries[h] += (query * power[:, None]).T @ query
                 means[h] += (mean * scaled[:, None] ** 2).T @ mean
         for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
-            power = max(float(np.trace(keys[h])), np.finfo(float).tiny)
+            power = max(float(np.trace(keys[h])), TINY)
             inner = s.right @ queries[h] @ s.right.T / power
             self.whitening[4 * h] = (_inverse_root(keys[h]), _inverse_root(inner))
             inner = s.left.T @ keys[h] @ s.left
@@ -260,7 +260,7 @@ def _inverse_root(matrix: Array) -> Array:
     if not matrix.size:
         return matrix
     sizes, vectors = np.linalg.eigh(matrix)
-    sizes = np.maximum(sizes, LIGHTEST * max(float(sizes[-1]), np.finfo(float).tiny))
+    sizes = np.maximum(sizes, LIGHTEST * max(float(sizes[-1]), TINY))
     return np.asarray((vectors / np.sqrt(sizes)) @ vectors.T)
 
 

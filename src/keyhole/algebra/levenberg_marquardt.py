@@ -15,7 +15,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from keyhole.algebra.attention_rows import Rows
-from keyhole.algebra.kronecker import kronecker
+from keyhole.algebra.kronecker import IDLE, kronecker
 from keyhole.algebra.variable_projection import (
     Projection,
     dense_normal,
@@ -23,22 +23,25 @@ from keyhole.algebra.variable_projection import (
     gradient,
     project,
 )
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradients
 DENSE_PRECISE = 1100  # the same where rough steps near a solution were too rough
 PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
 ROUGH = 0.25  # share of the cost that a good step near a solution leaves at most
-SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches
 FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
 RESTING = 0.5  # share of such a residual that the last step worth taking leaves at most
 STALL_WINDOW = 15  # iterations over which progress is judged
 STALL_SHARE = 0.05  # a start that gained less than this share in the window is given up
 COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
 LARGEST_SCORE = 1e9  # attention is hard long before; a step beyond is an error of its model
+DAMPING = 1e-2  # at a random start
+TRUSTED, DOUBTED = 0.75, 0.25  # share of the predicted decrease, from which the damping is lowered
+LESS, MORE, MUCH_MORE = 5, 2, 4  # and raised; the last after a step that was not taken
 SMALLEST_DAMPING = 1e-12
 LARGEST_DAMPING = 1e10
 FORCING = 0.3  # relative accuracy of a step far from the solution
+FINEST = 1e-5  # and near it
 MOST_CONJUGATE_STEPS = 150
 REFINED = 1e-10  # a relative decrease below this, near a minimum, is the end
 
@@ -70,12 +73,12 @@ class Descent:
 
 
 def descend(
-    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = PATIENT, damping: float = 1e-2
+    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = PATIENT, damping: float = DAMPING
 ) -> Descent:
     """From one start to a minimum, a stall, or the limits."""
     scale = label_power(rows)
     at = project(rows, theta)
-    largest = LARGEST_SCORE / max(np.abs(rows.queries).max() * np.abs(rows.tokens).max(), 1e-300)
+    largest = LARGEST_SCORE / max(np.abs(rows.queries).max() * np.abs(rows.tokens).max(), TINY)
     costs, precise = [at.cost], limits.precise
     system = _System(rows, at, scale, precise=precise)
     for iteration in range(limits.iterations):
@@ -89,23 +92,23 @@ def descend(
         if at.cost <= FINISHED * scale and trial.cost > RESTING * at.cost:
             at = min(at, trial, key=attrgetter("cost"))
             return Descent(at, at.cost / scale, iteration + 1, system.products)
-        gain = (at.cost - trial.cost) / max(predicted, 1e-300)
+        gain = (at.cost - trial.cost) / max(predicted, TINY)
         if at.cost <= COARSE * scale and trial.cost > ROUGH * at.cost:
             precise = True  # ill-conditioned, or at a minimum: then the last steps count
         if trial.cost < at.cost:
             small = at.cost - trial.cost <= REFINED * at.cost
             at = trial
             system = _System(rows, at, scale, system.products, precise)
-            if gain > 0.75:
-                damping = max(damping / 5, SMALLEST_DAMPING)
-            elif gain < 0.25:
-                damping *= 2
+            if gain > TRUSTED:
+                damping = max(damping / LESS, SMALLEST_DAMPING)
+            elif gain < DOUBTED:
+                damping *= MORE
             if small and predicted <= 2 * REFINED * at.cost:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
         else:
             if predicted <= REFINED * at.cost:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
-            damping *= 4
+            damping *= MUCH_MORE
             if damping > LARGEST_DAMPING:
                 return Descent(at, at.cost / scale, iteration + 1, system.products)
         costs.append(at.cost)
@@ -117,7 +120,7 @@ def descend(
 def label_power(rows: Rows) -> float:
     """Sum of squares of the labels that count."""
     weighted = rows.targets * rows.weights[:, :, None]
-    return max(float(np.einsum("nad,nad->", weighted, weighted)), 1e-300)
+    return max(float(np.einsum("nad,nad->", weighted, weighted)), TINY)
 
 
 def _stalled(costs: list[float], limits: Limits) -> bool:
@@ -156,7 +159,7 @@ class _System:
     def _dense_step(self, damping: float) -> tuple[Array, float]:
         b = self.slope.ravel()
         diagonal = np.diagonal(self.normal)
-        weight = damping * (diagonal + 1e-12 * max(float(diagonal.max()), 1e-300))
+        weight = damping * (diagonal + IDLE * max(float(diagonal.max()), TINY))
         system = self.normal + np.diag(weight)
         try:
             s = cho_solve(cho_factor(system, check_finite=False), b, check_finite=False)
@@ -179,7 +182,7 @@ class _System:
             lambda v: apply(v) + self.dtype(damping) * unit * v,
             lambda v: self.kronecker.solve(damping, v).astype(self.dtype),
             b,
-            max(tolerance, 1e-5),
+            max(tolerance, FINEST),
             most if self.relative > COARSE else MOST_CONJUGATE_STEPS * self.stretch,
         )
         square = float((unit * s * s).sum()) * damping

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
+SINGULAR = 1e-15  # relative singular value that is rounding: directions that were not explored
 DEPENDENT = 1e-7  # singular value, of normalised directions, below which they add nothing
 
 
@@ -47,7 +48,7 @@ class Equations:
     def unexplored(self) -> Float[Array, "k h d"]:
         """Orthonormal directions, over all heads at once, that no equation has looked at."""
         flat = np.stack(self.directions).reshape(len(self.directions), -1)
-        flat = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-300)
+        flat = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), TINY)
         _, sizes, basis = np.linalg.svd(flat)
         rank = int((sizes > DEPENDENT).sum())
         return basis[rank:].reshape(-1, self.heads, self.width)
@@ -57,7 +58,7 @@ class Equations:
         flat = np.stack(self.rows).reshape(len(self.rows), -1)
         # Perturbations are small beside what they perturb: differences first, so that the
         # solver's own rounding does not exceed the answers'.
-        inverse = np.linalg.pinv(flat, rcond=1e-15)
+        inverse = np.linalg.pinv(flat, rcond=SINGULAR)
         answers = np.stack(self.answers)
         values = inverse @ answers
         values += inverse @ (answers - flat @ values)

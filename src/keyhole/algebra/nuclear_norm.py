@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.extras import need
 
@@ -60,6 +60,6 @@ def least_nuclear_norm(
     rank = int(np.sum(singular > VISIBLE * singular[0]))
     dual = np.linalg.svd((agreement.dual_value @ design).reshape(width, width), compute_uv=False)
     value = abs(float(agreement.dual_value @ goal))
-    gap = abs(value - singular.sum()) / max(float(singular.sum()), np.finfo(float).tiny)
+    gap = abs(value - singular.sum()) / max(float(singular.sum()), TINY)
     reached = int(np.sum(dual > 1.0 - TIGHT))
     return LeastNuclearNorm(size * unknown.value, rank, gap, reached == rank)

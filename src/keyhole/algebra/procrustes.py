@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 SWEEPS = 40  # improvement stalls after about thirty
 PULL = 3.0  # over-relaxation of the gradient step
@@ -64,7 +64,7 @@ def _group(
             u, s, vt = np.linalg.svd(seen[rows, columns], full_matrices=False)
             wide = max(len(rows), columns.stop - columns.start)
             target[rows, columns] = (u @ vt) * np.sqrt(wide / width)
-            condition = max(condition, float(s[0] / max(s[-1], 1e-300)))
+            condition = max(condition, float(s[0] / max(s[-1], TINY)))
         if condition < worst:
             best, worst = tokens, condition
         if worst <= GOOD_ENOUGH:

@@ -18,6 +18,8 @@ from scipy.linalg import eig
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, InvalidArgument
 
+REAL = 1e-3  # imaginary part of a pole, relative to it, that rounding explains
+
 
 def logistic_terms(
     copies: Float[Array, " m"], answers: Float[Array, " m"], heads: int
@@ -39,7 +41,7 @@ def logistic_terms(
     loewner = (proper[left, None] - proper[None, right]) / gaps
     shifted = (answers[left, None] - answers[None, right]) / gaps
     poles = eig(shifted[:heads, :heads], loewner[:heads, :heads], right=False)
-    if not np.isfinite(poles).all() or (np.abs(poles.imag) > 1e-3 * np.abs(poles)).any():
+    if not np.isfinite(poles).all() or (np.abs(poles.imag) > REAL * np.abs(poles)).any():
         raise IllConditioned("the poles are not real: too many heads for this precision")
     if (poles.real >= 0).any():
         raise IllConditioned("a pole is not negative: too many heads for this precision")

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.algebra.relu_corrections import patterns, products, with_blocks
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.models.relu_network import ReluNetwork
 
 CHUNK = 512  # answers whose derivatives are held at once
@@ -95,7 +95,7 @@ def rescaled(network: ReluNetwork, data: Data) -> tuple[ReluNetwork, Float[Array
     """Affine part and outputs that explain the data best, all planes as they are; and how much of
     its output each neuron keeps: one if it is right, zero if the others explain what it does."""
     features = weighted_features(network, data)
-    sizes = np.maximum(np.linalg.norm(features, axis=0), np.finfo(float).tiny)
+    sizes = np.maximum(np.linalg.norm(features, axis=0), TINY)
     features = features / sizes
     normal = features.T @ features
     normal[np.diag_indices_from(normal)] += RIDGE
@@ -103,7 +103,7 @@ def rescaled(network: ReluNetwork, data: Data) -> tuple[ReluNetwork, Float[Array
     found = found / sizes[:, None]
     width = network.width
     output = found[width + 1 :]
-    square = np.maximum((network.output**2).sum(axis=1), np.finfo(float).tiny)
+    square = np.maximum((network.output**2).sum(axis=1), TINY)
     kept = np.einsum("mk,mk->m", output, network.output) / square
     best = ReluNetwork(network.weight, network.bias, output, found[:width], found[width])
     return best, np.asarray(kept)
@@ -123,5 +123,5 @@ def gains(network: ReluNetwork, others: ReluNetwork, data: Data) -> Float[Array,
     fresh = fresh - basis @ (basis.T @ fresh)
     residual = data.residual(network)
     residual = residual - basis @ (basis.T @ residual)
-    sizes = np.maximum((fresh**2).sum(axis=0), np.finfo(float).tiny)
+    sizes = np.maximum((fresh**2).sum(axis=0), TINY)
     return np.asarray(((fresh.T @ residual) ** 2).sum(axis=1) / sizes)

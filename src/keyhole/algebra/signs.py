@@ -23,6 +23,7 @@ from keyhole.models.relu_network import ReluNetwork
 SAFETY = 5.0  # allowed remainder in units of the summed errors of the products
 NEARLY_BINARY = 1e-3  # distance of a computed y from 0 or 1 that may be rounded away
 CHANCE_BITS = 20.0  # a coincidence must be this many bits less likely than one
+ROUNDING = 1e-13  # of our own sums over neurons, relative to their terms
 WEAKEST = 1e-9  # relative singular value below which the linear system has no unique answer
 EASY_NEURONS = 2.2  # neurons per equation up to which the box [0, 1]^m leaves nearly one point
 HARD_NEURONS = 72  # neurons up to which the search goes on to four per equation
@@ -46,7 +47,7 @@ def decided_signs(network: ReluNetwork, error: float) -> Signs:
     `error` is the accuracy of the products output_j weight_j."""
     columns, target = subset_problem(network)
     size = max(float(np.linalg.norm(target)), float(np.abs(columns).max(initial=0.0)))
-    allowed = max(SAFETY * error, 1e-13 * size)
+    allowed = max(SAFETY * error, ROUNDING * size)
     if float(np.linalg.norm(target)) <= allowed:
         return Signs(without_skip(network), True, "nothing to turn")
     if network.neurons == 0:

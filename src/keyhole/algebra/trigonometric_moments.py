@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import toeplitz
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 
 CANDIDATES = 5  # numbers of nodes tried per set of moments
 
@@ -78,7 +78,7 @@ def plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool
     if not constant_known:
         return list(range(1, most + 1))[-CANDIDATES:]
     sizes = np.sort(np.abs(values))[::-1]
-    drops = np.log(np.maximum(sizes[1 : most + 1], 1e-300)) - np.log(sizes[:most] + 1e-300)
+    drops = np.log(np.maximum(sizes[1 : most + 1], TINY)) - np.log(sizes[:most] + TINY)
     return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:CANDIDATES])
 
 
@@ -98,4 +98,4 @@ def fitted(patterns: Array, answers: Array, nodes: Array) -> Support:
     """Least squares on a given support."""
     weights = np.linalg.lstsq(patterns[:, nodes], answers, rcond=None)[0]
     rest = float(np.linalg.norm(answers - patterns[:, nodes] @ weights))
-    return Support(nodes, weights, rest / max(float(np.linalg.norm(answers)), 1e-300))
+    return Support(nodes, weights, rest / max(float(np.linalg.norm(answers)), TINY))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.errors import InvalidArgument, KeyholeError
 from keyhole.learners.base import Learner
@@ -127,7 +127,7 @@ def run_cell(arrays: Mapping[str, Array], plan: Plan, cell: Cell) -> dict[str, A
         copy = getattr(found, "model", found)  # a labelled model wraps the layer it found
         answers = np.asarray(copy(tokens), dtype=np.float64)
         if protection.kind == "label":  # the scale is not in the labels: it is given away here
-            answers = answers * float(np.sum(answers * honest) / max(np.sum(answers**2), 1e-300))
+            answers = answers * float(np.sum(answers * honest) / max(np.sum(answers**2), TINY))
         gap = float(np.sqrt(np.mean((answers - honest) ** 2)))
         result["function_error"] = finite(gap / scale if scale > 0 else gap)
     return result
@@ -143,7 +143,7 @@ def honest_tokens(model: Attention, norm: float, seed: int) -> Array:
     tokens = rng.standard_normal((HONEST, HONEST_LENGTH, model.width)) / np.sqrt(model.width)
     lengths = np.linalg.norm(tokens, axis=2, keepdims=True)
     size = min(norm, model.natural_length())
-    return np.asarray(tokens * size * np.minimum(1.0, 1.0 / np.maximum(lengths, 1e-300)))
+    return np.asarray(tokens * size * np.minimum(1.0, 1.0 / np.maximum(lengths, TINY)))
 
 
 def learner_for(model: Attention, protection: Protection, multiple: int) -> Learner:

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.audit.summary import Row, advice, rows
+from keyhole.audit.summary import HELPS, LEAKS, Row, advice, rows
 from keyhole.audit.sweep import Audit
 from keyhole.errors import InvalidArgument
 from keyhole.models.files import replacing
@@ -57,9 +57,8 @@ def _entry(row: Row | None) -> Text:
         return Text("")
     if row.parameter_error is None or row.function_error is None:
         return Text(row.outcome.lower().replace("_", " "), style="yellow")
-    style = (
-        "red" if row.function_error < 1e-2 else "yellow" if row.function_error < 0.1 else "green"
-    )
+    off = row.function_error
+    style = "red" if off < LEAKS else "yellow" if off < HELPS else "green"
     return Text(f"{row.parameter_error:.1e} | {row.function_error:.1e}", style=style)
 
 

@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import InvalidArgument
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
+from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.wrappers.labels import Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded

@@ -9,6 +9,7 @@ from keyhole.audit.protections import Protection
 from keyhole.audit.sweep import FORMAT, Audit
 
 HELPS = 0.1  # a copy that is off by this much of the answers' root mean square is no copy
+LEAST_PERCENT = 1e-3  # shares below are told as a power of ten
 LEAKS = 1e-2  # and one this close does the model's work
 
 
@@ -60,48 +61,17 @@ def _middle(cells: list[Mapping[str, Any]], name: str) -> float | None:
 def advice(table: list[Row], max_norm: float) -> str:
     """Which protection would actually help, and what it costs."""
     last = _strongest(row for row in table if row.bounded)
-    loose = _strongest(row for row in table if not row.bounded)
-    useful = [row for row in last if row.function_error is not None and row.function_error >= HELPS]
-    unclear = [row for row in last if row.function_error is None]
-    parts = []
-    if useful:
-        best = min(useful, key=lambda row: row.cost)
-        parts.append(
-            f"With tokens limited to norm {max_norm:.3g}, {best.title} helps: after "
-            f"{best.questions:,} questions a copy is still off by {best.function_error:.0%} of the "
-            f"answers, and honest answers change by {_share(best.cost)}."
-        )
-    else:
-        known = [row for row in last if row.function_error is not None]
-        if known:
-            best = max(known, key=lambda row: row.function_error or 0.0)
-            parts.append(
-                f"None of these protections keeps the model: even behind {best.title}, which "
-                f"changes honest answers by {_share(best.cost)}, {best.questions:,} questions give "
-                f"a copy whose answers are within {_share(best.function_error or 0.0)} (tokens "
-                f"limited to norm {max_norm:.3g})."
-            )
-    if unclear:
-        names = ", ".join(row.title for row in unclear)
+    known = [row for row in last if row.function_error is not None]
+    useful = [row for row in known if (row.function_error or 0.0) >= HELPS]
+    parts = [_best(known, useful, max_norm)] if known else []
+    if len(known) < len(last):
+        names = ", ".join(row.title for row in last if row.function_error is None)
         parts.append(f"Against {names} this attack did not finish, which proves nothing.")
-    open_ones = {
-        row.protection: row
-        for row in loose
-        if row.function_error is not None and row.function_error < LEAKS
-    }
-    undone = [row for row in useful if row.protection in open_ones]
-    if undone:
-        names = ", ".join(row.title for row in undone)
-        parts.append(
-            f"Without the limit on tokens {names} would not help: longer tokens drown the "
-            "disturbance."
-        )
-    elif open_ones and not useful:
-        worst = max(open_ones.values(), key=lambda row: row.cost)
-        parts.append(
-            f"Without the limit on tokens even {worst.title} leaves a copy within "
-            f"{_share(worst.function_error or 0.0)}."
-        )
+    loose = _strongest(row for row in table if not row.bounded)
+    parts += _without_limit(
+        [row for row in loose if row.function_error is not None and row.function_error < LEAKS],
+        useful,
+    )
     if table:
         fewest = min(row.questions for row in table)
         parts.append(
@@ -109,6 +79,42 @@ def advice(table: list[Row], max_norm: float) -> str:
             "every case."
         )
     return " ".join(parts)
+
+
+def _best(known: list[Row], useful: list[Row], max_norm: float) -> str:
+    """The cheapest protection that helps, or the one that comes closest to it."""
+    if useful:
+        best = min(useful, key=lambda row: row.cost)
+        return (
+            f"With tokens limited to norm {max_norm:.3g}, {best.title} helps: after "
+            f"{best.questions:,} questions a copy is still off by {best.function_error:.0%} of the "
+            f"answers, and honest answers change by {_share(best.cost)}."
+        )
+    best = max(known, key=lambda row: row.function_error or 0.0)
+    return (
+        f"None of these protections keeps the model: even behind {best.title}, which changes "
+        f"honest answers by {_share(best.cost)}, {best.questions:,} questions give a copy whose "
+        f"answers are within {_share(best.function_error or 0.0)} (tokens limited to norm "
+        f"{max_norm:.3g})."
+    )
+
+
+def _without_limit(leaking: list[Row], useful: list[Row]) -> list[str]:
+    """What the protections would be worth if tokens could be of any size."""
+    names = {row.protection for row in leaking}
+    undone = ", ".join(row.title for row in useful if row.protection in names)
+    if undone:
+        return [
+            f"Without the limit on tokens {undone} would not help: longer tokens drown the "
+            "disturbance."
+        ]
+    if leaking and not useful:
+        worst = max(leaking, key=lambda row: row.cost)
+        return [
+            f"Without the limit on tokens even {worst.title} leaves a copy within "
+            f"{_share(worst.function_error or 0.0)}."
+        ]
+    return []
 
 
 def _strongest(table: Any) -> list[Row]:
@@ -121,7 +127,7 @@ def _strongest(table: Any) -> list[Row]:
 
 
 def _share(number: float) -> str:
-    return f"{number:.2%}" if number >= 1e-3 else f"a fraction {number:.0e}"
+    return f"{number:.2%}" if number >= LEAST_PERCENT else f"a fraction {number:.0e}"
 
 
 def to_json(audit: Audit) -> dict[str, Any]:

@@ -80,14 +80,8 @@ def run_audit(
         done = {cell.key: file.known[cell.key] for cell in cells if cell.key in file.known}
         resumed = len(done)
         todo = [cell for cell in cells if cell.key not in done]
-        if scheduler is not None:
-            results: Results = _on_cluster(arrays, plan, todo, scheduler)
-        elif workers == 0:
-            results = (run_cell(arrays, plan, cell) for cell in todo)
-        else:
-            results = _in_processes(arrays, plan, todo, workers)
         try:
-            with contextlib.closing(results):
+            with contextlib.closing(_results(arrays, plan, todo, workers, scheduler)) as results:
                 for result in results:
                     file.add(result)
                     done[result["key"]] = result
@@ -106,6 +100,17 @@ def run_audit(
         tuple(notes),
         resumed,
     )
+
+
+def _results(
+    arrays: Mapping[str, Array], plan: Plan, cells: list[Cell], workers: int, scheduler: Any
+) -> Results:
+    """The cells' results as they come, from wherever they are computed."""
+    if scheduler is not None:
+        return _on_cluster(arrays, plan, cells, scheduler)
+    if workers == 0:
+        return (run_cell(arrays, plan, cell) for cell in cells)
+    return _in_processes(arrays, plan, cells, workers)
 
 
 def _in_processes(

@@ -13,17 +13,10 @@ Fails.      A box that is none of the families is rejected, at once where the qu
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
-from keyhole.errors import (
-    DomainError,
-    IllConditioned,
-    KeyholeError,
-    WrongFamily,
-)
+from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
 from keyhole.learners.ball import RESERVE
 from keyhole.learners.base import Learned, Learner
 from keyhole.learners.labels import LabelOnly
@@ -255,9 +248,8 @@ def beyond_one_head(
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
-    known = None if learned is None else single_tokens(learned.model)
     exact = facts.measured.precision.relative <= COARSE
-    oracle = Known(oracle, single=known if exact else None)
+    oracle = Known(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
         return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
@@ -267,8 +259,3 @@ def beyond_one_head(
         neither = WrongFamily(f"none of the families: {message}", found)
         neither.findings = facts.sentences
         raise neither from other
-
-
-def single_tokens(model: Any) -> Callable[[Array], Array]:
-    """The model on questions of one token."""
-    return lambda tokens: model(tokens)

@@ -9,13 +9,12 @@ from keyhole.algebra.attention_information import Information, information
 from keyhole.algebra.attention_rows import Rows, averages, patterns
 from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import Projection
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.learners.base import Learned
 from keyhole.learners.example_data import Examples
 from keyhole.learners.head_search import Found
 from keyhole.learners.sculpting import Sculpted
 from keyhole.models.attention import Attention, Head
-from keyhole.oracles.base import UNIT_ROUNDOFF
 
 HELD_SHARE = 0.05  # of the rows, kept aside to judge the fit
 HELD_NUMBERS = 24  # numbers that are kept aside at least
@@ -24,6 +23,7 @@ HASH_DIGITS = 9  # of the hash that finds copies of rows: coarser than rounding,
 OWN_ROUNDINGS = (
     32.0  # of double precision: of computing labels, with safety as it is not independent
 )
+NEAR = 1e-8  # damping that hardly shortens the first step: the search ended beside a minimum
 POLISH = Limits(iterations=60)
 LAST_DIGITS = replace(POLISH, finished=0.0, precise=True)  # weak directions settle last
 
@@ -69,7 +69,7 @@ def sameness(rows: Rows) -> Array:
     """Equal numbers (n, a) for rows of the same query and the same tokens in any order, which have
     the same output whatever the layer; -1 for rows that do not count."""
     rng = np.random.default_rng(0)  # fixed: a hash, not a choice
-    scale = np.sqrt(np.mean(rows.tokens**2, axis=(0, 1))) + 1e-300
+    scale = np.sqrt(np.mean(rows.tokens**2, axis=(0, 1))) + TINY
     waves = np.sin((rows.tokens / scale) @ rng.standard_normal(rows.width))
     if rows.padding is not None:
         waves = np.where(rows.padding[:, 0] == 0, waves, 0.0)
@@ -100,14 +100,14 @@ def fitted_layer(
 ) -> Fitted:
     """Polish, standard errors and held-out rows for the scores a search has found."""
     polish = LAST_DIGITS if found.theta.size <= DENSE_PRECISE else POLISH
-    at = descend(train, found.theta, polish, damping=1e-8).at
+    at = descend(train, found.theta, polish, damping=NEAR).at
     rows, heads = data.rows, at.theta.shape[1]
     numbers, unknowns = train.counted * train.outputs, train.unknowns(heads)
     power = float(np.sqrt(label_power(rows) / (rows.counted * rows.outputs)))
     noise = np.sqrt(at.cost / max(numbers - unknowns, 1))
     used = train.weights.ravel() > 0
     held_out = _held_out(rows, kept, at)
-    final = descend(rows, at.theta, polish, damping=1e-8).at
+    final = descend(rows, at.theta, polish, damping=NEAR).at
     spread = information(rows, final, rng)
     total = rows.counted * rows.outputs
     level = np.sqrt(final.cost / max(total - unknowns, 1))
@@ -115,29 +115,8 @@ def fitted_layer(
     level = float(np.hypot(level, OWN_ROUNDINGS * UNIT_ROUNDOFF * power))
     errors = _errors(rows, spread, level, data.form)
     model = assembled(rows, final.theta, final.values, final.offset, data.form)
-    times = rows.ratio(heads)
-    details = {
-        "heads": heads,
-        "examples": data.count,
-        "floor": data.count / times,
-        "ratio": times,
-        "ratio_least": rows.ratio(least),
-        "conditioning": spread.conditioning,
-        "deficient": spread.deficient,
-        "amplification": _amplification(final, spread, power),
-        "residual": float(np.sqrt(final.cost / total) / power),
-        "noise": float(level / power),
-        "held_out_error": float(
-            np.sqrt(np.mean((held_out.answers - held_out.predictions) ** 2)) / power
-        ),
-        "held_out_rows": int(kept.sum()),
-        "ending": found.ending,
-        "agreeing_starts": found.hits,
-        "restarts": found.restarts,
-        "seconds": found.seconds,
-        "residual_by_heads": {m: float(np.sqrt(r)) for m, r in found.residuals.items()},
-    }
-    learned = Learned(model, errors, data.count / times, _notes(details), details)
+    details = _details(data, found, kept, least, final, spread, level, power, held_out)
+    learned = Learned(model, errors, details["floor"], _notes(details), details)
     return Fitted(
         learned,
         held_out,
@@ -151,6 +130,42 @@ def fitted_layer(
         (numbers, unknowns),
         data,
     )
+
+
+def _details(
+    data: Examples,
+    found: Found,
+    kept: Array,
+    least: int,
+    final: Projection,
+    spread: Information,
+    level: float,
+    power: float,
+    held_out: HeldOut,
+) -> dict[str, Any]:
+    """Numbers for the report."""
+    rows, heads = data.rows, final.theta.shape[1]
+    times = rows.ratio(heads)
+    off = held_out.answers - held_out.predictions
+    return {
+        "heads": heads,
+        "examples": data.count,
+        "floor": data.count / times,
+        "ratio": times,
+        "ratio_least": rows.ratio(least),
+        "conditioning": spread.conditioning,
+        "deficient": spread.deficient,
+        "amplification": _amplification(final, spread, power),
+        "residual": float(np.sqrt(final.cost / (rows.counted * rows.outputs)) / power),
+        "noise": float(level / power),
+        "held_out_error": float(np.sqrt(np.mean(off**2)) / power),
+        "held_out_rows": int(kept.sum()),
+        "ending": found.ending,
+        "agreeing_starts": found.hits,
+        "restarts": found.restarts,
+        "seconds": found.seconds,
+        "residual_by_heads": {m: float(np.sqrt(r)) for m, r in found.residuals.items()},
+    }
 
 
 def _held_out(rows: Rows, kept: Array, at: Projection) -> HeldOut:
@@ -192,7 +207,7 @@ def _amplification(at: Projection, spread: Information, power: float) -> float:
             (spread.theta[:, i], at.theta[:, i]),
             (spread.values[i * d : i * d + d], at.values[i * d : i * d + d]),
         ):
-            size = max(float(np.linalg.norm(block)), 1e-300)
+            size = max(float(np.linalg.norm(block)), TINY)
             worst = max(worst, float(np.linalg.norm(error)) / size)
     return worst * power
 

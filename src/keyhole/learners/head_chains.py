@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.levenberg_marquardt import Limits, descend
 from keyhole.algebra.maximum_entropy import tilted
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 
 START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
 SLACK = -2.0, 0.0  # powers of ten, each best for some strength of attention
@@ -85,7 +85,7 @@ def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Arra
 def _power(vectors: Array) -> float:
     """Mean squared norm of the vectors that are not padding."""
     squares = np.einsum("nld,nld->nl", vectors, vectors)
-    return max(float(squares[squares > 0].mean()) if (squares > 0).any() else 1.0, 1e-300)
+    return max(float(squares[squares > 0].mean()) if (squares > 0).any() else 1.0, TINY)
 
 
 class Chains:

@@ -23,7 +23,7 @@ from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.closed_form import one_head
 from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import project
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.head_chains import Chain, Chains, Effort
 
 HOPS = 4  # swaps of a head without gain after which a chain ends (one head: fresh starts)
@@ -39,6 +39,7 @@ EASY, FAINT = 2.0, 0.1  # examples over the floor where most descents succeed; l
 TELLING = 1.2  # examples over the floor from which on an exact fit is taken at once
 CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
 TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
+FULL = 1 - 1e-6  # share of unknowns at which a criterion is as bad as it gets, and still finite
 PENALTY = 4.0  # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
 SETTLED = 2  # independent starts that must reach the same minimum
 
@@ -222,7 +223,7 @@ class _Search:
 
     def _share(self, tally: Tally) -> float:
         """Unknowns over numbers."""
-        return float(min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6))
+        return float(min(self.rows.unknowns(tally.heads) / self.numbers, FULL))
 
     def _may_be_noise(self, tally: Tally) -> bool:
         """Whether what is left is no more than noise is allowed to be, unknowns taken off."""
@@ -233,7 +234,7 @@ class _Search:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
         share = self._share(tally)
         penalty = PENALTY + 2 * PENALTY / np.sqrt(self.rows.unknowns(1))
-        return float(np.log(max(tally.relative, 1e-300)) - penalty * np.log(1 - share))
+        return float(np.log(max(tally.relative, TINY)) - penalty * np.log(1 - share))
 
     def _cross_validation(self, tally: Tally) -> float:
         """Generalised cross-validation: what the fit would leave of labels it has not seen."""

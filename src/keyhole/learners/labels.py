@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap
-from keyhole.arrays import Array, Float, whole_number
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
 from keyhole.learners.label_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.models.attention import Attention, Head
 from keyhole.models.labelled import NO_ERROR, LabelledAttention
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.bisection import Brackets, bisect, gallop
 from keyhole.probes.label_values import (
     Direction,
@@ -45,6 +45,8 @@ SCOUTS = 6  # entries that find the order of magnitude: the largest is rarely a 
 SCOUT_FACTOR = 8.0  # between the magnitudes tried
 MOST_STEPS = 16  # magnitudes tried: 8^16 = 2^48 up or down, beyond which the score counts as zero
 FEIGNED = 4.0  # standard errors that an entry must have to count
+LARGEST = 1.5  # of so many entries, in root mean squares
+OVERHEAD = 150  # questions for coding, scale and checks
 SAMPLE = 48  # entries bisected first, for the root mean square of all
 ROUGH = 0.5  # width of a bracket in spreads, for that
 COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
@@ -74,7 +76,7 @@ class LabelOnly:
     def expected_questions(self, spec: Spec) -> int | None:
         d = spec.width
         ratios = (d - 1) * (self.bits + 3 + int(np.log2(d)))
-        return d * d * self.bits + ratios + 2 * d + 150
+        return d * d * self.bits + ratios + 2 * d + OVERHEAD
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         if (oracle.spec.domain.max_length or 2) < 2:
@@ -93,7 +95,7 @@ class LabelOnly:
         width = max(self._value_width(trial), 2.0 * roundoff)
         direction = rough.refined(width)
         roundoff = resolution(direction, roundoff, rng)
-        table = Table(direction, thresholds(direction, rng, trial.spread), roundoff)
+        table = LabelTable(direction, thresholds(direction, rng, trial.spread), roundoff)
         if seen:
             refuse_short_tokens(table)
             return self._learned(table, self._entries(table), rng)
@@ -106,7 +108,7 @@ class LabelOnly:
         d = trial.probes.width
         return float(VALUE_SHARE * 2.0**-self.bits * trial.spread / (gain * d))
 
-    def _entries(self, table: "Table") -> Brackets:
+    def _entries(self, table: "LabelTable") -> Brackets:
         """All entries, to a bracket that is small beside the largest entry of the score."""
         asked, spread = table.asked, table.asked.spread
         count = asked.probes.width * asked.anchors.width
@@ -127,7 +129,7 @@ class LabelOnly:
         return bisect(asked.above, brackets, np.maximum(width, noise))
 
     def _learned(
-        self, table: "Table", brackets: Brackets, rng: np.random.Generator, *notes: str
+        self, table: "LabelTable", brackets: Brackets, rng: np.random.Generator, *notes: str
     ) -> Learned:
         direction, reader = table.direction, table.direction.reader
         table = replace(table, asked=replace(table.asked, spread=rms(brackets.middle)))
@@ -154,7 +156,7 @@ class LabelOnly:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LabelTable:
     """Entries probe · score · anchor, as asked, and how errors travel from there to the score."""
 
     direction: Direction
@@ -213,7 +215,7 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
     """The order of magnitude of the entries; a bound and False where none was seen."""
     d = asked.probes.width
     chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
-    free = replace(asked, spread=np.finfo(float).tiny)  # scaled by the threshold and the domain
+    free = replace(asked, spread=TINY)  # scaled by the threshold and the domain
     least = smallest(direction, free, roundoff)
     _, level, seen = gallop(
         free.above,
@@ -224,17 +226,17 @@ def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[flo
         most=MOST_STEPS,
         least=least,
     )
-    # the largest lies in (level, 8 level] and is about 1.5 root mean squares
-    return (level * np.sqrt(SCOUT_FACTOR) / 1.5 if seen else level), seen
+    # the largest lies in (level, SCOUT_FACTOR * level]
+    return (level * np.sqrt(SCOUT_FACTOR) / LARGEST if seen else level), seen
 
 
 def smallest(direction: Direction, asked: Thresholds, roundoff: float) -> float:
     """Where tokens cannot be long: the entry that errors of value and rounding could feign."""
-    table = Table(direction, asked, roundoff)
+    table = LabelTable(direction, asked, roundoff)
     return FEIGNED * float(np.median(table.entry_error(within(0.0, asked.probes.width))))
 
 
-def refuse_short_tokens(table: Table) -> None:
+def refuse_short_tokens(table: LabelTable) -> None:
     """Raises before paying for the entries where the domain hides them in the box's rounding."""
     d, spread = table.asked.probes.width, table.asked.spread
     noise = float(np.median(table.entry_error(within(0.0, d))))
@@ -247,7 +249,7 @@ def refuse_short_tokens(table: Table) -> None:
 
 
 def rms(numbers: Float[Array, " m"]) -> float:
-    return float(max(np.sqrt(np.mean(numbers**2)), np.finfo(float).tiny))
+    return float(max(np.sqrt(np.mean(numbers**2)), TINY))
 
 
 def within(reach: float, width: int) -> Brackets:

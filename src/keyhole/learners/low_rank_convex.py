@@ -28,12 +28,12 @@ from keyhole.algebra.factored_fit import (
     unknowns,
 )
 from keyhole.algebra.nuclear_norm import least_nuclear_norm
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.base import Learned
-from keyhole.learners.pairs import Pairs, assemble
+from keyhole.learners.pairs import Pairs, assemble_low_rank, without_score
 from keyhole.oracles.questions import Listed
-from keyhole.probes.log_odds import SHRINK, TARGET_SPREAD, LogOdds, ProbeSet
+from keyhole.probes.log_odds import SHRINK, TARGET_SPREAD
 from keyhole.probes.values import answer_noise
 
 OVERSAMPLING = 6  # measurements over rank · width: what the program needs in practice
@@ -113,7 +113,7 @@ class Convex:
         everything = self._measure()
         refuse_too_few(self.width, self.rank, len(everything), self.count)
         if self._misfit(everything, Factored.zero(self.width)) <= 1.0:
-            return self._nothing()
+            return without_score(self.pairs, details={"rank": 0})
         spare = held_out(len(everything))
         search, held = everything.part(slice(spare, None)), everything.part(slice(spare))
         found = self._search(search, held)
@@ -174,13 +174,8 @@ class Convex:
         """left · W right for Gaussian left, right, with W the score as the probes see it; NaN
         where one token took all the attention."""
         pairs, group = self.pairs, self.pairs.group
-        bias = tokens @ pairs.key_bias
-        probes = ProbeSet(
-            Listed(tokens), len(tokens), group, pairs.linear.at(tokens), bias, pairs.bias_error
-        )
-        meter = LogOdds(pairs.oracle, pairs.linear, probes, "score")
         numbers = np.arange(len(anchors))
-        found = meter.ask(
+        found = pairs.meter_of(tokens, group).ask(
             Listed(length * anchors),
             len(anchors),
             numbers,
@@ -191,7 +186,7 @@ class Convex:
         scores = np.where(found.saturated[:, None], np.nan, found.scores)
         errors = np.hypot(found.errors, pairs.bias_error)
         errors = np.hypot(errors, self._blur(tokens)[:, None] * (1.0 + np.exp(found.scores)))
-        return scale * (scores.ravel() - bias), scale * errors.ravel()
+        return scale * (scores.ravel() - tokens @ pairs.key_bias), scale * errors.ravel()
 
     def _blur(self, tokens: Float[Array, "n d"]) -> Float[Array, " q"]:
         """Relative error of what a question's probes read, by the rounding of their values: a
@@ -202,7 +197,7 @@ class Convex:
         terms = noise * terms + np.linalg.norm(np.abs(tokens) @ linear.value_error, axis=1)
         values = linear.at(tokens).reshape(-1, group, linear.offset.size)
         weakest = np.linalg.svd(values, compute_uv=False)[:, -1]
-        return terms.reshape(-1, group).max(axis=1) / np.maximum(weakest, np.finfo(float).tiny)
+        return terms.reshape(-1, group).max(axis=1) / np.maximum(weakest, TINY)
 
     # -- the matrix ------------------------------------------------------------------------
 
@@ -278,26 +273,16 @@ class Convex:
             everything = replace(everything, errors=np.hypot(everything.errors, rest))
         reason = f"{found.how}, {len(everything)} measurements and {held_out(len(everything))} of "
         reason += "them held out"
-        return assemble(
+        return assemble_low_rank(
             self.pairs,
             (np.ascontiguousarray(left), right),
             self._errors(everything, matrix, truncation),
-            unknowns=unknowns(self.width, rank),
-            notes=(f"Rank {rank}: {reason}.",),
-            details={
-                "rank": rank,
-                "rank_reason": reason,
-                "singular_values": Factored.of(left, right, rank).singular,
-                "truncation": truncation,
-                "measurements": len(everything),
-                **found.details,
-            },
+            rank=rank,
+            reason=reason,
+            singular=Factored.of(left, right, rank).singular,
+            truncation=truncation,
+            details={"measurements": len(everything), **found.details},
         )
-
-    def _nothing(self) -> Learned:
-        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(self.pairs, zero, zero, unknowns=0, notes=(note,), details={"rank": 0})
 
     def _as_score(self, left: Float[Array, "d n"]) -> Float[Array, "d n"]:
         """From the score as the probes see it to the score."""

@@ -25,16 +25,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import lu_factor, lu_solve, qr
+from scipy.linalg import qr
 
 from keyhole.algebra.bases import Basis
-from keyhole.algebra.range_finder import RangeFinder
+from keyhole.algebra.crosses import Crosses
+from keyhole.algebra.factored_fit import unknowns
 from keyhole.algebra.reflections import turned, without
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
-from keyhole.learners.pairs import Pairs, assemble
+from keyhole.learners.low_rank_anchors import FreshAnchors
+from keyhole.learners.pairs import Pairs, assemble_low_rank, without_score
 from keyhole.oracles.questions import Listed
-from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
+from keyhole.probes.log_odds import TARGET_SPREAD
 from keyhole.probes.score_table import Table, measured_table
 
 CHOICE = 2  # anchors that a single probe looks at: both bad by chance is rare enough
@@ -49,8 +51,6 @@ ENOUGH = 16  # answers that tell the scale of others well enough
 DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum goes on below
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
-SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
-AVOIDED_SHARE = 0.4  # anchors avoid the rows so far up to this share of the width
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +86,11 @@ class Cross:
         self.spare = spare  # share of the unknowns that the last look may cost
         everything = np.arange(width)
         self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
-        self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
-        self.avoided = _span(pairs.key_bias, pairs.linear.value[:, 0])  # none without a key bias
+        self.anchors = FreshAnchors(
+            anchors.rows(everything), pairs.key_bias, pairs.linear.value[:, 0]
+        )
         self.value = pairs.probes.stretched(pairs.linear.value.T)[0] / pairs.probes.across
-        self.t, self.omega = np.zeros((2, 0, width))  # orthonormal
-        self.rows = np.zeros((0, width))  # t · score
-        self.columns = np.zeros((width, 0))  # score · ω
-        self.core = lu_factor(np.zeros((0, 0)))  # of t · score · ω
-        self.row_space = RangeFinder(width)  # and the anchors that are avoided
-        self.row_space.become(self.avoided.T)
-        self.column_errors, self.row_errors = np.zeros(0), np.zeros(0)
+        self.crosses = Crosses(width)
         self.left_over, self.largest, self.reason = 0.0, pairs.scale, ""
         self.smallest = np.inf  # what the last look that saw something saw
         self.looks: list[float] = []  # and those before every block
@@ -103,41 +98,39 @@ class Cross:
 
     def run(self) -> Learned:
         limit = self.width if self.rank is None else min(self.rank, self.width)
-        while len(self.t) < limit and self._cross(limit - len(self.t)):
+        while len(self.crosses) < limit and self._cross(limit - len(self.crosses)):
             pass
-        if len(self.t) == self.width:
+        if len(self.crosses) == self.width:
             self.reason, self.left_over = "the score has full rank", 0.0
-        elif self.rank is not None and len(self.t) == limit:
-            if self._look(1, self._next_anchors(CHOICE)) is not None:
+        elif self.rank is not None and len(self.crosses) == limit:
+            if self._look(1, self.anchors.next(CHOICE, limit)) is not None:
                 self.left_over = self._sampled_rest()
             self.reason = f"rank {limit} was prescribed"
         return self._assembled()
 
     def _cross(self, most: int) -> bool:
         """A block of columns and rows, or False if there is nothing left."""
-        count = min(most, self._affordable())
-        seen = self._look(count, self._next_anchors(max(count, CHOICE)))
+        rank, count = len(self.crosses), min(most, self._affordable())
+        seen = self._look(count, self.anchors.next(max(count, CHOICE), rank))
         self.ended = seen is None or seen.ended
-        if seen is None and len(self.avoided):
-            seen = self._look(1, self._left_out())
+        if seen is None and len(self.anchors.avoided):
+            seen = self._look(1, self.anchors.left_out(self.crosses))
         elif seen is not None and not self.ended and self._little():
-            seen = self._look(count, self._next_anchors(1, len(seen.all)), seen) or seen
-        if seen is None or (len(self.t) and self._within_tolerance()):
+            seen = self._look(count, self.anchors.next(1, rank, len(seen.all)), seen) or seen
+        if seen is None or (rank and self._within_tolerance()):
             return False
         self.looks.append(self.smallest)
         columns, errors = self._columns(seen)
         directions = self._pivots(seen.anchors, columns)
         self._take_anchors(seen.anchors, columns, errors)
         self._take_rows(directions, directions @ columns)
-        self.core = lu_factor(self.t @ self.columns)
         return True
 
     def _affordable(self) -> int:
         """Crosses to look for at once: where there are none, the square of their number is asked
         for nothing. (A tolerance is compared with one cross after the other.)"""
-        rank = len(self.t)
-        unknowns = 2 * rank * self.width - rank * rank
-        most = np.sqrt(max(SPARE * rank, self.spare * unknowns))
+        rank = len(self.crosses)
+        most = np.sqrt(max(SPARE * rank, self.spare * unknowns(self.width, rank)))
         return 1 if self.tolerance or self.ended else max(1, int(most))
 
     def _little(self) -> bool:
@@ -147,34 +140,13 @@ class Cross:
 
     # -- columns ---------------------------------------------------------------------------
 
-    def _next_anchors(self, count: int, skipped: int = 0) -> Float[Array, "n d"]:
-        """Random, and orthogonal to the rows so far while there is room."""
-        last = len(self.anchors) - skipped
-        anchors = self.anchors[max(last - count, 0) : max(last, 0)]
-        if len(self.t) > AVOIDED_SHARE * self.width or not len(anchors):
-            return anchors
-        anchors = self.row_space.outside(anchors)
-        sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
-        return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
-
-    def _left_out(self) -> Float[Array, "n d"]:
-        """A mixture of the anchors that are avoided, orthogonal to those before and, as far as
-        they reach, to the rows so far."""
-        anchor = self.avoided.sum(axis=0)
-        before, _ = np.linalg.qr(np.vstack([self.omega, self.rows]).T)
-        anchor = anchor - before @ (before.T @ anchor)
-        return anchor[None] / np.linalg.norm(anchor)
-
     def _ask(
         self, probes: Array, anchors: Array, spread: float, seen: int = 1, certain: bool = False
     ) -> Table:
         """Unit probes against unit anchors; products in units of the probes' length."""
         pairs, linear = self.pairs, self.pairs.linear
-        tokens = pairs.probes.stretched(probes)
-        bias, error = tokens @ pairs.key_bias, pairs.bias_error
-        probe_set = ProbeSet(Listed(tokens), len(tokens), 1, linear.at(tokens), bias, error)
         return measured_table(
-            LogOdds(pairs.oracle, linear, probe_set, "score"),
+            pairs.meter_of(pairs.probes.stretched(probes), 1),
             Listed(anchors),
             linear.at(anchors),
             spread,
@@ -193,7 +165,7 @@ class Cross:
             return None
         probes, length = self.probes[:count], self.pairs.probes.across
         # what the rows so far say of these anchors is known; the rest must be new
-        known = length * (probes @ self._explained(anchors))
+        known = length * (probes @ self.crosses.explained(anchors))
         expected = float(np.hypot(self.spread, np.sqrt(np.mean(known**2))))
         table = self._ask(probes, anchors, expected, certain=True)
         product, error = table.product, table.error
@@ -201,13 +173,13 @@ class Cross:
             anchors = np.vstack([before.all, anchors])
             product = np.hstack([before.product, product])
             error = np.hstack([before.error, error])
-            known = length * (probes @ self._explained(anchors))
+            known = length * (probes @ self.crosses.explained(anchors))
         rest = product - known
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
-        doubt = length * self._explained_error(probes, anchors)
+        doubt = length * self.crosses.explained_error(probes, anchors)
         visible = VISIBLE * (float(error.max()) + self._rounding(table) + doubt)
         self.reason = (
-            f"nothing was seen outside rank {len(self.t)}, down to "
+            f"nothing was seen outside rank {len(self.crosses)}, down to "
             f"{visible / self.largest:.1e} of the score"
         )
         triangle, order = qr(rest, mode="r", pivoting=True)
@@ -226,7 +198,8 @@ class Cross:
     def _columns(self, seen: "Seen") -> tuple[Float[Array, "d k"], Float[Array, " k"]]:
         """score · anchors and standard errors: measured on the probes but those that looked, known
         there and on the t so far."""
-        length, anchors, known = self.pairs.probes.across, seen.anchors, self.rows @ seen.anchors.T
+        length, anchors = self.pairs.probes.across, seen.anchors
+        known = self.crosses.rows @ anchors.T
         products, errors = seen.product[:, seen.order], seen.error[:, seen.order]
         if len(self.probes) > len(products):
             others, seen_so_far = self.probes[len(products) :], products.size
@@ -237,28 +210,14 @@ class Cross:
         self.spread = float(np.sqrt(np.mean(products**2)))
         self.largest = max(self.largest, float(np.sqrt(np.mean(products**2, axis=0)).max()))
         error = np.sqrt(np.mean(errors**2, axis=0)) / length
-        return self.probes.T @ products / length + self.t.T @ known, error
-
-    def _explained(self, anchors: Float[Array, "n d"]) -> Float[Array, "d n"]:
-        """score · anchors as far as the crosses so far explain it."""
-        if not len(self.t):
-            return np.zeros((self.width, len(anchors)))
-        return self.columns @ lu_solve(self.core, self.rows @ anchors.T)
-
-    def _explained_error(self, probes: Array, anchors: Array) -> float:
-        """Largest standard error of that, seen through unit probes."""
-        if not len(self.t):
-            return 0.0
-        by_columns = self.column_errors[:, None] * lu_solve(self.core, self.rows @ anchors.T)
-        by_rows = self.row_errors[:, None] * lu_solve(self.core, (probes @ self.columns).T, trans=1)
-        return float(sum(np.linalg.norm(part, axis=0).max() for part in (by_columns, by_rows)))
+        return self.probes.T @ products / length + self.crosses.t.T @ known, error
 
     def _rounding(self, table: Table, row: bool = False) -> float:
         """A product that is small because its terms cancel is rounded at the size of the terms:
         those of the score, of the anchor's product with a key bias, and, where long anchors are
         not orthogonal to the rows so far, of the anchor's score with itself."""
         terms = CANCELLATION * self.largest
-        if len(self.avoided):
+        if len(self.anchors.avoided):
             size = float(np.linalg.norm(self.pairs.key_bias)) / np.sqrt(self.width)
             terms += BIAS_CANCELLATION * size
         if row:
@@ -270,7 +229,7 @@ class Cross:
         away from it if little would be left for the other probes (no more than that: every lean
         makes the errors of the crosses before count a little more). Takes the directions out of
         the probes. Both keep equal overlap with the value map."""
-        new = self.probes @ (columns - self._explained(anchors))
+        new = self.probes @ (columns - self.crosses.explained(anchors))
         weights = np.ascontiguousarray(np.linalg.qr(new)[0].T)
         level = self.probes @ self.value
         level = level / np.linalg.norm(level)
@@ -293,13 +252,12 @@ class Cross:
 
     def _take_anchors(self, anchors: Array, columns: Array, errors: Array) -> None:
         """Adds the anchors, made orthogonal to each other and those before, and their columns."""
-        weights, triangle = np.linalg.qr(self.anchors @ anchors.T)
+        weights, triangle = np.linalg.qr(self.anchors.left @ anchors.T)
         back = np.linalg.inv(triangle)
-        columns = (columns - self.columns @ (self.omega @ anchors.T)) @ back
-        self.column_errors = np.append(self.column_errors, np.sqrt(errors**2 @ back**2))
-        self.omega = np.vstack([self.omega, weights.T @ self.anchors])
-        self.columns = np.column_stack([self.columns, columns])
-        self.anchors = without(self.anchors, weights.T)
+        known = self.crosses.columns @ (self.crosses.omega @ anchors.T)
+        self.crosses.add_columns(
+            self.anchors.take(weights.T), (columns - known) @ back, np.sqrt(errors**2 @ back**2)
+        )
 
     def _within_tolerance(self) -> bool:
         """Whether what is left, and was seen by the last look, may be left out."""
@@ -309,17 +267,17 @@ class Cross:
             return False
         self.left_over = rest
         self.reason = (
-            f"what is left outside rank {len(self.t)}, {rest * length / self.largest:.1e} of the "
-            "score, is within the tolerance"
+            f"what is left outside rank {len(self.crosses)}, {rest * length / self.largest:.1e} of "
+            "the score, is within the tolerance"
         )
         return True
 
     def _sampled_rest(self) -> float:
         """What a search that is stopped early leaves out, from a few entries of it. (The anchors
         of a look are orthogonal to the rows so far, and see less of it than others.)"""
-        probes, anchors = self.probes[:SAMPLES], self.anchors[:SAMPLES]
+        probes, anchors = self.probes[:SAMPLES], self.anchors.left[:SAMPLES]
         table = self._ask(probes, anchors, max(self.spread, self.largest))
-        rest = table.product / self.pairs.probes.across - probes @ self._explained(anchors)
+        rest = table.product / self.pairs.probes.across - probes @ self.crosses.explained(anchors)
         return SAMPLE_SAFETY * float(np.sqrt(np.mean(rest**2)))
 
     # -- rows ------------------------------------------------------------------------------
@@ -327,75 +285,50 @@ class Cross:
     def _take_rows(self, directions: Float[Array, "k d"], pivots: Float[Array, "k k"]) -> None:
         """directions · score: measured on the anchors, known on the ω so far. The pivots, their
         products with a few random anchors, tell what to expect of the others."""
-        rows, errors = (directions @ self.columns) @ self.omega, np.zeros(len(directions))
-        if len(self.anchors):
+        rows = (directions @ self.crosses.columns) @ self.crosses.omega
+        errors = np.zeros(len(directions))
+        if len(self.anchors.left):
             length = self.pairs.probes.across
             expected = length * float(np.sqrt(np.mean(pivots**2)))
-            table = self._ask(directions, self.anchors, expected, len(directions))
-            rows = rows + table.product / length @ self.anchors
+            table = self._ask(directions, self.anchors.left, expected, len(directions))
+            rows = rows + table.product / length @ self.anchors.left
             self.largest = max(self.largest, table.spread)
             rounding = self._rounding(table, row=True)
             errors = np.hypot(np.sqrt(np.mean(table.error**2, axis=1)), rounding) / length
-        self.row_errors = np.append(self.row_errors, errors)
-        self.t = np.vstack([self.t, directions])
-        self.rows = np.vstack([self.rows, rows])
-        if len(self.t) <= AVOIDED_SHARE * self.width:
-            for row in rows:
-                if np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row):
-                    self.row_space.add(row)
+        self.crosses.add_rows(directions, rows, errors)
+        self.anchors.avoid(rows, len(self.crosses))
 
     # -- the result ------------------------------------------------------------------------
 
     def _assembled(self) -> Learned:
-        rank, width = len(self.t), self.width
+        rank, width = len(self.crosses), self.width
         if rank == 0:
-            return self._nothing()
+            details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
+            return without_score(self.pairs, self.left_over, details)
         score: Any
-        probes = self.pairs.probes
-        if rank == width:  # T and Ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is Ω
-            through, lifted = self.omega, self.t.T
-            score = right = probes.unstretched(self.rows.T @ self.t).T
+        crosses, probes = self.crosses, self.pairs.probes
+        through, lifted = crosses.weights()
+        if rank == width:
+            score = right = probes.unstretched(crosses.rows.T @ crosses.t).T
         else:
-            through = lu_solve(self.core, self.rows)
-            lifted = lu_solve(self.core, self.columns.T, trans=1).T
-            left, upper = np.linalg.qr(probes.unstretched(self.columns.T).T)
+            left, upper = np.linalg.qr(probes.unstretched(crosses.columns.T).T)
             right = upper @ through
             score = (left, right)
         # what is left out is part of every column and row, as if it were an error of theirs
         rest = (self.left_over / SAMPLE_SAFETY) ** 2
-        column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + self.left_over**2)
-        row_part = np.sqrt(lifted**2 @ (self.row_errors**2 + rest))
+        column_part = np.sqrt((crosses.column_errors**2 + rest) @ through**2 + self.left_over**2)
+        row_part = np.sqrt(lifted**2 @ (crosses.row_errors**2 + rest))
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error: Any = (
             np.column_stack([looser, looser * row_part]),
             np.vstack([column_part, np.ones(width)]),
         )
-        return assemble(
+        return assemble_low_rank(
             self.pairs,
             score,
             error if rank < width else np.hypot(np.outer(looser, column_part), error[0][:, 1:]),
-            unknowns=2 * rank * width - rank * rank,
-            notes=(f"Rank {rank}: {self.reason}.",),
-            details={
-                "rank": rank,
-                "rank_reason": self.reason,
-                "singular_values": np.linalg.svd(right, compute_uv=False),
-                "truncation": self.left_over,
-            },
+            rank=rank,
+            reason=self.reason,
+            singular=np.linalg.svd(right, compute_uv=False),
+            truncation=self.left_over,
         )
-
-    def _nothing(self) -> Learned:
-        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
-        error = (np.ones((self.width, 1)), np.full((1, self.width), self.left_over))
-        details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(self.pairs, zero, error, unknowns=0, notes=(note,), details=details)
-
-
-def _span(key_bias: Float[Array, " d"], value: Float[Array, " d"]) -> Float[Array, "k d"]:
-    """Orthonormal rows spanning a key bias and the value map; none where there is no key bias."""
-    if not key_bias.any() or len(value) < 4:
-        return np.zeros((0, len(value)))
-    q, r = np.linalg.qr(np.column_stack([key_bias, value]))
-    kept = np.abs(np.diag(r)) > SAME_SPACE * np.linalg.norm(value)
-    return np.ascontiguousarray(q.T[: 2 if kept[1] else 1])

@@ -17,9 +17,9 @@ from keyhole.algebra.bases import Basis, KroneckerBasis, equal_overlap, random_r
 from keyhole.algebra.range_finder import RangeFinder
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
-from keyhole.learners.pairs import Pairs, assemble
+from keyhole.learners.pairs import Pairs, assemble_low_rank
 from keyhole.oracles.questions import Listed, Picked
-from keyhole.probes.log_odds import LogOdds, ProbeSet
+from keyhole.probes.log_odds import LogOdds
 from keyhole.probes.score_table import measured_table
 
 TESTS = 2  # probes outside the range per rank test where they share a question
@@ -126,8 +126,7 @@ class Sweep:
         """What random probes outside the range see of the next anchors, and its error."""
         tokens, mirrored = self._outside()
         anchors = self.anchors.rows(np.array(self.rest[: 1 if mirrored else count]))
-        probes = self._probe_set(tokens, 1 if mirrored else len(tokens))
-        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, "rank")
+        meter = self.pairs.meter_of(tokens, 1 if mirrored else len(tokens), "rank")
         table = measured_table(
             meter,
             Listed(anchors),
@@ -199,25 +198,12 @@ class Sweep:
         useful = min(count, int(np.sum(size > FAINT_VALUE * largest)))
         return np.ascontiguousarray(left[:, :useful].T)
 
-    def _probe_set(self, tokens: Float[Array, "n d"], group: int) -> ProbeSet:
-        return ProbeSet(
-            Listed(tokens),
-            len(tokens),
-            group,
-            self.pairs.linear.at(tokens),
-            tokens @ self.pairs.key_bias,
-            self.pairs.bias_error,
-        )
-
-    # -- rows: the rest --------------------------------------------------------------------
-
     def _inside(
         self, numbers: Int[Array, " m"], purpose: str
     ) -> tuple[Float[Array, "r m"], Float[Array, "r m"]]:
         """Qᵀ score on some anchors, in units of the probes' length, and its standard errors."""
         tokens = self.pairs.probes.stretched(self._row_directions())
-        probes = self._probe_set(tokens, min(self.pairs.group, len(tokens)))
-        meter = LogOdds(self.pairs.oracle, self.pairs.linear, probes, purpose)
+        meter = self.pairs.meter_of(tokens, min(self.pairs.group, len(tokens)), purpose)
         values = self.pairs.values_of(self.anchors)[numbers]
         # the carriers keep the probes' length, but only the part inside the range is scored
         table = measured_table(
@@ -269,19 +255,14 @@ class Sweep:
             np.column_stack([np.ones(width), np.linalg.norm(basis, axis=1)]),
             np.vstack([scatter, inside]),
         )
-        singular = np.linalg.svd(coefficients, compute_uv=False)
-        return assemble(
+        return assemble_low_rank(
             self.pairs,
             (np.ascontiguousarray(basis), right),
             error,
-            unknowns=2 * rank * width - rank * rank,
-            notes=(f"Rank {rank}: {self.reason}.",),
-            details={
-                "rank": rank,
-                "rank_reason": self.reason,
-                "singular_values": singular,
-                "truncation": self.left_over,
-            },
+            rank=rank,
+            reason=self.reason,
+            singular=np.linalg.svd(coefficients, compute_uv=False),
+            truncation=self.left_over,
         )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import DomainError, IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned, at_most_the_width
@@ -26,7 +27,8 @@ from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import BAG, Overcomplete, directions
+from keyhole.probes.leaves import BAG
+from keyhole.probes.vector_leaves import Overcomplete
 
 LOUD = 1e8  # size of single tokens where noise does not scale with the answer
 EXPLORING = 50  # questions before random ones, and fresh ones after
@@ -66,7 +68,7 @@ class MultiHead:
             return learn_random(ask, rng, self)
         if not oracle.spec.domain.unbounded:
             return self.recovered_within(ask, rng)
-        frame = directions(rng, width, width)
+        frame = random_directions(rng, width, width)
         size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
         frame = size * np.linalg.qr(frame)[0].T
         first = ask(frame[:1, None], "values")

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.learners.multi_head_state import TARGET, TILT, Flat, Scalar
-from keyhole.probes.hard_attention import Leaves, find_leaves, measure_values
+from keyhole.probes.hard_attention import find_leaves
 from keyhole.probes.leaf_splitting import split
+from keyhole.probes.leaves import Leaves, measure_values
 from keyhole.probes.openings import Chamber, Readings, Unexplained, fan, open_heads
 
 WIDE = 1e4  # size of the first, undesigned gates in units of a head's soft length
@@ -15,6 +16,7 @@ GROWTH, GROWTHS = 30.0, 6  # first gates that do not hold grow, so often
 GATE_DOUBT = 1e4  # deviation of the gates' answer, in rounding errors, that is not rounding
 VALUE_DOUBT = 1e4  # rounding errors a value may carry after its own measurement
 WEAK, FLAT = 0.02, 1e-9  # log-odds worth a longer opening; log-odds of no reaction at all
+LONGEST = 1e10  # and how much longer at the most
 SINGLE = 1e2  # misfit of a second opening, in standard errors, that betrays two heads
 
 
@@ -61,7 +63,7 @@ def first_gates(state: Scalar, leaves: Leaves, size: float) -> Chamber:
         chamber = state.measured_base(state.query, tokens)
         expected = float(np.einsum("hd,hd->", tokens, state.values))
         loudness = float(np.linalg.norm(tokens, axis=1) @ np.linalg.norm(state.values, axis=1))
-        allowed = GATE_DOUBT * state.ask.unit * loudness + 5 * state.ask.additive
+        allowed = GATE_DOUBT * state.ask.unit * loudness + state.ask.noise
         if np.abs(chamber.base - expected).max() <= allowed:
             return chamber
         tokens = tokens * GROWTH
@@ -92,7 +94,7 @@ def begin(state: Scalar, head: int) -> None:
     moves = rows[:1] * (TARGET * np.sqrt(width) / scale_of(state, head))
     got = open_heads(state.ask, state.chamber, which, moves, "first column")
     if abs(got.log_odds[0]) < WEAK:
-        longer = min(TARGET / max(abs(float(got.log_odds[0])), 1e-10), 1e10)
+        longer = min(TARGET / max(abs(float(got.log_odds[0])), TINY), LONGEST)
         got = open_heads(state.ask, state.chamber, which, longer * got.moves, "first column")
     if abs(got.log_odds[0]) < FLAT:
         raise Flat

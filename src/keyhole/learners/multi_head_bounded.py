@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from keyhole.algebra.bases import random_directions
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
@@ -33,12 +34,12 @@ from keyhole.learners.multi_head_vector import assembled, finished, rms, without
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
 
 STEP = 1e-4  # of the differences, relative to the radius: their error is corrected afterwards
 SHORTER = 0.1  # steps of the next attempt: less to correct, which then settles, at a loss of digits
 THIRD = 1 / 3  # query, point and tokens share the radius
 NARROWEST = 3  # head width below which eigenspaces of two points cannot be matched
+SINGULAR = 1e10  # condition of the total value map that leaves differences no digits
 TIGHT = 0.05  # spread of a cluster of eigenvalues, relative to their range, that is still one head
 CORRECTIONS = 15  # rounds of defect correction
 SETTLED = 1e-11  # relative change of the scores at which it ends
@@ -65,7 +66,7 @@ def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learn
     if ask.scalar or len(offset) != width:
         raise IllConditioned("answers are not vectors of the tokens' width")
     total = frame.T @ ask(radius * frame[:, None], "values") / radius
-    if np.linalg.cond(total) > 1e10:
+    if np.linalg.cond(total) > SINGULAR:
         raise IllConditioned(
             "the total value map is singular: bounded tokens cannot separate heads"
         )
@@ -101,7 +102,7 @@ class Bounded:
 
     def run(self, offset: Array) -> tuple[Attention, Attention]:
         self.width, self.inverse = self.ask.width, np.linalg.inv(self.total)
-        self.query = THIRD * self.radius * directions(self.rng, 1, self.width)[0]
+        self.query = THIRD * self.radius * random_directions(self.rng, 1, self.width)[0]
         self.points = [self.point() for _ in range(2)]
         ranges = self.first_ranges([p.slopes for p in self.points])
         self.soft = self.prepared(ranges)
@@ -125,7 +126,7 @@ class Bounded:
 
     def point(self) -> Point:
         """Differences of F around a random point, by one-sided steps."""
-        at = THIRD * self.radius * directions(self.rng, 1, self.width)[0]
+        at = THIRD * self.radius * random_directions(self.rng, 1, self.width)[0]
         moved = np.concatenate([at[None], at + self.step * self.frame])
         last = np.broadcast_to(self.query, (len(moved), 1, self.width))
         tokens = np.concatenate([last + moved[:, None], last], axis=1)

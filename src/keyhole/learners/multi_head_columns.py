@@ -2,21 +2,23 @@
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_state import TARGET, TILT, Columns, Scalar
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.gates import gate_tokens
 from keyhole.probes.openings import Chamber, Unexplained, fan, open_heads
 
 SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
 CAUTION = 0.3  # the first column next to the base query is asked this much closer
 EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
+STEP = 0.5  # distance of the other queries, relative to the base query:
+WIDE, LARGE = 8, 4  # less below this root of the width, and with larger gates
 LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
 RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
 STRETCH = 30.0  # log-odds an opening may reach in a head that is to stay shut
 WITHIN = 200.0  # misfit, in standard errors, of a column that lies in the range so far
 SPARE_COARSE, WITHIN_COARSE = 3, 20.0  # coarse boxes need more openings, and a closer fit, for that
+MOSTLY, LOUDEST = 0.9, 3.0  # share of a row in the range so far that sees more of p_h, and how much
 LOWER = 1e-7  # relative size of a column outside the range so far that counts as rank reached
 
 
@@ -35,7 +37,7 @@ def redesign(state: Scalar) -> None:
     itself = float(((shut + keys @ state.query) / own).max())
     scale = max(shut / smallest, itself)  # the query must lose against the gates as well
     state.chamber = state.measured_base(state.query, gates * scale)
-    state.step = 0.5 * min(1.0, np.sqrt(width) / 8) / max(1.0, state.gate_norm / 4)
+    state.step = STEP * min(1.0, np.sqrt(width) / WIDE) / max(1.0, state.gate_norm / LARGE)
 
 
 def digits(state: Scalar) -> float:
@@ -71,7 +73,7 @@ def ease(state: Scalar) -> float:
     can be expected to hold, judged by how much keys have moved so far."""
     if state.chamber.alone:
         return 1.0
-    worst = float(np.finfo(float).tiny)
+    worst = TINY
     for head, record in enumerate(state.records):
         if len(record.keys) < 2:
             return CAUTION
@@ -97,7 +99,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
         spread = float(np.mean([np.linalg.norm(key) for key in record.keys])) / np.sqrt(width)
         inside = np.linalg.norm(rows @ state.range_of(record), axis=1)
         share = np.sqrt(max(1, width / max(1, len(record.keys))))
-        expected = spread * np.where(inside > 0.9, min(share, 3.0), 1.0)
+        expected = spread * np.where(inside > MOSTLY, min(share, LOUDEST), 1.0)
         return np.asarray(TARGET / expected)
     first = record.keys[0]
     slopes = [
@@ -116,7 +118,7 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
     reach = np.abs(rows @ keys.T)
     reach[:, head] = 0.0
     stretch = STRETCH * digits(state)
-    return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + 1e-300)))
+    return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + TINY)))
 
 
 def column(state: Scalar, query: Array) -> bool:

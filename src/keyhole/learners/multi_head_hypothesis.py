@@ -4,9 +4,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.errors import Counterexample
 from keyhole.models.attention import Attention
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
 from keyhole.probes.precision import inside
 
@@ -14,6 +14,8 @@ VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than a
 SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
 DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to here
 MOST_EXCUSED = 1e3  # for a coarser box more, up to so many times
+SCORE = 1.5  # typical score of a validating question
+BARS = 3  # error bars that a deviation may have
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
 
@@ -52,7 +54,7 @@ def validated(
     """Fresh random questions, short and long, scores of order one; the first that disagrees."""
     scales = [float(np.linalg.norm(head.score)) for head in model.heads]
     typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
-    size = min(float(np.sqrt(1.5 / typical)), radius / np.sqrt(model.width))
+    size = min(float(np.sqrt(SCORE / typical)), radius / np.sqrt(model.width))
     allowed = tolerance(ask, model, errors, size, slack)
     domain = ask.oracle.spec.domain
     limit = domain.max_length
@@ -77,11 +79,11 @@ def tolerance(ask: Asker, model: Attention, errors: Attention, size: float, slac
     norm = size * np.sqrt(model.width)
     precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
     limit = slack * min(np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF)), MOST_EXCUSED)
-    allowed = 5.0 * ask.additive
+    allowed = ask.noise
     for head, error in zip(model.heads, errors.heads, strict=True):
         loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)
         doubt = float(np.linalg.norm(error.score)) * size**2
         doubt += float(np.linalg.norm(error.key_bias)) * size
-        allowed += loud * (precision + 3 * min(doubt, limit))
-        allowed += 3 * float(np.linalg.norm(error.value)) * norm
+        allowed += loud * (precision + BARS * min(doubt, limit))
+        allowed += BARS * float(np.linalg.norm(error.value)) * norm
     return float(allowed)

@@ -18,8 +18,9 @@ Source. Keyhole's own; docs/learners/multi_head.md.
 import numpy as np
 from scipy.linalg import qr
 
+from keyhole.algebra.bases import random_directions
 from keyhole.algebra.linear_equations import Equations
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.mirror_images import (
     CANCEL,
@@ -32,10 +33,11 @@ from keyhole.learners.multi_head_columns import SHUT, digits
 from keyhole.learners.multi_head_refinement import column_again
 from keyhole.learners.multi_head_state import TARGET, TILT, Scalar
 from keyhole.probes.half_circle import Switches, find_switches, uniform_value
-from keyhole.probes.hard_attention import HARD, NO_VALUE, ask_hard, directions
+from keyhole.probes.leaves import HARD, NO_VALUE, ask_hard
 from keyhole.probes.openings import SATURATED, Unexplained, fan, open_heads
 from keyhole.probes.pair_openings import PairChamber, anchor_tokens
 
+LONE = 1e300  # reach of a head that no other is beside: there is nothing to shut
 SPARE, CLEAR = 4, 1e-2  # directions drawn per value; cosine by which all heads must be decided
 SUM_DOUBT = 30.0  # standard errors by which the values may miss their sum
 
@@ -55,7 +57,7 @@ def partition_by_pairs(state: Scalar) -> None:
             "heads= out"
         )
     if not heads:
-        if np.abs(state.total).max() <= 5 * ask.additive:
+        if np.abs(state.total).max() <= ask.noise:
             raise NotIdentifiable(NO_VALUE)
         state.set_values(state.total[None], np.zeros((width, 0)), True)
         return
@@ -75,7 +77,7 @@ def partition_by_pairs(state: Scalar) -> None:
     reach = np.sin(found.angles[:, None] - found.angles) * found.sharpness
     np.fill_diagonal(reach, np.inf)
     shut = SHUT * digits(state)
-    anchors = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=1e300))[:, None]
+    anchors = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=LONE))[:, None]
     anchored(state, anchors, signs * reach > 0, shut)
 
 
@@ -143,7 +145,7 @@ def values_by_pairs(state: Scalar) -> None:
     blocks, width = len(state.blocks), state.ask.width
     equations = Equations(blocks, width)
     equations.add(np.repeat(state.total_rows[:, None], blocks, axis=1), state.total_answers)
-    tokens = directions(state.rng, SPARE * blocks * width, width)
+    tokens = random_directions(state.rng, SPARE * blocks * width, width)
     tokens = tokens[np.abs(tokens @ keys.T / norms).min(axis=1) > CLEAR]
     shares = np.full((len(tokens), blocks), 0.5)  # of a uniform head, which comes last
     shares[:, : len(keys)] = tokens @ keys.T > 0
@@ -174,5 +176,5 @@ def redesign_by_pairs(state: Scalar) -> None:
     anchors = tokens * (shut / norms.min())
     anchored(state, anchors, anchors @ keys.T > 0, shut)
     moved = state.chamber.far * float(norms.max()) / np.sqrt(state.ask.width)
-    state.step = min(0.5, SATURATED / 3 / max(moved, 1e-300))
+    state.step = min(0.5, SATURATED / 3 / max(moved, TINY))
     column_again(state)

@@ -18,7 +18,7 @@ import numpy as np
 
 from keyhole.algebra.factored_fit import Factored
 from keyhole.algebra.layer_fit import Answered, Layer, Polished, fit_layer
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.base import Learned
 from keyhole.learners.multi_head_hypothesis import validated
 from keyhole.models.attention import Attention, Head
@@ -92,7 +92,7 @@ def soft_questions(
         moves = rng.standard_normal((n, length, width))
         keys = np.stack([head.keys(query) for head in model.heads], axis=2)
         peaks = np.abs(moves @ keys).max(axis=(1, 2))
-        moves *= (PEAK / np.maximum(peaks, 1e-300))[:, None, None]
+        moves *= (PEAK / np.maximum(peaks, TINY))[:, None, None]
         batches.append(np.concatenate([query[:, None] + moves, query[:, None]], axis=1))
     return [batch for batch in batches if len(batch)]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.example_fit import Fitted
@@ -120,7 +120,7 @@ class _Sampling:
         size = 1.0
         for _ in range(LOOKS):
             off = float(np.linalg.norm(self.ask(size * pairs, "values") - zero - size * mean))
-            hardness = 2 * off / max(size * apart, 1e-300)
+            hardness = 2 * off / max(size * apart, TINY)
             if hardness < HARD:
                 break
             size *= SHORTER if hardness < HARDER else MUCH_SHORTER
@@ -149,7 +149,7 @@ class _Sampling:
     def _fitted(self, heads: int, bias: bool) -> Fitted:
         tokens = np.concatenate([t for t, _ in self.asked])
         answers = np.concatenate([a for _, a in self.asked])
-        scale = max(float(np.sqrt(np.mean(answers**2))), 1e-300)
+        scale = max(float(np.sqrt(np.mean(answers**2))), TINY)
         self.level = self.ask.additive / scale
         learner = FromExamples(
             restarts=RESTARTS * heads,

@@ -4,13 +4,13 @@ loud. Costs H d questions for the first column and (H - 1) d for the values."""
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.algebra.bases import random_directions
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_base_query import odds_doubt
 from keyhole.learners.multi_head_columns import lean, lengths, open_many, redesign
 from keyhole.learners.multi_head_state import TILT, Columns, Scalar
 from keyhole.probes.gates import margins
-from keyhole.probes.hard_attention import directions
 from keyhole.probes.openings import Readings, fan
 
 KEPT = 0.5  # share of every margin that a moved gate leaves
@@ -92,10 +92,10 @@ def values_again(state: Scalar) -> None:
     if gates is None:
         return
     keys = np.stack([record.keys[0] for record in state.records])
-    rows = np.linalg.qr(directions(state.rng, width, width))[0]
+    rows = np.linalg.qr(random_directions(state.rng, width, width))[0]
     loudest = float(np.linalg.norm(gates, axis=1).max())
     spare = (1 - KEPT) * margins(gates, keys, state.query)
-    lengths = np.min(spare / np.maximum(np.abs(rows @ keys.T), 1e-300), axis=1)
+    lengths = np.min(spare / np.maximum(np.abs(rows @ keys.T), TINY), axis=1)
     lengths = np.minimum(lengths, FARTHEST * loudest)
     heads = len(gates)
     moved = np.repeat(gates[None], (heads - 1) * width, axis=0)

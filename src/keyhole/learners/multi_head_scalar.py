@@ -26,6 +26,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.base import Learned
@@ -40,7 +41,6 @@ from keyhole.learners.multi_head_scalar_attempt import attempt
 from keyhole.learners.multi_head_state import Draft, Scalar
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
 from keyhole.probes.openings import Unexplained
 
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
@@ -72,15 +72,14 @@ def learn_scalar(
     size = float(np.linalg.norm(frame[0]))
     frame, centred = frame / size, (total_answers - offset) / size
     total = frame.T @ centred
-    if claims.heads == 1 and np.abs(total).max() <= 5 * ask.additive / size:
+    if claims.heads == 1 and np.abs(total).max() <= ask.noise / size:
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
     best: Learned | None = None
-    heads = claims.heads
     for number in range(claims.attempts):
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         state = Scalar(
-            ask, rng, total, frame, centred, heads, claims.rank, claims.rank is None,
+            ask, rng, total, frame, centred, claims.heads, claims.rank,
             bias, reach, 1.0 if ask.coarse else SUSPICION**number, pairs,
         )  # fmt: skip
         try:
@@ -93,36 +92,49 @@ def learn_scalar(
         except (IllConditioned, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
-        model, errors = assembled(draft, offset, ask)
-        slack = float(np.clip(ALIKE_LOSS * draft.gate_norm**2, DOUBT_LIMIT, MOST_SLACK))
-        counterexample = validated(ask, model, errors, rng, slack=slack)
-        if counterexample is None:
-            result = finished(ask, model, errors, draft, bias, heads)
-            if best is not None and doubtfulness(best) <= doubtfulness(result):
-                return best
-            poor = min(POOR, USEFUL / ask.unit)
-            if best is not None or doubtfulness(result) <= poor or draft.gate_norm > CLOSE:
-                return result
-            best = result  # an unlucky base query: one more is worth its questions
+        result = judged(state, draft, offset)
+        if not isinstance(result, Learned):
+            trouble = result
             continue
-        if draft.gate_norm > ALIKE:
-            trouble = IllConditioned(
-                f"two heads attend almost alike (angle about {2 / draft.gate_norm:.0e}): the "
-                "answers do not determine their parameters"
-            )
-            continue
-        trouble = WrongFamily(
-            "the hypothesis disagrees with the box on a fresh question: it is not attention with "
-            "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),
-            counterexample,
-        )
+        if best is not None:
+            return min(best, result, key=doubtfulness)
+        poor = min(POOR, USEFUL / ask.unit)
+        if doubtfulness(result) <= poor or draft.gate_norm > CLOSE:
+            return result
+        best = result  # an unlucky base query: one more is worth its questions
     if best is not None:
         return best
+    raise no_model(trouble)
+
+
+def no_model(trouble: Exception | None) -> Exception:
+    """What to raise where no base query led to a model, after the last trouble."""
     if isinstance(trouble, WrongFamily):
-        raise trouble
+        return trouble
+    message = f"no base query led to a model: {trouble}"
     if isinstance(trouble, Unexplained):
-        raise WrongFamily(f"no base query led to a model: {trouble}", trouble.counterexample)
-    raise IllConditioned(f"no base query led to a model: {trouble}")
+        return WrongFamily(message, trouble.counterexample)
+    return IllConditioned(message)
+
+
+def judged(state: Scalar, draft: Draft, offset: Array) -> Learned | IllConditioned | WrongFamily:
+    """The hypothesis, if fresh questions agree with it; else why not."""
+    ask, heads = state.ask, state.heads
+    model, errors = assembled(draft, offset, ask)
+    slack = float(np.clip(ALIKE_LOSS * draft.gate_norm**2, DOUBT_LIMIT, MOST_SLACK))
+    counterexample = validated(ask, model, errors, state.rng, slack=slack)
+    if counterexample is None:
+        return finished(ask, model, errors, draft, state.bias, heads)
+    if draft.gate_norm > ALIKE:
+        return IllConditioned(
+            f"two heads attend almost alike (angle about {2 / draft.gate_norm:.0e}): the "
+            "answers do not determine their parameters"
+        )
+    return WrongFamily(
+        "the hypothesis disagrees with the box on a fresh question: it is not attention with "
+        "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),
+        counterexample,
+    )
 
 
 def doubtfulness(result: Learned) -> float:
@@ -147,7 +159,7 @@ def find_bias(
         return nothing, False
     width = len(frame)
     if claimed is None:
-        token = directions(rng, 1, width)[0] * np.sqrt(width)
+        token = random_directions(rng, 1, width)[0] * np.sqrt(width)
         pair = np.stack([token, np.zeros(width)])[None]
         half = 0.5 * (frame @ token) @ answers / float(frame[0] @ frame[0])
         scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)

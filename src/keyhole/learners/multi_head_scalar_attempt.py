@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_base_query import first_column, partition
 from keyhole.learners.multi_head_columns import other_columns, redesign
@@ -14,7 +15,6 @@ from keyhole.learners.multi_head_pairs import (
 from keyhole.learners.multi_head_refinement import refine
 from keyhole.learners.multi_head_replicates import all_uniform, conclude
 from keyhole.learners.multi_head_state import Columns, Draft, Flat, Scalar
-from keyhole.probes.hard_attention import directions
 
 
 def attempt(state: Scalar) -> Draft:
@@ -23,7 +23,7 @@ def attempt(state: Scalar) -> Draft:
     state.mix = np.ones(1)
     if outputs > 1:
         state.mix = np.asarray(state.rng.standard_normal(outputs))
-    state.query = state.reach * directions(state.rng, 1, width)[0]
+    state.query = state.reach * random_directions(state.rng, 1, width)[0]
     if state.heads == 1:
         state.set_values(state.total[None], np.zeros((width, 0)))
         state.chamber = state.chamber_at(state.query, None)
@@ -33,7 +33,7 @@ def attempt(state: Scalar) -> Draft:
         partition(state)
     if not len(state.values):
         return all_uniform(state)
-    state.records = [Columns(rank=state.rank, searching=state.search_rank) for _ in state.values]
+    state.records = [Columns(rank=state.rank, searching=state.rank is None) for _ in state.values]
     if state.pairs and not state.chamber.alone:
         first_column_by_pairs(state)
         values_by_pairs(state)

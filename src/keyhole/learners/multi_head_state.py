@@ -56,8 +56,7 @@ class Scalar:
     total_rows: Float[Array, "n d"]
     total_answers: Float[Array, "n outputs"]
     heads: int | None
-    rank: int | None
-    search_rank: bool
+    rank: int | None  # None: it is searched for
     bias: bool
     reach: float  # norm of the base query
     suspicion: float = 1.0  # factor on the misfit that betrays two heads in one

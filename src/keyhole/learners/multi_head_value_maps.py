@@ -5,16 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.linear_equations import Equations
-from keyhole.arrays import Array, Float
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.oracles.base import UNIT_ROUNDOFF
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Leaves, Overcomplete, ask_hard, find_vector_leaves
+from keyhole.probes.leaves import Leaves, ask_hard
+from keyhole.probes.vector_leaves import Overcomplete, find_vector_leaves
 
 GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 SMALL = 1e-5  # singular value, relative to the largest, from which on such a gap is believed
 NOISE = 30.0  # singular values below this many times the norm of the noise are noise
 WEAK = 0.02  # smallest singular value, relative to the largest, of rows that determine a range
+TWICE = 1.5  # ranks, in medians, from which a leaf may hold two heads
 JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
 EXTRA = 0.4  # extra bags may cost so many questions per dimension
@@ -38,13 +39,9 @@ class Care:
         return rank + max(1, int(rank * self.spare))
 
 
+# a box in float64 needs no spare questions; one in float32 does
 EXACT = Care(reach=0.03, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
 COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query=0.5)
-
-
-def care_for(unit: float) -> Care:
-    """A box in float64 needs no spare questions; one in float32 does."""
-    return EXACT if unit < 1e3 * UNIT_ROUNDOFF else COARSE
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +177,7 @@ class ValueMaps:
         """Whether two heads may share a leaf: one is missing, or one leaf has twice the rank."""
         if self.heads is not None:
             return len(ranks) < self.heads
-        return len(ranks) > 1 and max(ranks) > 1.5 * float(np.median(ranks))
+        return len(ranks) > 1 and max(ranks) > TWICE * float(np.median(ranks))
 
     def responses(self, leaves: Leaves, which: list[int]) -> list[Array]:
         """What single leaves answer to moves along the last rows of the frame, one row after the

@@ -30,7 +30,7 @@ from keyhole.learners.multi_head_hypothesis import Claims, fewer_than_claimed, v
 from keyhole.learners.multi_head_vector_attempt import Vector
 from keyhole.models.attention import Attention, Head
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import Overcomplete
+from keyhole.probes.vector_leaves import Overcomplete
 
 REPLICATES = 6  # repetitions of the algebra on perturbed answers for the error bars
 NOTHING = 2.0  # size of a key bias, in its standard errors, that is error alone

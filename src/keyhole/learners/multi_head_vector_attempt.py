@@ -5,23 +5,25 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from keyhole.algebra.bases import random_directions
 from keyhole.algebra.procrustes import spread_tokens
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.multi_head_value_maps import (
+    COARSE,
+    EXACT,
     NOISE,
     Care,
     ValueMaps,
     Values,
-    care_for,
     spectrum_end,
 )
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import directions
 
 WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
+FAINTEST = 1e-9  # log-odds from which a length is judged: a longer leap would miss the range
 TRIES = 12  # shortenings, and corrections of the first length
-RECENT = 64  # soft questions from which the length of the next is judged
+RECENT, HIGH = 64, 0.9  # soft questions that judge the length of the next, by this quantile
 FEW, WIDER = 4, 0.3  # coarse boxes with few heads get wide columns worth so much of the width
 CLEAR = 0.3  # ratio of singular values at the expected rank that confirms it
 
@@ -54,8 +56,8 @@ class Vector:
 
     def run(self) -> None:
         self.width = self.ask.width
-        self.care: Care = care_for(self.ask.unit)
-        query = np.sqrt(self.width) * directions(self.rng, 1, self.width)[0]
+        self.care: Care = COARSE if self.ask.coarse else EXACT
+        query = np.sqrt(self.width) * random_directions(self.rng, 1, self.width)[0]
         stage = ValueMaps(
             self.ask,
             self.rng,
@@ -119,7 +121,7 @@ class Vector:
             block = Block(query, group, length, self.ask(sequence, "columns")[0])
             peak = float(np.abs(self.log_odds(block)).max())
             if np.isfinite(peak):
-                self.peaks.append(max(peak / length, 1e-300))
+                self.peaks.append(max(peak / length, TINY))
                 return block
             length *= 0.25
         raise IllConditioned("soft questions saturate at every length")
@@ -136,7 +138,7 @@ class Vector:
 
     def reach(self) -> float:
         """Token length that should bring the largest log-odds to what is aimed at."""
-        return self.care.peak / float(np.quantile(self.peaks[-RECENT:], 0.9))
+        return self.care.peak / float(np.quantile(self.peaks[-RECENT:], HIGH))
 
     def first_block(self) -> Block:
         """The first soft question, its length corrected until it is worth keeping."""
@@ -145,7 +147,7 @@ class Vector:
             peak = float(np.abs(self.log_odds(block)).max())
             if peak <= STRONGEST and (peak >= WEAKEST or block.length >= self.radius / 2):
                 break
-            length = block.length * self.care.peak / max(peak, 1e-9)
+            length = block.length * self.care.peak / max(peak, FAINTEST)
             block = self.soft(self.queries[0], self.covering[0], length)
         self.peaks = self.peaks[-1:]
         return block

@@ -12,6 +12,7 @@ from keyhole.probes.precision import REPEATS, look
 
 OVERHEAD = 3 + 3 * LOOKS + REPEATS  # beyond the unknowns: precision, offset, key bias, scale
 ROUGH = 1e3  # additive errors above this many roundoffs of the largest answers ask for the ball
+GROWTH = 32.0  # of the number of passes from one attempt to the next, at most
 
 
 def noisy_in_ball(
@@ -55,9 +56,6 @@ def noisy_in_ball(
         passes = max(passes + 1, int(np.ceil(passes * min(factor, GROWTH))))
         learned = Ball(oracle, rng, precision, passes, rank).run(thrifty=False)
     return learned
-
-
-GROWTH = 32.0  # of the number of passes from one attempt to the next, at most
 
 
 def rough(precision: Precision) -> bool:

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from keyhole.algebra.bases import Basis, equal_overlap, random_basis
+from keyhole.algebra.factored_fit import unknowns as unknowns_of_rank
 from keyhole.arrays import Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.models.attention import Attention, Head
+from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed
 from keyhole.probes.key_bias import measure_key_bias
-from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds
+from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
 from keyhole.probes.operating_point import (
     MEASURED_BIAS_ERROR,
     Stretched,
@@ -43,9 +44,7 @@ def learn_score(
     linear = measure_values(oracle, rng) if linear is None else linear
     pairs = prepare(oracle, linear, rng)
     if pairs.spread is None:
-        nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(pairs, nothing, nothing, unknowns=0, notes=(note,))
+        return without_score(pairs)
     return measure(pairs, rng)
 
 
@@ -83,6 +82,12 @@ class Pairs:
     def meter(self) -> LogOdds:
         probes = probe_set(self.probes, self.linear, self.group, self.bias)
         return LogOdds(self.oracle, self.linear, probes, "score")
+
+    def meter_of(self, tokens: Float[Array, "n d"], group: int, purpose: str = "score") -> LogOdds:
+        """The same with these tokens as the probes."""
+        values, bias = self.linear.at(tokens), tokens @ self.key_bias
+        probes = ProbeSet(Listed(tokens), len(tokens), group, values, bias, self.bias_error)
+        return LogOdds(self.oracle, self.linear, probes, purpose)
 
 
 def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pairs:
@@ -221,25 +226,13 @@ def assemble(
 ) -> Learned:
     """The hypothesis in the shape of the box's answers; `unknowns` of the score alone."""
     linear = pairs.linear
-
-    def shaped(value: Array) -> Array:
-        return value[:, 0] if linear.scalar else value
-
-    def number(offset: Array) -> Array:
-        return offset.reshape(()) if linear.scalar else offset
-
-    model = Attention([Head(score, pairs.key_bias, shaped(linear.value))], number(linear.offset))
-    errors = Attention(
-        [Head(error, pairs.key_bias_error, shaped(linear.value_error))],
-        number(linear.offset_error),
-    )
-    total = unknowns + linear.value.size
-    total += pairs.key_bias.size if pairs.key_bias.any() else 0
-    total += linear.offset.size if linear.offset.any() else 0
+    model = shaped_head(linear.scalar, score, pairs.key_bias, linear.value, linear.offset)
     return Learned(
         model,
-        errors,
-        floor=total / linear.offset.size,
+        shaped_head(
+            linear.scalar, error, pairs.key_bias_error, linear.value_error, linear.offset_error
+        ),
+        floor(model, unknowns),
         notes=notes,
         precision=linear.precision,
         details={
@@ -248,3 +241,43 @@ def assemble(
             **(details or {}),
         },
     )
+
+
+def assemble_low_rank(
+    pairs: Pairs,
+    score: Any,
+    error: Any,
+    *,
+    rank: int,
+    reason: str,
+    singular: Float[Array, " r"],
+    truncation: float,
+    details: dict[str, Any] | None = None,
+) -> Learned:
+    """The same for a score whose rank was found out. `truncation` is what it leaves out: the root
+    mean square of unit direction · score · unit direction."""
+    found = {
+        "rank": rank,
+        "rank_reason": reason,
+        "singular_values": singular,
+        "truncation": truncation,
+    }
+    return assemble(
+        pairs,
+        score,
+        error,
+        unknowns=unknowns_of_rank(pairs.probes.width, rank),
+        notes=(f"Rank {rank}: {reason}.",),
+        details={**found, **(details or {})},
+    )
+
+
+def without_score(
+    pairs: Pairs, below: float = 0.0, details: dict[str, Any] | None = None
+) -> Learned:
+    """The hypothesis where no score was seen; its entries are `below` that."""
+    width = pairs.probes.width
+    zero = (np.zeros((width, 1)), np.zeros((1, width)))
+    error = (np.ones((width, 1)), np.full((1, width), below))
+    note = "No question showed a score: attention is uniform up to the key bias."
+    return assemble(pairs, zero, error, unknowns=0, notes=(note,), details=details)

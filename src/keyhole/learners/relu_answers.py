@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Questions
@@ -13,7 +13,6 @@ ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few op
 VALID = 1e-7  # difference to the box, relative to the answers, that is not rounding any more
 VALID_ROUNDINGS = 100.0  # the same in units of one answer's rounding
 CLEAN = 1e-11  # rounding beyond this: differences are blamed on the answers' digits
-SINGLE = 2.0**-24  # rounding of single precision
 TELLING = 5  # different answers that tell its format from round numbers
 
 
@@ -52,7 +51,7 @@ class Answers:
         self.numbers = np.unique(np.append(self.numbers, raw.astype(np.float64)))
         few = self.numbers == self.numbers.astype(np.float32)
         if len(self.numbers) >= TELLING and few.all():
-            self.single, self.relative = True, max(self.relative, SINGLE)
+            self.single, self.relative = True, max(self.relative, SINGLE_ROUNDOFF)
 
     def rounded(self, points: Array) -> Array:
         """Points as the box sees them."""

@@ -19,14 +19,14 @@ import numpy as np
 
 from keyhole.algebra.relu_corrections import balanced_points
 from keyhole.algebra.relu_fit import Data, fitted, gains, remaining_errors, rescaled
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.learners.relu_pass import assembled, predicted_doubt
-from keyhole.learners.relu_result import only
+from keyhole.learners.relu_result import joined, only
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.relu_symmetry import jumps
 from keyhole.probes.gradients import AskPoints, measure
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import TINY
 from keyhole.probes.rough_lines import rough_trace
 
 LINES = 5  # most lines; typical are one to three
@@ -211,25 +211,9 @@ def keeps(share: Array) -> Array:
     return np.asarray(np.abs(share - 1) < KEPT)
 
 
-def blocks(network: ReluNetwork) -> Float[Array, "m e k"]:
-    planes = np.column_stack([network.weight, network.bias])
-    return np.asarray(planes[:, :, None] * network.output[:, None, :])
-
-
 def relative_gaps(network: ReluNetwork, other: ReluNetwork) -> Float[Array, "m n"]:
     """Distances of the neurons of two networks, whichever way they are turned."""
-    one, two = blocks(network)[:, None], blocks(other)[None]
+    one, two = jumps(network)[:, None], jumps(other)[None]
     gaps = np.minimum(*(np.linalg.norm(one - side * two, axis=(2, 3)) for side in (1, -1)))
     sizes = np.maximum(*(np.linalg.norm(part, axis=(2, 3)) for part in (one, two)))
     return np.asarray(gaps / np.maximum(sizes, TINY))
-
-
-def joined(network: ReluNetwork, more: ReluNetwork) -> ReluNetwork:
-    """The network with further neurons."""
-    return ReluNetwork(
-        np.concatenate([network.weight, more.weight]),
-        np.concatenate([network.bias, more.bias]),
-        np.concatenate([network.output, more.output]),
-        network.skip,
-        network.offset,
-    )

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.gradients import AskPoints, Frame, Gradients, Room, measure
 from keyhole.probes.lines import Line, trace
-from keyhole.probes.pieces import TINY
 
 VECTOR_SAFETY = 5.0  # errors of kinks that were proven, not checked, are met in measurements only
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from keyhole.algebra.signs import Signs
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.probes.input_region import InputRegion
 
@@ -40,13 +40,24 @@ def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
     )
 
 
+def joined(network: ReluNetwork, more: ReluNetwork) -> ReluNetwork:
+    """The network with further neurons."""
+    return ReluNetwork(
+        np.concatenate([network.weight, more.weight]),
+        np.concatenate([network.bias, more.bias]),
+        np.concatenate([network.output, more.output]),
+        network.skip,
+        network.offset,
+    )
+
+
 def standard_errors(
     model: ReluNetwork, error: Array, affine_error: float, scale: float
 ) -> ReluNetwork:
     """Errors in the model's own structure, from those of the products output_j weight_j."""
     length = np.sqrt(model.width) * scale
     size = np.linalg.norm(model.output_table, axis=1)
-    size = np.maximum(size, np.finfo(float).tiny)
+    size = np.maximum(size, TINY)
     rows = error / size
     weight = np.repeat((rows / length)[:, None], model.width, axis=1)
     output = np.zeros_like(model.output) + (error / length).reshape(

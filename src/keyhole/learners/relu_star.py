@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.algebra.relu_corrections import updated
-from keyhole.arrays import Array, Float
-from keyhole.learners.relu_result import only
+from keyhole.arrays import TINY, Array
+from keyhole.learners.relu_result import joined, only
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.probes.gradients import Frame
+from keyhole.probes.gradients import AskPoints, Frame
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.kinks import STEP
 from keyhole.probes.lines import trace
@@ -64,9 +64,6 @@ NOTHING = 8.0  # errors of a neuron below which it is none
 WASTED, WASTED_SHARE = 60, 4  # kinks that are no planes, and per neuron, that end the search
 SAME_PLANE = 1e-4  # distance of unit planes, in input scales, that are one
 BENT = 0.05  # change of a known neuron's jump that says: its plane ends here
-TINY = 1e-300
-
-AskPoints = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
 
 
 @dataclass(eq=False)
@@ -302,11 +299,10 @@ class Star:
     def take(self, fresh: ReluNetwork, error: Array) -> bool:
         """Adds neurons; one on a known plane corrects that neuron, or shows that it bends."""
         known = self.network
-        weight, bias, output = (np.array(a) for a in (known.weight, known.bias, known.output))
-        new, errors = [], self.error.copy()
+        output, new = np.array(known.output), []
         for j in range(fresh.neurons):
-            gaps = np.linalg.norm(weight - fresh.weight[j], axis=1)
-            gaps = gaps + np.abs(bias - fresh.bias[j]) / self.region.size
+            gaps = np.linalg.norm(known.weight - fresh.weight[j], axis=1)
+            gaps = gaps + np.abs(known.bias - fresh.bias[j]) / self.region.size
             i = int(np.argmin(gaps)) if len(gaps) else 0
             if len(gaps) == 0 or gaps[i] > SAME_PLANE:
                 new.append(j)
@@ -314,12 +310,7 @@ class Star:
             if np.linalg.norm(fresh.output[j]) > BENT * np.linalg.norm(output[i]):
                 self.bent = True
             output[i] += fresh.output[j]
-        self.network = ReluNetwork(
-            np.concatenate([weight, fresh.weight[new]]),
-            np.concatenate([bias, fresh.bias[new]]),
-            np.concatenate([output, fresh.output[new]]),
-            known.skip,
-            known.offset,
-        )
-        self.error = np.concatenate([errors, error[new]])
+        known = ReluNetwork(known.weight, known.bias, output, known.skip, known.offset)
+        self.network = joined(known, only(fresh, np.array(new, dtype=int)))
+        self.error = np.concatenate([self.error, error[new]])
         return len(new) > 0

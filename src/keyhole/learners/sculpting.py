@@ -40,6 +40,9 @@ SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)  # of the rows, on which the values ar
 ALTERNATIONS = 10  # assignments and regressions per share
 FINISHED = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
 CLEAR = 1e-2  # distance of a certified row from its token's image, relative to the images' size
+CANCELLED = 1e-6  # share of a squared output left by |y|² - 2 y·z + |z|²: too few digits to keep
+EMPTY, UNBOUNDED = 1e-9, 1e-12  # residual, and multiplier, of a program without a solution
+NNLS_ROUNDS = 30  # iterations per inequality
 APART = 10.0  # how many times farther the next token's image must be
 SPANNING = 0.05  # singular value, relative to a random design, of the certified rows' tokens
 STEADY = 1e-2  # relative difference of the summed values from two halves of the rows, at most
@@ -67,9 +70,9 @@ class Certificates:
             np.einsum("np,pq,nq->n", self.preferred - self.others, score, self.queries)
         )
 
-    def normals(self, most: int = LARGEST_BODY) -> Float[Array, "n dd"]:
-        """The inequalities as vectors against theta = score^t, evenly thinned to `most`."""
-        keep = np.linspace(0, len(self) - 1, min(most, len(self))).astype(int)
+    def normals(self) -> Float[Array, "n dd"]:
+        """The inequalities as vectors against theta = score^t, evenly thinned if many."""
+        keep = np.linspace(0, len(self) - 1, min(LARGEST_BODY, len(self))).astype(int)
         steps = self.preferred[keep] - self.others[keep]
         return np.asarray((self.queries[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
 
@@ -119,7 +122,7 @@ def agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
     runner = np.where(twin, np.inf, squares).min(axis=2)
     chosen = np.take_along_axis(images, token[:, :, None], axis=1)
     exact = np.linalg.norm(rows.targets - chosen, axis=2)  # without the rounding of the expansion
-    distance = np.where(best[:, :, 0] < 1e-6 * own, exact, np.sqrt(best[:, :, 0]))
+    distance = np.where(best[:, :, 0] < CANCELLED * own, exact, np.sqrt(best[:, :, 0]))
     distance = np.where(rows.weights > 0, distance, np.inf)
     return Agreement(token, distance, np.sqrt(runner))
 
@@ -192,9 +195,9 @@ def proxy(body: Certificates) -> Float[Array, "d d"] | None:
     system = np.vstack([normals.T, np.ones(len(normals))])
     target = np.zeros(len(system))
     target[-1] = 1.0
-    multipliers, residual = nnls(system, target, maxiter=30 * system.shape[1])
+    multipliers, residual = nnls(system, target, maxiter=NNLS_ROUNDS * system.shape[1])
     gap = system @ multipliers - target
-    if residual <= 1e-9 or abs(gap[-1]) <= 1e-12:
+    if residual <= EMPTY or abs(gap[-1]) <= UNBOUNDED:
         return None
     d = body.queries.shape[1]
     return np.asarray((-gap[:-1] / gap[-1]).reshape(d, d))

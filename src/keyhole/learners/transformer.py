@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import (
     Counterexample,
     DomainError,
@@ -34,17 +34,17 @@ from keyhole.learners.relu_network import ReluNetworkLearner
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.wrappers.antisymmetric import Antisymmetric
 from keyhole.oracles.wrappers.single_token import SingleToken
 from keyhole.probes.input_region import InputRegion
-from keyhole.probes.pieces import TINY
 from keyhole.probes.residual import ResidualProbe
 from keyhole.probes.score_segments import ScoreSegments
 
 VALIDATION_LENGTHS = (3, 5, 8)  # of the random sequences that are compared at the end
 VALID = 1e-6  # difference to the box there, relative to how much its answers vary
+LEAST_SPREAD = 0.1  # of the answer itself, where single tokens are answered alike
 RESIDUAL_ERROR = 1e-8  # relative error of what is read off small steps, a generous bound
 NO_SKIP = 10.0  # errors of a mixed skip that cannot be told from none
 NO_KEY_BIAS = 1e-8  # a key bias below this, relative to the score, is rounding
@@ -234,7 +234,7 @@ def validate(
         predicted = model(tokens[None])[0]
         spread = float(np.linalg.norm(np.std(model(tokens[:, None, :]), axis=0)))
         gap = float(np.linalg.norm(answer - predicted))
-        if gap > valid * max(spread, 0.1 * float(np.linalg.norm(answer))):
+        if gap > valid * max(spread, LEAST_SPREAD * float(np.linalg.norm(answer))):
             raise WrongFamily(
                 f"not one head of attention followed by a network: a random sequence of length "
                 f"{length} is answered {gap:.2g} apart",

@@ -16,15 +16,14 @@ Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from scipy.linalg import qr
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Learned
-from keyhole.models.attention import Attention, Head
+from keyhole.learners.one_head import floor, shaped_head
 from keyhole.oracles.base import Oracle
 from keyhole.probes.token_pairs import CAUTION, OVERFLOW, Column, TokenPairs
 from keyhole.probes.token_sets import token_pool
@@ -75,7 +74,7 @@ class _Run:
         self.scale = 1.0 / np.sqrt(self.width)  # the natural guess, as for unbounded tokens
         lengths = np.linalg.norm(self.tokens, axis=1)
         # an entry for the key bias, of the size of the others, to forecast with
-        one = max(float(np.median(lengths)) / np.sqrt(self.width), np.finfo(float).tiny)
+        one = max(float(np.median(lengths)) / np.sqrt(self.width), TINY)
         self.queries = np.hstack([self.tokens, np.full((len(self.tokens), 1), one)])
         anchors = self._spanning(1.0 / self._costs())
         self.known = measure_token_values(self.oracle, self.tokens, anchors)
@@ -129,7 +128,7 @@ class _Run:
             size = np.where(found.saturated, SATURATED_SCORE, np.abs(found.scores))
             steps = np.linalg.norm(column.steps(probes), axis=1)
             ratio = size / (steps * np.linalg.norm(self.queries[anchors[0]]))
-            scale = max(float(np.median(ratio)) / QUARTILE, np.finfo(float).tiny)
+            scale = max(float(np.median(ratio)) / QUARTILE, TINY)
             old, self.scale = self.scale, scale
             if found.saturated.mean() > 0.5:
                 self.scale = max(scale, TOO_LARGE * old)
@@ -153,8 +152,7 @@ class _Run:
         distance = square[:, None] + square - 2.0 * self.tokens @ self.tokens.T
         near = np.sqrt(np.maximum(np.partition(distance, enough, axis=1)[:, enough], 0.0))
         reach = CAUTION * self.scale * near * np.linalg.norm(self.queries, axis=1)
-        tiny = np.finfo(float).tiny
-        return np.exp(np.minimum(reach - reach.min(), OVERFLOW)) / np.maximum(near, tiny)
+        return np.exp(np.minimum(reach - reach.min(), OVERFLOW)) / np.maximum(near, TINY)
 
     def _measure(self, anchors: Int[Array, " d"]) -> None:
         """Columns in blocks that double: each block is forecast by those before."""
@@ -211,7 +209,7 @@ class _Run:
             float(np.sum(c.estimate**2)) / float(np.sum(self.queries[c.anchor] ** 2))
             for c in self.columns
         ]
-        self.scale = max(float(np.sqrt(np.mean(sizes) / self.width)), np.finfo(float).tiny)
+        self.scale = max(float(np.sqrt(np.mean(sizes) / self.width)), TINY)
 
     def _inverse(self) -> Float[Array, "n n"]:
         """Takes the columns (as rows) to the score, and with one column more to the key bias."""
@@ -254,7 +252,7 @@ class _Run:
             self._ask([(column, self._remaining(column))], "key bias")
             self._complete([column], "key bias")
             self.columns.append(column)
-        lever = max(abs(1.0 - float(share.sum())), np.finfo(float).tiny)
+        lever = max(abs(1.0 - float(share.sum())), TINY)
         return np.full(self.width, np.sqrt(np.mean((error / lengths) ** 2)) / lever)
 
     def _hypothesis(self, bias_error: Float[Array, " d"]) -> Learned:
@@ -280,20 +278,10 @@ def assemble(
     known: TokenValues, score: Array, score_error: Array, bias: Array, bias_error: Array
 ) -> Learned:
     """The hypothesis in the shape of the box's answers."""
-
-    def shaped(array: Array) -> Any:
-        return array[..., 0] if known.scalar else array
-
-    model = Attention([Head(score, bias, shaped(known.value))], shaped(known.offset))
-    errors = Attention(
-        [Head(score_error, bias_error, shaped(known.value_error))], shaped(known.offset_error)
-    )
-    total = score.size + known.value.size
-    total += bias.size if bias.any() else 0
-    total += known.offset.size if known.offset.any() else 0
+    model = shaped_head(known.scalar, score, bias, known.value, known.offset)
     return Learned(
         model,
-        errors,
-        floor=total / known.offset.size,
+        shaped_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
+        floor(model, score.size),
         details={"precision": known.roundoff.name},
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 
 
@@ -158,11 +158,7 @@ class Attention:
         return Attention([h.astype(dtype) for h in self.heads], self.offset.astype(dtype))
 
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch *out"]:
-        tokens = np.asarray(tokens, dtype=self.dtype)
-        if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != self.width:
-            raise InvalidArgument(
-                f"expected tokens of shape (batch, length, {self.width}), got {tokens.shape}"
-            )
+        tokens = sequences(tokens, self.width, self.dtype)
         query = tokens[:, -1, :]
         answer = np.broadcast_to(self.offset, (len(tokens), *self.offset.shape)).copy()
         for head in self.heads:

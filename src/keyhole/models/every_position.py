@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.errors import InvalidArgument
+from keyhole.arrays import Array, Float, sequences
 from keyhole.models.attention import Attention
 
 
@@ -20,11 +19,7 @@ def every_position(
     >>> every_position(layer, np.array([[[1.0, 0.0], [3.0, 0.0]]]))
     array([[2., 2.]])
     """
-    tokens = np.asarray(tokens, dtype=model.dtype)
-    if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != model.width:
-        raise InvalidArgument(
-            f"expected tokens of shape (batch, length, {model.width}), got {tokens.shape}"
-        )
+    tokens = sequences(tokens, model.width, model.dtype)
     answer: Any = np.broadcast_to(model.offset, (*tokens.shape[:2], *model.offset.shape)).copy()
     for head in model.heads:
         scores = head.keys(tokens) @ tokens.transpose(0, 2, 1)

@@ -23,26 +23,23 @@ def high_order(
     heads: int,
     *,
     step: float = 0.5,
-    scale: float = 1.0,
-    outputs: int | None = None,
 ) -> Attention:
     """A layer whose heads cancel up to order heads - 2.
 
-    `scale` is the Frobenius norm of the base scores, `step` that of the difference between two
-    neighbours; the values are divided by step^(heads - 1), so that the outputs stay of order one.
+    `step` is the Frobenius norm of the difference between two neighbouring scores, which are of
+    norm one; the values are divided by step^(heads - 1), so that the outputs stay of order one.
 
     >>> high_order(np.random.default_rng(0), 4, 3)
     Attention(width=4, heads=3, outputs=4)
     """
     if heads < 1 or not step > 0:
         raise InvalidArgument(f"heads must be at least 1 and step positive, got {heads}, {step}")
-    columns = width if outputs is None else outputs
     base, direction = (rng.standard_normal((width, width)) for _ in range(2))
-    base *= scale / np.linalg.norm(base)
+    base *= 1.0 / np.linalg.norm(base)
     direction *= step / np.linalg.norm(direction)
-    value = rng.standard_normal((width, columns)) / (np.sqrt(width) * step ** (heads - 1))
+    value = rng.standard_normal((width, width)) / (np.sqrt(width) * step ** (heads - 1))
     members = [
         Head(base + i * direction, None, (-1.0) ** i * comb(heads - 1, i) * value)
         for i in range(heads)
     ]
-    return Attention(members, np.zeros(columns))
+    return Attention(members, np.zeros(width))

@@ -23,7 +23,7 @@ DEAD = 1e-12  # output of a neuron, relative to the largest, that does nothing
 CLEAR = 1e-6  # entry of a unit row that decides which way it points
 
 
-def canonical_network(network: ReluNetwork, tolerance: float = SAME_PLANE) -> ReluNetwork:
+def canonical_network(network: ReluNetwork) -> ReluNetwork:
     """The one representative of all networks that are the same function, neurons unordered."""
     rows = np.linalg.norm(network.weight, axis=1)
     constant = rows == 0  # a neuron without weights only adds to the offset
@@ -38,7 +38,7 @@ def canonical_network(network: ReluNetwork, tolerance: float = SAME_PLANE) -> Re
     skip = network.skip + (planes[back, :-1].T @ output[back]).reshape(network.skip.shape)
     offset = offset + (planes[back, -1] @ output[back]).reshape(offset.shape)
     planes[back] *= -1
-    planes, output = merged_planes(planes, output, tolerance)
+    planes, output = merged_planes(planes, output)
     size = np.abs(output).max(axis=1, initial=0.0)
     kept = size > DEAD * size.max(initial=0.0)
     answer = network.output.shape[1:]
@@ -47,9 +47,7 @@ def canonical_network(network: ReluNetwork, tolerance: float = SAME_PLANE) -> Re
     )
 
 
-def merged_planes(
-    planes: Float[Array, "m e"], output: Float[Array, "m k"], tolerance: float
-) -> tuple[Array, Array]:
+def merged_planes(planes: Float[Array, "m e"], output: Float[Array, "m k"]) -> tuple[Array, Array]:
     """Planes that coincide, once, with the sum of their outputs."""
     kept: list[int] = []
     output = output.copy()
@@ -57,7 +55,7 @@ def merged_planes(
         if kept:
             gaps = np.linalg.norm(planes[kept] - planes[j], axis=1)
             near = int(np.argmin(gaps))
-            if gaps[near] <= tolerance * (1 + np.linalg.norm(planes[j])):
+            if gaps[near] <= SAME_PLANE * (1 + np.linalg.norm(planes[j])):
                 output[kept[near]] += output[j]
                 continue
         kept.append(j)

@@ -33,11 +33,11 @@ class HeadMaps:
         return int(self.query.shape[0])
 
 
-def numerical_rank(sizes: Float[Array, " n"], tolerance: float = SMALL) -> int:
+def numerical_rank(sizes: Float[Array, " n"]) -> int:
     """How many singular values count, given the largest."""
     if not len(sizes) or sizes[0] == 0:
         return 0
-    return int((sizes > tolerance * sizes[0]).sum())
+    return int((sizes > SMALL * sizes[0]).sum())
 
 
 def scores_with_bias(head: Head) -> Float[Array, "d e"]:
@@ -45,12 +45,12 @@ def scores_with_bias(head: Head) -> Float[Array, "d e"]:
     return np.concatenate([head.score, head.key_bias[:, None]], axis=1)
 
 
-def head_width(head: Head, tolerance: float = SMALL) -> int:
+def head_width(head: Head) -> int:
     """The smallest inner width with which this head can be built."""
     value = head.value if head.value.ndim == 2 else head.value[:, None]
     scores = np.linalg.svd(scores_with_bias(head), compute_uv=False)
     values = np.linalg.svd(value, compute_uv=False)
-    return max(1, numerical_rank(scores, tolerance), numerical_rank(values, tolerance))
+    return max(1, numerical_rank(scores), numerical_rank(values))
 
 
 def head_maps(head: Head, width: int | None = None) -> HeadMaps:

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
-from keyhole.models.attention import Attention, Factors, Head
+from keyhole.models.attention import Attention, Head
 
 OTHER_MODELS = ("keyhole.models.relu_symmetry", "keyhole.models.labelled")
 MERGE_TOLERANCE = 1e-12  # relative score difference below which two heads cannot be told apart
@@ -80,29 +80,29 @@ def _(a: Attention, b: Any) -> float:
     return max(worst, relative(offset, float(np.linalg.norm(second.offset)) or values))
 
 
-def canonical(model: Attention, tolerance: float = MERGE_TOLERANCE) -> Attention | None:
+def canonical(model: Attention) -> Attention | None:
     """Equal heads merged, dead heads dropped; None where no head is left."""
     merged: list[Head] = []
     for head in model.heads:
         for i, known in enumerate(merged):
-            if same_attention(head, known, tolerance):
+            if same_attention(head, known):
                 score: Any = known.score_factors or known.score
                 merged[i] = Head(score, known.key_bias, known.value + head.value)
                 break
         else:
             merged.append(head)
     largest = max(float(np.abs(head.value).max(initial=0.0)) for head in model.heads)
-    alive = [h for h in merged if np.abs(h.value).max(initial=0.0) > tolerance * largest]
+    alive = [h for h in merged if np.abs(h.value).max(initial=0.0) > MERGE_TOLERANCE * largest]
     return Attention(alive, model.offset) if alive else None
 
 
-def same_attention(a: Head, b: Head, tolerance: float = MERGE_TOLERANCE) -> bool:
+def same_attention(a: Head, b: Head) -> bool:
     """Whether two heads attend alike on every input: equal score and key bias."""
     scale = max(score_norm(a), score_norm(b))
     bias = max(float(np.linalg.norm(a.key_bias)), float(np.linalg.norm(b.key_bias)))
-    return score_gap(a, b) <= tolerance * scale and float(
-        np.linalg.norm(a.key_bias - b.key_bias)
-    ) <= tolerance * max(bias, scale)
+    gap = float(np.linalg.norm(a.key_bias - b.key_bias))
+    same_bias = gap <= MERGE_TOLERANCE * max(bias, scale)
+    return same_bias and score_gap(a, b) <= MERGE_TOLERANCE * scale
 
 
 def matched(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
@@ -150,12 +150,3 @@ def product_norm(left: Array, right: Array) -> float:
     upper = qr(left, mode="r")[0][: left.shape[1]]
     lower = qr(right.T, mode="r")[0][: right.shape[0]]
     return float(np.linalg.norm(upper @ lower.T))
-
-
-def balanced(factors: Factors) -> tuple[Factors, Array]:
-    """The same product with orthogonal columns / rows of equal weight, and its singular values."""
-    q_left, r_left = np.linalg.qr(factors.left)
-    q_right, r_right = np.linalg.qr(factors.right.T)
-    u, s, vt = np.linalg.svd(r_left @ r_right.T)
-    root = np.sqrt(s)
-    return Factors((q_left @ u) * root, root[:, None] * (vt @ q_right.T)), s

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.models.relu_network import ReluNetwork
 
@@ -124,11 +124,7 @@ class TransformerModel:
         return np.asarray((weights[:, None, :] @ tokens)[:, 0, :])
 
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch *out"]:
-        tokens = np.asarray(tokens, dtype=self.dtype)
-        if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != self.width:
-            raise InvalidArgument(
-                f"expected tokens of shape (batch, length, {self.width}), got {tokens.shape}"
-            )
+        tokens = sequences(tokens, self.width, self.dtype)
         mean = self.attended(tokens)
         if self.mixed_weight is None or self.mixed_skip is None:
             return self.network(mean)

@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, finite_array, frozen, whole_number
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, finite_array, frozen, whole_number
 from keyhole.errors import DomainError, InvalidArgument
 from keyhole.oracles.questions import Questions
 
-UNIT_ROUNDOFF = 2.0**-53  # relative rounding error of float64, the best a box can do
 NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
-
-
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
 REPEATABLE = 64.0  # roundoffs that two answers to one question in different batches may be apart
 DEVIATIONS = 8.0  # standard deviations of noise that they may be apart
@@ -82,7 +79,7 @@ class Domain:
                 f"no token has entries in [{low}, {high}] and a norm of at most {self.max_norm}"
             )
         steps = tokens - corner
-        square = np.maximum(np.sum(steps**2, axis=-1), np.finfo(float).tiny)
+        square = np.maximum(np.sum(steps**2, axis=-1), TINY)
         along = steps @ corner
         furthest = (-along + np.sqrt(along**2 + square * room)) / square
         reach = np.minimum(1.0, INSIDE * furthest)

@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 from keyhole import __version__
 from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.wrappers.retry import Patience, Transient, patiently, pause
+from keyhole.oracles.patience import Patience, Transient, patiently, pause
 
 if TYPE_CHECKING:
     import httpx

@@ -17,8 +17,8 @@ from keyhole.oracles.base import Domain, Precision, Spec
 from keyhole.oracles.endpoint import Access, Answer, Endpoint
 from keyhole.oracles.open_inference import last_position, polite, sound
 from keyhole.oracles.parts import Parted
+from keyhole.oracles.patience import Transient
 from keyhole.oracles.questions import Questions
-from keyhole.oracles.wrappers.retry import Transient
 
 BATCH, SINGLE = "$tokens", "$sequence"
 

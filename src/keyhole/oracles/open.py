@@ -251,7 +251,7 @@ def _replicas(
 
 def _hasty(options: dict[str, Any]) -> dict[str, Any]:
     """Less patience with one endpoint where another can take over."""
-    from keyhole.oracles.wrappers.retry import Patience
+    from keyhole.oracles.patience import Patience
 
     return {"patience": Patience(attempts=3), **options}
 

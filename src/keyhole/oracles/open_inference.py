@@ -19,9 +19,9 @@ from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Domain, Precision, Spec
 from keyhole.oracles.endpoint import Access, Answer, Endpoint, Forbidden
 from keyhole.oracles.parts import Parted
+from keyhole.oracles.patience import Patience, Transient
 from keyhole.oracles.questions import Questions
 from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
-from keyhole.oracles.wrappers.retry import Patience, Transient
 
 BINARY_EXTENSION = "binary_tensor_data"
 MODEL_PATH = re.compile(r"(.*?)/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
+from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Questions
 
-SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
+NOISE = 5.0  # standard deviations within which an answer is nothing but noise
 COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
 
 
@@ -64,3 +64,8 @@ class Asker:
         if stated is None:
             return 0.0
         return float(np.hypot(stated.additive, stated.step / np.sqrt(12.0)))
+
+    @property
+    def noise(self) -> float:
+        """How much of an answer noise alone may be."""
+        return NOISE * self.additive

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.probes.lines import Line
 from keyhole.probes.pieces import middle
 
@@ -33,6 +33,8 @@ LEAST_STEEP = 0.1  # size of a normal beside the line, at least, where steps are
 SHORTER = 0.15  # the next step after a crossing
 REPAIRS = 6  # rounds of repair; more means that the planes are not where the line shows them
 FILL = 0.75  # share of k jumps that one difference of gradients has to take apart
+NARROW_COST = 0.05  # of a piece ten times narrower, in pieces to be measured
+NARROWEST = 1e-12  # width, as a share of the line, that costs no more if it is smaller still
 INDEPENDENT = 0.05  # smallest sine between a jump and the ones before it in a group
 END_ROOM = (0.5, 1.0, 2.0, 5.0, 20.0)  # places to try beyond the outermost kinks
 INNER_ROOM = (0.2, 0.35, 0.5, 0.65, 0.8)  # and within an inner piece
@@ -63,7 +65,7 @@ class Frame:
         return np.asarray(self.origin + np.asarray(times)[:, None] * self.direction)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Gradients:
     """Gradients of the anchor pieces and the normals that follow, across the line."""
 
@@ -72,7 +74,6 @@ class Gradients:
     steps: Float[Array, "a e"]
     bases: Float[Array, "a e"]
     across: Float[Array, "n e"]  # a_j . u_i
-    crossings: int  # answers that had to be asked again
 
 
 def measure(
@@ -84,10 +85,13 @@ def measure(
     anchors = chosen_anchors(line)
     count, width = len(anchors), len(frame.across)
     length = float(np.linalg.norm(frame.direction))
-    answer = line.slopes.shape[1]
-    table = np.zeros((count, width, answer))
-    steps, bases = np.zeros((count, width)), np.zeros((count, width))
-    across = np.zeros((len(line.kinks), width))
+    found = Gradients(
+        anchors,
+        table=np.zeros((count, width, line.slopes.shape[1])),
+        steps=np.zeros((count, width)),
+        bases=np.zeros((count, width)),
+        across=np.zeros((len(line.kinks), width)),
+    )
     sizes = np.linalg.norm(line.jumps, axis=1)
     typical = np.median(sizes) if len(sizes) else 1.0
     # a weak jump predicts a plane that is nearly parallel to the line
@@ -104,64 +108,47 @@ def measure(
         if end <= done:
             continue
         base, step = longest(share)
-        steps[:, done:end], bases[:, done:end] = step[:, None], base[:, None]
+        found.steps[:, done:end], found.bases[:, done:end] = step[:, None], base[:, None]
         rows, columns = np.meshgrid(np.arange(count), np.arange(done, end), indexing="ij")
-        fill(ask, line, frame, anchors, table, steps, bases, rows.ravel(), columns.ravel())
+        fill(ask, line, frame, found, rows.ravel(), columns.ravel())
         done = end
-        across[:, :done] = solved(line, anchors, table[:, :done])
-        off = across_errors(line, anchors, steps[:, :done], bases[:, :done])
-        square = np.mean(across[:, :done] ** 2 - off**2, axis=1)
+        found.across[:, :done] = solved(line, anchors, found.table[:, :done])
+        off = across_errors(line, anchors, found.steps[:, :done], found.bases[:, :done])
+        square = np.mean(found.across[:, :done] ** 2 - off**2, axis=1)
         steep = np.sqrt(np.maximum(square, LEAST_STEEP**2))
     if thorough:
         base, step = longest(STAGES[-1][1])
-        short = np.nonzero(steps < NEEDLESS * step[:, None])
+        short = np.nonzero(found.steps < NEEDLESS * step[:, None])
         if len(short[0]):
-            steps[short], bases[short] = step[short[0]], base[short[0]]
-            fill(ask, line, frame, anchors, table, steps, bases, *short)
-            across[:] = solved(line, anchors, table)
-    crossings = repair(ask, line, frame, anchors, table, steps, bases, across)
-    return Gradients(anchors, table, steps, bases, across, crossings)
+            found.steps[short], found.bases[short] = step[short[0]], base[short[0]]
+            fill(ask, line, frame, found, *short)
+            found.across = solved(line, anchors, found.table)
+    repair(ask, line, frame, found)
+    return found
 
 
-def repair(
-    ask: AskPoints,
-    line: Line,
-    frame: Frame,
-    anchors: Array,
-    table: Array,
-    steps: Array,
-    bases: Array,
-    across: Array,
-) -> int:
+def repair(ask: AskPoints, line: Line, frame: Frame, found: Gradients) -> None:
     """Asks again, with shorter steps, what crossed a plane."""
-    total = 0
+    anchors, steps, bases = found.anchors, found.steps, found.bases
     for _ in range(REPAIRS):
-        sure = np.abs(across) - CROSSED_SAFETY * across_errors(line, anchors, steps, bases)
+        off = across_errors(line, anchors, steps, bases)
+        sure = np.abs(found.across) - CROSSED_SAFETY * off
         rows, columns = crossed(line, steps, bases, np.maximum(sure, 0.0))
         if len(rows) == 0:
             break
-        total += len(rows)
         steps[rows, columns] *= SHORTER
-        fill(ask, line, frame, anchors, table, steps, bases, rows, columns)
-        across[:] = solved(line, anchors, table)
-    return total
+        fill(ask, line, frame, found, rows, columns)
+        found.across = solved(line, anchors, found.table)
 
 
 def fill(
-    ask: AskPoints,
-    line: Line,
-    frame: Frame,
-    anchors: Array,
-    table: Array,
-    steps: Array,
-    bases: Array,
-    rows: Array,
-    columns: Array,
+    ask: AskPoints, line: Line, frame: Frame, found: Gradients, rows: Array, columns: Array
 ) -> None:
     """One batch: the answers a step beside the line, as derivatives."""
-    base, step = bases[rows, columns], steps[rows, columns]
+    base, step = found.bases[rows, columns], found.steps[rows, columns]
     answers = ask(frame.points(base) + step[:, None] * frame.across[columns])
-    table[rows, columns] = (answers - line.at(anchors[rows], base)) / step[:, None]
+    known = line.at(found.anchors[rows], base)
+    found.table[rows, columns] = (answers - known) / step[:, None]
 
 
 def crossed(line: Line, steps: Array, bases: Array, across: Array) -> tuple[Array, Array]:
@@ -230,7 +217,7 @@ def chosen_anchors(line: Line) -> Array:
     most = answer if count <= answer else max(1, int(FILL * answer))
     edges = np.concatenate([[-np.inf], line.kinks, [np.inf]])
     ends = np.arctan(edges)
-    narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, 1e-12)) * 0.05
+    narrow = -np.log10(np.maximum(np.diff(ends) / np.pi, NARROWEST)) * NARROW_COST
     reachable = [independent_jumps(line.jumps[p : p + most]) for p in range(count)]
     cost = np.full(count + 1, np.inf)
     origin = np.zeros(count + 1, dtype=int)
@@ -249,7 +236,7 @@ def chosen_anchors(line: Line) -> Array:
 
 def independent_jumps(jumps: Array) -> int:
     """How many of the first jumps are safely independent (at least one)."""
-    lengths = np.maximum(np.linalg.norm(jumps, axis=1), np.finfo(float).tiny)
+    lengths = np.maximum(np.linalg.norm(jumps, axis=1), TINY)
     sines = np.abs(np.diag(np.linalg.qr((jumps / lengths[:, None]).T, mode="r")))
     weak = np.nonzero(sines < INDEPENDENT)[0]
     return max(1, int(weak[0])) if len(weak) else len(jumps)

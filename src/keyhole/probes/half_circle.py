@@ -21,12 +21,12 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import HARD, MOST_HEADS
+from keyhole.probes.leaves import HARD, MOST_HEADS
 
-PIECE_DOUBT = 30.0  # rounding errors by which an answer may be off
+ARC_DOUBT = 30.0  # rounding errors by which an answer may be off
 NARROW = 1e-4  # width, in radians, of an interval with one switch
 SOFTER = 0.03  # factor on the scale until a head is seen in between
-SEEN = 12.0  # log-odds from which on an answer is all one piece's
+SEEN = 12.0  # log-odds from which on an answer is all one arc's
 LOOKS = 40  # questions about one switch
 CLOSEST = 30.0  # switches nearer than so many NARROW ones are not told apart
 SAFE = 0.02  # move, relative to the distance from the next switch, that switches no head
@@ -70,7 +70,7 @@ class Switches:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Arc:
     """The answer between two switches, linear in the token."""
 
     angles: Float[Array, " n"]
@@ -89,14 +89,14 @@ class Piece:
     def misses(self, angle: float, answer: Float[Array, " outputs"]) -> float:
         return float(np.abs(answer - compass(np.array([angle])) @ self.plain).max())
 
-    def joined(self, angle: float, answer: Float[Array, " outputs"]) -> "Piece":
+    def joined(self, angle: float, answer: Float[Array, " outputs"]) -> "Arc":
         """With one answer more: the farther apart, the better known."""
-        return Piece(np.append(self.angles, angle), np.vstack([self.answers, answer]))
+        return Arc(np.append(self.angles, angle), np.vstack([self.answers, answer]))
 
-    def opposite(self, sum_: Float[Array, "two outputs"]) -> "Piece":
+    def opposite(self, sum_: Float[Array, "two outputs"]) -> "Arc":
         """Half a circle further on, where every head is on the other side."""
         angles = self.angles + np.pi
-        return Piece(angles, compass(angles) @ (sum_ - self.plain))
+        return Arc(angles, compass(angles) @ (sum_ - self.plain))
 
 
 def compass(angles: Float[Array, " n"]) -> Float[Array, "n two"]:
@@ -120,7 +120,7 @@ class Circle:
 
     @property
     def step(self) -> float:
-        """Between the two questions that name a piece."""
+        """Between the two questions that name an arc."""
         return float(self.ask.unit ** (1 / 3))
 
     def tokens(self, angles: Array) -> Float[Array, "n d"]:
@@ -134,19 +134,19 @@ class Circle:
         self.loud = max(self.loud, float(np.linalg.norm(got, axis=1).max()))
         return np.asarray(got)
 
-    def piece(self, angle: float, width: float) -> "Piece":
+    def arc(self, angle: float, width: float) -> "Arc":
         """The answer around an angle, from two questions close to each other."""
         angles = angle + np.array([0.0, self.step * width])
-        return Piece(angles, self.answers(self.tokens(angles), self.hard))
+        return Arc(angles, self.answers(self.tokens(angles), self.hard))
 
-    def doubt(self, piece: Piece) -> float:
-        """By how much a piece may be off."""
+    def doubt(self, arc: Arc) -> float:
+        """By how much an arc may be off."""
         noise = self.ask.unit * self.loud + self.ask.additive / self.hard
-        return PIECE_DOUBT * noise * piece.amplified
+        return ARC_DOUBT * noise * arc.amplified
 
     def switches(self) -> list[tuple[float, float, Array]]:
-        """Angle and sharpness of every head, and the piece before it switches."""
-        first = self.piece(0.0, 1.0)
+        """Angle and sharpness of every head, and the arc before it switches."""
+        first = self.arc(0.0, 1.0)
         last = first.opposite(self.plane @ self.total)
         todo, found = [(0.0, first, np.pi, last)], []
         while todo:
@@ -166,7 +166,7 @@ class Circle:
             seen = self.answers(self.tokens(np.array([middle])), self.hard)[0]
             gaps = [part.misses(middle, seen) for part in (before, after)]
             if gaps[0] > self.doubt(before) and gaps[1] > self.doubt(after):
-                between = self.piece(middle, right - left)
+                between = self.arc(middle, right - left)
                 todo += [(left, before, middle, between), (middle, between, right, after)]
             elif gaps[0] <= gaps[1]:
                 todo.append((middle, before.joined(middle, seen), right, after))
@@ -177,7 +177,7 @@ class Circle:
     def located(
         self, left: float, before: Array, right: float, after: Array
     ) -> tuple[float, float]:
-        """The switch between two pieces, from two answers in which the head attends to both."""
+        """The switch between two arcs, from two answers in which the head attends to both."""
         scale, seen = self.hard, []
         for _ in range(LOOKS):
             angle = (left + right) / 2
@@ -202,7 +202,7 @@ class Circle:
         plain: Float[Array, "two outputs"],
         rng: np.random.Generator,
     ) -> tuple[Float[Array, "d outputs"], Float[Array, "d d"]]:
-        """All coefficients of a piece, from moves up to `safe` off the plane, and the matrix that
+        """All coefficients of an arc, from moves up to `safe` off the plane, and the matrix that
         takes errors of answers to errors of them."""
         width = len(self.query)
         for number in range(TRIES):
@@ -215,7 +215,7 @@ class Circle:
         raise IllConditioned("heads switch however short a move")
 
     def log_odds(self, angle: float, scale: float, before: Array, after: Array) -> float:
-        """Of the piece on the right against the one on the left."""
+        """Of the arc on the right against the one on the left."""
         plain = compass(np.array([angle]))[0]
         got = self.answers(self.tokens(np.array([angle])), scale)[0] - plain @ before
         jump = plain @ (after - before)
@@ -248,10 +248,10 @@ def find_switches(
         circle.everywhere(middle, reach, plain, rng)
         for middle, reach, (*_, plain) in zip(middles, safe, switches, strict=True)
     ]
-    pieces, inverses = zip(*measured, strict=True)
+    arcs, inverses = zip(*measured, strict=True)
     steps = np.eye(heads, k=1) - np.eye(heads)
-    steps[-1, 0] -= 1.0  # what follows the last switch is the first piece reversed
-    jumps = np.einsum("hk,kdo->hdo", steps, np.stack(pieces))
+    steps[-1, 0] -= 1.0  # what follows the last switch is the first arc reversed
+    jumps = np.einsum("hk,kdo->hdo", steps, np.stack(arcs))
     jumps[-1] += total
     inverse = np.block([[s * part for s, part in zip(row, inverses, strict=True)] for row in steps])
     return Switches(circle.tokens(angles), jumps, sharpness, angles, inverse, circle)
@@ -274,7 +274,7 @@ def uniform_value(
         once = ask(np.concatenate([huge, last], axis=1), "uniform head?") / hard
         twice = ask(np.concatenate([huge, huge, last], axis=1), "uniform head?") / hard
         loud = float(np.abs(once).max() + np.linalg.norm(total))
-        noise = PIECE_DOUBT * (ask.unit * loud + ask.additive / hard)
+        noise = ARC_DOUBT * (ask.unit * loud + ask.additive / hard)
         if not found and np.abs(twice - once).max() <= noise:
             return None
         found.append(6 * (twice - once))

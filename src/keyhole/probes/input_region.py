@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.oracles.base import Domain
 from keyhole.probes.gradients import Frame
@@ -59,7 +59,7 @@ class InputRegion:
         points = self.centre + offsets
         if self.radius < np.inf:
             norms = np.linalg.norm(points, axis=1, keepdims=True)
-            points = points * np.minimum(1.0, self.radius / np.maximum(norms, 1e-300))
+            points = points * np.minimum(1.0, self.radius / np.maximum(norms, TINY))
         return np.asarray(points)
 
     @property
@@ -82,7 +82,7 @@ class InputRegion:
         corners = np.where(rng.random((count, 1)) < CORNERS, corners, offsets)
         points = self.centre + self.half * corners / np.abs(corners).max(axis=1, keepdims=True)
         norms = np.linalg.norm(points, axis=1, keepdims=True)
-        return np.asarray(points * np.minimum(1.0, self.radius / np.maximum(norms, 1e-300)))
+        return np.asarray(points * np.minimum(1.0, self.radius / np.maximum(norms, TINY)))
 
     def line_through(self, start: Array, other: Array) -> tuple[Frame, tuple[float, float]]:
         """The line from one point through another, and the stretch of it that may be asked."""

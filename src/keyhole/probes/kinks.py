@@ -12,9 +12,8 @@ intervals at once, one batch per level:
 3. Otherwise the interval is split, in the middle as seen by a Cauchy law, which is how crossings
    of a random line are spread.
 
-With vector answers the lines live in R^k and two lines that meet are themselves the proof of a
-single kink; one value between two kinks fixes both. These shortcuts are trusted only after the
-jumps seen have shown to span at least three dimensions.
+With vector answers two lines that meet, or one value between two kinks, may be proof enough
+(probes/kink_evidence).
 """
 
 from collections.abc import Generator
@@ -25,13 +24,13 @@ from itertools import pairwise
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.probes.kink_evidence import LineEvidence, crossing
 from keyhole.probes.pieces import (
     Ask,
     NotPiecewiseAffine,
     Piece,
     Rougher,
     beside,
-    dense,
     measured_rounding,
     middle,
     well_inside,
@@ -41,16 +40,16 @@ STEP = 3e-4  # a tangent's length relative to the free distance: rarely holds a 
 LONG_STEP = 0.02  # the same where lines of vectors that meet are never checked: digits first
 SIDE = 1e-6  # distance of the two checks from a supposed kink, relative to the free distance:
 # two kinks closer than that pass for one
-SAFETY = 40.0  # tolerance in units of the rounding error of one answer
+SIDE_SLACK = 8.0  # and at least where the two lines are this many tolerances apart,
+WIDEST_SIDE = 0.25  # as long as that is within this part of the free distance
 NARROW = 1e-11  # relative width at which an interval is a point
-EVIDENCE = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
-GENERIC_RANK = 3  # dimensions the jumps must span before a meeting of lines proves anything
 PATIENCE = 18  # batches in which answers are asked one at a time to save questions
 CROWD = 50  # intervals at once from which on batches are saved instead
 END_STEP = 0.05  # length of a tangent at the far end, relative to the pair that it replaces
 LATE, FEW = 22, 14  # batches after which so few intervals are settled without counting questions
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
 SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
+ROUGHER = 2.0  # measured rounding, in units of what was assumed, that starts the search again
 SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
 WITNESSES = 16  # places at which a counterexample is looked for
 SMOOTH_RATE = 50  # questions granted per kink found
@@ -69,13 +68,12 @@ class Step(Enum):
 
 @dataclass(eq=False)
 class Search:
-    """State of one line search. `unit` is the error of an answer at t, divided by 1 + |t|."""
+    """State of one line search."""
 
     ask: Ask
-    unit: float
+    evidence: LineEvidence
     reach: tuple[float, float]
     step: float = STEP
-    bends: float = 0.0  # changes of slope below this are no kinks
     reliable: float = 0.0  # how far a line is trusted, in its lengths (0: as far as it goes)
     suspicious: bool = False  # something was seen that rounding would explain
     measured: bool = False  # the rounding has been measured
@@ -96,21 +94,6 @@ class Search:
     def late(self) -> bool:
         """Whether to spend questions in order to be done."""
         return self.batches >= LATE and self.crowd < FEW
-
-    def noise(self, t: float) -> float:
-        return SAFETY * self.unit * (1 + abs(t))
-
-    def slack(self, piece: Piece, t: float) -> float:
-        """Allowed distance of an answer at t from the line of a piece."""
-        near, far = self.noise(piece.left), self.noise(piece.right)
-        if t > piece.right:
-            near, far = far, near
-        beyond = max(piece.left - t, t - piece.right, 0.0)
-        rounding = self.noise(t) + near + beyond / piece.span * (near + far)
-        return rounding + self.bends * beyond
-
-    def on(self, piece: Piece, t: float, value: Array) -> bool:
-        return bool(np.linalg.norm(value - piece.at(t)) <= self.slack(piece, t))
 
     def run(self, intervals: list[Pair]) -> None:
         """Resolves all intervals between the given pieces, a batch at a time."""
@@ -148,22 +131,8 @@ class Search:
             return
         self.measured = True
         noise = measured_rounding(self.ask, self.step * min(1.0, -self.reach[0], self.reach[1]))
-        if noise > 2 * self.unit:
+        if noise > ROUGHER * self.evidence.unit:
             raise Rougher(noise)
-
-    def generic(self, pieces: list[Piece]) -> bool:
-        """Whether the jumps span enough dimensions for a meeting of two lines to be a proof."""
-        rows = []
-        for left, right in pairwise(pieces):
-            rows += [right.slope - left.slope, left.at(0.0) - right.at(0.0)]
-        table = np.array(rows)
-        if table.shape[1] < GENERIC_RANK:
-            return False
-        norms = np.linalg.norm(table, axis=1)
-        if not norms.all():
-            return False
-        values = np.linalg.svd(table / norms[:, None], compute_uv=False)
-        return bool((values > EVIDENCE).sum() >= GENERIC_RANK)
 
     def refuse_smooth(self) -> None:
         """Raises where far more questions were asked than kinks can explain, with the answer that
@@ -204,7 +173,7 @@ class Search:
                     self.pieces.append(step)
                     return [(left, step), (step, right)]
                 continue
-            if self.agree(left, right):
+            if self.evidence.agree(left, right):
                 self.merged.append((left, right))
                 return []
             if b - a <= NARROW * (1 + min(abs(a), abs(b))):
@@ -212,16 +181,16 @@ class Search:
                 return []
             if (false := self.taken(left, right)) is not None:
                 return (yield from self.dissolve(false))
-            t = self.crossing(left, right)
+            t = crossing(left, right)
             inside = t is not None and well_inside(a, b, t)
             if self.late and (t is None or not inside):
                 return (yield from self.scatter(left, right, t))
             if t is None or not inside:
                 s = beside(a, b, t) if self.batches >= PATIENCE else middle(a, b)
                 step = yield from self.split(left, right, s)
-            elif not self.meet(left, right, t):
+            elif not self.evidence.meet(left, right, t):
                 step = yield from self.split(left, right, t)
-            elif self.proven(left, right, t):
+            elif self.trusted and self.evidence.one_kink(left, right, t):
                 step = Step.SETTLED
                 self.found += 1
             else:
@@ -231,11 +200,6 @@ class Search:
             if isinstance(step, Piece):
                 self.pieces.append(step)
                 return [(left, step), (step, right)]
-
-    def agree(self, left: Piece, right: Piece) -> bool:
-        return self.on(right, left.right, left.values[left.high]) and self.on(
-            left, right.left, right.values[right.low]
-        )
 
     def too_short(self, left: Piece, right: Piece) -> Piece | None:
         """The piece that is known over too short a stretch to say anything across the interval."""
@@ -255,7 +219,7 @@ class Search:
         s = a + far if short is left else b - far
         (value,) = yield [s]
         grown = left if short is left else right
-        if self.on(grown, s, value):
+        if self.evidence.on(grown, s, value):
             grown.add(s, value)
             return Step.SHRUNK
         t = s + onward * self.step * far
@@ -265,11 +229,11 @@ class Search:
     def taken(self, left: Piece, right: Piece) -> Piece | None:
         """A pair of points that a neighbour's line enters has a kink between its two points: the
         neighbour takes the point."""
-        if not right.checked and self.on(left, right.left, right.values[right.low]):
+        if not right.checked and self.evidence.on(left, right.left, right.values[right.low]):
             left.add(right.left, right.values[right.low])
             right.before = left
             return right
-        if not left.checked and self.on(right, left.right, left.values[left.high]):
+        if not left.checked and self.evidence.on(right, left.right, left.values[left.high]):
             right.add(left.right, left.values[left.high])
             left.after = right
             return left
@@ -301,9 +265,7 @@ class Search:
     def accept_point(self, left: Piece, right: Piece) -> None:
         """An interval that is a point holds kinks if the lines meet there, else a jump."""
         a, b = left.right, right.left
-        gap = float(np.linalg.norm(left.at(b) - right.values[right.low]))
-        steep = float(np.linalg.norm(left.slope) + np.linalg.norm(right.slope))
-        if gap > self.slack(left, b) + 10 * steep * (b - a):
+        if (gap := self.evidence.jump(left, right)) is not None:
             raise NotPiecewiseAffine(
                 f"the answers jump by {gap:.3g} within a step of {b - a:.1g}",
                 b,
@@ -313,34 +275,13 @@ class Search:
         self.found += 1
         self.suspicious = True
 
-    def crossing(self, left: Piece, right: Piece) -> float | None:
-        """Where the two lines come closest."""
-        bend = right.slope - left.slope
-        size = float(bend @ bend)
-        if size == 0:
-            return None
-        a = left.right
-        return a + float((left.values[left.high] - right.at(a)) @ bend) / size
-
-    def meet(self, left: Piece, right: Piece, t: float) -> bool:
-        """Whether the two lines meet at t; numbers always do."""
-        gap = float(np.linalg.norm(left.at(t) - right.at(t)))
-        return bool(gap <= self.slack(left, t) + self.slack(right, t))
-
-    def proven(self, left: Piece, right: Piece, t: float) -> bool:
-        """Whether lines of vectors that meet at t leave no room for more than one kink."""
-        room = min(t - left.right, right.left - t)
-        effect = float(np.linalg.norm(right.slope - left.slope)) * room
-        allowed = self.slack(left, t) + self.slack(right, t)
-        enough = bool(allowed <= EVIDENCE * effect)
-        return self.trusted and enough and dense(right.slope - left.slope)
-
     def check(self, left: Piece, right: Piece, t: float) -> Answer:
         """Answers on both sides of a supposed kink; a new piece where they refute it."""
         room = min(t - left.right, right.left - t)
         bend = float(np.linalg.norm(right.slope - left.slope))
-        side = max(SIDE * room, 8 * (self.slack(left, t) + self.slack(right, t)) / bend)
-        if side > 0.25 * room:
+        slack = self.evidence.slack(left, t) + self.evidence.slack(right, t)
+        side = max(SIDE * room, SIDE_SLACK * slack / bend)
+        if side > WIDEST_SIDE * room:
             if self.reliable and left.checked and right.checked:
                 self.found += 1  # as much as the answers' digits can say
                 return Step.SETTLED
@@ -348,21 +289,21 @@ class Search:
         one, two = t - side, t + side
         tangent = self.step * room
         first, *more = yield ([one] if self.patient else [one, two])
-        if self.on(right, one, first):
+        if self.evidence.on(right, one, first):
             right.add(one, first)
             return Step.SHRUNK
-        if not self.on(left, one, first):
+        if not self.evidence.on(left, one, first):
             (partner,) = yield [one - tangent]
             return Piece([one - tangent, one], [partner, first])
         left.add(one, first)
         if not more:
             more = yield [two]
         second = more[0]
-        if self.on(right, two, second):
+        if self.evidence.on(right, two, second):
             right.add(two, second)
             self.found += 1
             return Step.SETTLED
-        if self.on(left, two, second):
+        if self.evidence.on(left, two, second):
             left.add(two, second)
             return Step.SHRUNK
         (partner,) = yield [two + tangent]
@@ -376,10 +317,10 @@ class Search:
         )
         first, *more = yield ([s] if self.patient else [s, s + step])
         for piece in (left, right):
-            if self.on(piece, s, first):
+            if self.evidence.on(piece, s, first):
                 piece.add(s, first)
                 return Step.SHRUNK
-        between = self.two_kinks(left, right, s, first)
+        between = self.evidence.two_kinks(left, right, s, first) if self.trusted else None
         if between is not None:
             self.pieces.append(between)
             self.found += 2
@@ -401,9 +342,9 @@ class Search:
         pieces = [left]
         for i, (s, step) in enumerate(zip(spots, steps, strict=True)):
             first, second = answers[2 * i : 2 * i + 2]
-            if len(pieces) == 1 and self.on(left, s, first):
+            if len(pieces) == 1 and self.evidence.on(left, s, first):
                 left.add(s, first)
-            elif self.on(right, s, first):
+            elif self.evidence.on(right, s, first):
                 right.add(s, first)
                 break
             else:
@@ -412,30 +353,3 @@ class Search:
                 self.pieces.append(fresh)
         pieces.append(right)
         return list(pairwise(pieces))
-
-    def two_kinks(self, left: Piece, right: Piece, s: float, value: Array) -> Piece | None:
-        """The piece through one vector answer between two kinks, if two kinks explain it.
-
-        The distances from the two lines point along the two jumps, and the jumps add up to the
-        difference of the slopes: two unknown factors against k equations."""
-        if not self.trusted:
-            return None
-        rise, fall = value - left.at(s), value - right.at(s)
-        bend = right.slope - left.slope
-        basis = np.stack([rise, fall], axis=1)
-        factors, *_ = np.linalg.lstsq(basis, bend)
-        if not (factors > 0).all():
-            return None
-        first, second = s - 1 / factors[0], s + 1 / factors[1]
-        if not (well_inside(left.right, s, first) and well_inside(s, right.left, second)):
-            return None
-        off = float(np.linalg.norm(basis @ factors - bend))
-        allowed = factors[0] * self.slack(left, s) + factors[1] * self.slack(right, s)
-        for piece in (left, right):
-            allowed += (self.noise(piece.left) + self.noise(piece.right)) / piece.span
-        effect = min(np.linalg.norm(rise) * factors[0], np.linalg.norm(fall) * factors[1])
-        if not off <= allowed <= EVIDENCE * effect or not (dense(rise) and dense(fall)):
-            return None
-        slope = left.slope + factors[0] * rise
-        step = 0.3 * min(s - first, second - s)
-        return Piece([s, s + step], [value, value + step * slope], implied=slope)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.models.labelled import Coding
-from keyhole.oracles.base import UNIT_ROUNDOFF, Domain, Oracle
+from keyhole.oracles.base import INSIDE, Domain, Oracle
 from keyhole.oracles.questions import Questions
 from keyhole.probes.bisection import Brackets, bisect
 from keyhole.probes.precision import FORMATS
@@ -24,6 +24,7 @@ NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may under
 CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
 ADDED_UP = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
 OFTEN = 0.6  # share of tokens with the label of their opposites that only an offset explains
+UNKNOWN = 1e3  # error of a component that nothing is known of, in units of the largest
 MARGIN = 8.0  # standard errors from that border at which a label must be right
 
 
@@ -77,17 +78,12 @@ def radius(domain: Domain) -> float:
             "labels are bisected by moving tokens a little, which a finite vocabulary does not "
             "allow: LabelOnly needs tokens from a ball or a box around zero"
         )
-    longest = np.inf if domain.max_norm is None else domain.max_norm
-    if domain.high is not None:
-        longest = min(longest, domain.high)
-    if domain.low is not None:
-        longest = min(longest, -domain.low)
-    if longest <= 0:
+    if domain.radius <= 0:
         raise DomainError(
             f"entries between {domain.low} and {domain.high} leave no room around zero: LabelOnly "
             "needs tokens and their opposites"
         )
-    return float(longest * (1.0 - 1e-12))  # rounding must not carry a token across the border
+    return float(INSIDE * domain.radius)
 
 
 def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
@@ -187,7 +183,7 @@ def measure_direction(reader: Reader, width: float) -> Direction:
     pivot = _largest(reader, signs, alive)
     high = np.abs(signs)
     low = np.where(np.arange(d) == pivot, 1.0, 0.0)
-    start = Direction(reader, signs, pivot, Brackets(low, high, np.zeros(d), np.full(d, 1e3)))
+    start = Direction(reader, signs, pivot, Brackets(low, high, np.zeros(d), np.full(d, UNKNOWN)))
     return start.refined(width)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.probes.asking import Asker
-from keyhole.probes.hard_attention import MOMENT_DOUBT, REACH, Leaves
+from keyhole.probes.leaves import MOMENT_DOUBT, REACH, Leaves
 
 PIVOT = 0.02  # size of the two tokens a leaf is split into, relative to the leaf
 WIDENINGS = (12.0, 4.0)  # larger pivots tried afterwards, for wider margins
 SAME_SIDE = 1e-6  # relative deviation within which an answer counts as the expected one
 SAFE = 2.5e-3  # share of a split's opening by which its halves may be moved
+NARROWEST = 1e-9  # opening, in radians, below which the halves would have no room at all
 BISECTIONS = 45  # halvings of an angle until two heads count as one
 
 
@@ -106,7 +107,7 @@ def _adopt(
     answer = change + np.einsum("bd,bdo->o", middle, values)
     leaves.equations.split(leaf, len(leaves))
     leaves.equations.add(rows, answer[None])
-    margin = SAFE * float(np.linalg.norm(pivot)) * max(opening, 1e-9)
+    margin = SAFE * float(np.linalg.norm(pivot)) * max(opening, NARROWEST)
     leaves.tokens = np.concatenate([leaves.tokens, (leaves.tokens[leaf] - pivot)[None]])
     leaves.tokens[leaf] = leaves.tokens[leaf] + pivot
     leaves.reach = np.append(leaves.reach, margin)

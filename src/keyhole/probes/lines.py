@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
+from keyhole.probes.kink_evidence import LineEvidence, generic
 from keyhole.probes.kinks import STEP, Search
-from keyhole.probes.pieces import TINY, Ask, Piece, Rougher, measured_rounding
+from keyhole.probes.pieces import Ask, Piece, Rougher, measured_rounding
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
 # beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)
@@ -53,9 +54,8 @@ def trace(
 
     `relative` is the stated (or best possible) rounding error of an answer relative to the scale
     of the answers, `floor` an absolute error per 1 + |t| below which nothing is a kink. Boxes with
-    few digits need longer tangents (`step`), and trust lines no further than `reliable`
-    times their lengths. Changes of
-    slope up to `bends` are errors of what was taken off the answers."""
+    few digits need longer tangents (`step`), and trust lines no further than `reliable` times
+    their lengths. Changes of slope up to `bends` are errors of what was taken off the answers."""
     low, high = reach
     near = min(1.0, NEAR / FAR if max(-low, high) >= FAR else 1 - step)
     inner = step * min(1.0, -low, high)
@@ -68,26 +68,28 @@ def trace(
         relative = max(relative, measured_rounding(ask, inner) / max(scale, TINY))
     noise = max(relative * scale, floor, TINY)
     try:
-        search = resolved(Search(ask, noise, reach, step, bends, reliable), times, values, trusting)
+        search = Search(ask, LineEvidence(noise, bends), reach, step, reliable)
+        resolve(search, times, values, trusting)
     except Rougher as rougher:
-        again = Search(ask, rougher.noise, reach, step, bends, reliable, measured=True)
-        search = resolved(again, times, values, trusting)
+        search = Search(
+            ask, LineEvidence(rougher.noise, bends), reach, step, reliable, measured=True
+        )
+        resolve(search, times, values, trusting)
     line = fitted(search, float(moves.max()), reach)
     if search.trusted and lengthen(search, line):
         line = fitted(search, float(moves.max()), reach)
     return line
 
 
-def resolved(search: Search, times: Array, values: Array, trusting: bool) -> Search:
-    """The search after all intervals between the first three pieces are settled."""
+def resolve(search: Search, times: Array, values: Array, trusting: bool) -> None:
+    """Settles all intervals between the first three pieces."""
     start = Piece(times[3:5].tolist(), list(values[3:5]))
-    if search.on(start, times[2], values[2]):
+    if search.evidence.on(start, times[2], values[2]):
         start.add(float(times[2]), values[2])
     first, last = (Piece(times[i : i + 2].tolist(), list(values[i : i + 2])) for i in (0, 5))
     search.pieces = [first, start, last]
-    search.trusted = trusting and search.generic(search.pieces)
+    search.trusted = trusting and generic(search.pieces)
     search.run([(first, start), (start, last)])
-    return search
 
 
 def lengthen(search: Search, line: Line) -> bool:
@@ -106,7 +108,7 @@ def lengthen(search: Search, line: Line) -> bool:
     answers = search.ask(np.array([t for _, t in wanted]))
     search.batches += 1
     for (piece, t), answer in zip(wanted, answers, strict=True):
-        if not search.on(piece, t, answer):
+        if not search.evidence.on(piece, t, answer):
             continue
         if piece.implied is not None:
             piece.times, piece.values, piece.implied = piece.times[:1], piece.values[:1], None
@@ -155,7 +157,16 @@ def fitted(search: Search, scale: float, reach: tuple[float, float]) -> Line:
         t = a + float(gap @ jump) / size if size > 0 else a
         kinks[i] = min(max(t, a), b)
     return Line(
-        kinks, jumps, slopes, anchors, values, spans, search.unit, scale, reach, search.batches
+        kinks,
+        jumps,
+        slopes,
+        anchors,
+        values,
+        spans,
+        search.evidence.unit,
+        scale,
+        reach,
+        search.batches,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.probes.openings import SATURATED, Chamber
 
@@ -91,10 +91,10 @@ def anchor_tokens(
         tokens = wanted @ inverse.T
         tokens -= np.outer(tokens @ own, own)
         aside = np.abs(tokens @ np.delete(unit, head, axis=0).T).min(axis=1)
-        tokens = tokens / np.maximum(aside, 1e-300)[:, None]
+        tokens = tokens / np.maximum(aside, TINY)[:, None]
         sizes = np.linalg.norm(tokens, axis=1)
         seen = np.abs(tokens @ values[head]) / (sizes * np.linalg.norm(values[head]))
-        best.append(tokens[int(np.argmin(sizes / np.maximum(seen, 1e-300)))])
+        best.append(tokens[int(np.argmin(sizes / np.maximum(seen, TINY)))])
     if not np.isfinite(best).all():
         raise IllConditioned("no anchors separate these heads: two of them attend alike")
     return np.stack(best)

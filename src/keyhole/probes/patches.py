@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.probes.gradients import CROSSED, AskPoints, Frame, Room
 from keyhole.probes.lines import Line
 
@@ -28,7 +28,7 @@ CHECK_SAFETY = 30.0  # tolerance of a check in units of the errors that enter it
 CHECKS = 2  # random directions in which a kink is checked
 NEAR_PLANE = 0.25  # distance of the checks before and behind a plane, relative to the patch
 BENDS = 10.0  # tolerance of a check in units of the known neurons' errors
-NOTHING = 1e-300  # keeps quotients finite
+NAMES = ("weight", "bias", "output", "error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def measured_patches(
     length = float(np.linalg.norm(frame.direction))
     edge = room(frame.points(line.kinks), length) if count else side
     size = np.minimum(PATCH * side, EDGE_SHARE * edge)
-    open_kinks = np.flatnonzero(size > NOTHING)
+    open_kinks = np.flatnonzero(size > TINY)
     parts = [Patches(np.zeros((0, frame.width)), np.zeros(0), line.jumps[:0], np.zeros(0))]
     for _ in range(ATTEMPTS):
         if len(open_kinks) == 0:
@@ -76,9 +76,6 @@ def measured_patches(
         size[open_kinks] *= CLOSER
     joined = (np.concatenate([getattr(part, name) for part in parts]) for name in NAMES)
     return Patches(*joined)
-
-
-NAMES = ("weight", "bias", "output", "error")
 
 
 def clearance(line: Line) -> Array:
@@ -131,7 +128,7 @@ class Around:
             answers = self.ask(np.concatenate(beside)).reshape(2, len(rows), -1)
             slopes[:, rows, columns] = (answers - values[:, rows]) / step
             jump, normal = rank_one(slopes[1] - slopes[0])
-            own = CROSSED * self.side[:, None] / np.maximum(steps, NOTHING)
+            own = CROSSED * self.side[:, None] / np.maximum(steps, TINY)
             rows, columns = np.nonzero(np.abs(normal) >= own)
             if len(rows) == 0:
                 break
@@ -142,7 +139,7 @@ class Around:
         """When the affine pieces of the two sides have the same value on the line."""
         before = values[0] - slopes[0, :, 0] * self.times(0)[:, None]
         after = values[1] - slopes[1, :, 0] * self.times(1)[:, None]
-        square = np.maximum((jump**2).sum(axis=1), NOTHING)
+        square = np.maximum((jump**2).sum(axis=1), TINY)
         return np.asarray(np.einsum("nk,nk->n", before - after, jump) / square)
 
     def checked(self, pair: Pair, unit: Array, bends: Array, rng: np.random.Generator) -> Array:
@@ -200,5 +197,5 @@ def rank_one(change: Float[Array, "n d k"]) -> tuple[Float[Array, "n k"], Float[
         direction = np.linalg.svd(change, full_matrices=False)[2][:, 0]
     product = np.einsum("ndk,nk->nd", change, direction)
     first = product[:, :1]
-    first = np.where(np.abs(first) > NOTHING, first, NOTHING)
+    first = np.where(np.abs(first) > TINY, first, TINY)
     return np.asarray(first * direction), np.asarray(product / first)

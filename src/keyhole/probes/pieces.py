@@ -14,7 +14,6 @@ VANISHING = 1e-7  # entry of a jump, relative to its largest, that counts as zer
 CLUSTER = 1e-3  # spacing of the answers that measure rounding, relative to the first tangent
 CLUSTER_SIZE = 8  # answers in that cluster
 SECOND_DIFFERENCE = np.sqrt(6.0)  # standard deviation of a second difference of unit noise
-TINY = 1e-300  # keeps the scale of a box that is zero everywhere above zero
 
 Ask = Callable[[Float[Array, " n"]], Float[Array, "n k"]]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array
 from keyhole.errors import OracleError
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
+from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
 
 FORMATS = (  # name, bits of the significand (with the hidden one)
@@ -25,6 +25,15 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
 FIXED = ("stated", "noisy")  # what the user or the scatter says stands, whatever the format
 A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
+SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
+REPEATS = 64  # of one question, once noise is seen: its level to 9%
+LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
+PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
+FINE = SINGLE_ROUNDOFF  # a decimal rounding step is only looked for in formats at least this fine
+MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
+LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
+NORMS = (1.0, 1e3, 1e6)
+PURPOSE = "precision"
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
     if answers.dtype == np.float16:
         return Roundoff(2.0**-11, "float16")
     if answers.dtype == np.float32:
-        return Roundoff(2.0**-24, "float32")
+        return Roundoff(SINGLE_ROUNDOFF, "float32")
     return Roundoff(UNIT_ROUNDOFF, "float64")
 
 
@@ -72,17 +81,6 @@ def significant_bits(numbers: Array) -> Array:
     lowest = integers & -integers
     trailing = np.where(integers == 0, 53, np.log2(np.maximum(lowest, 1)).astype(np.int64))
     return np.asarray(53 - trailing)
-
-
-SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
-REPEATS = 64  # of one question, once noise is seen: its level to 9%
-LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
-PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
-FINE = 2.0**-24  # a decimal rounding step is only looked for in formats at least this fine
-MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
-LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
-NORMS = (1.0, 1e3, 1e6)
-PURPOSE = "precision"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.bases import equal_overlap, random_rotation
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
@@ -25,6 +25,7 @@ from keyhole.probes.input_region import InputRegion
 CANDIDATES = 400  # random points from which roomy ones are taken
 STEP = 0.1  # length of a probe relative to the distance of the nearest plane
 FLAT = 1e-9  # gradient, relative to the answers, that says nothing about the attention
+EDGE = 1e-15  # weights are kept this far inside (0, 1) before their logarithm is taken
 NARROW_PLANE = 0.4  # distance of the two bases from a plane, relative to its clearance
 
 
@@ -52,7 +53,7 @@ class ResidualProbe:
         """score x + key_bias at one point."""
         gradient = self.gradient(point, length)
         slope, sizes, _ = np.linalg.svd(gradient, full_matrices=False)
-        if sizes[0] * length <= FLAT * float(np.abs(self.known(point)).max() + 1e-300):
+        if sizes[0] * length <= FLAT * float(np.abs(self.known(point)).max() + TINY):
             raise NotIdentifiable(
                 "the mixed part of the network does not change, so the answers say nothing about "
                 "the attention in front of it"
@@ -61,7 +62,7 @@ class ResidualProbe:
         moved = self.answers(point + length * probes, point) - self.known(point)
         rise = length * probes @ gradient
         weight = np.einsum("nk,nk->n", moved, rise) / np.einsum("nk,nk->n", rise, rise)
-        weight = np.clip(weight, 1e-15, 1 - 1e-15)
+        weight = np.clip(weight, EDGE, 1 - EDGE)
         odds = np.log(weight) - np.log1p(-weight)
         return np.asarray(np.linalg.solve(probes, odds / length))
 
@@ -114,7 +115,7 @@ class ResidualProbe:
 
     def clearance(self, points: Float[Array, "n d"], but: int | None = None) -> Array:
         """Distance to the nearest plane (one of them left out) and to the edge."""
-        rows = np.maximum(np.linalg.norm(self.network.weight, axis=1), 1e-300)
+        rows = np.maximum(np.linalg.norm(self.network.weight, axis=1), TINY)
         heights = np.abs(points @ self.network.weight.T + self.network.bias) / rows
         if but is not None:
             heights[:, but] = np.inf

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.probes.lines import Line
-from keyhole.probes.pieces import TINY, Ask, NotPiecewiseAffine, measured_rounding
+from keyhole.probes.pieces import Ask, NotPiecewiseAffine, measured_rounding
 
 GRID = 33  # first answers, spread like the crossings of random planes (a Cauchy law),
 FAR_OUT = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # and beyond: a plane is missed with p < 1e-4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.bases import equal_overlap, random_rotation
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import NotIdentifiable
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
@@ -25,8 +25,10 @@ EASY, HARDENING = 1.2, 5  # log-odds beyond the first spoil a segment, with this
 HARD = 7.0  # log-odds beyond this are measured again with a shorter probe
 FLAT = 0.03  # speed at the answer, relative to the mean along the segment, that tells nothing
 GROWTH = 10.0  # of the supposed size of the score, where a first answer is saturated
+EDGE = 1e-16  # weights are kept this far inside (0, 1) before their logarithm is taken
 FAINT = 0.02  # log-odds below this say that the score is smaller than supposed
 FIRST = 6  # entries measured before the size of the score is settled
+LEAST = 0.3  # of the supposed size that a few small entries make of it
 INFLATED = 1.2  # size of the score after a few entries, times this: they may all be small
 CALIBRATIONS = 12  # rounds of looking for the size of the score
 DIRECTIONS = 40  # tried for the question whether there is a key bias
@@ -105,7 +107,7 @@ class ScoreSegments:
             error[i, j] = spread
             found = float(np.sqrt(np.mean(value**2)))
             if not hard.any() and found > FAINT * size:
-                return table, error, INFLATED * max(found, 0.3 * size)
+                return table, error, INFLATED * max(found, LEAST * size)
             if hard.any():
                 i, j = i[hard], j[hard]
                 size *= GROWTH
@@ -194,8 +196,8 @@ class ScoreSegments:
         raw = self.oracle.ask(Questions.of(tokens, "score"))
         answers = raw.astype(np.float64).reshape(len(tokens), -1)
         reading = read_weights(self.network, start, step, answers)
-        off = self.exactness / np.maximum(reading.slope, 1e-300)
-        weight = np.clip(reading.weight, 1e-16, 1 - 1e-16)
+        off = self.exactness / np.maximum(reading.slope, TINY)
+        weight = np.clip(reading.weight, EDGE, 1 - EDGE)
         odds = np.log(weight) - np.log1p(-weight)
         whole = self.network(start + step) - self.network(start)
         flat = reading.slope < FLAT * np.linalg.norm(whole.reshape(len(start), -1), axis=1)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.models.relu_network import ReluNetwork
 
-TINY = 1e-300  # keeps quotients finite where nothing moves
 BEGINNING = 1e-6  # part of a segment in which turns are rounding: planes through its start
 TURNING = 0.15  # least steepness of the middle part, relative to the mean
 MIDDLE = (0.2, 0.8)  # weights that log-odds of about one lead to

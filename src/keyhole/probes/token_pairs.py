@@ -15,7 +15,7 @@ import numpy as np
 from scipy.linalg import qr
 from scipy.special import expit
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed, Questions
@@ -32,7 +32,7 @@ FAINT = 2.0**-200  # error of an exact answer, relative: such answers happen, ex
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class PairScores:
     """Scores of a batch, their standard errors, and which of them say nothing."""
 
     scores: Float[Array, " n"]
@@ -48,12 +48,12 @@ class TokenPairs:
     tokens: Float[Array, "m d"]
     known: TokenValues
 
-    def ask(self, first: Int[Array, " n"], anchor: Int[Array, " n"], purpose: str) -> Measured:
+    def ask(self, first: Int[Array, " n"], anchor: Int[Array, " n"], purpose: str) -> PairScores:
         questions = Questions(Listed(self.tokens), np.stack([first, anchor], axis=1), purpose)
         raw = np.asarray(self.oracle.ask(questions), dtype=np.float64).reshape(len(first), -1)
         known = self.known
         swing = known.answers[first] - known.answers[anchor]
-        power = np.maximum(np.sum(swing**2, axis=1), np.finfo(float).tiny)
+        power = np.maximum(np.sum(swing**2, axis=1), TINY)
         weight = np.sum((raw - known.answers[anchor]) * swing, axis=1) / power
         own = np.sum((known.answers[first] - raw) * swing, axis=1) / power
         answer, one, other = self._errors(first, anchor)
@@ -63,17 +63,17 @@ class TokenPairs:
         saturated = low <= SATURATED
         weight, own = np.maximum(weight, fuzz), np.maximum(own, own_fuzz)
         errors = np.sqrt((answer / (weight * own)) ** 2 + (other / weight) ** 2 + (one / own) ** 2)
-        return Measured(np.log(weight / own), errors, saturated)
+        return PairScores(np.log(weight / own), errors, saturated)
 
     def _errors(self, first: Array, anchor: Array) -> tuple[Array, Array, Array]:
         """Standard errors of the answer and of the two tokens' own, in units of the swing."""
         known = self.known
         swing = known.answers[first] - known.answers[anchor]
-        length = np.maximum(np.linalg.norm(swing, axis=1), np.finfo(float).tiny)
+        length = np.maximum(np.linalg.norm(swing, axis=1), TINY)
         size = np.maximum(known.sizes[first], known.sizes[anchor])
         parts = (known.noise.of(size), known.errors[first], known.errors[anchor])
         direction = np.abs(swing) / length[:, None]
-        faint = FAINT + np.finfo(float).tiny
+        faint = FAINT + TINY
         answer, one, other = (
             np.maximum(np.sqrt(np.sum((direction * part) ** 2, axis=1)) / length, faint)
             for part in parts
@@ -135,7 +135,7 @@ class Column:
         anchors = np.full(len(tokens), self.anchor)
         return self.pairs.forecast(tokens, anchors, middle - reach, middle + reach)
 
-    def add(self, probes: Array, found: Measured) -> None:
+    def add(self, probes: Array, found: PairScores) -> None:
         good = ~found.saturated
         self.spent = np.union1d(self.spent, probes)
         self.probes = np.concatenate([self.probes, probes[good]])

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.linalg import qr
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.oracles.base import Domain
 
@@ -19,7 +19,7 @@ def token_pool(table: Float[Array, "m d"], rng: np.random.Generator) -> Float[Ar
     centred = table - table.mean(axis=0)
     upper, order = qr(centred.T, mode="r", pivoting=True)
     depth = np.abs(np.diag(upper))
-    dimension = int(np.sum(depth > FLAT * max(float(depth.max(initial=0.0)), 1e-300)))
+    dimension = int(np.sum(depth > FLAT * max(float(depth.max(initial=0.0)), TINY)))
     if dimension < width:
         raise NotIdentifiable(
             f"the {len(table)} distinct tokens of the vocabulary lie in a flat of dimension "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.questions import Listed, Questions
 from keyhole.probes.precision import Roundoff, observed, roundoff
@@ -70,7 +70,7 @@ def measure_token_values(
     gap = asked[width] - last @ value
     gap_error = np.sqrt(share**2 @ error[:width] ** 2 + error[width] ** 2)
     offset, lever = np.zeros(asked.shape[1]), abs(1.0 - float(share.sum()))
-    offset_error = gap_error / max(lever, np.finfo(float).tiny)
+    offset_error = gap_error / max(lever, TINY)
     value_error = np.sqrt(inverse**2 @ error[:width] ** 2)
     coordinates = tokens @ inverse
     if (np.abs(gap) > UNSEEN * gap_error).any():

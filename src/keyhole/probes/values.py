@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample, WrongFamily
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
+from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Axes, Questions
 from keyhole.probes.precision import FIXED, Measured, Roundoff, look, observed
 

@@ -11,7 +11,8 @@ from keyhole.report.blocks import Block
 from keyhole.results import Trace
 
 DOTS = 400  # of one series, at most
-TINY = 1e-18  # deviations below are drawn at the foot: equal to the last bit
+EQUAL = 1e-18  # deviations below are drawn at the foot: equal to the last bit
+ZERO = 1e-17  # singular values below, relative to the largest, are rounding of zero
 TICKS = 6  # along an axis, at most
 
 
@@ -58,7 +59,7 @@ class Logarithmic:
 
     @classmethod
     def around(cls, numbers: Sequence[float]) -> "Logarithmic":
-        positive = [x for x in numbers if x > TINY and math.isfinite(x)]
+        positive = [x for x in numbers if x > EQUAL and math.isfinite(x)]
         if not positive:
             return cls(-1, 1)
         low = math.floor(math.log10(min(positive)) - 0.1)
@@ -66,7 +67,7 @@ class Logarithmic:
 
     def height(self, number: float) -> float:
         """Percent from the top."""
-        if number <= TINY:
+        if number <= EQUAL:
             return 100.0
         level = (math.log10(number) - self.low) / (self.high - self.low)
         return 100.0 * (1.0 - min(1.0, max(0.0, level)))
@@ -108,7 +109,7 @@ def spectrum_chart(block: Block) -> Chart | None:
         return None
     doubt = None if block.errors is None else block.errors.norm()
     levels = [] if not doubt else [doubt]
-    seen = [float(x) for x in values if x > values[0] * 1e-17]  # beyond is rounding of zero
+    seen = [float(x) for x in values if x > ZERO * values[0]]
     axis = Logarithmic.around([*seen, *levels])
     last = len(values)
     chosen = np.unique(np.linspace(0, last - 1, min(last, DOTS)).astype(int))
@@ -148,7 +149,7 @@ def trace_chart(trace: Trace, run: Mapping[str, Any]) -> Chart | None:
     for number, purpose, deviation in zip(trace.asked, trace.purpose, trace.deviation, strict=True):
         spot = (100.0 * (number - 1) / max(1, last - 1), axis.height(deviation))
         (fresh if purpose == "verification" else learning).append(spot)
-    equal = sum(deviation <= TINY for deviation in trace.deviation)
+    equal = sum(deviation <= EQUAL for deviation in trace.deviation)
     summary = (
         f"{len(trace.asked):,} of {trace.total:,} questions, spread over the run: the finished "
         f"model is off by {float(np.median(trace.deviation)):.1e} of the answers' size at the "

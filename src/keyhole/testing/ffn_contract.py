@@ -3,7 +3,7 @@
     from keyhole.testing.ffn_contract import check_ffn_learner
     check_ffn_learner(MyLearner())
 
-Each check raises AssertionError with a sentence on what went wrong. They take seconds.
+Each check raises ContractBroken with a sentence on what went wrong. They take seconds.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ from keyhole.learners.ffn import FfnLearner
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
+from keyhole.testing.contract import require
 
+WIDTH, NEURONS = 4, 5  # of the networks that are to be learned
 AGREEMENT = 1e-5  # difference to the box, relative to its answers, that a plug-in may have
 
 
@@ -34,14 +36,12 @@ class _Recorder(Oracle):
         return np.asarray(self.function(questions.tokens()))
 
 
-def example_network(
-    seed: int, width: int = 4, neurons: int = 5, *, bias: bool = True
-) -> ReluNetwork:
+def example_network(seed: int, *, bias: bool = True) -> ReluNetwork:
     rng = np.random.default_rng(seed)
     return ReluNetwork(
-        rng.standard_normal((neurons, width)),
-        0.5 * rng.standard_normal(neurons) if bias else None,
-        rng.standard_normal(neurons),
+        rng.standard_normal((NEURONS, WIDTH)),
+        0.5 * rng.standard_normal(NEURONS) if bias else None,
+        rng.standard_normal(NEURONS),
         offset=0.3,
     )
 
@@ -55,9 +55,11 @@ def check_ffn_learner(learner: Any) -> None:
 
 
 def check_protocol(learner: Any) -> None:
-    assert isinstance(learner, FfnLearner), "learn(oracle, rng) or expected_questions(spec) missing"
-    forecast = learner.expected_questions(Spec(width=4))
-    assert forecast is None or forecast > 0, "expected_questions must be None or positive"
+    require(
+        isinstance(learner, FfnLearner), "learn(oracle, rng) or expected_questions(spec) missing"
+    )
+    forecast = learner.expected_questions(Spec(width=WIDTH))
+    require(forecast is None or forecast > 0, "expected_questions must be None or positive")
 
 
 def check_agreement(learner: FfnLearner, *, bias: bool = True, seed: int = 0) -> None:
@@ -65,12 +67,14 @@ def check_agreement(learner: FfnLearner, *, bias: bool = True, seed: int = 0) ->
     secret = example_network(seed, bias=bias)
     box = _Recorder(secret, secret.width)
     model = learner.learn(box, np.random.default_rng(seed)).model
-    assert isinstance(model, ReluNetwork), f"the model is a {type(model).__name__}"
-    assert model.width == secret.width, "the model has another width than the box"
-    assert box.lengths == {1}, f"questions of lengths {sorted(box.lengths)} were asked, not only 1"
+    require(isinstance(model, ReluNetwork), f"the model is a {type(model).__name__}")
+    require(model.width == secret.width, "the model has another width than the box")
+    require(
+        box.lengths == {1}, f"questions of lengths {sorted(box.lengths)} were asked, not only 1"
+    )
     points = np.random.default_rng(seed + 1).standard_normal((2000, secret.width))
     gap = float(np.abs(model(points) - secret(points)).max() / secret(points).std())
-    assert gap <= AGREEMENT, f"the model differs from the box by {gap:.1g} of its spread"
+    require(gap <= AGREEMENT, f"the model differs from the box by {gap:.1g} of its spread")
 
 
 def check_same_questions(learner: FfnLearner, seed: int = 0) -> None:
@@ -81,4 +85,4 @@ def check_same_questions(learner: FfnLearner, seed: int = 0) -> None:
         box = _Recorder(secret, secret.width)
         learner.learn(box, np.random.default_rng(seed))
         runs.append(box.digests)
-    assert runs[0] == runs[1], "two runs with the same seed asked different questions"
+    require(runs[0] == runs[1], "two runs with the same seed asked different questions")

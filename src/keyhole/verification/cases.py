@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.oracles.base import Precision
 from keyhole.oracles.questions import Questions
@@ -135,5 +135,5 @@ def _typical(limit: Float[Array, "n *out"]) -> Float[Array, " n"]:
 def _worst(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
     """In units of what is allowed; an answer that is no number differs."""
     gap = np.abs(case.answers[part] - case.predicted[part])
-    ratio = gap / np.maximum(allowed, np.finfo(float).tiny)
+    ratio = gap / np.maximum(allowed, TINY)
     return np.nan_to_num(ratio.reshape(len(ratio), -1).max(axis=1), nan=np.inf)

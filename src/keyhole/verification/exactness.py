@@ -9,7 +9,7 @@ possible: an honest box must not be wronged.
 import numpy as np
 from scipy.special import gammaincinv
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
 from keyhole.probes.precision import SAME, decimal_step, observed, roundoff
@@ -20,7 +20,6 @@ NOISY_REPEATS = 16  # at each of two sizes, if it is: the level is then taken up
 MISJUDGED = 1e-6  # chance that the level of the noise is taken too low
 SMALL, LARGE = 2.0**-6, 2.0**6  # sizes of tokens whose answers show whether noise grows with them
 TELLING = 4.0  # growth of the answers between them from which that can be told
-TINY = float(np.finfo(float).tiny)
 
 
 def measured(box: Oracle, tokens: Array, answers: list[Array]) -> Precision:

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import chdtri, fdtri, ndtri  # quantiles; scipy.stats takes long to import
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.results import Verdict
+from keyhole.verification.words import CONFIDENCE
 
 ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
 NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise
 CLUSTERING = 2.5  # times the spread of independent Gaussian noise that row residuals may show
+FEWEST = 8  # rows whose residuals can be said to cluster
+DEVIATIONS = 6.0  # of a sample variance that are chance
 EXACT_NOISE = 1e-8  # residual, relative to the labels' size, below which doubles are exact
 EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may show
-ROUNDOFF = 2.0**-53
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Evidence:
 
 def held_out_verdict(seen: Evidence) -> Verdict:
     """Agreement of a fit with rows it has not seen, or the row on which they differ most."""
-    exact = seen.noise <= EXACT_NOISE * max(seen.roundoff / ROUNDOFF, 1.0) * seen.power
+    exact = seen.noise <= EXACT_NOISE * max(seen.roundoff / UNIT_ROUNDOFF, 1.0) * seen.power
     ratios = _exact(seen) if exact else _noisy(seen)
     test, worst = max(ratios.items(), key=lambda item: item[1])
     agrees = worst <= 1.0
@@ -61,7 +62,7 @@ def held_out_verdict(seen: Evidence) -> Verdict:
 
 
 def _exact_limit(seen: Evidence) -> float:
-    return float(EXACT_TOLERANCE * np.sqrt(max(seen.roundoff / ROUNDOFF, 1.0)))
+    return float(EXACT_TOLERANCE * np.sqrt(max(seen.roundoff / UNIT_ROUNDOFF, 1.0)))
 
 
 def _noise_limit(seen: Evidence) -> float:
@@ -97,7 +98,7 @@ def _noisy(seen: Evidence) -> dict[str, float]:
 
 
 def _powers(fitted: Float[Array, "rows D"]) -> Float[Array, "numbers 2"]:
-    flat = fitted.reshape(-1, 1) / max(float(np.sqrt(np.mean(fitted**2))), 1e-300)
+    flat = fitted.reshape(-1, 1) / max(float(np.sqrt(np.mean(fitted**2))), TINY)
     return np.hstack([flat**2, flat**3])
 
 
@@ -109,19 +110,21 @@ def _follows(
     basis, _ = np.linalg.qr(features)
     inside = basis.T @ residuals
     limit = float(chdtri(inside.size, ERROR_RATE))
-    return float(np.sqrt((inside**2).sum() / limit) / max(noise, 1e-300))
+    return float(np.sqrt((inside**2).sum() / limit) / max(noise, TINY))
 
 
 def clustering(residuals: Float[Array, "rows D"]) -> float:
     """Spread of the rows' squared residuals, in units of what independent Gaussian noise shows."""
-    if len(residuals) < 8:
+    if len(residuals) < FEWEST:
         return 0.0
     sizes = np.einsum("rd,rd->r", residuals, residuals)
     mean = float(sizes.mean())
     if mean == 0.0:
         return 0.0
     expected = 2.0 / residuals.shape[1]  # variance over squared mean of a chi-square
-    scatter = 1.0 + 6.0 * np.sqrt(24.0 / (len(sizes) * residuals.shape[1]))  # of a sample variance
+    scatter = 1.0 + DEVIATIONS * np.sqrt(
+        24.0 / (len(sizes) * residuals.shape[1])
+    )  # of a sample variance
     return float(sizes.var() / mean**2 / expected / scatter)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 
 CHANGE = 2.0**-10  # of the parameter, relative to its block
 BLUR = 2.0**-20  # of the tokens, to see what rounding does
@@ -46,4 +46,4 @@ def _shows(model: Any, other: Any, tokens: Array, rng: np.random.Generator) -> f
     blurred = model(tokens * (1.0 + BLUR * rng.standard_normal(tokens.shape)))
     moved = float(np.linalg.norm(other(tokens) - answer)) / CHANGE
     rounding = float(np.linalg.norm(blurred - answer)) / BLUR + float(np.linalg.norm(answer))
-    return moved / max(rounding, float(np.finfo(float).tiny))
+    return moved / max(rounding, TINY)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.oracles.base import UNIT_ROUNDOFF, Precision
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
+from keyhole.oracles.base import Precision
 
 DRAWS = 6  # disturbed copies per question
 SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent

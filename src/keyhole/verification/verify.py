@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import whole_number
+from keyhole.arrays import TINY, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import opened
@@ -120,5 +120,5 @@ def _recall(
         own = float(np.max(allowance(model, errors, tokens, precision, rng)))
         allowed = max(allowed, precision.apart(0.0) + own)
     if gap <= allowed:
-        return gap / max(allowed, np.finfo(float).tiny), None
+        return gap / max(allowed, TINY), None
     return np.inf, Counterexample(tokens[0], again, first, CHANGED)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import NotIdentifiable
 from keyhole.models.attention import Attention, Factors, Head
 from keyhole.models.symmetry import (
@@ -25,7 +25,6 @@ from keyhole.models.symmetry import (
     score_gap,
     score_norm,
 )
-from keyhole.oracles.base import UNIT_ROUNDOFF
 
 NEAR_LOSS = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
 NEAR = 0.3  # relative distance below which two heads are reported as near
@@ -38,11 +37,6 @@ class Witness:
     model: Attention
     kind: str  # "shifted values" | "free score" | "gauge" | "order" | "split head"
     reason: str
-
-    @property
-    def trivial(self) -> bool:
-        """Whether only a convention was changed (order, gauge), nothing one could want to know."""
-        return self.kind in ("order", "gauge")
 
 
 @dataclass(frozen=True)
@@ -93,20 +87,20 @@ class Identifiability:
         return tuple(said)
 
 
-def identifiability(model: Attention, tolerance: float = MERGE_TOLERANCE) -> Identifiability:
+def identifiability(model: Attention) -> Identifiability:
     """Which parameters of this layer nobody can know, and which only just."""
     heads = model.heads
     groups: list[list[int]] = []
     for i, head in enumerate(heads):
         for group in groups:
-            if same_attention(head, heads[group[0]], tolerance):
+            if same_attention(head, heads[group[0]]):
                 group.append(i)
                 break
         else:
             groups.append([i])
     largest = max(float(np.abs(head.value).max(initial=0.0)) for head in heads)
     sums = [sum(heads[i].value for i in group) for group in groups]
-    silent = [float(np.abs(total).max(initial=0.0)) <= tolerance * largest for total in sums]
+    silent = [float(np.abs(total).max(initial=0.0)) <= MERGE_TOLERANCE * largest for total in sums]
     dead = tuple(i for group, quiet in zip(groups, silent, strict=True) if quiet for i in group)
     live = [group for group, quiet in zip(groups, silent, strict=True) if not quiet]
     near = []
@@ -204,8 +198,8 @@ def gauge(model: Attention, head: int, rng: np.random.Generator) -> Witness:
         raise NotIdentifiable(f"head {head} holds its score as one matrix: nothing to exchange")
     rank = factors.left.shape[1]
     turn = np.linalg.qr(rng.standard_normal((rank, rank)))[0] if rank > 1 else -np.eye(1)
-    stretch = 2.0 * turn  # changes the sizes of the factors as well as their directions
-    new = Factors(factors.left @ stretch, 0.25 * stretch.T @ factors.right)
+    # the sizes of the factors change as well as their directions
+    new = Factors(factors.left @ (2.0 * turn), 0.5 * turn.T @ factors.right)
     changed = replaced(model, {head: Head(tuple(new), old.key_bias, old.value)})
     return Witness(changed, "gauge", f"head {head}: other query and key maps, same product")
 

@@ -243,6 +243,23 @@ def test_vector_answers_are_read_along_what_a_probe_shows(outputs: int) -> None:
     assert 0.9 <= np.mean(shares) <= 0.99
 
 
+@pytest.mark.parametrize("precision", [{"additive": 1e-4}, {"tolerance": 1e-4}])
+def test_vector_answers_without_a_question_to_spare(precision: dict[str, float]) -> None:
+    width, outputs, rng = 6, 3, np.random.default_rng(0)
+    score, value = rng.standard_normal((width, width)) / 2, rng.standard_normal((width, outputs))
+    model = Attention([Head(score, None, value)])
+    box = keyhole.open_oracle(
+        lambda x: model(x) + 9e-5 * rng.uniform(-1.0, 1.0, (len(x), outputs)),
+        width=width,
+        max_norm=3.0,
+        precision=keyhole.Precision(**precision),
+    )
+    recovery = keyhole.recover(box, keyhole.SingleHead(), budget=width * width + width + 6)
+    assert recovery.model.offset.shape == (outputs,)
+    assert recovery.ledger.floor == (width * width + width * outputs) / outputs
+    assert error(recovery, model) < 0.02
+
+
 def test_low_rank_is_what_noise_does_not_explain() -> None:
     rng = np.random.default_rng(4)
     score = rng.standard_normal((24, 3)) @ rng.standard_normal((3, 24))

@@ -22,7 +22,7 @@ from keyhole.oracles.endpoint import (
     proxy_for,
     retry_after,
 )
-from keyhole.oracles.wrappers.retry import Patience, Transient
+from keyhole.oracles.patience import Patience, Transient
 
 TOKEN = "s3cr3t-t0k3n-value"
 TOKENS = np.random.default_rng(0).standard_normal((6, 2, 4))
@@ -121,7 +121,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(
         "keyhole.oracles.endpoint.time", SimpleNamespace(monotonic=lambda: clock.now)
     )
-    for place in ("endpoint", "wrappers.retry"):
+    for place in ("endpoint", "patience"):
         monkeypatch.setattr(f"keyhole.oracles.{place}.pause", pause)
     return clock
 

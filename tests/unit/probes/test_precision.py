@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from boxes import CountingBox, in_float32
+from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.models.draw import attention
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Precision
+from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits

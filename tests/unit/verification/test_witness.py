@@ -52,7 +52,6 @@ def test_witness_of_a_planted_degeneracy(block: int) -> None:
         model = planted(seed)
         found = witness(model, np.random.default_rng(seed))
         assert found.kind in ("shifted values", "free score")
-        assert not found.trivial
         assert apart(model, found.model) >= 0.1
         rng = np.random.default_rng(1000 + seed)
         for length in (1, 2, 5, 17):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision, Wrapper
 from keyhole.oracles.questions import Questions
@@ -40,7 +40,7 @@ def roundoff_of_type(answers: Array) -> float:
 
 
 @dataclass(eq=False)
-class Kept:
+class OldQuestion:
     """A question and what the box said to it at first."""
 
     question: Questions
@@ -64,8 +64,8 @@ class DriftWatch(Wrapper):
         self.inner, self.every, self.roundoff = inner, every, roundoff
         self._wait = min(every, first or every)
         self._since = 0
-        self._oldest: dict[str, Kept] = {}  # by purpose
-        self._longest: Kept | None = None
+        self._oldest: dict[str, OldQuestion] = {}  # by purpose
+        self._longest: OldQuestion | None = None
         self._samples: list[Array] = []
         self._values: set[float] = set()  # that were answered; no more than tell labels apart
         self._measured: tuple[float, float] | None = None  # noise, and the scale it was seen at
@@ -121,18 +121,18 @@ class DriftWatch(Wrapper):
         if not (longer or new):
             return
         one = Questions.of(questions[:1].tokens(), PURPOSE)  # lets go of the bank
-        kept = Kept(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
+        kept = OldQuestion(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
         if new:
             self._oldest[questions.purpose] = kept
         if longer:
             self._longest = kept
 
-    def _known(self) -> list[Kept]:
+    def _known(self) -> list[OldQuestion]:
         """What can be asked again: the oldest of the longest, then the oldest of every purpose."""
         known = [] if self._longest is None else [self._longest]
         return [*known, *(kept for kept in self._oldest.values() if kept not in known)][:KEPT]
 
-    def _same(self, kept: Kept, now: Array, precision: Precision | None) -> bool:
+    def _same(self, kept: OldQuestion, now: Array, precision: Precision | None) -> bool:
         """Whether two answers to one question can come from one box."""
         if now.shape != kept.answer.shape:
             return False
@@ -145,7 +145,7 @@ class DriftWatch(Wrapper):
         alone = now[None] if gap <= CANCELLED * allowed else now[None][:0]
         return gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept, alone)
 
-    def _noise(self, kept: Kept, alone: Array) -> float:
+    def _noise(self, kept: OldQuestion, alone: Array) -> float:
         """Standard deviation of its answers: from repeats of the first question that needed them,
         and larger in proportion for larger answers, as relative noise would be. The repeats are
         asked together; boxes may round what was asked `alone` differently."""
@@ -156,4 +156,4 @@ class DriftWatch(Wrapper):
             spread = np.std(together, axis=0, ddof=1)
             self._measured = float(np.max(spread, initial=0.0)), kept.scale
         noise, scale = self._measured
-        return noise * max(1.0, kept.scale / max(scale, np.finfo(float).tiny))
+        return noise * max(1.0, kept.scale / max(scale, TINY))

@@ -8,8 +8,8 @@ import faulty_endpoint
 import keyhole
 from keyhole.models.draw import attention
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.patience import Patience
 from keyhole.oracles.wrappers.replicas import STRIKES, Replicas
-from keyhole.oracles.wrappers.retry import Patience
 
 WIDTH = 6
 

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from keyhole.arrays import Array, whole_number
+from keyhole.arrays import whole_number
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.questions import Questions
 
 T = TypeVar("T")
 JITTER = random.Random()  # no part of any result: only of when something is asked again
@@ -79,31 +77,3 @@ def pause(seconds: float, stop: threading.Event | None) -> None:
         time.sleep(seconds)
     elif stop.wait(seconds):
         raise OracleError("given up: another part of the batch failed")
-
-
-class Retry(Wrapper):
-    """Asks again where the inner oracle raises `Transient`, or one of `passing`."""
-
-    def __init__(
-        self,
-        inner: Oracle,
-        patience: Patience | None = None,
-        passing: tuple[type[Exception], ...] = (),
-    ) -> None:
-        self.inner, self.passing = inner, passing
-        self.patience = Patience() if patience is None else patience
-        self.failures = 0
-
-    def ask(self, questions: Questions) -> Array:
-        return patiently(lambda: self._once(questions), self.patience, failed=self._failed)
-
-    def _once(self, questions: Questions) -> Array:
-        try:
-            return self.inner.ask(questions)
-        except OracleError as error:
-            if self.passing and isinstance(error.__cause__, self.passing):
-                raise Transient(str(error)) from error
-            raise
-
-    def _failed(self, _: Transient) -> None:
-        self.failures += 1

@@ -1,43 +1,40 @@
 import random
 
-import numpy as np
 import pytest
 
 import keyhole
-from keyhole.oracles.wrappers.retry import Patience, Retry, Transient, patiently
-
-ASKED = keyhole.Questions.of(np.zeros((2, 1, 3)), "test")
+from keyhole.oracles.patience import Patience, Transient, patiently
 
 
 def failing(times, error):
-    left = [times]
+    """An attempt that fails so often, and then returns how often it was made."""
+    made = []
 
-    def box(tokens):
-        if left[0]:
-            left[0] -= 1
+    def attempt():
+        made.append(1)
+        if len(made) <= times:
             raise error
-        return np.arange(len(tokens), dtype=float)
+        return len(made)
 
-    return keyhole.open_oracle(box, 3)
+    return attempt
 
 
-def test_what_passes_is_asked_again():
-    box = Retry(failing(2, ConnectionError()), Patience(3, 0.001), (ConnectionError,))
-    np.testing.assert_array_equal(box.ask(ASKED), [0.0, 1.0])
-    assert box.failures == 2
+def test_what_passes_is_tried_again():
+    seen = []
+    assert patiently(failing(2, Transient("busy")), Patience(3, 0.001), failed=seen.append) == 3
+    assert len(seen) == 2
 
 
 def test_patience_ends():
-    box = Retry(failing(3, ConnectionError("gone")), Patience(3, 0.001), (ConnectionError,))
     with pytest.raises(keyhole.OracleError, match=r"gone.*3 attempts"):
-        box.ask(ASKED)
+        patiently(failing(3, Transient("gone")), Patience(3, 0.001))
 
 
 def test_what_does_not_pass_is_final():
-    box = Retry(failing(1, ValueError("wrong")), Patience(3, 0.001), (ConnectionError,))
+    seen = []
     with pytest.raises(keyhole.OracleError, match="wrong"):
-        box.ask(ASKED)
-    assert box.failures == 0
+        patiently(failing(1, keyhole.OracleError("wrong")), Patience(3, 0.001), failed=seen.append)
+    assert seen == []
 
 
 def test_delays_double_up_to_the_longest_with_jitter_and_keep_what_is_asked_for():
