@@ -102,11 +102,11 @@ def advice(table: list[Row], max_norm: float) -> str:
             f"Without the limit on tokens even {worst.title} leaves a copy within "
             f"{_share(worst.function_error or 0.0)}."
         )
-    if table:
-        fewest = min(row.questions for row in table)
+    stolen = [row.questions for row in table if row.function_error is not None]
+    if stolen:
         parts.append(
-            f"Only fewer questions than unknowns (about {fewest:,}) leave the parameters open in "
-            "every case."
+            f"{min(stolen):,} questions were the fewest that gave a copy; only fewer than there "
+            "are unknowns leave the parameters open in every case."
         )
     return " ".join(parts)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from keyhole.cli.ending import check_file
+
 if TYPE_CHECKING:
     from keyhole.models.attention import Attention
 
@@ -63,6 +65,7 @@ def audit(
     owned = owned_model(model)
     if plot is not None:
         checked_plot(plot)
+        check_file("--plot", plot)
     plan = Plan(
         protections=DEFAULT if protections is None else words(protections),
         multiples=numbers(multiples),

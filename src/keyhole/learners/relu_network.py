@@ -28,8 +28,8 @@ from keyhole.algebra.relu_corrections import (
     polished,
 )
 from keyhole.algebra.signs import Signs, decided_signs
-from keyhole.arrays import Array, whole_number
-from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
+from keyhole.arrays import Array, real_number, whole_number
+from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_answers import SINGLE, Answers
 from keyhole.learners.relu_lines import Lines
@@ -95,10 +95,9 @@ class ReluNetworkLearner:
     def __post_init__(self) -> None:
         if self.neurons is not None:
             whole_number("neurons", self.neurons, 0)
-        if self.scale is not None and not 0 < self.scale < np.inf:
-            raise InvalidArgument(f"scale must be positive and finite, got {self.scale}")
-        if not 0 < self.unseen < 1:
-            raise InvalidArgument(f"unseen must lie between 0 and 1, got {self.unseen}")
+        if self.scale is not None:
+            real_number("scale", self.scale, 0.0)
+        real_number("unseen", self.unseen, 0.0, 1.0)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)

@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from keyhole import __version__
-from keyhole.arrays import whole_number
+from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.wrappers.retry import Patience, Transient, patiently, pause
 
@@ -48,10 +48,9 @@ class Access:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise InvalidArgument(f"timeout must be positive, got {self.timeout}")
-        if self.rate is not None and not self.rate > 0:
-            raise InvalidArgument(f"rate must be positive, got {self.rate}")
+        real_number("timeout", self.timeout, 0.0, finite=False)
+        if self.rate is not None:
+            real_number("rate", self.rate, 0.0, finite=False)
         whole_number("concurrency", self.concurrency, 1)
 
 
