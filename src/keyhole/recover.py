@@ -183,6 +183,13 @@ class _Run:
                     else "with journal= a stopped run can be continued"
                 )
             )
+        except (ArithmeticError, np.linalg.LinAlgError) as broken:
+            error = IllConditioned(
+                f"the arithmetic broke down ({type(broken).__name__}: {broken}), as it does where "
+                "answers or tokens are very large or very small: let the box scale them to "
+                "about one"
+            )
+            error.__cause__ = broken
         except KeyholeError as raised:
             if not any(isinstance(raised, kind) for kind in OUTCOMES):
                 raise

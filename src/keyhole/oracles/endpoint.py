@@ -103,6 +103,10 @@ class Answer:
     headers: Any
 
 
+class Unreachable(Transient):
+    """Nobody answers there."""
+
+
 class Forbidden(OracleError):
     """The endpoint wants a token, or another one."""
 
@@ -235,7 +239,12 @@ class Endpoint:
                     f"{self.identity} shows a certificate that cannot be trusted ({text}); name "
                     "its authority in SSL_CERT_FILE if it is yours"
                 ) from error
-            raise Transient(f"the connection to {self.identity} failed: {text}") from error
+            if "WRONG_VERSION_NUMBER" in text:
+                raise OracleError(f"{self.identity} speaks no TLS: name it as http://") from error
+            raise Unreachable(
+                f"the connection to {self.identity} failed: {text}. Is it running, and is this its "
+                "address?"
+            ) from error
         except (httpx.InvalidURL, httpx.HTTPError) as error:
             raise OracleError(f"{self.identity}: {self.hidden(str(error))}") from error
         if response.status_code == 200:

@@ -204,8 +204,20 @@ def test_export_pt_is_a_state_dict_for_the_exported_module(tmp_path):
 
 
 def test_what_a_module_raises_is_an_oracle_error():
-    with pytest.raises(keyhole.OracleError, match="RuntimeError"):
+    with pytest.raises(keyhole.OracleError, match=r"RuntimeError.*open one of them"):
         keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(questions()[0])
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 2, device="meta"), nn.LazyLinear(2)])
+def test_parameters_without_numbers_are_refused(module):
+    with pytest.raises(keyhole.InvalidArgument, match="parameters without numbers"):
+        keyhole.open_oracle(module, width=4)
+
+
+def test_key_biases_of_zero_do_not_make_a_layer_ill_conditioned():
+    torch.manual_seed(1031)  # rounding leaves 2e-13 of them, known to a third
+    layer = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    assert keyhole.recover(layer).outcome is keyhole.Outcome.RECOVERED
 
 
 def test_identity_tells_two_trainings_apart():
