@@ -46,6 +46,7 @@ from keyhole.learners.relu_result import (
 from keyhole.learners.relu_star import Star
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.probes.asking import few_digits
 from keyhole.probes.input_region import InputRegion
 from keyhole.probes.pieces import TINY, NotPiecewiseAffine
 
@@ -118,6 +119,8 @@ class ReluNetworkLearner:
             return None
         answer = spec.outputs or 1
         floor = self.neurons * (spec.width + answer) + answer
+        if few_digits(spec):  # as measured: benchmarks/relu_boxes.py, single precision
+            return int(self.neurons * ((2.4 if answer > 1 else 3.1) * spec.width + 15))
         if answer > 1:
             return int(2.3 * floor / answer)
         return int((2.4 if self.exact else 1.03) * floor + 3.5 * self.neurons)

@@ -5,11 +5,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle
+from keyhole.oracles.base import UNIT_ROUNDOFF, Oracle, Spec
 from keyhole.oracles.questions import Questions
 
 SINGLE_ROUNDOFF = 2.0**-24  # relative rounding error of a box that answers in float32
 COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
+
+
+def few_digits(spec: Spec) -> bool:
+    """Whether the box is stated to answer with so few digits that it counts as coarse."""
+    return spec.precision is not None and spec.precision.relative >= COARSE * UNIT_ROUNDOFF
 
 
 @dataclass
