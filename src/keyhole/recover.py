@@ -1,7 +1,7 @@
 """recover(): wrap the oracle, learn, verify, return a Recovery. Where all stages meet."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,6 @@ from keyhole.verification.verify import verify as verify_model
 
 RECOVERY_QUERIES = 4  # one fresh question of each of the four most telling kinds
 USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
-# a key bias below this fraction of the keys that its score makes of tokens need not be known: what
-# rounding leaves of one that is zero would never be known to USELESS of itself
-NEGLIGIBLE = 1e-3
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
     WrongFamily: Outcome.REJECTED,
@@ -184,12 +181,7 @@ class _Run:
                 )
             )
         except (ArithmeticError, np.linalg.LinAlgError) as broken:
-            error = IllConditioned(
-                f"the arithmetic broke down ({type(broken).__name__}: {broken}), as it does where "
-                "answers or tokens are very large or very small: let the box scale them to "
-                "about one"
-            )
-            error.__cause__ = broken
+            error = IllConditioned.after(broken)
         except KeyholeError as raised:
             if not any(isinstance(raised, kind) for kind in OUTCOMES):
                 raise
@@ -357,17 +349,6 @@ def loosest(learned: Learned) -> float:
             error = product_norm(errors[name], errors[other])
         else:
             size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))
-        if size > 0 and name.endswith("key_bias"):
-            size = max(size, NEGLIGIBLE * keys_size(parameters, name.removesuffix("key_bias")))
         if size > 0:
             worst = max(worst, error / size)
     return worst
-
-
-def keys_size(parameters: Mapping[str, Array], head: str) -> float:
-    """Norm of the score's product with a token of the length at which scores are of order one."""
-    if f"{head}score" in parameters:
-        size = float(np.linalg.norm(parameters[f"{head}score"]))
-    else:
-        size = product_norm(parameters[f"{head}score_left"], parameters[f"{head}score_right"])
-    return float(np.sqrt(size))

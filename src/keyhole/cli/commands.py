@@ -277,11 +277,10 @@ def identifiability(
     """Which parameters of MODEL nobody can know from its answers, however many."""
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
-    from keyhole.results import Recovery, load, plain
+    from keyhole.results import plain
     from keyhole.verification.witness import identifiability as examine
 
-    loaded = load(model)
-    found = loaded.model if isinstance(loaded, Recovery) else loaded
+    found, _ = with_errors(model)
     if not isinstance(found, Attention):
         raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
     known = examine(found)

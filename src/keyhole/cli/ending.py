@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, error_record
+from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, error_record, exit_code
 from keyhole.cli.options import typed
 from keyhole.errors import InvalidArgument
 
@@ -53,52 +53,60 @@ def finish(
     from rich.console import Console
 
     recovery = replace(recovery, run={**recovery.run, "command": typed()})
-    failed = None
     places: list[str] = []
-    try:
-        if out is not None:
-            _kept("--out", out, lambda: recovery.save(out))
-            places.append(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
-        if report is not None:
-            from keyhole.report.html import write_report
+    failed = None
+    if out is not None:
+        failed = kept("--out", out, lambda: recovery.save(out))
+        places.append(f"saved in {out}; load it with keyhole.load({str(out)!r})")
+    if report is not None and failed is None:
+        from keyhole.report.html import write_report
 
-            _kept("--report", report, lambda: write_report(recovery, report, out))
-            places.append(f"report: [bold]{report}[/]")
-    except InvalidArgument as error:
-        failed = error
+        failed = kept("--report", report, lambda: write_report(recovery, report, out))
+        places.append(f"report: {report}")
     if as_json:
-        record = recovery.to_json()
-        typer.echo(json.dumps(record if failed is None else record | error_record(failed)))
+        tell(recovery.to_json(), failed)
     else:
         from keyhole.report.terminal import show
 
         console = Console()
         console.print(show(recovery, colour=console.color_system is not None))
-        for line in places:
-            console.print(line)
-    if failed is not None:
-        typer.echo(f"keyhole: {failed}", err=True)
-        raise typer.Exit(error_record(failed)["exit_code"])
+        for line in places if failed is None else places[:-1]:
+            console.print(line, markup=False, highlight=False)  # a path may look like markup
+    leave(failed)
     raise typer.Exit(outcome_code(recovery))
 
 
-def _kept(option: str, place: Path, write: Callable[[], Any]) -> None:
+def kept(option: str, place: Path, write: Callable[[], Any]) -> InvalidArgument | None:
+    """Writes a result; what went wrong is told after the result was shown."""
     try:
         write()
     except OSError as error:
-        raise InvalidArgument(
+        return InvalidArgument(
             f"{place} could not be written ({error.strerror or error}): make room, or name another "
-            f"place with {option}, and run again; with --journal nothing is asked twice"
-        ) from error
+            f"place with {option}, and run again"
+        )
+    return None
+
+
+def tell(record: dict[str, Any], failed: InvalidArgument | None) -> None:
+    """The one object of --json."""
+    typer.echo(json.dumps(record if failed is None else record | error_record(failed)))
+
+
+def leave(failed: InvalidArgument | None) -> None:
+    if failed is not None:
+        typer.echo(f"keyhole: {failed}", err=True)
+        raise typer.Exit(exit_code(failed))
 
 
 def outcome_code(recovery: "Recovery") -> int:
     from keyhole.results import Outcome
 
+    unasked = recovery.verdict is None
     codes = {
         Outcome.RECOVERED: OK,
-        # as asked with --no-verify; the reason why not otherwise: no question was left for it
-        Outcome.UNVERIFIED: BUDGET if recovery.reason else OK,
+        # as asked with --no-verify; no question was left for it; noise hides what it would tell
+        Outcome.UNVERIFIED: OK if not recovery.reason else BUDGET if unasked else DIFFERS,
         Outcome.ORACLE_FAILED: ORACLE,
         Outcome.BUDGET_EXHAUSTED: BUDGET,
         Outcome.INTERRUPTED: STOPPED,

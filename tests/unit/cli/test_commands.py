@@ -22,7 +22,9 @@ def dying(tokens):
     if sum(asked) > 20:
         raise ConnectionError("gone")
     return box(tokens)
-box.width = dying.width = 4
+def noise(tokens, rng=np.random.default_rng(0)):
+    return rng.standard_normal(len(tokens))
+box.width = dying.width = noise.width = 4
 """
 
 
@@ -74,11 +76,37 @@ def test_a_result_that_cannot_be_saved_is_shown_all_the_same(command, monkeypatc
         assert (record["error"], record["exit_code"]) == ("InvalidArgument", 2)
 
 
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_an_audit_without_its_plot_is_shown_all_the_same(command, monkeypatch, form):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("keyhole.audit.picture.draw", full)
+    words = "audit head.safetensors --protections float64 --multiples 1 --no-unbounded --plot a.png"
+    code, shown, error = command(f"{words} {form}")
+    assert code == 2
+    assert "a.png could not be written (No space left on device)" in error
+    assert json.loads(shown)["rows"] if form else "float64" in shown
+
+
+def test_a_place_that_looks_like_markup_is_named_as_it_is(command):
+    code, shown, _ = command("recover counted:box --out o[/b]ut")
+    assert code == 0
+    assert "saved in o[/b]ut" in shown
+
+
 def test_a_box_that_fails_half_way_leaves_the_command_that_continues(command):
     code, _, error = command("recover counted:dying --journal run.journal")
     assert code == 3
     assert "the box failed after" in error
     assert error.splitlines()[-1] == "  keyhole recover counted:dying --journal run.journal"
+
+
+def test_what_noise_hides_is_no_spent_budget(command):
+    code, shown, _ = command("recover counted:noise --learner relu-network --json")
+    record = json.loads(shown)
+    assert (code, record["outcome"]) == (1, "UNVERIFIED")
+    assert "Noise hides the box" in record["reason"]
 
 
 MISUSE = {  # command -> the error's name

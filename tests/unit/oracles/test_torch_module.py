@@ -217,7 +217,11 @@ def test_parameters_without_numbers_are_refused(module):
 def test_key_biases_of_zero_do_not_make_a_layer_ill_conditioned():
     torch.manual_seed(1031)  # rounding leaves 2e-13 of them, known to a third
     layer = nn.MultiheadAttention(12, 3, batch_first=True).double()
-    assert keyhole.recover(layer).outcome is keyhole.Outcome.RECOVERED
+    recovery = keyhole.recover(layer)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    for head, error in zip(recovery.model.heads, recovery.errors.heads, strict=True):
+        assert not head.key_bias.any()
+        assert 0 < np.linalg.norm(error.key_bias) < 1e-11
 
 
 def test_identity_tells_two_trainings_apart():
