@@ -5,6 +5,7 @@ testing, where jaxtyping is installed; at run time they cost nothing.
 """
 
 import hashlib
+import numbers
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ __all__ = [
     "digest",
     "finite_array",
     "frozen",
+    "real_number",
     "sequences",
     "whole_number",
 ]
@@ -89,6 +91,29 @@ def sequences(tokens: Any, width: int, dtype: Any) -> Float[Array, "batch length
             f"expected tokens of shape (batch, length, {width}), got {tokens.shape}"
         )
     return tokens
+
+
+def real_number(
+    name: str,
+    value: Any,
+    low: float = -np.inf,
+    high: float = np.inf,
+    *,
+    with_low: bool = False,
+    finite: bool = True,
+) -> float:
+    """`value` as a float above `low` (or `low` itself) and below `high`, or a sentence on what is
+    wrong: text and truth values are no numbers. Not `finite`: infinity stands for no limit."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = float(value) if real else np.nan
+    above = low < number or (with_low and number == low)
+    if not (above and (number < high or (number == np.inf and not finite))):
+        limits = [f"{'of at least' if with_low else 'above'} {low:g}"] if low > -np.inf else []
+        limits += [f"below {high:g}"] if high < np.inf else []
+        kind = "a finite number" if finite and high == np.inf else "a number"
+        words = " ".join([kind, *([" and ".join(limits)] if limits else [])])
+        raise InvalidArgument(f"{name} must be {words}, got {value!r}")
+    return number
 
 
 def frozen(array: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, real_number
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
@@ -64,8 +64,7 @@ def run_bench(
 
     `seconds` is the time that each baseline may take; `told` hears the name of each method.
     """
-    if not seconds > 0:
-        raise InvalidArgument(f"seconds must be positive, got {seconds}")
+    real_number("seconds", seconds, 0.0)
     rng = np.random.default_rng([seed, 3])
     secret = attention(rng, size.width, heads=size.heads)
     hear = told or (lambda name: None)

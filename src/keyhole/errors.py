@@ -57,6 +57,16 @@ class NotIdentifiable(KeyholeError):
 class IllConditioned(KeyholeError):
     """The answers do not determine the parameters to any useful accuracy."""
 
+    @classmethod
+    def after(cls, broken: Exception) -> "IllConditioned":
+        """Where a division by zero or a factorisation that fails ended the run."""
+        error = cls(
+            f"the arithmetic broke down ({type(broken).__name__}: {broken}), as it does where "
+            "numbers are very large or very small: scale tokens and answers to about one"
+        )
+        error.__cause__ = broken
+        return error
+
 
 class WrongFamily(KeyholeError):
     """The box is not a member of the model class the learner assumes."""

@@ -74,6 +74,8 @@ def learn(
         error = complaint(fitted, verdict)
     except KeyboardInterrupt:
         error = Interrupted("stopped before a fit was settled; run again, or allow fewer seconds")
+    except (ArithmeticError, np.linalg.LinAlgError) as broken:
+        error = IllConditioned.after(broken)
     except tuple(OUTCOMES) as raised:
         error = raised
     recovery = _recovery(fitted, verdict, error)

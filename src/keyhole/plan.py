@@ -240,11 +240,11 @@ def plan(
         known = target.precision or Precision()
         target = Survey(target, known, "taken for float64", "")
     size = Size() if size is None else size
-    found = []
+    spec, found = replace(target.spec, precision=target.precision), []
     for name, candidate in candidates(size, target.spec.outputs).items():
         if target.kind and target.kind not in candidate.kinds:
             continue
-        questions = candidate.learner.expected_questions(target.spec)
+        questions = candidate.learner.expected_questions(spec)
         error, ending = None, "not rehearsed"
         if rehearse:
             error, ending = _rehearsal(name, size, target, seed)

@@ -180,6 +180,8 @@ class _Run:
                     else "with journal= a stopped run can be continued"
                 )
             )
+        except (ArithmeticError, np.linalg.LinAlgError) as broken:
+            error = IllConditioned.after(broken)
         except KeyholeError as raised:
             if not any(isinstance(raised, kind) for kind in OUTCOMES):
                 raise

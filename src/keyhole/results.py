@@ -40,9 +40,10 @@ class Outcome(enum.Enum):
         "A model was fitted but not compared with fresh answers, or noise hides what they tell."
     )
     ORACLE_FAILED = (
-        "The box failed to answer. What was paid for is in the journal, if there is one."
+        "The box failed to answer: the reason says how. Once it answers, the same call continues "
+        "from its journal, if there is one."
     )
-    INTERRUPTED = "Stopped on request. Run again with the same journal to continue."
+    INTERRUPTED = "Stopped on request. With a journal, the same call continues where it was."
 
     def __repr__(self) -> str:
         return f"Outcome.{self.name}"
@@ -117,7 +118,7 @@ class Recovery:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)  # box, learner, seed …: how to repeat it
-    trace: Trace | None = None
+    trace: Trace | None = field(default=None, repr=False)  # pages of numbers
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", MappingProxyType(dict(self.details)))

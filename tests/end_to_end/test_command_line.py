@@ -173,7 +173,7 @@ def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
         (["recover", "mine:told", "--exact"], "--exact is for relu-network and transformer"),
         (["recover", "mine:told", "--method", "convex"], "auto has no method 'convex'"),
         (["recover", "mine:told", "--budget", "0"], "budget must be a whole number of at least 1"),
-        (["recover", "mine:told", "--max-norm", "-1"], "max_norm must be positive"),
+        (["recover", "mine:told", "--max-norm", "-1"], "max_norm must be a finite number above 0"),
         (["recover", "mine:told", "--journal", "none/run.journal"], "not a folder"),
         (["verify", "missing", "mine:told"], "does not exist"),
         (["verify", "mine.py", "mine:told"], "cannot be read"),

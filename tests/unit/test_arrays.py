@@ -10,6 +10,8 @@ import keyhole
 from keyhole.arrays import digest, finite_array, frozen, whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.models.draw import attention
+from keyhole.oracles.base import Precision
+from keyhole.oracles.endpoint import Access
 
 
 def test_float32_stays_and_integers_become_float64() -> None:
@@ -102,6 +104,22 @@ BAD: dict[str, Callable[[], object]] = {
     "heads ": lambda: keyhole.MultiHead(heads=1.5),  # type: ignore[arg-type]
     "bits": lambda: keyhole.LabelOnly(bits="a"),  # type: ignore[arg-type]
     "neurons": lambda: keyhole.ReluNetworkLearner(neurons=1.5),  # type: ignore[arg-type]
+    "max_norm": lambda: keyhole.open_oracle(HEAD, max_norm="a"),  # type: ignore[arg-type]
+    "max_norm ": lambda: keyhole.open_oracle(HEAD, max_norm=True),
+    "low": lambda: keyhole.open_oracle(HEAD, low="a"),
+    "high": lambda: keyhole.open_oracle(HEAD, high=[1.0]),
+    "precision": lambda: keyhole.open_oracle(len, 4, precision=1e-3),
+    "additive": lambda: Precision(additive=None),  # type: ignore[arg-type]
+    "timeout": lambda: Access(timeout="9"),  # type: ignore[arg-type]
+    "rate": lambda: Access(rate=np.nan),
+    "accuracy": lambda: keyhole.SingleHead(accuracy="a"),  # type: ignore[arg-type]
+    "score_bound": lambda: keyhole.SingleHead(score_bound=None),  # type: ignore[arg-type]
+    "tolerance": lambda: keyhole.LowRank(tolerance="a"),  # type: ignore[arg-type]
+    "scale": lambda: keyhole.ReluNetworkLearner(scale=[]),  # type: ignore[arg-type]
+    "unseen": lambda: keyhole.ReluNetworkLearner(unseen=1.0),
+    "seconds": lambda: keyhole.FromExamples(seconds="60"),  # type: ignore[arg-type]
+    "noise": lambda: keyhole.FromExamples(noise=-0.1),
+    "attention": lambda: keyhole.Transformer(attention="single"),  # type: ignore[arg-type]
     "ffn": lambda: keyhole.Transformer(ffn=keyhole.ReluNetworkLearner),  # type: ignore[arg-type]
 }
 

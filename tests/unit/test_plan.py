@@ -5,7 +5,9 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
+from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
+from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Precision, Spec
 from keyhole.plan import Size, Survey, plan, survey
 from recoveries import NETWORK, SCORE
@@ -20,6 +22,31 @@ def test_forecasts_are_those_of_the_learners() -> None:
     assert found["relu-network"].questions is None
     assert found["relu-network"].depends == "give --neurons"
     assert all(e.seconds is None and e.error is None for e in found.values())
+
+
+@pytest.mark.parametrize(("neurons", "outputs"), [(8, None), (16, None), (12, 6)])
+def test_a_forecast_for_a_network_in_single_precision(neurons: int, outputs: int | None) -> None:
+    rng = np.random.default_rng(neurons)
+    shape = (neurons,) if outputs is None else (neurons, outputs)
+    secret = ReluNetwork(rng.standard_normal((neurons, 10)), None, rng.standard_normal(shape))
+    box = secret.astype(np.float32)
+    (found,) = plan(survey(box), Size(neurons=neurons), rehearse=False)
+    paid = keyhole.recover(box, keyhole.ReluNetworkLearner()).ledger.paid
+    assert found.questions is not None
+    assert 0.7 < paid / found.questions < 1.5
+
+
+@pytest.mark.parametrize("precision", [np.float32, np.float64])
+def test_a_forecast_for_a_layer(precision: type) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((2, 16, 8)) @ rng.standard_normal((2, 8, 16)) / 16
+    drawn = attention(rng, 16, heads=2, rank=8).heads
+    heads = [Head(h.score, None, v) for h, v in zip(drawn, values, strict=True)]
+    box = Attention(heads, np.zeros(16)).astype(precision)
+    found = {e.learner: e for e in plan(survey(box), Size(heads=2), rehearse=False)}["multi-head"]
+    paid = keyhole.recover(box, keyhole.MultiHead(heads=2)).ledger.paid
+    assert found.questions is not None
+    assert 0.85 < paid / found.questions < 1.2
 
 
 def test_a_forecast_is_near_what_the_run_pays() -> None:

@@ -192,6 +192,23 @@ def test_two_functions_of_one_name_are_told_apart_by_one_question(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("size", [1e-150, 1e-20, 1e140])
+def test_answers_of_any_size(size: float) -> None:
+    box = keyhole.open_oracle(lambda tokens: size * MODEL(tokens), width=10)
+    found = keyhole.recover(box).model
+    head, secret = found.heads[0], MODEL.heads[0]
+    np.testing.assert_allclose(head.score, secret.score, atol=1e-12)
+    np.testing.assert_allclose(head.value, size * secret.value, rtol=1e-12)
+
+
+def test_where_the_arithmetic_breaks_down_the_run_is_kept() -> None:
+    box = keyhole.open_oracle(lambda tokens: 1e-300 * MODEL(tokens), width=10)
+    recovery = keyhole.recover(box, throw=False)
+    assert recovery.outcome is keyhole.Outcome.ILL_CONDITIONED
+    assert "scale tokens and answers to about one" in recovery.reason
+    assert recovery.ledger.paid > 0
+
+
 def test_parameters_that_are_hardly_determined_are_not_called_recovered() -> None:
     """A head whose score is far below what a float32 box can show."""
     drawn = attention(np.random.default_rng(0), 6)

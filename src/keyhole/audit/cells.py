@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array
+from keyhole.arrays import TINY, Array, real_number
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.errors import InvalidArgument, KeyholeError
 from keyhole.learners.base import Learner
@@ -63,8 +63,8 @@ class Plan:
             raise InvalidArgument("an audit needs at least one protection and one multiple")
         if min(self.multiples) < 1 or self.repeats < 1:
             raise InvalidArgument("multiples and repeats must be at least 1")
-        if self.max_norm is not None and not 0 < self.max_norm < np.inf:
-            raise InvalidArgument(f"max_norm must be positive and finite, got {self.max_norm}")
+        if self.max_norm is not None:
+            real_number("max_norm", self.max_norm, 0.0)
 
     def cells(self, model: Attention) -> tuple[list[Cell], list[str]]:
         """The cells that make sense for a model, the longest first, and notes on what does not."""

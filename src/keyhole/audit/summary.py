@@ -72,11 +72,11 @@ def advice(table: list[Row], max_norm: float) -> str:
         [row for row in loose if row.function_error is not None and row.function_error < LEAKS],
         useful,
     )
-    if table:
-        fewest = min(row.questions for row in table)
+    stolen = [row.questions for row in table if row.function_error is not None]
+    if stolen:
         parts.append(
-            f"Only fewer questions than unknowns (about {fewest:,}) leave the parameters open in "
-            "every case."
+            f"{min(stolen):,} questions were the fewest that gave a copy; only fewer than there "
+            "are unknowns leave the parameters open in every case."
         )
     return " ".join(parts)
 

@@ -197,7 +197,10 @@ class _Store:
                     store._write(header)
                 yield store
         except OSError as error:
-            raise JournalError(f"{path} cannot be read or written: {error}") from error
+            raise JournalError(
+                f"{path} cannot be read or written ({error.strerror}): make room, or name another "
+                "store (--store)"
+            ) from error
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.file is not None:

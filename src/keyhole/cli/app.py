@@ -1,17 +1,39 @@
 """The `keyhole` command and how it ends: exit codes, one readable sentence per error."""
 
+import json
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from keyhole import __version__
 from keyhole.errors import BudgetExhausted, Interrupted, KeyholeError, OracleError
 
-OK, DIFFERS, USAGE, ORACLE, BUDGET, STOPPED = 0, 1, 2, 3, 4, 130
+OK, DIFFERS, USAGE, ORACLE, BUDGET, FAULT, STOPPED = 0, 1, 2, 3, 4, 70, 130
+
+
+class Commands(TyperGroup):
+    """The commands: with --json an error is an object on stdout too, as a result is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt as pressed:  # typer would leave without a word
+            stopped = Interrupted("stopped")
+            _as_json(stopped)
+            raise stopped from pressed
+        except Exception as error:
+            _as_json(error)
+            raise
+
 
 app = typer.Typer(
     name="keyhole",
+    cls=Commands,
     help="Recovers attention models through their answers alone.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -37,12 +59,37 @@ def _root(
     pass
 
 
-def exit_code(error: KeyholeError) -> int:
+def exit_code(error: BaseException) -> int:
     if isinstance(error, BudgetExhausted):
         return BUDGET
     if isinstance(error, OracleError):
         return ORACLE
-    return STOPPED if isinstance(error, Interrupted) else USAGE
+    if isinstance(error, Interrupted):
+        return STOPPED
+    if isinstance(error, (KeyholeError, OSError, MemoryError)):
+        return USAGE
+    return int(getattr(error, "exit_code", FAULT))  # typer's own errors tell
+
+
+def sentence(error: BaseException) -> str:
+    """What happened, and what to do where the system's own words do not say it."""
+    if isinstance(error, MemoryError):
+        return "out of memory: ask fewer questions at a time (--batch), or use a larger machine"
+    if isinstance(error, OSError) and error.filename is not None:
+        place = f"{error.filename} cannot be read or written ({error.strerror})"
+        return f"{place}: check the name, or name another place"
+    return str(getattr(error, "format_message", error.__str__)())
+
+
+def error_record(error: BaseException) -> dict[str, Any]:
+    """An error as it stands on stdout with --json."""
+    code = exit_code(error)
+    return {"error": type(error).__name__, "message": sentence(error), "exit_code": code}
+
+
+def _as_json(error: BaseException) -> None:
+    if "--json" in sys.argv:
+        typer.echo(json.dumps(error_record(error)))
 
 
 def main() -> None:
@@ -52,12 +99,14 @@ def main() -> None:
     sys.path.insert(0, "")  # package.module:attribute may live where the user stands
     try:
         app()
-    except KeyholeError as error:
-        typer.echo(f"keyhole: {error}", err=True)
+    except (KeyholeError, OSError, MemoryError) as error:
+        typer.echo(f"keyhole: {sentence(error)}", err=True)
         raise SystemExit(exit_code(error)) from error
-    except KeyboardInterrupt:
-        typer.echo("keyhole: stopped", err=True)
-        raise SystemExit(STOPPED) from None
-    except OSError as error:
-        typer.echo(f"keyhole: {error}", err=True)
-        raise SystemExit(USAGE) from error
+    except Exception as error:
+        traceback.print_exc()
+        typer.echo(
+            f"keyhole: this is a fault of Keyhole {__version__}, not of your box: please report "
+            "the lines above",
+            err=True,
+        )
+        raise SystemExit(FAULT) from error

@@ -1,13 +1,14 @@
 """`keyhole audit`: how exposed is my model?"""
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from keyhole.cli.ending import check_file, kept, leave, tell
 
 if TYPE_CHECKING:
     from keyhole.models.attention import Attention
@@ -63,6 +64,7 @@ def audit(
     owned = owned_model(model)
     if plot is not None:
         checked_plot(plot)
+        check_file("--plot", plot)
     plan = Plan(
         protections=DEFAULT if protections is None else words(protections),
         multiples=numbers(multiples),
@@ -75,17 +77,18 @@ def audit(
         found = run_audit(
             owned, plan, store=store, workers=workers, scheduler=scheduler, progress=progress
         )
-    if plot is not None:
-        draw(found, plot)
+    failed = None if plot is None else kept("--plot", plot, lambda: draw(found, plot))
     if as_json:
-        typer.echo(json.dumps(to_json(found)))
+        tell(to_json(found), failed)
+        leave(failed)
         return
     from rich.console import Console
 
     console = Console()
     console.print(show(found))
+    leave(failed)
     if plot is not None:
-        console.print(f"plot: [bold]{plot}[/]")
+        console.print(f"plot: {plot}", markup=False, highlight=False)
 
 
 def owned_model(target: str) -> "Attention":

@@ -1,85 +1,21 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
-import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, app
+from keyhole.cli.app import DIFFERS, OK, app
 from keyhole.cli.audit import audit
 from keyhole.cli.bench import bench
-from keyhole.cli.options import Json, Out, Report, Seed, typed
+from keyhole.cli.ending import check_places, finish, how_to_resume
+from keyhole.cli.options import Json, Out, Report, Seed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 from keyhole.cli.target import Box, asks_a_box
-
-if TYPE_CHECKING:
-    from keyhole.results import Recovery
-
-
-def finish(
-    recovery: "Recovery",
-    as_json: bool,
-    out: Path | None,
-    report: Path | None,
-) -> None:
-    """Shows, saves, and leaves with the exit code of the outcome."""
-    from rich.console import Console
-
-    from keyhole.results import Outcome
-
-    recovery = replace(recovery, run={**recovery.run, "command": typed()})
-    console = Console(quiet=as_json)
-    if as_json:
-        typer.echo(json.dumps(recovery.to_json()))
-    else:
-        from keyhole.report.terminal import show
-
-        console.print(show(recovery, colour=console.color_system is not None))
-    if out is not None:
-        recovery.save(out)
-        console.print(f"saved in [bold]{out}[/]; load it with keyhole.load({str(out)!r})")
-    if report is not None:
-        from keyhole.report.html import write_report
-
-        write_report(recovery, report, out)
-        console.print(f"report: [bold]{report}[/]")
-    codes = {
-        Outcome.RECOVERED: OK,
-        # as asked with --no-verify; the reason why not otherwise: no question was left for it
-        Outcome.UNVERIFIED: BUDGET if recovery.reason else OK,
-        Outcome.ORACLE_FAILED: ORACLE,
-        Outcome.BUDGET_EXHAUSTED: BUDGET,
-        Outcome.INTERRUPTED: STOPPED,
-    }
-    raise typer.Exit(codes.get(recovery.outcome, DIFFERS))
-
-
-def check_places(out: Path | None, report: Path | None) -> None:
-    """Raises, before anything is paid for, where a result could not be kept."""
-    for folder in filter(None, (out, report and report.parent)):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    if report is not None and report.is_dir():
-        raise IsADirectoryError(f"{report} is a folder; --report names a file")
-
-
-def how_to_resume(paid: int, journal: Path | None) -> str:
-    if journal is None:
-        again = typed("--journal", "run.journal", hide=False)
-        return (
-            f"keyhole: stopped after {paid:,} questions, which were not kept. A run with a "
-            f"journal can be continued:\n  {again}"
-        )
-    return (
-        f"keyhole: stopped after {paid:,} questions, kept in {journal}. Continue with:\n"
-        f"  {typed(hide=False)}"
-    )
-
 
 LEARNERS = {  # command-line name -> public name
     "auto": "Auto",
@@ -198,8 +134,9 @@ def recover(
             progress=stop,
             throw=False,
         )
-    if recovery.outcome.name == "INTERRUPTED":
-        typer.echo(how_to_resume(recovery.ledger.paid, journal), err=True)
+    resume = how_to_resume(recovery, journal)
+    if resume is not None:
+        typer.echo(resume, err=True)
     finish(recovery, as_json, out, report)
 
 
@@ -340,11 +277,10 @@ def identifiability(
     """Which parameters of MODEL nobody can know from its answers, however many."""
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
-    from keyhole.results import Recovery, load, plain
+    from keyhole.results import plain
     from keyhole.verification.witness import identifiability as examine
 
-    loaded = load(model)
-    found = loaded.model if isinstance(loaded, Recovery) else loaded
+    found, _ = with_errors(model)
     if not isinstance(found, Attention):
         raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
     known = examine(found)

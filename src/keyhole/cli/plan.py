@@ -54,7 +54,7 @@ def plan(
     console.print(table(found))
     refusals = dict.fromkeys(line.rehearsal for line in found if len(line.rehearsal) >= SHORT)
     for sentence in (*(f"¹ {text}." for text in refusals), *sentences(known, rehearse)):
-        console.print(f"[dim]{sentence}[/]", highlight=False)
+        console.print(sentence, style="dim", markup=False, highlight=False)
 
 
 def record(known: "Survey", found: "list[Estimate]") -> dict[str, Any]:

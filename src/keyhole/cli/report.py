@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from keyhole.cli.ending import check_file
 from keyhole.cli.options import Json
 
 NAME = "report.html"  # in the folder of the run, unless told otherwise
@@ -26,7 +27,9 @@ def report(
         raise InvalidArgument(
             f"{run} is a model; a report needs the folder of a run, with its verdict and ledger"
         )
-    path = write_report(loaded, run / NAME if out is None else out, run)
+    place = run / NAME if out is None else out
+    check_file("--out", place)
+    path = write_report(loaded, place, run)
     size = path.stat().st_size
     if as_json:
         typer.echo(json.dumps({"report": str(path), "bytes": size}))

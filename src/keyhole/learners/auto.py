@@ -145,7 +145,8 @@ def refuse(facts: Facts) -> None:
     if facts.smooth:
         message = (
             "none of the families: one token is answered nonlinearly and smoothly, where attention "
-            "is linear and a ReLU network piecewise linear"
+            "is linear and a ReLU network piecewise linear (a LayerNorm, a GELU, a residual around "
+            "them? Open the attention by itself)"
         )
     elif facts.order:
         message = (

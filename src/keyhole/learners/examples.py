@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from keyhole.algebra.attention_rows import Rows
 from keyhole.algebra.whitening import whitened
-from keyhole.arrays import whole_number
+from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learners.example_data import Examples, check_span, examples
 from keyhole.learners.example_fit import (
@@ -80,10 +80,9 @@ class FromExamples:
         for name in ("heads", "restarts", "workers", "most_heads"):
             if name != "heads" or self.heads is not None:
                 whole_number(name, getattr(self, name), 1)
-        if not self.seconds > 0:
-            raise InvalidArgument(f"seconds must be positive, got {self.seconds!r}")
-        if self.noise is not None and not 0 <= self.noise < 1:
-            raise InvalidArgument(f"noise must lie in [0, 1), got {self.noise!r}")
+        real_number("seconds", self.seconds, 0.0, finite=False)
+        if self.noise is not None:
+            real_number("noise", self.noise, 0.0, 1.0, with_low=True)
 
     def fit(
         self,

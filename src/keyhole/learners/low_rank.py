@@ -27,7 +27,7 @@ import numpy as np
 
 from keyhole.algebra.bases import DENSE_LIMIT
 from keyhole.algebra.nuclear_norm import require_solver
-from keyhole.arrays import whole_number
+from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned, at_most_the_width
 from keyhole.learners.low_rank_convex import CONE_LIMIT, Convex, planned, refuse_too_few
@@ -61,8 +61,7 @@ class LowRank:
         for name in ("rank", "measurements"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 1)
-        if not 0 <= self.tolerance < 1:
-            raise InvalidArgument(f"tolerance must lie in [0, 1), got {self.tolerance}")
+        real_number("tolerance", self.tolerance, 0.0, 1.0, with_low=True)
         if self.measurements is not None and self.method != "convex":
             raise InvalidArgument("measurements= belongs to method='convex'")
 

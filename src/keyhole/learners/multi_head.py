@@ -26,7 +26,7 @@ from keyhole.learners.multi_head_random import learn_random, questions_for
 from keyhole.learners.multi_head_scalar import learn_scalar
 from keyhole.learners.multi_head_vector import learn_vector
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.probes.asking import Asker
+from keyhole.probes.asking import Asker, few_digits
 from keyhole.probes.leaves import BAG
 from keyhole.probes.vector_leaves import Overcomplete
 
@@ -128,7 +128,8 @@ class MultiHead:
             return heads * (each + 2 * d + SWITCH)
         if spec.outputs is not None and spec.outputs > 1:
             inner = self.rank or max(1, d // heads)
-            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12)
+            again = max(0, 4 * d - inner - 8) if few_digits(spec) else 0  # a second set of columns
+            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12) + again
         if not domain.unbounded:
             return questions_for(d, heads, 1) + EXPLORING
         return heads * each + 3 * heads + 6

@@ -122,7 +122,7 @@ class Bounded:
             raise IllConditioned("the correction of the differences does not settle")
         model = assembled(self.soft, scores, biases, offset)
         errors = self.error_bars(slopes, ranges, scores, biases, offset)
-        return without_noise(model, errors), errors
+        return without_noise(model, errors)
 
     def point(self) -> Point:
         """Differences of F around a random point, by one-sided steps."""

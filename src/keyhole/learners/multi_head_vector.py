@@ -33,7 +33,7 @@ from keyhole.probes.asking import Asker
 from keyhole.probes.vector_leaves import Overcomplete
 
 REPLICATES = 6  # repetitions of the algebra on perturbed answers for the error bars
-NOTHING = 2.0  # size of a key bias, in its standard errors, that is error alone
+NOTHING = 10.0  # size of a key bias, in its standard errors, that may be error alone
 BARS = 1.0  # error bars, in units of the spread of the replicates
 
 
@@ -67,7 +67,7 @@ def learn_vector(
         except (IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
-        model = without_noise(model, errors)
+        model, errors = without_noise(model, errors)
         counterexample = validated(ask, model, errors, rng)
         if counterexample is None:
             return finished(attempt, model, errors, claims.heads)
@@ -112,15 +112,19 @@ def error_bars(
     return Attention([Head(s, c, m) for s, c, m in zip(*bars, strict=True)], doubt)
 
 
-def without_noise(model: Attention, errors: Attention) -> Attention:
-    """The model with key biases that are nothing but error set to zero: most layers without biases
-    would otherwise be said to have some, each of them wrong by all of its size."""
-    heads = []
+def without_noise(model: Attention, errors: Attention) -> tuple[Attention, Attention]:
+    """The model with key biases that may be nothing but error set to zero, and error bars that
+    cover what was found: most layers without biases would otherwise be said to have some, each of
+    them wrong by all of its size. (Six replicates may see a third of the spread.)"""
+    heads, bars = [], []
     for head, bar in zip(model.heads, errors.heads, strict=True):
-        noise = np.linalg.norm(head.key_bias) <= NOTHING * np.linalg.norm(bar.key_bias)
-        score = head.score if head.score_factors is None else tuple(head.score_factors)
-        heads.append(Head(score, None, head.value) if noise else head)
-    return Attention(heads, model.offset)
+        if np.linalg.norm(head.key_bias) <= NOTHING * np.linalg.norm(bar.key_bias):
+            score = head.score if head.score_factors is None else tuple(head.score_factors)
+            bar = Head(bar.score, np.hypot(bar.key_bias, head.key_bias), bar.value)
+            head = Head(score, None, head.value)
+        heads.append(head)
+        bars.append(bar)
+    return Attention(heads, model.offset), Attention(bars, errors.offset)
 
 
 def rms(part: Array) -> Array:

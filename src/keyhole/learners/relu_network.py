@@ -21,20 +21,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.algebra.signs import Signs, decided_signs
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, whole_number
-from keyhole.errors import InvalidArgument, WrongFamily
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, real_number, whole_number
+from keyhole.errors import WrongFamily
 from keyhole.learners.base import Learned
 from keyhole.learners.relu_answers import Answers
 from keyhole.learners.relu_result import flat, notes_on, standard_errors, without_rounding
 from keyhole.learners.relu_search import NetworkSearch
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.probes.asking import few_digits
 from keyhole.probes.input_region import InputRegion
 
 # measured questions: per unknown of a vector box; per unknown and per neuron (for its kink) of a
 # scalar one
 VECTOR_RATE = 2.3
 SCALAR_RATE, EXACT_RATE, PER_KINK = 1.03, 2.4, 3.5
+ROUGH_SCALAR_RATE, ROUGH_VECTOR_RATE, ROUGH_PER_KINK = 3.1, 2.4, 15  # the same with few digits
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,9 @@ class ReluNetworkLearner:
     def __post_init__(self) -> None:
         if self.neurons is not None:
             whole_number("neurons", self.neurons, 0)
-        if self.scale is not None and not 0 < self.scale < np.inf:
-            raise InvalidArgument(f"scale must be positive and finite, got {self.scale}")
-        if not 0 < self.unseen < 1:
-            raise InvalidArgument(f"unseen must lie between 0 and 1, got {self.unseen}")
+        if self.scale is not None:
+            real_number("scale", self.scale, 0.0)
+        real_number("unseen", self.unseen, 0.0, 1.0)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
@@ -88,6 +89,9 @@ class ReluNetworkLearner:
             return None
         answer = spec.outputs or 1
         floor = self.neurons * (spec.width + answer) + answer
+        if few_digits(spec):
+            rate = ROUGH_VECTOR_RATE if answer > 1 else ROUGH_SCALAR_RATE
+            return int(self.neurons * (rate * spec.width + ROUGH_PER_KINK))
         if answer > 1:
             return int(VECTOR_RATE * floor / answer)
         return int((EXACT_RATE if self.exact else SCALAR_RATE) * floor + PER_KINK * self.neurons)

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from keyhole.algebra.bases import Basis
-from keyhole.arrays import Array, Float, whole_number
+from keyhole.arrays import Array, Float, real_number, whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank import LowRank
@@ -64,10 +64,9 @@ class SingleHead:
             whole_number("rank, where it is known,", self.rank, 1)
         if self.method not in ("keyhole", "paper"):
             raise InvalidArgument(f"method must be 'keyhole' or 'paper', got {self.method!r}")
-        if not self.score_bound > 0:
-            raise InvalidArgument(f"score_bound must be positive, got {self.score_bound}")
-        if self.accuracy is not None and not 0 < self.accuracy < 1:
-            raise InvalidArgument(f"accuracy must lie in (0, 1), got {self.accuracy}")
+        real_number("score_bound", self.score_bound, 0.0)
+        if self.accuracy is not None:
+            real_number("accuracy", self.accuracy, 0.0, 1.0)
 
     def expected_questions(self, spec: Spec) -> int | None:
         numbers = spec.outputs or 1

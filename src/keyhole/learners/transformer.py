@@ -96,6 +96,10 @@ class Transformer:
             raise InvalidArgument(
                 f"ffn must have learn(oracle, rng) and expected_questions(spec), got {self.ffn!r}"
             )
+        if isinstance(self.attention, type) or not isinstance(self.attention, Learner | None):
+            raise InvalidArgument(
+                f"attention must be a learner such as SingleHead(), got {self.attention!r}"
+            )
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
         longest = oracle.spec.domain.max_length

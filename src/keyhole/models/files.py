@@ -82,9 +82,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    temporary.touch(exist_ok=False)  # as readable as the umask lets it be
     try:
+        temporary.touch(exist_ok=False)  # as readable as the umask lets it be
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the name that the user gave
+        raise
     finally:
         temporary.unlink(missing_ok=True)

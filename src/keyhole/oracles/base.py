@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, finite_array, frozen, whole_number
+from keyhole.arrays import (
+    TINY,
+    UNIT_ROUNDOFF,
+    Array,
+    Float,
+    finite_array,
+    frozen,
+    real_number,
+    whole_number,
+)
 from keyhole.errors import DomainError, InvalidArgument
 from keyhole.oracles.questions import Questions
 
@@ -35,8 +44,11 @@ class Domain:
         if self.max_length is not None:
             longest = whole_number("max_length", self.max_length, 1)
             object.__setattr__(self, "max_length", longest)
-        if self.max_norm is not None and not 0 < self.max_norm < np.inf:
-            raise InvalidArgument(f"max_norm must be positive and finite, got {self.max_norm}")
+        if self.max_norm is not None:
+            real_number("max_norm", self.max_norm, 0.0)
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
+                real_number(name, getattr(self, name))
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise InvalidArgument(f"low must be below high, got {self.low} and {self.high}")
         if self.vocabulary is not None:
@@ -135,18 +147,10 @@ class Precision:
         return REPEATABLE * self.relative * scale + noise
 
     def __post_init__(self) -> None:
-        if not 0 < self.relative < np.inf:
-            raise InvalidArgument(
-                f"relative must be positive and finite, got {self.relative}; float64 answers are "
-                f"exact to {UNIT_ROUNDOFF:.1e} at best"
-            )
-        for name, level in (
-            ("additive", self.additive),
-            ("step", self.step),
-            ("tolerance", self.tolerance),
-        ):
-            if not 0 <= level < np.inf:
-                raise InvalidArgument(f"{name} must be finite and not negative, got {level}")
+        # float64 answers are exact to UNIT_ROUNDOFF at best
+        real_number(f"relative (at best {UNIT_ROUNDOFF:.1e})", self.relative, 0.0)
+        for name in ("additive", "step", "tolerance"):
+            real_number(name, getattr(self, name), 0.0, with_low=True)
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,11 @@ class Spec:
         object.__setattr__(self, "width", whole_number("width", self.width, 1))
         if self.outputs is not None:
             object.__setattr__(self, "outputs", whole_number("outputs", self.outputs, 1))
+        if not isinstance(self.precision, Precision | None):
+            raise InvalidArgument(
+                f"precision must be a Precision, as in Precision(additive=1e-3), got "
+                f"{self.precision!r}"
+            )
         words = self.domain.vocabulary
         if words is not None and words.shape[1] != self.width:
             raise InvalidArgument(

@@ -20,7 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from keyhole import __version__
-from keyhole.arrays import whole_number
+from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.patience import Patience, Transient, patiently, pause
 
@@ -48,10 +48,9 @@ class Access:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise InvalidArgument(f"timeout must be positive, got {self.timeout}")
-        if self.rate is not None and not self.rate > 0:
-            raise InvalidArgument(f"rate must be positive, got {self.rate}")
+        real_number("timeout", self.timeout, 0.0, finite=False)
+        if self.rate is not None:
+            real_number("rate", self.rate, 0.0, finite=False)
         whole_number("concurrency", self.concurrency, 1)
 
 
@@ -102,6 +101,10 @@ class Answer:
 
     body: bytes
     headers: Any
+
+
+class Unreachable(Transient):
+    """Nobody answers there."""
 
 
 class Forbidden(OracleError):
@@ -236,7 +239,12 @@ class Endpoint:
                     f"{self.identity} shows a certificate that cannot be trusted ({text}); name "
                     "its authority in SSL_CERT_FILE if it is yours"
                 ) from error
-            raise Transient(f"the connection to {self.identity} failed: {text}") from error
+            if "WRONG_VERSION_NUMBER" in text:
+                raise OracleError(f"{self.identity} speaks no TLS: name it as http://") from error
+            raise Unreachable(
+                f"the connection to {self.identity} failed: {text}. Is it running, and is this its "
+                "address?"
+            ) from error
         except (httpx.InvalidURL, httpx.HTTPError) as error:
             raise OracleError(f"{self.identity}: {self.hidden(str(error))}") from error
         if response.status_code == 200:

@@ -27,5 +27,5 @@ class FunctionOracle(Oracle):
         except Exception as error:
             raise OracleError(
                 f"the box raised {type(error).__name__} on {len(questions)} questions of length "
-                f"{questions.length}: {error}"
+                f"{questions.length}: {str(error).strip() or 'without a word'}"
             ) from error

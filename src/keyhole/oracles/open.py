@@ -189,19 +189,23 @@ def _attribute(module: str, attribute: str, call: bool) -> Any:
         raise InvalidArgument(
             f"no module named {error.name!r}; run from the folder that holds it, or install it"
         ) from error
-    except Exception as error:  # the user's own code, which may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code, which may raise anything
+        script = "; keep what only a script does under if __name__ == '__main__'"
         raise InvalidArgument(
             f"importing {module} raised {type(error).__name__}: {error}"
+            + (script if isinstance(error, SystemExit) else "")
         ) from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise InvalidArgument(f"{module} has no {attribute!r}")
-        found = getattr(found, name)
     try:
+        for name in attribute.split("."):
+            if not hasattr(found, name):
+                raise InvalidArgument(f"{module} has no {attribute!r}")
+            found = getattr(found, name)
         return found() if call else found
+    except InvalidArgument:
+        raise
     except Exception as error:  # the user's own code again
         raise InvalidArgument(
-            f"{module}:{attribute}() raised {type(error).__name__}: {error}"
+            f"{module}:{attribute}{'()' * call} raised {type(error).__name__}: {error}"
         ) from error
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Domain, Precision, Spec
-from keyhole.oracles.endpoint import Access, Answer, Endpoint, Forbidden
+from keyhole.oracles.endpoint import Access, Answer, Endpoint, Forbidden, Unreachable
 from keyhole.oracles.parts import Parted
 from keyhole.oracles.patience import Patience, Transient
 from keyhole.oracles.questions import Questions
@@ -214,6 +214,8 @@ def _only_model(endpoint: Endpoint, base: str) -> str:
     except Forbidden:
         raise
     except (OracleError, KeyError, TypeError) as error:
+        if isinstance(error.__cause__, Unreachable):
+            raise
         raise OracleError(
             f"{endpoint.identity} does not list its models ({error}): name one, as in "
             "https://host/v2/models/NAME"
@@ -241,6 +243,8 @@ def _metadata(
         outputs = [str(entry["name"]) for entry in told.get("outputs") or []]
         chosen = _input(inputs, input, identity)
         shape = [int(n) for n in chosen.get("shape", [])]
+    except InvalidArgument:
+        raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise OracleError(f"{identity} describes itself in an unknown way ({error})") from error
     if shape and len(shape) != 3:

@@ -61,10 +61,14 @@ class TorchOracle(Oracle):
             except Exception as error:
                 format_ = str(self.dtype).removeprefix("torch.")
                 other = ". Pass dtype= if it computes in another format"
+                vectors = (
+                    ". A model on token numbers, or with more arguments, has parts that take "
+                    "vectors: open one of them, or pass adapter="
+                )
                 raise OracleError(
                     f"the module raised {type(error).__name__} on {format_} tokens of shape "
                     f"{tuple(tokens.shape)}: {str(error)[:500]}"
-                    + (other if "dtype" in str(error) else "")
+                    + (other if "dtype" in str(error) else vectors)
                 ) from error
             return self._numbers(answer, len(questions))
 
@@ -155,6 +159,11 @@ def open_torch(
         load_weights(module, weights)
     tensors = [*module.parameters(), *module.buffers()]
     floating = [t for t in tensors if t.is_floating_point()]
+    if any(t.is_meta or torch.nn.parameter.is_lazy(t) for t in tensors):
+        raise InvalidArgument(
+            f"{type(module).__name__} has parameters without numbers (on the meta device, or "
+            "lazy): load its weights first, or call it once"
+        )
     width = width or guessed_width(module)
     if width is None:
         raise InvalidArgument(

@@ -5,11 +5,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.questions import Questions
 
 NOISE = 5.0  # standard deviations within which an answer is nothing but noise
 COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
+
+
+def few_digits(spec: Spec) -> bool:
+    """Whether the box is stated to answer with so few digits that it counts as coarse."""
+    return spec.precision is not None and spec.precision.relative >= COARSE * UNIT_ROUNDOFF
 
 
 @dataclass

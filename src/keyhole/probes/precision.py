@@ -145,7 +145,7 @@ def decimal_step(answers: Array) -> float:
     numbers = np.asarray(answers, dtype=np.float64).ravel()
     for decimals in range(MOST_DECIMALS + 1):
         scaled = numbers * 10.0**decimals
-        slack = 4.0 * np.finfo(float).eps * np.maximum(np.abs(scaled), 1.0)
+        slack = 4.0 * np.finfo(float).eps * np.abs(scaled)  # what is next to zero is no zero
         if (np.abs(scaled - np.round(scaled)) <= slack).all():
             return float(10.0**-decimals)
     return 0.0

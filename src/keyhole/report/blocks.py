@@ -73,7 +73,7 @@ def leading_range(matrix: Array, size: int) -> Array:
 class Block:
     """One named parameter of one part of the model."""
 
-    part: str  # "Head 1", "Network", or "" for the layer as a whole
+    part: str  # "Head 0", "Network", or "" for the layer as a whole
     name: str
     values: Matrix
     errors: Matrix | None
@@ -117,19 +117,19 @@ def blocks_of(model: Any, errors: Any) -> list[Block]:
             uncertain = None
         vector = np.ndim(known[name]) < 2
         found.append(Block(part, label, values, uncertain, vector))
-    if {block.part for block in found} <= {"Head 1", ""}:  # a single one needs no number
-        found = [replace(block, part=block.part.removesuffix(" 1")) for block in found]
+    if {block.part for block in found} <= {"Head 0", ""}:  # a single one needs no number
+        found = [replace(block, part=block.part.removesuffix(" 0")) for block in found]
     return sorted(found, key=lambda block: block.part == "")  # what all share comes last
 
 
 def titled(name: str) -> tuple[str, str]:
-    """heads.0.key_bias -> Head 1, key bias."""
+    """heads.0.key_bias -> Head 0, key bias: the number that Python and the terminal use."""
     *place, last = name.split(".")
     part = "Attention" if last in ATTENTION else ""
     if place:
         part = UNITS.get(place[0], place[0])
         if len(place) > 1:
-            part += f" {int(place[1]) + 1}"
+            part += f" {int(place[1])}"
     return part, last.replace("_", " ")
 
 

@@ -14,6 +14,7 @@ from keyhole.report.rows import (
     error_rows,
     floor,
     purposes,
+    sequence_size,
     worst_error,
 )
 from keyhole.results import Outcome, Recovery
@@ -143,7 +144,7 @@ def example(recovery: Recovery) -> dict[str, Any] | None:
     block = Block("", "counterexample", Matrix(None, tokens), None, False)
     return {
         "reason": sentence(found.reason) if found.reason else "",
-        "tokens": f"{tokens.shape[0]:,} tokens of width {tokens.shape[1]:,}",
+        "tokens": sequence_size(tokens),
         "picture": picture(block, reduced(block, SIDE // 2, SIDE // 2)),
         "box": brief(found.box_answer),
         "model": brief(found.model_answer),

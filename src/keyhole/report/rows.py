@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from keyhole.arrays import Array
 from keyhole.report.blocks import Block
 from keyhole.results import Recovery
 
@@ -51,6 +52,12 @@ def error_rows(blocks: list[Block]) -> list[ErrorRow]:
             )
         )
     return rows
+
+
+def sequence_size(tokens: Array) -> str:
+    """Of one question, in words."""
+    count = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
+    return f"{count} of width {tokens.shape[1]:,}"
 
 
 def worst_error(blocks: list[Block]) -> float | None:

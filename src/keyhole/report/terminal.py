@@ -1,6 +1,5 @@
 """A recovery in the terminal: verdict, numbers, and a picture of the score matrix."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from rich.text import Text
 from keyhole.arrays import Array
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.report.blocks import blocks_of
-from keyhole.report.rows import relative_error
+from keyhole.report.rows import relative_error, sequence_size
 from keyhole.results import Outcome, Recovery
 
 PICTURE = 28  # cells along each side of the picture, at most
 COLD, WARM = np.array([59, 111, 212]), np.array([212, 87, 42])  # negative, positive
 PAPER = np.array([24, 24, 28])  # zero
-FURTHER_HEAD = re.compile(r"Head ([2-9]|1\d)")  # its errors are like those of the first
 SIGNS = "Oo.+#"  # from most negative to most positive, where there is no colour
 
 
@@ -77,20 +75,20 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
 
 
 def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
-    """Relative standard errors of the parameter blocks, of the first of several heads."""
-    rows = []
+    """Relative standard errors of the parameter blocks, the largest of several heads."""
+    largest: dict[str, float] = {}
     for block in blocks_of(model, errors):
         relative = relative_error(block)
-        if relative is not None and not FURTHER_HEAD.match(block.part):
-            rows.append((f"error of {block.name}", f"{relative:.1e} (relative)"))
-    return rows
+        if relative is not None:
+            largest[block.name] = max(relative, largest.get(block.name, 0.0))
+    return [(f"error of {name}", f"{error:.1e} (relative)") for name, error in largest.items()]
 
 
 def counterexample(example: Any) -> Panel:
     tokens = np.asarray(example.input)
     box, other = ("now   ", "before") if example.reason == CHANGED else ("box   ", "model ")
     text = (
-        f"{len(tokens)} tokens of width {tokens.shape[1]} ({example.reason})\n"
+        f"{sequence_size(tokens)} ({example.reason})\n"
         f"{box} {_brief(example.box_answer)}\n{other} {_brief(example.model_answer)}"
     )
     return Panel(text, title="counterexample", border_style="red", expand=False)

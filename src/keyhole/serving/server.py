@@ -64,6 +64,16 @@ class Bind:
             )
         return token
 
+    def listening(self, six: bool) -> socket.socket:
+        family = socket.AF_INET6 if six else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot listen on {self.host}, port {self.port} ({error.strerror}): choose "
+                "another with port= or host= (--port, --host); port 0 is any that is free"
+            ) from error
+
 
 @dataclass(frozen=True, eq=False)
 class Service:
@@ -131,11 +141,7 @@ def run(service: Service, bind: Bind, told: Callable[[str], None] | None = None)
         limit_concurrency=128,
         ws="none",
     )
-    family = socket.AF_INET6 if six else socket.AF_INET
-    with (
-        socket.create_server((bind.host, bind.port), family=family) as listening,
-        contextlib.suppress(KeyboardInterrupt),
-    ):
+    with bind.listening(six) as listening, contextlib.suppress(KeyboardInterrupt):
         if told is not None:
             host, port = f"[{bind.host}]" if six else bind.host, listening.getsockname()[1]
             told(f"http://{host}:{port}/v2/models/{service.name}")

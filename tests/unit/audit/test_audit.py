@@ -144,7 +144,10 @@ def test_advice_names_the_cheapest_protection_that_helps():
     assert "20%" in advice(table, 1.0)
     assert "would not help" in advice([*table, row("noise:1e-1", 1e-9, 0.1, False)], 1.0)
     assert "None of these protections" in advice(table[:1], 1.0)
-    assert "did not finish" in advice([row("label", None, 0.6)], 1.0)
+    unfinished = advice([row("label", None, 0.6)], 1.0)
+    assert "did not finish" in unfinished
+    assert "gave a copy" not in unfinished
+    assert "1,000 questions were the fewest that gave a copy" in advice(table, 1.0)
 
 
 def test_table_plot_and_json(audit, tmp_path):

@@ -18,7 +18,13 @@ head, asked = attention(np.random.default_rng(5), 4), []
 def box(tokens):
     asked.append(len(tokens))
     return head(tokens)
-box.width = 4
+def dying(tokens):
+    if sum(asked) > 20:
+        raise ConnectionError("gone")
+    return box(tokens)
+def noise(tokens, rng=np.random.default_rng(0)):
+    return rng.standard_normal(len(tokens))
+box.width = dying.width = noise.width = 4
 """
 
 
@@ -47,6 +53,7 @@ def test_where_nothing_can_be_kept_nothing_is_asked(command, tmp_path, place):
     code, _, error = command(f"recover counted:box {place}")
     assert code == 2
     assert error.startswith("keyhole: ")
+    assert place.split()[0] in error  # what to change
     assert "counted" not in sys.modules or sys.modules["counted"].asked == []
     assert command(f"demo --width 3 {place}")[0] == 2
 
@@ -58,9 +65,91 @@ def test_a_result_that_cannot_be_saved_is_shown_all_the_same(command, monkeypatc
 
     monkeypatch.setattr(keyhole.Recovery, "save", full)
     code, shown, error = command(f"recover counted:box --out run {form}")
-    assert (code, error.splitlines()[-1]) == (2, "keyhole: no space left")
+    words = "run could not be written (no space left): make room, or name another place with --out"
+    assert code == 2
+    assert words in error.splitlines()[-1]
     assert "RECOVERED" in shown
-    assert not form or json.loads(shown)["outcome"] == "RECOVERED"
+    if form:
+        record = json.loads(shown)
+        assert record["outcome"] == "RECOVERED"
+        assert words in record["message"]
+        assert (record["error"], record["exit_code"]) == ("InvalidArgument", 2)
+
+
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_an_audit_without_its_plot_is_shown_all_the_same(command, monkeypatch, form):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("keyhole.audit.picture.draw", full)
+    words = "audit head.safetensors --protections float64 --multiples 1 --no-unbounded --plot a.png"
+    code, shown, error = command(f"{words} {form}")
+    assert code == 2
+    assert "a.png could not be written (No space left on device)" in error
+    assert json.loads(shown)["rows"] if form else "float64" in shown
+
+
+def test_a_place_that_looks_like_markup_is_named_as_it_is(command):
+    code, shown, _ = command("recover counted:box --out o[/b]ut")
+    assert code == 0
+    assert "saved in o[/b]ut" in shown
+
+
+def test_a_box_that_fails_half_way_leaves_the_command_that_continues(command):
+    code, _, error = command("recover counted:dying --journal run.journal")
+    assert code == 3
+    assert "the box failed after" in error
+    assert error.splitlines()[-1] == "  keyhole recover counted:dying --journal run.journal"
+
+
+def test_what_noise_hides_is_no_spent_budget(command):
+    code, shown, _ = command("recover counted:noise --learner relu-network --json")
+    record = json.loads(shown)
+    assert (code, record["outcome"]) == (1, "UNVERIFIED")
+    assert "Noise hides the box" in record["reason"]
+
+
+MISUSE = {  # command -> the error's name
+    "recover counted:nothing --json": "InvalidArgument",
+    "recover --json": "BadParameter",
+    "recover counted:box --width x --json": "BadParameter",
+    "dance --json": "UsageError",
+    "learn nothing.npz --json": "FileFormatError",
+    "recover counted:box --vocabulary nothing.npy --json": "FileNotFoundError",
+    "audit head.safetensors --plot head.safetensors/a.png --json": "InvalidArgument",
+    "report head.safetensors --json": "InvalidArgument",
+}
+
+
+@pytest.mark.parametrize("words", MISUSE)
+def test_with_json_an_error_is_one_object_too(command, words):
+    code, shown, error = command(words)
+    record = json.loads(shown)
+    assert (code, record["exit_code"], record["error"]) == (2, 2, MISUSE[words])
+    assert record["message"]
+    assert error
+    assert not command(words.removesuffix("--json"))[1]
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ZeroDivisionError("seven"), 70, "a fault of Keyhole"),
+        (MemoryError(), 2, "out of memory: ask fewer questions"),
+        (KeyboardInterrupt(), 130, "keyhole: stopped"),
+    ],
+)
+def test_what_nobody_expected_is_no_verdict(command, monkeypatch, raised, code, said):
+    """An exit code of 1 would say that the box is something else."""
+
+    def broken(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("keyhole.probes.precision.examine", broken)
+    left, shown, error = command("check counted:box --json")
+    assert left == json.loads(shown)["exit_code"] == code
+    assert said in error
+    assert ("Traceback" in error) == (code == 70)
 
 
 def test_a_negative_seed_is_a_usage_error(command):

@@ -174,6 +174,14 @@ def test_constant_labels_tell_nothing(constant: float) -> None:
     assert found.outcome is not Outcome.RECOVERED
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_tokens_beyond_all_arithmetic_end_in_a_sentence() -> None:
+    X = 1e200 * boolean(np.random.default_rng(0), 40, 3, 4)
+    recovery = learn(X, X[:, 0, 0], FromExamples(heads=1, seconds=1.0), throw=False)
+    assert recovery.outcome is Outcome.ILL_CONDITIONED
+    assert "scale tokens and answers" in recovery.reason
+
+
 def test_too_many_heads_asked_for_are_not_given() -> None:
     rng = np.random.default_rng(17)
     X = boolean(rng, 60, 4, 6)

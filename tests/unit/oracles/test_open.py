@@ -26,6 +26,10 @@ class Box:
     def __call__(self, tokens): return tokens[:, 0, 0]
 def make(): return head
 def broken(): raise RuntimeError("no")
+class Lazy:
+    @property
+    def part(self): raise KeyError("not loaded")
+lazy = Lazy()
 """
 TOKENS = np.random.default_rng(0).standard_normal((4, 3, 5))
 ASKED = keyhole.Questions.of(TOKENS, "test")
@@ -35,6 +39,7 @@ ASKED = keyhole.Questions.of(TOKENS, "test")
 def boxes_module(tmp_path, monkeypatch):
     (tmp_path / "some_boxes.py").write_text(MODULE)
     (tmp_path / "raising_boxes.py").write_text("raise RuntimeError('at import')")
+    (tmp_path / "script_boxes.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("some_boxes", None)
@@ -62,6 +67,8 @@ def test_a_class_is_called_on_request_only(boxes_module):
         ("some_boxes:number", "cannot open a int"),
         ("some_boxes:broken()", "raised RuntimeError"),
         ("raising_boxes:x", "at import"),
+        ("script_boxes:x", "SystemExit: 0; keep what only a script does under"),
+        ("some_boxes:lazy.part", "raised KeyError: 'not loaded'"),
         ("nothing at all", "no file, no URL"),
         ("model.safetensors", "no file, no URL"),
         ("some_boxes:head; import os", "no file, no URL"),

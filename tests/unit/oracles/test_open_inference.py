@@ -1,6 +1,7 @@
 """What an endpoint may say about itself, and what the client makes of it."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +12,7 @@ from jaxtyping import TypeCheckError
 import faulty_endpoint
 import keyhole
 from keyhole.models.draw import attention
+from keyhole.oracles.patience import Patience
 from keyhole.oracles.tensors import Malformed, Tensor, decode, encode
 
 PORT = {"name": "x", "datatype": "FP32", "shape": [-1, -1, 4]}
@@ -96,6 +98,7 @@ def test_versions(told):
         ({"inputs": [PORT, {**PORT, "name": "z"}]}, {"input": "z"}, "together"),
         ({"inputs": [PORT], "outputs": [{"name": "a"}, {"name": "b"}]}, {}, "a, b"),
         (GOOD, {"output": "q"}, "not q"),
+        (GOOD, {"input": "q"}, "^[^(]* has the inputs x; choose one"),
         (GOOD, {"width": 5}, "width is 4, not 5"),
         (GOOD, {"model": "other"}, "names the model m"),
         (GOOD, {"encoding": "xml"}, "encoding"),
@@ -109,6 +112,21 @@ def test_what_cannot_be_asked_is_told_why(told, metadata, options, message):
     url = told({"/v2/models/m": metadata})
     with pytest.raises((keyhole.KeyholeError, TypeCheckError), match=message):
         keyhole.open_oracle(f"{url}/v2/models/m", **options)
+
+
+def test_where_nobody_listens_the_address_is_doubted_and_not_the_model(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # free again after the block
+    monkeypatch.setattr("keyhole.oracles.open_inference.OPENING", Patience(attempts=1))
+    with pytest.raises(keyhole.OracleError, match=r"^the connection to .* Is it running") as raised:
+        keyhole.open_oracle(f"http://127.0.0.1:{port}")
+    assert "name one" not in str(raised.value)
+
+
+def test_plain_http_behind_https_is_said_to_be_that(told):
+    url = told({"/v2/models/m": GOOD})
+    with pytest.raises(keyhole.OracleError, match="speaks no TLS: name it as http://"):
+        keyhole.open_oracle(f"{url}/v2/models/m".replace("http", "https"))
 
 
 def test_a_query_in_the_url_is_refused():

@@ -204,7 +204,7 @@ def test_export_pt_is_a_state_dict_for_the_exported_module(tmp_path):
 
 
 def test_what_a_module_raises_is_an_oracle_error():
-    with pytest.raises(keyhole.OracleError, match="RuntimeError"):
+    with pytest.raises(keyhole.OracleError, match=r"RuntimeError.*open one of them"):
         keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(questions()[0])
 
 
@@ -216,6 +216,22 @@ def test_a_module_that_wants_another_format_says_what_to_pass():
     with pytest.raises(keyhole.OracleError, match=r"on float64 tokens .* Pass dtype="):
         keyhole.open_oracle(Hidden(), width=8).ask(questions()[0])
     assert keyhole.open_oracle(Hidden(), width=8, dtype="float32").ask(questions()[0]).shape[1] == 2
+
+
+@pytest.mark.parametrize("module", [nn.Linear(4, 2, device="meta"), nn.LazyLinear(2)])
+def test_parameters_without_numbers_are_refused(module):
+    with pytest.raises(keyhole.InvalidArgument, match="parameters without numbers"):
+        keyhole.open_oracle(module, width=4)
+
+
+def test_key_biases_of_zero_do_not_make_a_layer_ill_conditioned():
+    torch.manual_seed(1031)  # rounding leaves 2e-13 of them, known to a third
+    layer = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    recovery = keyhole.recover(layer)
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    for head, error in zip(recovery.model.heads, recovery.errors.heads, strict=True):
+        assert not head.key_bias.any()
+        assert 0 < np.linalg.norm(error.key_bias) < 1e-11
 
 
 def test_identity_tells_two_trainings_apart():

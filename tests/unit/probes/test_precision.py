@@ -65,6 +65,7 @@ def test_decimal_steps() -> None:
     assert decimal_step(np.array([1.5, 2.25, -3.0])) == pytest.approx(0.01)
     assert decimal_step(np.array([7.0, 12.0])) == 1.0
     assert decimal_step(np.array([np.pi])) == 0.0
+    assert decimal_step(np.array([3e-16, -2e-150])) == 0.0  # small numbers, not rounded ones
 
 
 def test_examining_a_box_costs_few_questions_and_says_what_it_can_do() -> None:

@@ -20,7 +20,7 @@ def test_blocks_of_every_kind_of_model() -> None:
         ("Head", "value"),
         ("", "offset"),
     ]
-    assert ("Head 2", "value") in named("several heads")
+    assert ("Head 1", "value") in named("several heads")
     assert named("network")[0] == ("", "weight")
     assert named("transformer")[:3] == [
         ("Attention", "score"),

@@ -1,6 +1,7 @@
 """The server's life: where it listens."""
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -10,6 +11,15 @@ import pytest
 import keyhole
 from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.serving.server import Bind
+
+
+def test_a_port_in_use_is_said_to_be_that():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(keyhole.InvalidArgument, match=r"in use.*--port"),
+    ):
+        Bind("127.0.0.1", taken.getsockname()[1]).listening(six=False)
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -11,6 +11,11 @@ from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Spec, Wrapper
 from keyhole.oracles.questions import Questions
 
+LAST_ALONE = (
+    "If it answers at every position, let it return the last one alone: "
+    "lambda tokens: box(tokens)[:, -1]"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Border(Wrapper):
@@ -42,8 +47,7 @@ class Border(Wrapper):
             before, after = list(self._seen.items())[:2]
             raise OracleError(
                 f"the box answers sequences of length {before[1]} with {described(before[0])} and "
-                f"of length {after[1]} with {described(after[0])}. If it answers at every "
-                "position, let it return the last one alone: lambda tokens: box(tokens)[:, -1]"
+                f"of length {after[1]} with {described(after[0])}. {LAST_ALONE}"
             )
         return checked
 
@@ -62,6 +66,8 @@ def described(shape: tuple[int, ...]) -> str:
 
 def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
     """The answers as floats, or an OracleError that says what is wrong with them."""
+    if answers.dtype == object and answers.ndim == 0:
+        raise OracleError(f"the box answered {answers.item()!r}: it must return its answers")
     if answers.dtype.kind not in "fiub":
         raise OracleError(
             f"the box answered with dtype {answers.dtype}; real numbers are needed "
@@ -70,7 +76,7 @@ def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
     if answers.ndim not in (1, 2):
         raise OracleError(
             f"the box answered with shape {answers.shape}; expected ({count},) or ({count}, "
-            "outputs), the answer at the last position"
+            f"outputs). {LAST_ALONE}"
         )
     if answers.shape[0] != count:
         raise OracleError(f"the box gave {answers.shape[0]} answers to {count} questions")

@@ -26,9 +26,9 @@ LABELS = 3  # a box that has shown no more different numbers answers with labels
 TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
 SAMPLE = 64  # answers of a batch that tell the number format
 CHANGED = (
-    "the box changed while it was asked: it answers an old question differently than before (new "
-    "weights, or another replica?). What was learned mixes two models; start again with another "
-    "journal"
+    "the box changed while it was asked: it answers an old question differently than before. With "
+    "new weights or another replica, what was learned mixes two models: start again with another "
+    "journal. Where an answer depends on the rest of its batch, ask with batch=1 (--batch 1)"
 )
 REASON = "the box answered this question differently before"
 

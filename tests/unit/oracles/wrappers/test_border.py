@@ -22,7 +22,8 @@ def asked(answer: Any, **spec: Any) -> np.ndarray:
     ("answer", "words"),
     [
         (1.0, r"shape \(\)"),
-        (np.zeros((3, 2, 2)), r"shape \(3, 2, 2\); expected \(3,\) or \(3, outputs\)"),
+        (None, "answered None: it must return its answers"),
+        (np.zeros((3, 2, 2)), r"shape \(3, 2, 2\); expected \(3,\) or \(3, outputs\). If it"),
         (np.zeros(2), "2 answers to 3 questions"),
         (np.zeros((2, 3)), "2 answers to 3 questions"),
         (np.zeros(0), "0 answers"),
