@@ -155,6 +155,20 @@ def equal_overlap(rng: np.random.Generator, value: Float[Array, "d k"]) -> Basis
     return DenseBasis(target @ value.T + rest @ _complement(value).T)
 
 
+def spanned(
+    vectors: tuple[Float[Array, " d"], ...], width: int, negligible: float
+) -> Float[Array, "k d"]:
+    """Orthonormal rows spanning the vectors, but those that add less than this share of theirs."""
+    rows = np.zeros((0, width))
+    for vector in vectors:
+        rest = vector - (rows @ vector) @ rows
+        rest -= (rows @ rest) @ rows
+        size = float(np.linalg.norm(rest))
+        if size > negligible * float(np.linalg.norm(vector)):
+            rows = np.vstack([rows, rest / size])
+    return rows
+
+
 def random_rotation(rng: np.random.Generator, size: int) -> Float[Array, "n n"]:
     if size == 0:
         return np.zeros((0, 0))

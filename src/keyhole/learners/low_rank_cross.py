@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from scipy.linalg import lu_factor, lu_solve, qr
 
-from keyhole.algebra.bases import Basis
+from keyhole.algebra.bases import Basis, spanned
 from keyhole.algebra.range_finder import RangeFinder
 from keyhole.algebra.reflections import turned, without
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
-from keyhole.learners.pairs import Pairs, assemble
+from keyhole.learners.pairs import Pairs, assemble, nothing_seen
 from keyhole.oracles.questions import Listed
 from keyhole.probes.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
 from keyhole.probes.score_table import Table, measured_table
@@ -50,6 +50,7 @@ DECAYING = 1e3  # a last cross this little above what can be seen: the spectrum 
 SAMPLES = 3  # probes and anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 2.0  # and so few entries may all be small by chance
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
+FEWEST = 4  # anchors of which two can be avoided
 AVOIDED_SHARE = 0.4  # anchors avoid the rows so far up to this share of the width
 
 
@@ -84,12 +85,15 @@ class Cross:
         self.pairs, self.width, self.spread = pairs, width, pairs.scale
         self.rank, self.tolerance, self.rng = rank, tolerance, rng
         self.spare = spare  # share of the unknowns that the last look may cost
-        everything = np.arange(width)
-        self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
-        self.anchors = anchors.rows(everything)  # orthogonal to the ω so far
-        self.avoided = _span(pairs.key_bias, pairs.linear.value[:, 0])  # none without a key bias
+        # two parts of one array each: what is left to choose from, and what was chosen
+        self.probe_space = np.array(pairs.probes.basis.rows(np.arange(width)))
+        self.anchor_space = np.array(anchors.rows(np.arange(width)))
+        self.probes, self.t = np.split(self.probe_space, [width])
+        self.anchors, self.omega = np.split(self.anchor_space, [width])
+        avoid = pairs.key_bias.any() and width >= FEWEST
+        both = (pairs.key_bias, pairs.linear.value[:, 0]) if avoid else ()
+        self.avoided = spanned(both, width, SAME_SPACE)
         self.value = pairs.probes.stretched(pairs.linear.value.T)[0] / pairs.probes.across
-        self.t, self.omega = np.zeros((2, 0, width))  # orthonormal
         self.rows = np.zeros((0, width))  # t · score
         self.columns = np.zeros((width, 0))  # score · ω
         self.core = lu_factor(np.zeros((0, 0)))  # of t · score · ω
@@ -129,7 +133,8 @@ class Cross:
         directions = self._pivots(seen.anchors, columns)
         self._take_anchors(seen.anchors, columns, errors)
         self._take_rows(directions, directions @ columns)
-        self.core = lu_factor(self.t @ self.columns)
+        if len(self.t) < self.width:
+            self.core = lu_factor(self.t @ self.columns, overwrite_a=True)
         return True
 
     def _affordable(self) -> int:
@@ -154,8 +159,9 @@ class Cross:
         if len(self.t) > AVOIDED_SHARE * self.width or not len(anchors):
             return anchors
         anchors = self.row_space.outside(anchors)
-        sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
-        return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
+        sizes = np.linalg.norm(anchors, axis=1)
+        there = sizes > SAME_SPACE
+        return np.asarray(anchors[there] / sizes[there, None])
 
     def _left_out(self) -> Float[Array, "n d"]:
         """A mixture of the anchors that are avoided, orthogonal to those before and, as far as
@@ -296,10 +302,12 @@ class Cross:
         weights, triangle = np.linalg.qr(self.anchors @ anchors.T)
         back = np.linalg.inv(triangle)
         columns = (columns - self.columns @ (self.omega @ anchors.T)) @ back
-        self.column_errors = np.append(self.column_errors, np.sqrt(errors**2 @ back**2))
-        self.omega = np.vstack([self.omega, weights.T @ self.anchors])
-        self.columns = np.column_stack([self.columns, columns])
+        self.column_errors = np.append(np.sqrt(errors**2 @ back**2), self.column_errors)
+        self.columns = np.column_stack([columns, self.columns])
+        chosen = weights.T @ self.anchors
         self.anchors = without(self.anchors, weights.T)
+        self.omega = self.anchor_space[len(self.anchors) :]
+        self.omega[: len(chosen)] = chosen
 
     def _within_tolerance(self) -> bool:
         """Whether what is left, and was seen by the last look, may be left out."""
@@ -332,14 +340,17 @@ class Cross:
             length = self.pairs.probes.across
             expected = length * float(np.sqrt(np.mean(pivots**2)))
             table = self._ask(directions, self.anchors, expected, len(directions))
-            rows = rows + table.product / length @ self.anchors
+            rows += table.product / length @ self.anchors
             self.largest = max(self.largest, table.spread)
             rounding = self._rounding(table, row=True)
             errors = np.hypot(np.sqrt(np.mean(table.error**2, axis=1)), rounding) / length
-        self.row_errors = np.append(self.row_errors, errors)
-        self.t = np.vstack([self.t, directions])
-        self.rows = np.vstack([self.rows, rows])
-        if len(self.t) <= AVOIDED_SHARE * self.width:
+        self.row_errors = np.append(errors, self.row_errors)
+        self.t = self.probe_space[len(self.probes) :]
+        self.t[: len(directions)] = directions
+        self.rows = np.vstack([rows, self.rows])
+        if len(self.t) > AVOIDED_SHARE * self.width:
+            self.row_space = RangeFinder(self.width)  # of no use any more
+        else:
             for row in rows:
                 if np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row):
                     self.row_space.add(row)
@@ -349,12 +360,14 @@ class Cross:
     def _assembled(self) -> Learned:
         rank, width = len(self.t), self.width
         if rank == 0:
-            return self._nothing()
+            known = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
+            return nothing_seen(self.pairs, self.left_over, known)
         score: Any
         probes = self.pairs.probes
         if rank == width:  # T and Ω are complete: Y (T Y)⁻¹ is Tᵀ, (T Y)⁻¹ B is Ω
             through, lifted = self.omega, self.t.T
             score = right = probes.unstretched(self.rows.T @ self.t).T
+            self.rows, self.columns = np.zeros((2, 0, width))  # no longer needed
         else:
             through = lu_solve(self.core, self.rows)
             lifted = lu_solve(self.core, self.columns.T, trans=1).T
@@ -363,8 +376,9 @@ class Cross:
             score = (left, right)
         # what is left out is part of every column and row, as if it were an error of theirs
         rest = (self.left_over / SAMPLE_SAFETY) ** 2
-        column_part = np.sqrt((self.column_errors**2 + rest) @ through**2 + self.left_over**2)
-        row_part = np.sqrt(lifted**2 @ (self.row_errors**2 + rest))
+        column_part = np.einsum("r,rd,rd->d", self.column_errors**2 + rest, through, through)
+        column_part = np.sqrt(column_part + self.left_over**2)
+        row_part = np.sqrt(np.einsum("dr,dr,r->d", lifted, lifted, self.row_errors**2 + rest))
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error: Any = (
             np.column_stack([looser, looser * row_part]),
@@ -383,19 +397,3 @@ class Cross:
                 "truncation": self.left_over,
             },
         )
-
-    def _nothing(self) -> Learned:
-        zero = (np.zeros((self.width, 1)), np.zeros((1, self.width)))
-        error = (np.ones((self.width, 1)), np.full((1, self.width), self.left_over))
-        details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(self.pairs, zero, error, unknowns=0, notes=(note,), details=details)
-
-
-def _span(key_bias: Float[Array, " d"], value: Float[Array, " d"]) -> Float[Array, "k d"]:
-    """Orthonormal rows spanning a key bias and the value map; none where there is no key bias."""
-    if not key_bias.any() or len(value) < 4:
-        return np.zeros((0, len(value)))
-    q, r = np.linalg.qr(np.column_stack([key_bias, value]))
-    kept = np.abs(np.diag(r)) > SAME_SPACE * np.linalg.norm(value)
-    return np.ascontiguousarray(q.T[: 2 if kept[1] else 1])

@@ -42,11 +42,7 @@ def learn_score(
     """Everything but the score, then `measure` for the score, if there is one to see."""
     linear = measure_values(oracle, rng) if linear is None else linear
     pairs = prepare(oracle, linear, rng)
-    if pairs.spread is None:
-        nothing = (np.zeros((oracle.spec.width, 1)), np.zeros((1, oracle.spec.width)))
-        note = "No question showed a score: attention is uniform up to the key bias."
-        return assemble(pairs, nothing, nothing, unknowns=0, notes=(note,))
-    return measure(pairs, rng)
+    return nothing_seen(pairs) if pairs.spread is None else measure(pairs, rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +204,17 @@ def anchor_basis(pairs: Pairs, rng: np.random.Generator) -> Basis:
     size = float(np.linalg.norm(pairs.key_bias))
     first = pairs.key_bias / size if size > 0 else pairs.start
     return random_basis(rng, pairs.probes.width, first)
+
+
+def nothing_seen(
+    pairs: Pairs, error: float = 0.0, details: dict[str, Any] | None = None
+) -> Learned:
+    """The hypothesis where no question showed a score, known to so much in every entry."""
+    width = pairs.probes.width
+    zero, errors = (np.zeros((width, 1)), np.zeros((1, width))), np.full((1, width), error)
+    note = "No question showed a score: attention is uniform up to the key bias."
+    known = (np.ones((width, 1)), errors)
+    return assemble(pairs, zero, known, unknowns=0, notes=(note,), details=details)
 
 
 def assemble(
