@@ -131,7 +131,11 @@ def seeds(tally: Tally, quick: bool) -> None:
             )
 
 
-LEARNERS = {"SingleHead()": keyhole.SingleHead(), "Auto": None}
+LEARNERS = {
+    "SingleHead()": keyhole.SingleHead(),
+    "LowRank()": keyhole.LowRank(),
+    "Auto": None,
+}
 
 
 def warm_up() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
+from keyhole.oracles.questions import Bank, Listed, Questions, Scaled, Summed
 from keyhole.oracles.wrappers.batching import Batching
 
 WIDTH = 2
@@ -16,8 +16,7 @@ SEEDS = st.integers(0, 99)
 plans = st.recursive(
     SEEDS,
     lambda inner: (
-        st.tuples(inner, st.sampled_from([-2.0, 0.5]))
-        | st.tuples(st.sampled_from(["summed", "joined"]), inner, inner)
+        st.tuples(inner, st.sampled_from([-2.0, 0.5])) | st.tuples(st.just("summed"), inner, inner)
     ),
     max_leaves=4,
 )
@@ -33,9 +32,7 @@ def built(plan: Any) -> tuple[Bank, np.ndarray]:
         bank, table = built(plan[0])
         return Scaled(bank, plan[1]), table * plan[1]
     (bank, table), (other, rows) = built(plan[1]), built(plan[2])
-    if plan[0] == "summed":
-        return Summed(bank, other, len(rows)), (table[:, None] + rows).reshape(-1, WIDTH)
-    return Joined(bank, other, len(table)), np.concatenate([table, rows])
+    return Summed(bank, other, len(rows)), (table[:, None] + rows).reshape(-1, WIDTH)
 
 
 def asked(batch: Any) -> tuple[Questions, np.ndarray]:

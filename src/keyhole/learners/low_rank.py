@@ -94,7 +94,9 @@ class LowRank:
         that may be asked for nothing where that is faster."""
         if self.method == "convex":
             return Convex(pairs, rng, self.rank, self.tolerance, self.measurements).run()
-        anchors = anchor_basis(pairs, rng)
-        if pairs.group == 1 and pairs.probes.width <= DENSE_LIMIT:
-            return Cross(pairs, anchors, rng, self.rank, self.tolerance, spare).run()
-        return Sweep(pairs, anchors, rng, self.rank, self.tolerance).run()
+        scalar = pairs.group == 1 and pairs.probes.width <= DENSE_LIMIT
+        if scalar:
+            return Cross(
+                pairs, anchor_basis(pairs, rng), rng, self.rank, self.tolerance, spare
+            ).run()
+        return Sweep(pairs, anchor_basis(pairs, rng), rng, self.rank, self.tolerance).run()

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from keyhole.algebra.crosses import Crosses
+from keyhole.algebra.crosses import Crosses, Parted
 from keyhole.algebra.range_finder import RangeFinder
-from keyhole.algebra.reflections import without
 from keyhole.arrays import Array, Float
 
 SAME_SPACE = 1e-6  # a row this little outside the directions avoided adds none to them
@@ -12,7 +11,7 @@ AVOIDED_SHARE = 0.4  # anchors avoid the rows so far up to this share of the wid
 SMALLEST_WIDTH = 4  # below, there are no anchors besides a key bias and the value map
 
 
-class FreshAnchors:
+class FreshAnchors(Parted):
     """Orthonormal anchors without a column; `avoided` are two directions in which a column costs
     digits, a key bias and the value map (none without a key bias)."""
 
@@ -22,7 +21,8 @@ class FreshAnchors:
         key_bias: Float[Array, " d"],
         value: Float[Array, " d"],
     ) -> None:
-        self.left, self.width = anchors, len(value)
+        super().__init__(anchors)
+        self.width = len(value)
         self.avoided = _span(key_bias, value)
         self.row_space = RangeFinder(self.width)  # and what is avoided
         self.row_space.become(self.avoided.T)
@@ -34,8 +34,9 @@ class FreshAnchors:
         if rank > AVOIDED_SHARE * self.width or not len(anchors):
             return anchors
         anchors = self.row_space.outside(anchors)
-        sizes = np.linalg.norm(anchors, axis=1, keepdims=True)
-        return (anchors / sizes)[sizes[:, 0] > SAME_SPACE]
+        sizes = np.linalg.norm(anchors, axis=1)
+        there = sizes > SAME_SPACE
+        return np.asarray(anchors[there] / sizes[there, None])
 
     def left_out(self, crosses: Crosses) -> Float[Array, "1 d"]:
         """A mixture of the directions that are avoided, orthogonal to the anchors before and, as
@@ -45,15 +46,10 @@ class FreshAnchors:
         anchor = anchor - before @ (before.T @ anchor)
         return anchor[None] / np.linalg.norm(anchor)
 
-    def take(self, weights: Float[Array, "k n"]) -> Float[Array, "k d"]:
-        """Combinations of those that are left, which are left no longer."""
-        taken = weights @ self.left
-        self.left = without(self.left, weights)
-        return taken
-
     def avoid(self, rows: Float[Array, "k d"], rank: int) -> None:
         """The rows of the crosses just made."""
         if rank > AVOIDED_SHARE * self.width:
+            self.row_space = RangeFinder(self.width)  # of no use any more
             return
         for row in rows:
             if np.linalg.norm(self.row_space.outside(row)) > SAME_SPACE * np.linalg.norm(row):

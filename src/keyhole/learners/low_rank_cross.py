@@ -28,9 +28,9 @@ import numpy as np
 from scipy.linalg import qr
 
 from keyhole.algebra.bases import Basis
-from keyhole.algebra.crosses import Crosses
+from keyhole.algebra.crosses import Crosses, Parted
 from keyhole.algebra.factored_fit import unknowns
-from keyhole.algebra.reflections import turned, without
+from keyhole.algebra.reflections import turned
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.low_rank_anchors import FreshAnchors
@@ -85,7 +85,7 @@ class Cross:
         self.rank, self.tolerance, self.rng = rank, tolerance, rng
         self.spare = spare  # share of the unknowns that the last look may cost
         everything = np.arange(width)
-        self.probes = pairs.probes.basis.rows(everything)  # orthogonal to the t so far
+        self.probes = Parted(pairs.probes.basis.rows(everything))
         self.anchors = FreshAnchors(
             anchors.rows(everything), pairs.key_bias, pairs.linear.value[:, 0]
         )
@@ -163,7 +163,7 @@ class Cross:
         where that is nothing."""
         if not len(anchors):
             return None
-        probes, length = self.probes[:count], self.pairs.probes.across
+        probes, length = self.probes.left[:count], self.pairs.probes.across
         # what the rows so far say of these anchors is known; the rest must be new
         known = length * (probes @ self.crosses.explained(anchors))
         expected = float(np.hypot(self.spread, np.sqrt(np.mean(known**2))))
@@ -185,7 +185,7 @@ class Cross:
         triangle, order = qr(rest, mode="r", pivoting=True)
         pivots = np.abs(np.diag(triangle))
         # noise in a column of the block adds up; where all there is left was asked, nothing waits
-        waits = 0.0 if count == len(self.probes) <= len(anchors) else STEEP * pivots[0]
+        waits = 0.0 if count == len(self.probes.left) <= len(anchors) else STEEP * pivots[0]
         there = np.sqrt(count) * visible
         taken = int(np.sum(pivots > max(there, waits)))
         if taken == 0:
@@ -201,8 +201,8 @@ class Cross:
         length, anchors = self.pairs.probes.across, seen.anchors
         known = self.crosses.rows @ anchors.T
         products, errors = seen.product[:, seen.order], seen.error[:, seen.order]
-        if len(self.probes) > len(products):
-            others, seen_so_far = self.probes[len(products) :], products.size
+        if len(self.probes.left) > len(products):
+            others, seen_so_far = self.probes.left[len(products) :], products.size
             spread, enough = float(np.sqrt(np.mean(products**2))), seen_so_far >= ENOUGH
             table = self._ask(others, anchors, spread, seen_so_far, certain=enough)
             products = np.vstack([products, table.product])
@@ -210,7 +210,7 @@ class Cross:
         self.spread = float(np.sqrt(np.mean(products**2)))
         self.largest = max(self.largest, float(np.sqrt(np.mean(products**2, axis=0)).max()))
         error = np.sqrt(np.mean(errors**2, axis=0)) / length
-        return self.probes.T @ products / length + self.crosses.t.T @ known, error
+        return self.probes.left.T @ products / length + self.crosses.t.T @ known, error
 
     def _rounding(self, table: Table, row: bool = False) -> float:
         """A product that is small because its terms cancel is rounded at the size of the terms:
@@ -229,9 +229,9 @@ class Cross:
         away from it if little would be left for the other probes (no more than that: every lean
         makes the errors of the crosses before count a little more). Takes the directions out of
         the probes. Both keep equal overlap with the value map."""
-        new = self.probes @ (columns - self.crosses.explained(anchors))
+        new = self.probes.left @ (columns - self.crosses.explained(anchors))
         weights = np.ascontiguousarray(np.linalg.qr(new)[0].T)
-        level = self.probes @ self.value
+        level = self.probes.left @ self.value
         level = level / np.linalg.norm(level)
         share = np.sqrt(len(weights) / len(new))  # of the value map that as many probes have
         weights = turned(weights, weights @ level, np.eye(len(weights))[0])
@@ -245,19 +245,17 @@ class Cross:
             weights[0] += aside / np.linalg.norm(aside)
         weights[0] /= np.linalg.norm(weights[0])
         weights = turned(weights, weights @ level, np.ones(len(weights)))
-        directions = weights @ self.probes
-        self.probes = without(self.probes, weights)
-        self.probes = turned(self.probes, self.probes @ self.value, np.ones(len(self.probes)))
+        directions, left = self.probes.take(weights), self.probes.left
+        turned(left, left @ self.value, np.ones(len(left)))
         return directions
 
     def _take_anchors(self, anchors: Array, columns: Array, errors: Array) -> None:
         """Adds the anchors, made orthogonal to each other and those before, and their columns."""
         weights, triangle = np.linalg.qr(self.anchors.left @ anchors.T)
         back = np.linalg.inv(triangle)
-        known = self.crosses.columns @ (self.crosses.omega @ anchors.T)
-        self.crosses.add_columns(
-            self.anchors.take(weights.T), (columns - known) @ back, np.sqrt(errors**2 @ back**2)
-        )
+        columns = (columns - self.crosses.columns @ (self.crosses.omega @ anchors.T)) @ back
+        self.anchors.take(weights.T)
+        self.crosses.add_columns(self.anchors.taken, columns, np.sqrt(errors**2 @ back**2))
 
     def _within_tolerance(self) -> bool:
         """Whether what is left, and was seen by the last look, may be left out."""
@@ -275,7 +273,7 @@ class Cross:
     def _sampled_rest(self) -> float:
         """What a search that is stopped early leaves out, from a few entries of it. (The anchors
         of a look are orthogonal to the rows so far, and see less of it than others.)"""
-        probes, anchors = self.probes[:SAMPLES], self.anchors.left[:SAMPLES]
+        probes, anchors = self.probes.left[:SAMPLES], self.anchors.left[:SAMPLES]
         table = self._ask(probes, anchors, max(self.spread, self.largest))
         rest = table.product / self.pairs.probes.across - probes @ self.crosses.explained(anchors)
         return SAMPLE_SAFETY * float(np.sqrt(np.mean(rest**2)))
@@ -291,11 +289,11 @@ class Cross:
             length = self.pairs.probes.across
             expected = length * float(np.sqrt(np.mean(pivots**2)))
             table = self._ask(directions, self.anchors.left, expected, len(directions))
-            rows = rows + table.product / length @ self.anchors.left
+            rows += table.product / length @ self.anchors.left
             self.largest = max(self.largest, table.spread)
             rounding = self._rounding(table, row=True)
             errors = np.hypot(np.sqrt(np.mean(table.error**2, axis=1)), rounding) / length
-        self.crosses.add_rows(directions, rows, errors)
+        self.crosses.add_rows(self.probes.taken, rows, errors)
         self.anchors.avoid(rows, len(self.crosses))
 
     # -- the result ------------------------------------------------------------------------
@@ -310,14 +308,16 @@ class Cross:
         through, lifted = crosses.weights()
         if rank == width:
             score = right = probes.unstretched(crosses.rows.T @ crosses.t).T
+            crosses.rows, crosses.columns = np.zeros((2, 0, width))  # no longer needed
         else:
             left, upper = np.linalg.qr(probes.unstretched(crosses.columns.T).T)
             right = upper @ through
             score = (left, right)
         # what is left out is part of every column and row, as if it were an error of theirs
         rest = (self.left_over / SAMPLE_SAFETY) ** 2
-        column_part = np.sqrt((crosses.column_errors**2 + rest) @ through**2 + self.left_over**2)
-        row_part = np.sqrt(lifted**2 @ (crosses.row_errors**2 + rest))
+        column_part = np.einsum("r,rd,rd->d", crosses.column_errors**2 + rest, through, through)
+        column_part = np.sqrt(column_part + self.left_over**2)
+        row_part = np.sqrt(np.einsum("dr,dr,r->d", lifted, lifted, crosses.row_errors**2 + rest))
         looser = np.sqrt(1.0 + ((probes.across / probes.along) ** 2 - 1.0) * probes.axis**2)
         error: Any = (
             np.column_stack([looser, looser * row_part]),

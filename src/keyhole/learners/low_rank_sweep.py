@@ -13,13 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from keyhole.algebra.bases import Basis, KroneckerBasis, equal_overlap, random_rotation
+from keyhole.algebra.bases import Basis, equal_overlap, random_rotation
 from keyhole.algebra.range_finder import RangeFinder
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Learned
 from keyhole.learners.pairs import Pairs, assemble_low_rank
 from keyhole.oracles.questions import Listed, Picked
-from keyhole.probes.log_odds import LogOdds
 from keyhole.probes.score_table import measured_table
 
 TESTS = 2  # probes outside the range per rank test where they share a question
@@ -55,7 +54,8 @@ class Sweep:
         order = np.roll(np.arange(self.width), -1 if pairs.key_bias.any() else 0)
         self.rest = [int(number) for number in order]  # anchors without a column
         self.done: list[int] = []
-        self.meter, self.found = _meter(pairs), RangeFinder(pairs.probes.width)
+        self.meter, self.found = pairs.meter, RangeFinder(pairs.probes.width)
+        self.meter.probes = replace(self.meter.probes, bias_error=pairs.bias_error)
         self.columns: list[Array] = []
         self.noise = 0.0  # standard error of an entry of a column, as a product with a probe
         self.left_over = 0.0  # root mean square of unit direction · score · anchor outside
@@ -264,15 +264,6 @@ class Sweep:
             singular=np.linalg.svd(coefficients, compute_uv=False),
             truncation=self.left_over,
         )
-
-
-def _meter(pairs: Pairs) -> LogOdds:
-    """All probes; where they are many and only scaled, as a bank that writes them in one go."""
-    meter, probes = pairs.meter, pairs.probes
-    meter.probes = replace(meter.probes, bias_error=pairs.bias_error)
-    if isinstance(probes.basis, KroneckerBasis) and probes.shape is None and not probes.axis.any():
-        meter.probes = replace(meter.probes, bank=probes.basis.scaled(probes.across))
-    return meter
 
 
 def _condition(values: Float[Array, "r D"], group: int) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from keyhole.learners.base import Learned
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.questions import Joined, Listed, Questions, Summed
+from keyhole.oracles.questions import Against, Listed, Questions
 
 ANCHOR = 0.5  # the theorem's a
 CLIP = 0.5  # |score · a · b| is at most this under the theorem's condition
@@ -29,8 +29,7 @@ def published(oracle: Oracle, score_bound: float) -> Learned:
     unit = min(1.0, oracle.spec.domain.radius)
     eye = np.eye(width)
     value = np.asarray(oracle.ask(Questions.of(unit * eye[:, None, :], "value")), np.float64) / unit
-    anchors = Listed(anchor * eye)
-    tokens = Joined(Summed(Listed(probe * eye), anchors, width), anchors, width * width)
+    tokens = Against(Listed(probe * eye), Listed(anchor * eye), width, width)
     i, j = np.divmod(np.arange(width * width), width)
     index = np.column_stack([i * width + j, width * width + j])
     answers = np.asarray(oracle.ask(Questions(tokens, index, "score")), np.float64)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +18,8 @@ from keyhole.arrays import Array, Float, Int, digest
 
 BLOCK_BYTES = 2**19  # tokens made at once: they stay in the cache, and outweigh the calls
 FLOAT_BYTES = 8
-WORTH_A_THREAD = 2**20  # bytes of tokens from which they are made while the box is answering
+SELDOM = 32  # tokens that cost as much to copy as one more part costs
+WORTH_A_THREAD = 2**21  # bytes of tokens from which they are made while the box is answering
 
 
 @runtime_checkable
@@ -49,13 +51,11 @@ def _rows_once(bank: Bank, index: Int[Array, " n"]) -> Float[Array, "k d"]:
     return bank.rows(index[:1] if repeated else index)
 
 
-def _write(bank: Bank, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
-    """Rows into an array, by the bank's own `write` where it has one."""
-    own = getattr(bank, "write", None)
-    if own is None:
-        out[...] = _rows_once(bank, index)
-    else:
-        own(index, out)
+def _parts(steady: Int[Array, " n"], step: int) -> Iterator[tuple[int, int]]:
+    """Bounds of parts of at most `step` numbers, all the same where they seldom change."""
+    turns = np.flatnonzero(steady[1:] != steady[:-1]) + 1
+    seldom = turns.tolist() if len(turns) * SELDOM < len(steady) else []
+    return pairwise(sorted({*range(0, len(steady), step), *seldom, len(steady)}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,52 +144,65 @@ class Summed:
         return self.first.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        rows = np.empty((len(index), self.width))
-        self.write(index, rows)
-        return rows
-
-    def write(self, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
         high, low = np.divmod(index, self.count)
-        np.add(_rows_once(self.first, high), _rows_once(self.second, low), out=out)
+        return self.first.rows(high) + self.second.rows(low)
 
     def digest(self) -> bytes:
         return digest(self.first.digest(), self.second.digest(), np.array([self.count]))
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """Two banks under one numbering: `first` up to `split`, then `second` from its own zero."""
+class Against:
+    """Tokens of questions [probe + anchor; …; anchor]: number i * count + j is probe_i + anchor_j,
+    and with i one beyond the last probe it is anchor_j alone."""
 
-    first: Bank
-    second: Bank
-    split: int
+    probes: Bank
+    anchors: Bank
+    size: int  # probes
+    count: int  # anchors
 
     @property
     def width(self) -> int:
-        return self.first.width
+        return self.anchors.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        rows = np.empty((len(index), self.width))
-        self.write(index, rows)
+        probe, anchor = np.divmod(index, self.count)
+        rows, summed = np.array(self.anchors.rows(anchor)), probe < self.size
+        rows[summed] += self.probes.rows(probe[summed])
         return rows
 
-    def write(self, index: Int[Array, " n"], out: Float[Array, "n d"]) -> None:
-        early = index < self.split
-        if early.all():
-            _write(self.first, index, out)
-        elif not early.any():
-            _write(self.second, index - self.split, out)
-        else:
-            out[early] = self.first.rows(index[early])
-            out[~early] = self.second.rows(index[~early] - self.split)
+    def tokens(self, index: Int[Array, "n length"]) -> Float[Array, "n length d"]:
+        """Tokens of whole questions. An anchor is made once for all its tokens, and for all
+        questions if it stays while the probes run, as is a probe if that stays."""
+        anchor = index[:, -1] - self.size * self.count
+        probe = (index[:, :-1] - anchor[:, None]) // self.count
+        count, places = probe.shape
+        tokens = np.empty((count, places + 1, self.width))
+        size = max(1, BLOCK_BYTES // (FLOAT_BYTES * self.width))
+        steady = anchor if places > 1 or (anchor[:2] == anchor[:1]).all() else probe[:, 0]
+        for start, stop in _parts(steady, max(1, size // (places + 1))):
+            own = _rows_once(self.anchors, anchor[start:stop])
+            tokens[start:stop, -1] = own
+            step = max(1, size // (stop - start))
+            for first in range(0, places, step):
+                part = probe[start:stop, first : first + step]
+                rows = _rows_once(self.probes, part.ravel())
+                rows = rows if len(rows) == 1 else rows.reshape(*part.shape, self.width)
+                here = tokens[start:stop, first : first + part.shape[1]]
+                np.add(rows, own[:, None], out=here)
+        return tokens
 
     def digest(self) -> bytes:
-        return digest(self.first.digest(), self.second.digest(), np.array([self.split]))
+        return digest(
+            self.probes.digest(), self.anchors.digest(), np.array([self.size, self.count])
+        )
 
 
 def holds_table(bank: object) -> bool:
     """Whether some of its tokens are an array, made for these questions."""
-    parts = (getattr(bank, name, None) for name in ("inner", "first", "second"))
+    parts = (
+        getattr(bank, name, None) for name in ("inner", "first", "second", "probes", "anchors")
+    )
     return isinstance(bank, Listed) or any(holds_table(p) for p in parts if p is not None)
 
 
@@ -236,20 +249,13 @@ class Questions:
                 yield _Part(part.bank, part.index, part.purpose, start, ahead)
 
     def tokens(self) -> Float[Array, "n length d"]:
-        count, length = self.index.shape
-        tokens = np.empty((count, length, self.width))
+        if isinstance(self.bank, Against):
+            return self.bank.tokens(self.index)
+        tokens = np.empty((*self.index.shape, self.width))
+        flat, index = tokens.reshape(-1, self.width), self.index.ravel()
         step = max(1, BLOCK_BYTES // (FLOAT_BYTES * self.width))
-        if count < length:
-            flat, index = tokens.reshape(-1, self.width), self.index.ravel()
-            for start in range(0, len(index), step):
-                _write(self.bank, index[start : start + step], flat[start : start + step])
-            return tokens
-        # position by position: the tokens at one position are mostly of one kind
-        step = max(1, step // max(1, length))
-        for start in range(0, count, step):
-            for place in range(length):
-                part = self.index[start : start + step, place]
-                _write(self.bank, part, tokens[start : start + step, place])
+        for start in range(0, len(index), step):
+            flat[start : start + step] = self.bank.rows(index[start : start + step])
         return tokens
 
     def shared_tokens(self) -> Float[Array, "n length d"]:

@@ -18,7 +18,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Summed
+from keyhole.oracles.questions import Against, Bank, Listed, Questions
 from keyhole.probes.precision import observed
 from keyhole.probes.values import SHORT, LinearPart, answer_noise
 
@@ -111,7 +111,7 @@ class LogOdds:
         self, anchors: Bank, count: int, rows: Array, groups: Array, values: Array, size: int
     ) -> Weights:
         probes = self.probes
-        tokens = Joined(Summed(probes.bank, anchors, count), anchors, probes.count * count)
+        tokens = Against(probes.bank, anchors, probes.count, count)
         index = np.empty((len(rows), size + 1), dtype=np.int64)
         index[:, :size] = groups[:, None] * probes.group + np.arange(size)
         index[:, :size] *= count

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.algebra.bases import Basis
+from keyhole.algebra.bases import Basis, DenseBasis
 from keyhole.arrays import Array, Float, Int, digest
+from keyhole.oracles.questions import Bank
 from keyhole.probes.log_odds import TARGET_SPREAD, ProbeSet
 from keyhole.probes.values import LinearPart
 
@@ -63,6 +64,15 @@ class Stretched:
         if self.shape is not None:
             rows = rows @ self.shape.matrix
         return self.stretched(rows)
+
+    @property
+    def bank(self) -> Bank:
+        """The same, made once where there is room for them all; else, where they are only scaled,
+        in one go."""
+        if isinstance(self.basis, DenseBasis):
+            return DenseBasis(self.rows(np.arange(self.width)))
+        plain = self.shape is None and not self.axis.any()
+        return self.basis.scaled(self.across) if plain else self
 
     def stretched(self, directions: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """Unit directions at the length of the probes, along and across the axis."""
@@ -116,7 +126,7 @@ def probe_set(
 ) -> ProbeSet:
     """All members as probes, with their values and their products with the key bias."""
     values = probes.products(np.ascontiguousarray(linear.value.T))
-    return ProbeSet(probes, probes.width, min(group, probes.width), values, bias)
+    return ProbeSet(probes.bank, probes.width, min(group, probes.width), values, bias)
 
 
 def free_lengths(

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.questions import Joined, Listed, Questions, Scaled
+from keyhole.oracles.questions import Listed, Questions, Scaled
 from keyhole.oracles.wrappers.border import Border
 from keyhole.testing.contract import require
 
@@ -56,10 +56,9 @@ def _check_length(oracle: Oracle, length: int, rng: np.random.Generator) -> tupl
 
 
 def _described(tokens: Array) -> Questions:
-    """The same questions over a bank in two parts, the second kept at another scale."""
+    """The same questions over a bank that is kept at another scale."""
     rows = tokens.reshape(-1, tokens.shape[2])
-    half = len(rows) // 2
-    bank = Joined(Listed(rows[:half]), Scaled(Listed(0.5 * rows[half:]), 2.0), half)
+    bank = Scaled(Listed(0.5 * rows), 2.0)
     return Questions(bank, np.arange(len(rows)).reshape(tokens.shape[:2]), PURPOSE)
 
 

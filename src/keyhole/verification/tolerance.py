@@ -5,7 +5,8 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,9 @@ def allowances(
         return [label_allowance(model, errors, part, precision, rng) for part in batches]
     answers = [np.asarray(model(tokens)) for tokens in batches]
     spreads = [np.zeros_like(part) for part in answers]
+    copies = disturbed(model, errors, precision.relative, rng)
     for _ in range(draws):
-        other = disturbed(model, errors, precision.relative, rng)
+        other = next(copies)
         for tokens, part, spread in zip(batches, answers, spreads, strict=True):
             near = rng.standard_normal(tokens.shape)
             near *= precision.relative
@@ -91,27 +93,40 @@ def label_allowance(
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
 
 
-def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Any:
-    """The model with parameters off by their standard errors and by the box's rounding."""
+def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Iterator[Any]:
+    """The model with parameters off by their standard errors and by the box's rounding, again and
+    again; a copy is forgotten here before the next is made."""
     if not hasattr(model, "to_arrays"):
-        return model  # any callable may be compared; its parameters are its own affair
+        yield from repeat(model)  # any callable may be compared; its parameters are its own affair
     uncertain = {} if errors is None else errors.to_arrays()
-    parameters = {}
-    for name, array in multiplied_out(model.to_arrays(), uncertain).items():
-        change = np.array(array, dtype=np.float64)
-        np.abs(change, out=change)
-        change *= relative
-        factor = name.endswith(("score_left", "score_right"))
-        if not factor and name in uncertain and uncertain[name].shape == array.shape:
-            np.hypot(change, uncertain[name], out=change)
-        change *= rng.standard_normal(array.shape)
-        change += array
-        change.flags.writeable = False  # so that the model keeps it as it is
-        parameters[name] = change
-    for name, left in uncertain.items():
-        if name.endswith("score_left") and name in parameters:
-            _disturb_product(parameters, name, left, uncertain, rng)
-    return type(model).from_arrays(parameters)
+    parameters = multiplied_out(model.to_arrays(), uncertain)
+    deviations = {
+        name: _deviation(name, array, uncertain.get(name), relative)
+        for name, array in parameters.items()
+    }
+    while True:
+        drawn = {}
+        for name, array in parameters.items():
+            drawn[name] = np.asarray(rng.standard_normal(array.shape))
+            drawn[name] *= deviations[name]
+            drawn[name] += array
+            drawn[name].flags.writeable = False  # so that the model keeps it as it is
+        for name, left in uncertain.items():
+            if name.endswith("score_left") and name in drawn:
+                _disturb_product(drawn, name, left, uncertain, rng)
+        yield type(model).from_arrays(drawn)
+        del drawn
+
+
+def _deviation(name: str, array: Array, error: Array | None, relative: float) -> Array:
+    """Standard deviations of a block: its rounding, and its error unless that is of a product."""
+    deviation = np.array(array, dtype=np.float64)
+    np.abs(deviation, out=deviation)
+    deviation *= relative
+    factor = name.endswith(("score_left", "score_right"))
+    if not factor and error is not None and error.shape == array.shape:
+        np.hypot(deviation, error, out=deviation)
+    return deviation
 
 
 def multiplied_out(

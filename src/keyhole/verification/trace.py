@@ -25,12 +25,15 @@ def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
     largest = max(8 * kept.questions.length * kept.questions.width for kept in past)
     count = max(1, min(POINTS, total, SAMPLE_BYTES // largest))
     known = np.sort(np.concatenate([kept.numbers for kept in past]))
-    chosen = known[np.searchsorted(known, np.linspace(0, known[-1], count).astype(int))]
+    spread = np.linspace(0, known[-1], count).astype(int)
+    chosen = np.unique(known[np.searchsorted(known, spread)])
     asked: list[int] = []
     purposes: list[str] = []
     gaps, sizes = [], []
     for kept in past:
-        questions, here = kept.questions, np.flatnonzero(np.isin(kept.numbers, chosen))
+        # the numbers of a batch are consecutive: between its first and last are none of another
+        first, last = np.searchsorted(chosen, [kept.numbers[0], kept.numbers[-1] + 1])
+        questions, here = kept.questions, np.searchsorted(kept.numbers, chosen[first:last])
         if len(here):
             tokens = Questions(questions.bank, questions.index[here], questions.purpose).tokens()
             predicted, seen = np.asarray(model(tokens)), kept.answers[here]

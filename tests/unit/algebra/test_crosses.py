@@ -18,8 +18,11 @@ def test_as_many_crosses_as_the_rank_explain_everything(rank: int) -> None:
     for start in range(0, rank, 2):  # in blocks
         part = slice(start, start + 2)
         columns, rows = matrix @ omega[part].T, t[part] @ matrix
-        crosses.add_columns(omega[part], columns, np.zeros(len(rows)))
-        crosses.add_rows(t[part], rows, np.zeros(len(rows)))
+        all_omega, all_t = (
+            np.vstack([a[part], b]) for a, b in ((omega, crosses.omega), (t, crosses.t))
+        )
+        crosses.add_columns(all_omega, columns, np.zeros(len(rows)))
+        crosses.add_rows(all_t, rows, np.zeros(len(rows)))
     np.testing.assert_allclose(crosses.explained(np.eye(WIDTH)), matrix, atol=1e-11)
     through, lifted = crosses.weights()
     np.testing.assert_allclose(crosses.columns @ through, matrix, atol=1e-11)

@@ -21,7 +21,7 @@ def test_what_is_taken_out_is_gone_and_the_rest_is_there(taken: int, where: str)
         "last": -eye[7 - taken :],
         "first": eye[:taken],
     }[where]
-    left = without(rows, weights)
+    left = without(rows.copy(), weights)
     whole = np.vstack([left, weights @ rows])
     assert left.shape == (7 - taken, 10)
     np.testing.assert_allclose(whole @ whole.T, np.eye(7), atol=1e-14)
@@ -31,7 +31,7 @@ def test_what_is_taken_out_is_gone_and_the_rest_is_there(taken: int, where: str)
 def test_turned_rows_see_a_vector_as_they_should() -> None:
     rng = np.random.default_rng(0)
     rows, vector = orthonormal(rng, 5, 8), rng.standard_normal(8)
-    even = turned(rows, rows @ vector, np.ones(5))
+    even = turned(rows.copy(), rows @ vector, np.ones(5))
     seen = even @ vector
     np.testing.assert_allclose(seen, np.full(5, np.linalg.norm(rows @ vector) / np.sqrt(5.0)))
     np.testing.assert_allclose(even @ even.T, np.eye(5), atol=1e-14)

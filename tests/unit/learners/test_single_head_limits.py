@@ -1,6 +1,7 @@
 """One head at the limits: short formats with a strong key bias, and the memory a run takes."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,14 @@ def test_a_bfloat16_box_with_a_key_bias_is_never_refused(
             assert max(in_standard_errors(recovery, model)) <= COVERED
 
 
-def test_memory_is_a_few_times_the_score_matrix() -> None:
-    width = 192
+@pytest.mark.parametrize("learner", [SingleHead(), keyhole.LowRank(), keyhole.Auto()], ids=str)
+def test_memory_is_a_few_times_the_score_matrix(learner: Any) -> None:
+    width = 256
     model = attention(np.random.default_rng(0), width)
-    keyhole.recover(attention(np.random.default_rng(0), 4), SingleHead())  # what is imported once
+    keyhole.recover(attention(np.random.default_rng(0), 4), learner)  # what is imported once
     tracemalloc.start()
     try:
-        keyhole.recover(model, SingleHead())
+        keyhole.recover(model, learner)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

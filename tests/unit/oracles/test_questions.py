@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.oracles.questions import Bank, Joined, Listed, Questions, Scaled, Summed
+from keyhole.oracles.questions import Against, Bank, Listed, Questions, Scaled, Summed
 
 RNG = np.random.default_rng(0)
 A, B = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -15,10 +15,10 @@ def banks() -> dict[str, tuple[Bank, np.ndarray]]:
         "listed": (a, A),
         "scaled": (Scaled(a, -2.5), -2.5 * A),
         "summed": (Summed(a, b, 5), sums),
-        "joined": (Joined(a, b, 4), np.concatenate([A, B])),
+        "against": (Against(a, b, 4, 5), np.concatenate([sums, B])),
         "nested": (
-            Joined(Scaled(Summed(a, b, 5), 0.5), Scaled(b, 3.0), 20),
-            np.concatenate([0.5 * sums, 3.0 * B]),
+            Against(Scaled(a, 0.5), Scaled(b, 3.0), 4, 5),
+            np.concatenate([(0.5 * A[:, None] + 3.0 * B).reshape(-1, 3), 3.0 * B]),
         ),
     }
 
@@ -49,11 +49,36 @@ def test_digests_tell_banks_apart() -> None:
         Scaled(a, 2.0),
         Summed(a, b, 5),
         Summed(b, a, 5),
-        Joined(a, b, 4),
-        Joined(a, b, 3),
+        Against(a, b, 4, 5),
+        Against(a, b, 3, 5),
     ]
     assert len({bank.digest() for bank in different}) == len(different)
     assert Listed(A.copy()).digest() == a.digest()
+
+
+@pytest.mark.parametrize("width", [3, 2**16])  # in one part, and token by token
+@pytest.mark.parametrize("places", [1, 3])
+@pytest.mark.parametrize("order", ["anchor by anchor", "probe by probe", "with gaps", "at random"])
+def test_probes_against_anchors_are_their_tokens(width: int, places: int, order: str) -> None:
+    rng, anchors, groups = np.random.default_rng(1), 3, 40 if width < 100 else 4
+    probe_table = rng.standard_normal((groups * places, width))
+    anchor_table = rng.standard_normal((anchors, width))
+    anchor, group = np.divmod(np.arange(anchors * groups), groups)
+    if order == "probe by probe":
+        group, anchor = np.divmod(np.arange(anchors * groups), anchors)
+    elif order == "with gaps":
+        anchor, group = np.delete(anchor, [2, 5]), np.delete(group, [2, 5])
+    elif order == "at random":
+        mixed = rng.permutation(len(anchor))
+        anchor, group = anchor[mixed], group[mixed]
+    probe = group[:, None] * places + np.arange(places)
+    last = groups * places * anchors + anchor
+    index = np.column_stack([probe * anchors + anchor[:, None], last])
+    bank = Against(Listed(probe_table), Listed(anchor_table), groups * places, anchors)
+    own = anchor_table[anchor][:, None]
+    expected = np.concatenate([probe_table[probe] + own, own], axis=1)
+    np.testing.assert_array_equal(Questions(bank, index, "score").tokens(), expected)
+    np.testing.assert_array_equal(bank.rows(index.ravel()), expected.reshape(-1, width))
 
 
 def test_questions_are_their_tokens() -> None:

@@ -47,7 +47,7 @@ def test_standard_errors_widen_the_tolerance() -> None:
 
 
 def test_a_disturbed_model_differs_by_its_rounding_alone() -> None:
-    other = disturbed(MODEL, None, 1e-6, np.random.default_rng(5))
+    other = next(disturbed(MODEL, None, 1e-6, np.random.default_rng(5)))
     for name, array in MODEL.to_arrays().items():
         gap = np.abs(other.to_arrays()[name] - array)
         assert (gap <= 6e-6 * np.abs(array)).all()

@@ -9,7 +9,7 @@ from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.questions import Questions, holds_table
 
 DESCRIBED = 512  # questions of one batch that are kept, spread over it, where tokens need not be
-LISTED = 256  # questions of the whole run that are kept with their tokens
+LISTED = 128  # questions of the whole run that are kept with their tokens
 LISTED_BYTES = 2**24  # and the memory these may take
 
 
