@@ -24,7 +24,9 @@ HASH_DIGITS = 9  # of the hash that finds copies of rows: coarser than rounding,
 OWN_ROUNDINGS = (
     32.0  # of double precision: of computing labels, with safety as it is not independent
 )
+FAINT = 0.01  # standard deviation of a score that changes attention by a hundredth
 POLISH = Limits(iterations=60)
+HURRIED = Limits(iterations=5)  # time is up, the fit is not one to rely on
 LAST_DIGITS = replace(POLISH, finished=0.0, precise=True)  # weak directions settle last
 
 
@@ -95,12 +97,16 @@ def fitted_layer(
     train: Rows,
     kept: Array,
     found: Found,
+    solved: float,
     least: int,
     rng: np.random.Generator,
 ) -> Fitted:
     """Polish, standard errors and held-out rows for the scores a search has found."""
     polish = LAST_DIGITS if found.theta.size <= DENSE_PRECISE else POLISH
-    at = descend(train, found.theta, polish, damping=1e-8).at
+    polish = polish if found.ending in ("exact", "noise") else HURRIED
+    end = descend(train, found.theta, polish, damping=1e-8)
+    at = end.at
+    ending = "exact" if end.relative <= solved else found.ending
     rows, heads = data.rows, at.theta.shape[1]
     numbers, unknowns = train.counted * train.outputs, train.unknowns(heads)
     power = float(np.sqrt(label_power(rows) / (rows.counted * rows.outputs)))
@@ -124,14 +130,14 @@ def fitted_layer(
         "ratio_least": rows.ratio(least),
         "conditioning": spread.conditioning,
         "deficient": spread.deficient,
-        "amplification": _amplification(final, spread, power),
+        "amplification": _amplification(rows, final, spread, power),
         "residual": float(np.sqrt(final.cost / total) / power),
         "noise": float(level / power),
         "held_out_error": float(
             np.sqrt(np.mean((held_out.answers - held_out.predictions) ** 2)) / power
         ),
         "held_out_rows": int(kept.sum()),
-        "ending": found.ending,
+        "ending": ending,
         "agreeing_starts": found.hits,
         "restarts": found.restarts,
         "seconds": found.seconds,
@@ -183,16 +189,18 @@ def _errors(rows: Rows, spread: Information, level: float, form: str) -> Attenti
     return assembled(rows, *parts, form)
 
 
-def _amplification(at: Projection, spread: Information, power: float) -> float:
-    """Largest relative standard error of a block for relative noise 1 on the labels."""
-    d = at.theta.shape[2]
+def _amplification(rows: Rows, at: Projection, spread: Information, power: float) -> float:
+    """Largest relative standard error of a block for relative noise 1 on the labels. Scores of a
+    head that attends to all tokens alike are relative to the faintest that would show."""
+    d = rows.width
+    faintest = FAINT / max(np.sqrt(np.mean(rows.queries**2) * np.mean(rows.tokens**2)), 1e-300)
     worst = 0.0
     for i in range(at.theta.shape[1]):
-        for error, block in (
-            (spread.theta[:, i], at.theta[:, i]),
-            (spread.values[i * d : i * d + d], at.values[i * d : i * d + d]),
+        for error, block, least in (
+            (spread.theta[:, i], at.theta[:, i], faintest),
+            (spread.values[i * d : i * d + d], at.values[i * d : i * d + d], 1e-300),
         ):
-            size = max(float(np.linalg.norm(block)), 1e-300)
+            size = max(float(np.linalg.norm(block)), float(least))
             worst = max(worst, float(np.linalg.norm(error)) / size)
     return worst * power
 

@@ -10,7 +10,7 @@ from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learn import learn
 from keyhole.learners.example_data import examples
 from keyhole.learners.example_fit import distinct, held_rows
-from keyhole.learners.examples import FromExamples, enough
+from keyhole.learners.examples import ENOUGH, FromExamples
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.every_position import every_position
@@ -206,7 +206,7 @@ def test_many_examples_are_searched_in_part_and_used_in_full() -> None:
     Y = every_position(truth, X)
     Y = Y + 0.1 * rng.standard_normal(Y.shape)
     found = learn(X, Y)
-    assert len(enough(examples(X, Y).rows, 8, rng).tokens) < 1000
+    assert len(examples(X, Y).rows.sample(8, ENOUGH, rng).tokens) < 1000
     gap = found.model.heads[0].score - truth.heads[0].score
     assert np.linalg.norm(gap) < 1.3 * np.linalg.norm(found.errors.heads[0].score)
     assert np.linalg.norm(gap) < 0.03
