@@ -63,16 +63,17 @@ def information(rows: Rows, at: Projection, rng: np.random.Generator) -> Informa
             return found.scaled(float(np.sqrt(some.counted / rows.counted)))
     columns = at.values.shape[0] + int(rows.offset)
     if at.basis.shape[1] < columns:  # the values themselves are not determined
-        return _unknown(at)
+        return unknown(at, 0.0)
     return _dense(rows, at) if at.theta.size <= DENSE_LIMIT else _probed(rows, at, rng)
 
 
-def _unknown(at: Projection) -> Information:
+def unknown(at: Projection, conditioning: float) -> Information:
+    """No standard errors: the scores are not determined, or (conditioning NaN) nobody looked."""
     return Information(
         np.full(at.theta.shape, np.inf),
         np.full(at.values.shape, np.inf),
         np.full(at.offset.shape, np.inf),
-        0.0,
+        conditioning,
     )
 
 
@@ -80,13 +81,13 @@ def _dense(rows: Rows, at: Projection) -> Information:
     normal = dense_normal(rows, at)
     unit = np.sqrt(np.diagonal(normal))
     if not unit.min(initial=np.inf) > UNSEEN * np.abs(at.values).max():
-        return _unknown(at)
+        return unknown(at, 0.0)
     normal /= unit[:, None]
     normal /= unit[None, :]
     try:
         lower = cholesky(normal, lower=True, check_finite=False)
     except LinAlgError:
-        return _unknown(at)
+        return unknown(at, 0.0)
     sizes = np.linalg.eigvalsh(normal)
     conditioning = float(np.sqrt(max(sizes[0], 0.0) / sizes[-1]))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True, check_finite=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.algebra.attention_information import Information, information
+from keyhole.algebra.attention_information import Information, information, unknown
 from keyhole.algebra.attention_rows import Rows, averages, patterns
 from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import Projection
@@ -26,6 +26,7 @@ OWN_ROUNDINGS = (
 )
 FAINT = 0.01  # standard deviation of a score that changes attention by a hundredth
 POLISH = Limits(iterations=60)
+SETTLED = ("exact", "noise")  # endings of a search that has found a fit to rely on
 HURRIED = Limits(iterations=5)  # time is up, the fit is not one to rely on
 LAST_DIGITS = replace(POLISH, finished=0.0, precise=True)  # weak directions settle last
 
@@ -103,7 +104,7 @@ def fitted_layer(
 ) -> Fitted:
     """Polish, standard errors and held-out rows for the scores a search has found."""
     polish = LAST_DIGITS if found.theta.size <= DENSE_PRECISE else POLISH
-    polish = polish if found.ending in ("exact", "noise") else HURRIED
+    polish = polish if found.ending in SETTLED else HURRIED
     end = descend(train, found.theta, polish, damping=1e-8)
     at = end.at
     ending = "exact" if end.relative <= solved else found.ending
@@ -114,7 +115,7 @@ def fitted_layer(
     used = train.weights.ravel() > 0
     held_out = _held_out(rows, kept, at)
     final = descend(rows, at.theta, polish, damping=1e-8).at
-    spread = information(rows, final, rng)
+    spread = information(rows, final, rng) if ending in SETTLED else unknown(final, np.nan)
     total = rows.counted * rows.outputs
     level = np.sqrt(final.cost / max(total - unknowns, 1))
     level = max(float(level), data.roundoff * power)
