@@ -161,10 +161,7 @@ class _Search:
         while not self._over() and not self._settled(self._best()):
             undecided = self._undecided()
             if undecided is None:
-                heads = self._next()
-                before = len(self.tallies[heads].chains) if heads in self.tallies else 0
-                chains = 1 + turn // TURNS_PER_CHAIN
-                tally = self._try(heads, chains, min(before, HOPS), limits)
+                tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS, limits)
             else:
                 tally = self._try(undecided, 1, 0, hasty)
             if self._exact(tally) and (accepted := self._accepted(tally)):
