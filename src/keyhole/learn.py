@@ -128,6 +128,12 @@ def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
         )
     if not verdict.agrees and details["ending"] != "exact":
         return _misfit(details, verdict)
+    if details["ending"] == "spent":
+        return BudgetExhausted(
+            f"after {details['restarts']} restarts and {details['seconds']:.0f} s the best fit "
+            f"leaves {details['residual']:.1e} of the labels' size and was reached once only: it "
+            "may be a local minimum. Allow more seconds or restarts"
+        )
     if details["deficient"]:
         return NotIdentifiable(
             f"at the fit some change of the scores leaves no trace in the labels (relative "
@@ -140,12 +146,6 @@ def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
             "the fit reproduces the rows it was made from exactly, and not the rows kept aside: "
             "these examples allow several layers. They are "
             f"{details['ratio']:.2g} times the floor; more are needed"
-        )
-    if details["ending"] == "spent":
-        return BudgetExhausted(
-            f"after {details['restarts']} restarts and {details['seconds']:.0f} s the best fit "
-            f"leaves {details['residual']:.1e} of the labels' size and was reached once only: it "
-            "may be a local minimum. Allow more seconds or restarts"
         )
     weak = details["amplification"] * details["noise"]
     if weak > WEAK or details["amplification"] > AMPLIFIED:
@@ -164,11 +164,13 @@ def _misfit(details: Mapping[str, Any], verdict: Verdict) -> KeyholeError:
         return BudgetExhausted(
             f"no fit was settled before the budget was spent ({details['restarts']} starts). The "
             f"examples are {details['ratio_least']:.2g} times the floor; more of them make the "
-            "search easier, more seconds or restarts longer"
+            "search easier, more seconds or restarts longer. Or the labels do not come from one "
+            f"layer of this kind: {verdict.bound}"
         )
     return WrongFamily(
         f"{verdict.bound} If the labels do come from such a layer, the search was stuck: allow "
-        "more seconds, or bring more examples",
+        "more seconds, or bring more examples. Key biases and an offset are fitted with bias=True "
+        "(--bias)",
         verdict.counterexample,
     )
 

@@ -14,12 +14,13 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from keyhole.algebra.attention_rows import Rows, averages, pull, push
 from keyhole.algebra.kronecker import kronecker
-from keyhole.algebra.levenberg_marquardt import conjugate_gradients
+from keyhole.algebra.levenberg_marquardt import AMPLE, conjugate_gradients
 from keyhole.algebra.variable_projection import (
     Projection,
     dense_normal,
     gauss_newton,
     inner_products,
+    project,
 )
 from keyhole.arrays import TINY, Array, Float
 
@@ -42,6 +43,11 @@ class Information:
     offset: Float[Array, " D"]
     conditioning: float  # smallest / largest singular value of the scores' Jacobian, columns scaled
 
+    def scaled(self, factor: float) -> "Information":
+        """With standard errors times a factor."""
+        parts = (factor * self.theta, factor * self.values, factor * self.offset)
+        return Information(*parts, self.conditioning)
+
     @property
     def deficient(self) -> bool:
         """Whether some direction of the scores leaves no trace in the labels."""
@@ -49,19 +55,25 @@ class Information:
 
 
 def information(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
-    """Standard errors for unit noise at a fit."""
+    """Standard errors for unit noise at a fit; of very many rows a sample tells them."""
+    some = rows.sample(at.theta.shape[1], AMPLE, rng)
+    if some is not rows:
+        found = information(some, project(some, at.theta), rng)
+        if not found.deficient:
+            return found.scaled(float(np.sqrt(some.counted / rows.counted)))
     columns = at.values.shape[0] + int(rows.offset)
     if at.basis.shape[1] < columns:  # the values themselves are not determined
-        return _unknown(at)
+        return unknown(at, 0.0)
     return _dense(rows, at) if at.theta.size <= DENSE_LIMIT else _probed(rows, at, rng)
 
 
-def _unknown(at: Projection) -> Information:
+def unknown(at: Projection, conditioning: float) -> Information:
+    """No standard errors: the scores are not determined, or (conditioning NaN) nobody looked."""
     return Information(
         np.full(at.theta.shape, np.inf),
         np.full(at.values.shape, np.inf),
         np.full(at.offset.shape, np.inf),
-        0.0,
+        conditioning,
     )
 
 
@@ -69,13 +81,13 @@ def _dense(rows: Rows, at: Projection) -> Information:
     normal = dense_normal(rows, at)
     unit = np.sqrt(np.diagonal(normal))
     if not unit.min(initial=np.inf) > UNSEEN * np.abs(at.values).max():
-        return _unknown(at)
+        return unknown(at, 0.0)
     normal /= unit[:, None]
     normal /= unit[None, :]
     try:
         lower = cholesky(normal, lower=True, check_finite=False)
     except LinAlgError:
-        return _unknown(at)
+        return unknown(at, 0.0)
     sizes = np.linalg.eigvalsh(normal)
     conditioning = float(np.sqrt(max(sizes[0], 0.0) / sizes[-1]))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True, check_finite=False)

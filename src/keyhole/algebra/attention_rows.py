@@ -13,9 +13,11 @@ out as the (rows, m d) matrix in which the values are linear.
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import eigh
 
 from keyhole.arrays import Array, Float
 
+HALF = 0.5  # of its share of the examples that a direction must have in a sample
 MASKED = -1e30  # a score no real one can reach, finite so that differences stay numbers
 
 
@@ -83,6 +85,32 @@ class Rows:
             targets=self.targets[index],
         )
 
+    def sample(self, heads: int, times: float, rng: np.random.Generator) -> "Rows":
+        """Random examples, so many times the floor, where there are more than twice as many; more
+        of them where rare tokens would be missing."""
+        excess = self.ratio(heads) / times
+        if excess <= 2.0:
+            return self
+        order = rng.permutation(len(self.tokens))
+        while excess > 2.0:
+            some = self.take(np.sort(order[: int(np.ceil(len(order) / excess))]))
+            if some._represents(self):
+                return some
+            excess /= 2.0
+        return self
+
+    def _represents(self, whole: "Rows") -> bool:
+        """Whether every direction of tokens and queries has at least half its share in here."""
+        share = len(self.tokens) / len(whole.tokens)
+        for few, all_ in ((self.tokens, whole.tokens), (self.queries, whole.queries)):
+            try:
+                least = eigh(_moment(few), _moment(all_), eigvals_only=True)[0]
+            except np.linalg.LinAlgError:
+                return False
+            if not least >= HALF * share:
+                return False
+        return True
+
     def with_weights(self, weights: Float[Array, "n a"]) -> "Rows":
         return replace(self, weights=weights)
 
@@ -95,6 +123,11 @@ class Rows:
             weights=self.weights.astype(dtype),
             targets=self.targets.astype(dtype),
         )
+
+
+def _moment(vectors: Float[Array, "n l d"]) -> Float[Array, "d d"]:
+    flat = vectors.reshape(-1, vectors.shape[2])
+    return np.asarray(flat.T @ flat)
 
 
 def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:

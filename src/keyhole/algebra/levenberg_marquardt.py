@@ -25,6 +25,7 @@ from keyhole.algebra.variable_projection import (
 )
 from keyhole.arrays import TINY, Array, Float
 
+AMPLE = 50.0  # times the floor: so many rows know the curvature to a few per cent
 DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradients
 DENSE_PRECISE = 1100  # the same where rough steps near a solution were too rough
 PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
@@ -129,42 +130,46 @@ def _stalled(costs: list[float], limits: Limits) -> bool:
 
 
 class _System:
-    """The damped normal equations at one point; built lazily, reused for each damping tried."""
+    """The damped normal equations at one point, reused for each damping tried. Few unknowns: formed
+    and factored; with very many rows, those of a sample, as preconditioner of conjugate gradients
+    on all rows. Many unknowns: a Kronecker product is the preconditioner."""
 
     def __init__(
         self, rows: Rows, at: Projection, scale: float, products: int = 0, precise: bool = False
     ) -> None:
-        self.rows, self.at = rows, at
         self.products = products
         self.relative = at.cost / scale
         self.slope = gradient(rows, at)
         size = self.slope.size
-        self.dense = size <= (DENSE_PRECISE if precise else DENSE_UNKNOWNS)
-        near = self.dense and self.relative <= COARSE
+        formed = size <= (DENSE_PRECISE if precise else DENSE_UNKNOWNS)
+        near = formed and self.relative <= COARSE
         self.dtype = np.float64 if precise or near else np.float32
         self.stretch = PRECISE_STEPS if precise else 1
-        if self.dense:
-            rows, at = rows.astype(self.dtype), at.astype(self.dtype)
-            self.normal = dense_normal(rows, at).astype(np.float64)
-        else:
+        self.normal = None
+        some = rows
+        if formed:
+            always_the_same = np.random.default_rng(0)
+            some = rows.sample(at.theta.shape[1], AMPLE, always_the_same)
+            of_some = at if some is rows else project(some, at.theta)
+            normal = dense_normal(some.astype(self.dtype), of_some.astype(self.dtype))
+            self.normal = normal.astype(np.float64) * (rows.counted / some.counted)
+        self.direct = formed and some is rows
+        if not self.direct:
             self.kronecker = kronecker(rows, at).astype(self.dtype)
             self.rows, self.at = rows.astype(self.dtype), at.astype(self.dtype)
 
     def step(self, damping: float, most: int) -> tuple[Array, float]:
         """The step and the decrease of the cost that the quadratic model predicts."""
-        if self.dense:
-            return self._dense_step(damping)
+        if self.direct:
+            return self._direct_step(damping)
         return self._iterative_step(damping, most)
 
-    def _dense_step(self, damping: float) -> tuple[Array, float]:
+    def _direct_step(self, damping: float) -> tuple[Array, float]:
+        assert self.normal is not None
         b = self.slope.ravel()
         diagonal = np.diagonal(self.normal)
         weight = damping * (diagonal + IDLE * max(float(diagonal.max()), TINY))
-        system = self.normal + np.diag(weight)
-        try:
-            s = cho_solve(cho_factor(system, check_finite=False), b, check_finite=False)
-        except LinAlgError:
-            s = np.linalg.lstsq(system, b, rcond=None)[0]
+        s = _solver(self.normal + np.diag(weight))(b)
         predicted = float(2 * b @ s - s @ (self.normal @ s))
         return s.reshape(self.slope.shape), predicted
 
@@ -180,7 +185,7 @@ class _System:
         b = (self.slope / size).astype(self.dtype)
         s, curved = conjugate_gradients(
             lambda v: apply(v) + self.dtype(damping) * unit * v,
-            lambda v: self.kronecker.solve(damping, v).astype(self.dtype),
+            self._preconditioner(damping, unit),
             b,
             max(tolerance, FINEST),
             most if self.relative > COARSE else MOST_CONJUGATE_STEPS * self.stretch,
@@ -188,6 +193,22 @@ class _System:
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
         return s.astype(np.float64) * size, predicted * size**2
+
+    def _preconditioner(self, damping: float, unit: Array) -> Callable[[Array], Array]:
+        if self.normal is None:
+            return lambda v: self.kronecker.solve(damping, v).astype(self.dtype)
+        weight = damping * np.broadcast_to(unit, self.slope.shape).ravel()
+        solve = _solver(self.normal + np.diag(weight))
+        return lambda v: solve(v.ravel()).reshape(v.shape).astype(self.dtype)
+
+
+def _solver(system: Float[Array, "s s"]) -> Callable[[Array], Array]:
+    """Solves a positive definite system, or the nearest thing to it."""
+    try:
+        factor = cho_factor(system, check_finite=False)
+    except LinAlgError:
+        return lambda b: np.asarray(np.linalg.lstsq(system, b, rcond=None)[0])
+    return lambda b: np.asarray(cho_solve(factor, b, check_finite=False))
 
 
 def conjugate_gradients(

@@ -63,6 +63,8 @@ def examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False)
 
 
 def _sequences(inputs: Any, mask: Any) -> list[Array]:
+    if hasattr(inputs, "__array__") and not isinstance(inputs, np.ndarray):
+        inputs = np.asarray(inputs)  # a tensor of another library
     if isinstance(inputs, np.ndarray) and inputs.dtype != object:
         real = None if mask is None else _real(inputs, mask)
         if real is not None:
@@ -93,10 +95,11 @@ def _sequences(inputs: Any, mask: Any) -> list[Array]:
 def _real(inputs: Array, mask: Any) -> Array:
     """Which tokens count."""
     keep = np.asarray(mask)
-    if keep.dtype.kind not in "bui" or inputs.ndim != 3 or keep.shape != inputs.shape[:2]:
+    flags = keep.dtype.kind in "buif" and np.isin(keep, (0, 1)).all()
+    if not flags or inputs.ndim != 3 or keep.shape != inputs.shape[:2]:
         raise InvalidArgument(
-            f"mask must be true or false for each token, shape {inputs.shape[:2]}, got "
-            f"{keep.dtype} of shape {keep.shape}"
+            f"mask must be true or false (1 or 0) for each token, shape {inputs.shape[:2]}, got "
+            f"{keep.dtype} of shape {keep.shape}{'' if flags else ' with other values'}"
         )
     return keep.astype(bool)
 

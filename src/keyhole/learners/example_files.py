@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import FileFormatError
 
+ARCHIVE, ARRAY = b"PK", b"\x93NUMPY"  # how such files begin
 KNOWN = ("inputs", "outputs", "mask")
 
 
@@ -21,6 +22,9 @@ class ExampleArrays(NamedTuple):
 
 
 def _archive(path: Path, file: BinaryIO) -> Any:
+    if not file.read(len(ARRAY)).startswith((ARCHIVE, ARRAY)):
+        raise ValueError("it is neither a NumPy archive nor a NumPy array")
+    file.seek(0)
     archive = np.load(file, allow_pickle=False)
     if isinstance(archive, np.ndarray):
         raise FileFormatError(

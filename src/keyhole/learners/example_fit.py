@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.algebra.attention_information import Information, information
+from keyhole.algebra.attention_information import Information, information, unknown
 from keyhole.algebra.attention_rows import Rows, averages, patterns
 from keyhole.algebra.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.algebra.variable_projection import Projection
@@ -24,7 +24,10 @@ OWN_ROUNDINGS = (
     32.0  # of double precision: of computing labels, with safety as it is not independent
 )
 NEAR = 1e-8  # damping that hardly shortens the first step: the search ended beside a minimum
+FAINT = 0.01  # standard deviation of a score that changes attention by a hundredth
 POLISH = Limits(iterations=60)
+SETTLED = ("exact", "noise")  # endings of a search that has found a fit to rely on
+HURRIED = Limits(iterations=5)  # time is up, the fit is not one to rely on
 LAST_DIGITS = replace(POLISH, finished=0.0, precise=True)  # weak directions settle last
 
 
@@ -95,12 +98,17 @@ def fitted_layer(
     train: Rows,
     kept: Array,
     found: Found,
+    solved: float,
     least: int,
     rng: np.random.Generator,
 ) -> Fitted:
     """Polish, standard errors and held-out rows for the scores a search has found."""
     polish = LAST_DIGITS if found.theta.size <= DENSE_PRECISE else POLISH
-    at = descend(train, found.theta, polish, damping=NEAR).at
+    polish = polish if found.ending in SETTLED else HURRIED
+    end = descend(train, found.theta, polish, damping=NEAR)
+    at = end.at
+    if end.relative <= solved:
+        found = replace(found, ending="exact")
     rows, heads = data.rows, at.theta.shape[1]
     numbers, unknowns = train.counted * train.outputs, train.unknowns(heads)
     power = float(np.sqrt(label_power(rows) / (rows.counted * rows.outputs)))
@@ -108,7 +116,8 @@ def fitted_layer(
     used = train.weights.ravel() > 0
     held_out = _held_out(rows, kept, at)
     final = descend(rows, at.theta, polish, damping=NEAR).at
-    spread = information(rows, final, rng)
+    settled = found.ending in SETTLED
+    spread = information(rows, final, rng) if settled else unknown(final, np.nan)
     total = rows.counted * rows.outputs
     level = np.sqrt(final.cost / max(total - unknowns, 1))
     level = max(float(level), data.roundoff * power)
@@ -155,7 +164,7 @@ def _details(
         "ratio_least": rows.ratio(least),
         "conditioning": spread.conditioning,
         "deficient": spread.deficient,
-        "amplification": _amplification(final, spread, power),
+        "amplification": _amplification(rows, final, spread, power),
         "residual": float(np.sqrt(final.cost / (rows.counted * rows.outputs)) / power),
         "noise": float(level / power),
         "held_out_error": float(np.sqrt(np.mean(off**2)) / power),
@@ -198,16 +207,18 @@ def _errors(rows: Rows, spread: Information, level: float, form: str) -> Attenti
     return assembled(rows, *parts, form)
 
 
-def _amplification(at: Projection, spread: Information, power: float) -> float:
-    """Largest relative standard error of a block for relative noise 1 on the labels."""
-    d = at.theta.shape[2]
+def _amplification(rows: Rows, at: Projection, spread: Information, power: float) -> float:
+    """Largest relative standard error of a block for relative noise 1 on the labels. Scores of a
+    head that attends to all tokens alike are relative to the faintest that would show."""
+    d = rows.width
+    faintest = FAINT / max(np.sqrt(np.mean(rows.queries**2) * np.mean(rows.tokens**2)), TINY)
     worst = 0.0
     for i in range(at.theta.shape[1]):
-        for error, block in (
-            (spread.theta[:, i], at.theta[:, i]),
-            (spread.values[i * d : i * d + d], at.values[i * d : i * d + d]),
+        for error, block, least in (
+            (spread.theta[:, i], at.theta[:, i], faintest),
+            (spread.values[i * d : i * d + d], at.values[i * d : i * d + d], TINY),
         ):
-            size = max(float(np.linalg.norm(block)), TINY)
+            size = max(float(np.linalg.norm(block)), float(least))
             worst = max(worst, float(np.linalg.norm(error)) / size)
     return worst * power
 

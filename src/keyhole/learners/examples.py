@@ -113,17 +113,17 @@ class FromExamples:
         solved = max(EXACT, (ROUNDINGS * data.roundoff) ** 2)
         if self.method == "sculpting":
             found, sculpted = sculpted_search(train, self.heads, solved, self.seconds, rng)
-            fitted = fitted_layer(data, train, kept, found, self.heads or 1, rng)
+            fitted = fitted_layer(data, train, kept, found, solved, self.heads or 1, rng)
             return with_certificates(fitted, sculpted)
         noise = NOISE_CEILING if self.noise is None else (LOUDEST * self.noise) ** 2
         plan = Plan(
             self.heads, most, self.restarts, self.seconds, self.workers, solved, noise, progress
         )
-        white, back = whitened(enough(train, most, rng))
+        white, back = whitened(train.sample(most, ENOUGH, rng))
         found = search(white, plan, rng)
         found = replace(found, theta=back(found.theta))
         self._refuse_capped(found, most, train)
-        return fitted_layer(data, train, kept, found, self.heads or 1, rng)
+        return fitted_layer(data, train, kept, found, solved, self.heads or 1, rng)
 
     def _affordable(self, train: Rows) -> int:
         """The largest number of heads whose unknowns the rows outnumber."""
@@ -154,12 +154,3 @@ class FromExamples:
                 f"unknowns ({train.unknowns(most + 1)}) than the examples have numbers. More "
                 "examples are needed (or, if so few heads are right, more seconds)"
             )
-
-
-def enough(rows: Rows, heads: int, rng: np.random.Generator) -> Rows:
-    """As many random examples as make the search easy, where there are many more."""
-    times = rows.ratio(heads)
-    if times <= 2 * ENOUGH:
-        return rows
-    count = int(np.ceil(ENOUGH / times * len(rows.tokens)))
-    return rows.take(np.sort(rng.permutation(len(rows.tokens))[:count]))

@@ -262,7 +262,18 @@ class _Search:
             self._tell(heads)
             if self._exact(tally):
                 break
-        return tally
+        return self._slimmed(tally)
+
+    def _slimmed(self, tally: Tally) -> Tally:
+        """What is left of a fit that does as well without some heads: with them, the descent's last
+        part is long and flat."""
+        fewer = tally if self._exact(tally) else self._pruned(tally)
+        if fewer.heads == tally.heads:
+            return tally
+        assert fewer.theta is not None
+        other = self.tallies.setdefault(fewer.heads, Tally(fewer.heads))
+        other.add(Chain(fewer.theta, fewer.relative, 0.0))
+        return other
 
     def _foundation(self, heads: int) -> Array | None:
         """A fit with one head less that is so good that a head is only added to it: from a fresh
@@ -278,7 +289,7 @@ class _Search:
             self.plan.progress(Progress(heads, self.restarts, residual, seconds))
 
     def _pruned(self, tally: Tally) -> Tally:
-        """An exact fit without the heads it does not need (only if their number was not given)."""
+        """A fit without the heads it does not need (only if their number was not given)."""
         limits = Limits(iterations=PRUNE_ITERATIONS)
         theta = tally.theta
         assert theta is not None
@@ -290,7 +301,7 @@ class _Search:
                 if project(self.rows, fewer).cost > REDUNDANT * label_power(self.rows):
                     continue
                 trial = descend(self.rows, fewer, limits)
-                if trial.relative <= self.plan.solved:
+                if trial.relative <= max(self.plan.solved, tally.relative):
                     theta, smaller = trial.at.theta, True
                     tally = replace(tally, heads=theta.shape[1], theta=theta)
                     tally.relative = trial.relative

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from keyhole.algebra import attention_information
+from keyhole.algebra import attention_information, levenberg_marquardt
 from keyhole.algebra.attention_information import information
 from keyhole.algebra.attention_rows import MASKED, Rows, averages, patterns, pull, push
 from keyhole.algebra.kronecker import kronecker
+from keyhole.algebra.levenberg_marquardt import AMPLE, Limits, descend
 from keyhole.algebra.variable_projection import dense_normal, gauss_newton, gradient, project
 
 
@@ -24,6 +25,31 @@ def drawn(seed: int = 0, *, bias: bool = False, padded: bool = False) -> tuple[R
     targets = rng.standard_normal((n, length, outputs))
     rows = Rows(queries, tokens, padding, weights, targets, offset=bias)
     return rows, 0.4 * rng.standard_normal((queries.shape[2], heads, d))
+
+
+def test_many_rows_are_fitted_with_the_curvature_of_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(4)
+    tokens = rng.standard_normal((1500, 3, 4))
+    rows = Rows(tokens, tokens, None, np.ones((1500, 3)), np.zeros((1500, 3, 3)))
+    theta = 0.5 * rng.standard_normal((4, 2, 4))
+    clean = averages(rows, patterns(rows, theta)) @ rng.standard_normal((8, 3))
+    noisy = clean.reshape(1500, 3, 3) + 0.1 * rng.standard_normal((1500, 3, 3))
+    rows = Rows(tokens, tokens, None, np.ones((1500, 3)), noisy)
+    assert len(rows.sample(2, AMPLE, rng).tokens) < 400
+    limits = Limits(precise=True)
+    sampled = descend(rows, theta, limits, damping=1e-8)
+    errors = information(rows, sampled.at, rng)
+    for module in (levenberg_marquardt, attention_information):
+        monkeypatch.setattr(module, "AMPLE", np.inf)
+    whole = descend(rows, theta, limits, damping=1e-8)
+    assert sampled.products > 0 == whole.products
+    assert sampled.at.cost == pytest.approx(whole.at.cost, rel=1e-8)
+    np.testing.assert_allclose(sampled.at.theta, whole.at.theta, atol=1e-4)
+    exact = information(rows, whole.at, rng)
+    np.testing.assert_allclose(errors.theta, exact.theta, rtol=0.3)
+    assert np.linalg.norm(errors.values) == pytest.approx(np.linalg.norm(exact.values), rel=0.1)
 
 
 KINDS = [{}, {"bias": True}, {"padded": True}]

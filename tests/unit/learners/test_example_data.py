@@ -39,6 +39,18 @@ def test_lists_and_masks_are_the_same_rows() -> None:
     np.testing.assert_array_equal(last.queries[1, 0], X[1, 1])
 
 
+def test_masks_of_numbers_and_tensors_of_another_library() -> None:
+    class Tensor:
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return X
+
+    keep = np.ones((5, 3), bool)
+    keep[0, 2] = False
+    for other in (keep.astype(float), keep.astype(np.uint8)):
+        rows = examples(Tensor(), Y, other).rows
+        np.testing.assert_array_equal(rows.lengths, [2, 3, 3, 3, 3])
+
+
 def test_single_precision_is_remembered() -> None:
     assert examples(X, Y.astype(np.float32)).roundoff > 1e-8 > examples(X, Y).roundoff
 
@@ -56,6 +68,8 @@ def test_single_precision_is_remembered() -> None:
         ([X[0], X[1, :, :1]], Y[:2], None, "one width"),
         ([X[0], X[1, :0]], Y[:2, 0], None, "no tokens"),
         (X, Y, np.ones((5, 2), bool), "mask must be"),
+        (X, Y, np.full((5, 3), 0.5), "other values"),
+        (X, Y, np.full((5, 3), -100), "other values"),
         (list(X), Y, np.ones((5, 3), bool), "padded array"),
         (X.astype(str), Y, None, "real numbers"),
         ("inputs", Y, None, "inputs"),
@@ -86,7 +100,8 @@ def test_files(tmp_path: Path) -> None:
     assert read.mask is None
     cases = {
         "missing.npz": (None, "no file"),
-        "text.npz": (b"not an archive", "not a readable"),
+        "text.npz": (b"not an archive", "neither a NumPy archive nor"),
+        "empty.npz": (b"", "neither a NumPy archive nor"),
         "truncated.npz": (good.read_bytes()[:200], "not a readable"),
     }
     for name, (content, says) in cases.items():

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
+from keyhole.algebra.levenberg_marquardt import label_power
+from keyhole.algebra.variable_projection import project
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learn import learn
 from keyhole.learners.example_data import examples
-from keyhole.learners.example_fit import distinct, held_rows
-from keyhole.learners.examples import FromExamples, enough
+from keyhole.learners.example_fit import distinct, fitted_layer, held_rows
+from keyhole.learners.examples import ENOUGH, FromExamples
+from keyhole.learners.head_search import Found, Plan, Tally, _Search
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.models.every_position import every_position
@@ -214,10 +217,67 @@ def test_many_examples_are_searched_in_part_and_used_in_full() -> None:
     Y = every_position(truth, X)
     Y = Y + 0.1 * rng.standard_normal(Y.shape)
     found = learn(X, Y)
-    assert len(enough(examples(X, Y).rows, 8, rng).tokens) < 1000
+    assert len(examples(X, Y).rows.sample(8, ENOUGH, rng).tokens) < 1000
     gap = found.model.heads[0].score - truth.heads[0].score
     assert np.linalg.norm(gap) < 1.3 * np.linalg.norm(found.errors.heads[0].score)
     assert np.linalg.norm(gap) < 0.03
+
+
+def test_a_sample_leaves_out_no_rare_token() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((4000, 4, 4))
+    rows = examples(X, np.ones(X.shape)).rows
+    assert len(rows.sample(1, 12.0, rng).tokens) == 24  # 12 times the floor of 2
+    X[:, :, 3] *= rng.random(X.shape[:2]) < 0.001
+    rows = examples(X, np.ones(X.shape)).rows
+    some = rows.sample(1, 12.0, rng)
+    assert np.count_nonzero(some.tokens[:, :, 3]) >= 1
+    share = len(some.tokens) / len(rows.tokens)
+    assert (some.tokens[:, :, 3] ** 2).sum() >= 0.4 * share * (rows.tokens[:, :, 3] ** 2).sum()
+
+
+@pytest.mark.parametrize("ending", ["spent", "noise"])
+def test_the_last_steps_of_a_search_that_ran_out_of_time_may_make_it_exact(ending: str) -> None:
+    rng = np.random.default_rng(22)
+    truth, X = layer(rng, 6, 2), boolean(rng, 40, 4, 6)
+    data = examples(X, every_position(truth, X))
+    kept = held_rows(data.rows, rng)
+    train = data.rows.with_weights(data.rows.weights * ~kept)
+    theta = np.stack([h.score.T for h in truth.heads], axis=1)
+    near = Found(theta + 1e-3 * rng.standard_normal(theta.shape), 1e-6, ending, 9, 60.0, 1, {})
+    fitted = fitted_layer(data, train, kept, near, 1e-18, 1, rng)
+    assert fitted.learned.details["ending"] == "exact"
+    assert distance(fitted.learned.model, truth) < 1e-10
+    far = Found(rng.standard_normal(theta.shape), 0.5, "spent", 9, 60.0, 1, {})
+    assert fitted_layer(data, train, kept, far, 1e-18, 1, rng).learned.errors is None
+
+
+@pytest.mark.parametrize("other", [0.0, 1.0])
+def test_a_head_that_attends_to_all_alike_is_recovered(other: float) -> None:
+    rng = np.random.default_rng(23)
+    value = rng.standard_normal((2, 6, 6))
+    score = other * rng.standard_normal((6, 6)) / 6
+    heads = [Head(np.zeros((6, 6)), None, value[0]), Head(score, None, value[1])]
+    truth = Attention(heads[: 1 + int(other)], np.zeros(6))
+    X = rng.standard_normal((60, 4, 6))
+    found = learn(X, every_position(truth, X))
+    assert found.outcome is Outcome.RECOVERED
+    assert distance(found.model, truth) < 1e-10
+
+
+def test_a_fit_with_a_head_too_many_sheds_it() -> None:
+    rng = np.random.default_rng(24)
+    truth, X = layer(rng, 6, 2), boolean(rng, 60, 4, 6)
+    rows = examples(X, every_position(truth, X)).rows
+    searching = _Search(rows, Plan(None, 4, 9, 60.0, 1, 1e-18), rng)
+    theta = np.stack([h.score.T for h in truth.heads] + [truth.heads[0].score.T], axis=1)
+    theta = theta + 1e-4 * rng.standard_normal(theta.shape)
+    searching.tallies[3] = Tally(3, theta, project(rows, theta).cost / label_power(rows))
+    assert not searching._exact(searching.tallies[3])
+    slim = searching._slimmed(searching.tallies[3])
+    assert slim.heads == 2
+    assert slim.relative <= 1e-18
+    assert searching.tallies[2] is slim
 
 
 def test_a_saved_run_reads_back(tmp_path: Path) -> None:
