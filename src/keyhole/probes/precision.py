@@ -22,7 +22,12 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float32", 24),
     ("float64", 53),
 )
-FIXED = ("stated", "noisy")  # what the user or the scatter says stands, whatever the format
+DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
+FIXED = ("stated", "noisy", DECIMAL)  # what was found out by other means stands
+MOST_DIGITS = 9  # a number in double precision has as few by chance once in ten million
+CHANCE_BITS = 10  # what happens by chance once in a thousand times is not taken for chance
+COARSEST_STEP = 3  # rounding to thousands
+LABELS = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
 A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
 SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
@@ -31,6 +36,7 @@ LARGER = 2.0**10  # how much longer the second of two tokens is, to see what gro
 PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
 FINE = SINGLE_ROUNDOFF  # a decimal rounding step is only looked for in formats at least this fine
 MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
+SHORTER = (0.71, 0.37, 0.19, 2.0**-10, 2.0**-20)  # tokens for it, relative to the first one
 LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
 NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
@@ -136,18 +142,79 @@ def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions,
     gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
     if gap > SAME * kind.relative * np.max(np.abs(answers)):
         return measure_precision(oracle, rng), questions, answers
+    domain = oracle.spec.domain
+    if _looks_decimal(answers) and domain.vocabulary is None and domain.radius > 0:
+        rounded = _rounded(oracle, token, answers)
+        if rounded is not None:
+            return Measured(rounded, DECIMAL, True), questions, answers
     precision = Precision(kind.relative, step=_step(kind, answers))
     return Measured(precision, kind.name, True), questions, answers
 
 
-def decimal_step(answers: Array) -> float:
-    """10**-k if all answers are multiples of it, for the smallest such k; 0 if there is none."""
+def _rounded(oracle: Oracle, token: Array, answers: Array) -> Precision | None:
+    """Decimals behind the point, or digits in all? Shorter tokens tell."""
+    shorter = np.concatenate([token * size for size in SHORTER])
+    few = oracle.ask(Questions.of(shorter, PURPOSE))
+    return decimals(np.concatenate([answers[:1], few]))
+
+
+def decimals(answers: Array) -> Precision | None:
+    """The rounding of answers that are written with few decimal digits: so many behind the point,
+    if large numbers have more digits than small ones, else so many in all. None where answers are
+    not decimal, or may be so by chance."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()[:A_FEW]
+    seen = numbers[numbers != 0]
+    if not _looks_decimal(answers) or (whole(numbers) and _whole_by_chance(numbers)):
+        return None
+    many = len(np.unique(seen)) >= TELLING_ANSWERS
+    step = decimal_step(numbers, COARSEST_STEP if many else 0)
+    digits = decimal_digits(seen)
+    behind = np.floor(np.log10(np.abs(seen) / step)) + 1 if step else np.zeros(len(seen))
+    fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
+    if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
+        return Precision(step=step)
+    return Precision(0.5 * 10.0 ** (1 - digits.max()))
+
+
+def _looks_decimal(answers: Array) -> bool:
+    """Whether the answers have few decimal digits, and not because they have few binary ones."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()[:A_FEW]
+    single = answers.dtype.kind == "f" and answers.dtype.itemsize < numbers.itemsize
+    if single or np.isin(numbers, LABELS).all():
+        return False
+    if not whole(numbers) and significant_bits(numbers).max() <= FORMATS[-2][1]:
+        return False
+    return bool(decimal_digits(numbers).max() <= MOST_DIGITS)
+
+
+def whole(numbers: Array) -> bool:
+    return bool(np.array_equal(numbers, np.round(numbers)))
+
+
+def _whole_by_chance(numbers: Array) -> bool:
+    """Whether numbers of the shortest format that holds them might all be whole: large ones are.
+    (Of none can zero be expected.)"""
+    bits = significant_bits(numbers).max()
+    width = next(width for _, width in FORMATS if bits <= width)
+    _, exponents = np.frexp(numbers[numbers != 0])
+    return bool((numbers != 0).all() and np.minimum(exponents - width, 0).sum() > -CHANCE_BITS)
+
+
+def decimal_digits(numbers: Array) -> Array:
+    """How many decimal digits each number needs."""
+    shortest = (np.format_float_scientific(abs(x), trim="-") for x in numbers.tolist())
+    return np.array([len(text.split("e")[0].replace(".", "")) for text in shortest])
+
+
+def decimal_step(answers: Array, coarsest: int = 0) -> float:
+    """10**-k if all answers are multiples of it, for the smallest such k from -coarsest on; 0 if
+    there is none."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
-    for decimals in range(MOST_DECIMALS + 1):
-        scaled = numbers * 10.0**decimals
+    for places in range(-coarsest, MOST_DECIMALS + 1):
+        scaled = numbers * 10.0**places
         slack = 4.0 * np.finfo(float).eps * np.abs(scaled)  # what is next to zero is no zero
         if (np.abs(scaled - np.round(scaled)) <= slack).all():
-            return float(10.0**-decimals)
+            return float(10.0**-places)
     return 0.0
 
 

@@ -12,7 +12,7 @@ from scipy.special import gammaincinv
 from keyhole.arrays import TINY, Array
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import SAME, decimal_step, observed, roundoff
+from keyhole.probes.precision import SAME, decimal_step, decimals, observed, roundoff
 
 PURPOSE = "verification"
 REPEATS = 3  # of one question, to see whether the box is noisy
@@ -25,10 +25,12 @@ TELLING = 4.0  # growth of the answers between them from which that can be told
 def measured(box: Oracle, tokens: Array, answers: list[Array]) -> Precision:
     """Number format and rounding step from the answers given so far, noise from the first of
     these questions, asked again."""
-    numbers = np.concatenate([np.asarray(a, dtype=np.float64).ravel() for a in answers])
+    numbers = np.concatenate([np.ravel(a) for a in answers])
     kind = observed(roundoff(None, answers[0]), numbers)
     again = _again(box, tokens, REPEATS)
     noisy = np.max(np.ptp(again, axis=0)) > SAME * kind.relative * np.max(np.abs(again))
+    if not noisy and (rounded := decimals(numbers)) is not None:
+        return rounded
     relative, additive = _noise(box, tokens) if noisy else (0.0, 0.0)
     return Precision(max(kind.relative, relative), additive, decimal_step(numbers))
 

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -9,14 +11,20 @@ from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits
 from keyhole.probes.precision import (
+    DECIMAL,
     Roundoff,
     decimal_step,
+    decimals,
     examine,
+    look,
     measure_precision,
     observed,
     roundoff,
     significant_bits,
 )
+from keyhole.recover import recover
+from keyhole.results import Outcome
+from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
@@ -105,3 +113,51 @@ def test_examining_stays_inside_the_domain() -> None:
         examine(box)
         for tokens in asked:
             box.spec.domain.check(tokens)
+
+
+def digits(count: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda answers: np.array([float(f"{x:.{count - 1}e}") for x in answers])
+
+
+ROUNDINGS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Precision]] = {
+    "two decimals": (lambda x: np.round(x, 2), Precision(step=0.01)),
+    "whole numbers": (lambda x: np.round(300 * x), Precision(step=1.0)),
+    "tens": (lambda x: np.round(3000 * x, -1), Precision(step=10.0)),
+    "three digits": (digits(3), Precision(5e-3)),
+    "six digits": (digits(6), Precision(5e-6)),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_decimals_behind_the_point_are_told_from_digits_in_all(name: str, seed: int) -> None:
+    rounding, expected = ROUNDINGS[name]
+    model = attention(np.random.default_rng(seed), 6)
+    box = CountingBox(lambda tokens: rounding(model(tokens)), 6)
+    found, _, _ = look(open_oracle(box), np.random.default_rng(seed))
+    assert (found.format, found.deterministic) == (DECIMAL, True)
+    assert found.precision.relative == pytest.approx(expected.relative)
+    assert found.precision.step == pytest.approx(expected.step)
+    assert box.seen == 2 + 5
+
+
+def test_short_binary_formats_and_labels_are_not_decimal() -> None:
+    rng = np.random.default_rng(0)
+    for bits in (8, 11, 24, 53):
+        for size in (1e-3, 1.0, 1e3, 1e6):
+            numbers = round_bits(size * rng.standard_normal((200, 6)), bits)
+            assert not any(decimals(row) for row in numbers)
+    assert decimals(np.array([1.0, -1.0, 0.0])) is None
+    assert decimals(np.array([0.25, 0.37], dtype=np.float32)) is None
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_a_box_that_answers_in_decimals_is_recovered_and_verified(name: str) -> None:
+    rounding, precision = ROUNDINGS[name]
+    model = attention(np.random.default_rng(2), 6)
+    box = open_oracle(lambda tokens: rounding(model(tokens)), width=6)
+    found = recover(box)
+    assert found.outcome is Outcome.RECOVERED
+    score, true = found.model.heads[0].score, model.heads[0].score
+    assert np.linalg.norm(score - true) < 5 * max(precision.relative, 1e-9) * np.linalg.norm(true)
+    assert verify(box, found.model, queries=40).agrees
