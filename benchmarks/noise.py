@@ -93,6 +93,10 @@ def models(width: int, boxes: int) -> None:
         "4 decimals, ball": (lambda m, s: lambda x: np.round(m(x), 4), {"max_norm": 4.0}),
         "2 decimals, ball": (lambda m, s: lambda x: np.round(m(x), 2), {"max_norm": 4.0}),
         "4 decimals, free": (lambda m, s: lambda x: np.round(m(x), 4), {}),
+        "whole numbers, free": (lambda m, s: lambda x: np.round(300 * m(x)), {}),
+        "3 digits, free": (lambda m, s: lambda x: digits(m(x), 3), {}),
+        "6 digits, free": (lambda m, s: lambda x: digits(m(x), 6), {}),
+        "6 digits, ball": (lambda m, s: lambda x: digits(m(x), 6), {"max_norm": 4.0}),
         "relative 1e-6": (lambda m, s: relative(m, 1e-6, s), {}),
         "float32": (lambda m, s: m.astype(np.float32), {}),
         "11 bits": (lambda m, s: lambda x: round_bits(m(round_bits(x, 11)), 11), {}),
@@ -107,7 +111,12 @@ def models(width: int, boxes: int) -> None:
             if found.model is not None:
                 shares.append(covered(found, model))
                 errors.append(error(found, model))
-        print(f"  {name:<18} {np.mean(shares):.3f}  {np.median(errors):.1e}  ({len(shares)} boxes)")
+        print(f"  {name:<20} {np.mean(shares):.3f}  {np.median(errors):.1e}  ({len(shares)} boxes)")
+
+
+def digits(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Rounded to so many significant digits."""
+    return np.array([float(f"{x:.{count - 1}e}") for x in numbers])
 
 
 def relative(model: Attention, level: float, seed: int) -> Box:

@@ -33,6 +33,7 @@ from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.wrappers.known import Known
 from keyhole.probes.asking import Asker
 from keyhole.probes.family import Facts, examine_family
+from keyhole.probes.precision import DECIMAL
 from keyhole.probes.values import measure_values
 
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
@@ -136,7 +137,8 @@ def tight(oracle: Oracle) -> bool:
 def worth_stating(facts: Facts, stated: Precision | None) -> Precision | None:
     """What was measured, where a learner would otherwise have to measure it again, or would not."""
     measured = facts.measured
-    plain = measured.deterministic and measured.precision.floor == 0
+    known = measured.format != DECIMAL  # to every learner, from the answers
+    plain = known and measured.deterministic and measured.precision.floor == 0
     return None if stated is not None or plain else measured.precision
 
 

@@ -25,6 +25,9 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
 DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
 FIXED = ("stated", "noisy", DECIMAL)  # what was found out by other means stands
 MOST_DIGITS = 9  # a number in double precision has as few by chance once in ten million
+DIGIT_SPREAD = (
+    0.134  # relative standard deviation of rounding to one digit (leading digits as usual)
+)
 CHANCE_BITS = 10  # what happens by chance once in a thousand times is not taken for chance
 COARSEST_STEP = 3  # rounding to thousands
 LABELS = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
@@ -173,7 +176,7 @@ def decimals(answers: Array) -> Precision | None:
     fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
     if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
         return Precision(step=step)
-    return Precision(0.5 * 10.0 ** (1 - digits.max()))
+    return Precision(DIGIT_SPREAD * 10.0 ** (1 - digits.max()))
 
 
 def _looks_decimal(answers: Array) -> bool:

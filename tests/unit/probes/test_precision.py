@@ -123,8 +123,8 @@ ROUNDINGS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Precision]] = {
     "two decimals": (lambda x: np.round(x, 2), Precision(step=0.01)),
     "whole numbers": (lambda x: np.round(300 * x), Precision(step=1.0)),
     "tens": (lambda x: np.round(3000 * x, -1), Precision(step=10.0)),
-    "three digits": (digits(3), Precision(5e-3)),
-    "six digits": (digits(6), Precision(5e-6)),
+    "three digits": (digits(3), Precision(1.34e-3)),
+    "six digits": (digits(6), Precision(1.34e-6)),
 }
 
 
@@ -159,5 +159,5 @@ def test_a_box_that_answers_in_decimals_is_recovered_and_verified(name: str) -> 
     found = recover(box)
     assert found.outcome is Outcome.RECOVERED
     score, true = found.model.heads[0].score, model.heads[0].score
-    assert np.linalg.norm(score - true) < 5 * max(precision.relative, 1e-9) * np.linalg.norm(true)
+    assert np.linalg.norm(score - true) < 20 * max(precision.relative, 1e-9) * np.linalg.norm(true)
     assert verify(box, found.model, queries=40).agrees
