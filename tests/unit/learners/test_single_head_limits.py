@@ -15,7 +15,8 @@ from keyhole.models.draw import attention
 from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
 
 COVERED = 4.0  # Frobenius norm of an error in units of its standard errors
-IN_SCORES = 10.0  # memory of a run beside one chunk, in units of the score matrix
+IN_SCORES = 12.5  # memory of a run beside one chunk, in units of the score matrix; another chunk
+# is made meanwhile, which is two of them at this width
 
 
 def in_standard_errors(recovery: keyhole.Recovery, truth: Attention) -> list[float]:
