@@ -64,7 +64,7 @@ def run_bench(
 
     `seconds` is the time that each baseline may take; `told` hears the name of each method.
     """
-    real_number("seconds", seconds, 0.0)
+    real_number("seconds", seconds, 0.0, finite=False)
     rng = np.random.default_rng([seed, 3])
     secret = attention(rng, size.width, heads=size.heads)
     hear = told or (lambda name: None)

@@ -51,7 +51,7 @@ def test_with_torch_there_are_two_students() -> None:
 def test_sizes_must_make_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="at least"):
         bench.Size(**wrong)
-    with pytest.raises(InvalidArgument, match="positive"):
+    with pytest.raises(InvalidArgument, match="above 0"):
         bench.run_bench(bench.Size(), seconds=0.0)
 
 

@@ -11,6 +11,7 @@ from keyhole.learners.single_head import SingleHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.base import Spec
+from keyhole.probes.precision import SHORTER
 
 FLOAT64, FLOAT32 = 1e-13, 3e-6  # relative Frobenius error of the score
 SPARE = 12  # questions beyond 1.01 × the floor: calibration and verification
@@ -220,7 +221,8 @@ def test_value_zero_is_not_identifiable_and_says_why() -> None:
             keyhole.recover(box, SingleHead())
         assert caught.value.recovery.outcome is keyhole.Outcome.NOT_IDENTIFIABLE
         ledger = caught.value.recovery.ledger
-        assert ledger.paid - ledger.by_purpose["recall"] == 8
+        rounded = len(SHORTER) if offset else 0  # two: might that be a rounded number?
+        assert ledger.paid - ledger.by_purpose["recall"] == 8 + rounded
 
 
 def test_single_tokens_are_not_enough() -> None:
