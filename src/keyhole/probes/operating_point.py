@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.algebra.bases import Basis, DenseBasis
+from keyhole.algebra.bases import Basis, KroneckerBasis
 from keyhole.arrays import Array, Float, Int, digest
 from keyhole.oracles.questions import Bank
 from keyhole.probes.log_odds import TARGET_SPREAD, ProbeSet
@@ -67,12 +67,10 @@ class Stretched:
 
     @property
     def bank(self) -> Bank:
-        """The same, made once where there is room for them all; else, where they are only scaled,
-        in one go."""
-        if isinstance(self.basis, DenseBasis):
-            return DenseBasis(self.rows(np.arange(self.width)))
-        plain = self.shape is None and not self.axis.any()
-        return self.basis.scaled(self.across) if plain else self
+        """The same; in one go where factors of a product are only scaled."""
+        if isinstance(self.basis, KroneckerBasis) and self.shape is None and not self.axis.any():
+            return self.basis.scaled(self.across)
+        return self
 
     def stretched(self, directions: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """Unit directions at the length of the probes, along and across the axis."""

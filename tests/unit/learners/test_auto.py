@@ -12,6 +12,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.draw import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.questions import Questions
+from keyhole.probes.family import examine_family
 from keyhole.recover import recover
 from keyhole.results import Outcome
 from networks import network
@@ -61,6 +62,14 @@ OTHER_FAMILIES = {  # and the most questions until that is said
     "linear attention": 60,
     "residual and layer norm": 60,
 }
+
+
+def test_kinks_in_single_precision_are_no_curve() -> None:
+    for seed in range(40):
+        net = network(seed, 8, 32).astype(np.float32)
+        facts = examine_family(open_oracle(net, width=8), np.random.default_rng(seed))
+        assert facts.bent
+        assert not facts.smooth
 
 
 @pytest.mark.parametrize("name", OTHER_FAMILIES)

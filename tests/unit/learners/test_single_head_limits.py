@@ -15,8 +15,8 @@ from keyhole.models.draw import attention
 from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
 
 COVERED = 4.0  # Frobenius norm of an error in units of its standard errors
-IN_SCORES = 12.5  # memory of a run beside one chunk, in units of the score matrix; another chunk
-# is made meanwhile, which is two of them at this width
+IN_SCORES = 10.0  # memory of a run beside one chunk, in units of the score matrix
+BY_RANK = 14.0  # the same where the rank is looked for as well
 
 
 def in_standard_errors(recovery: keyhole.Recovery, truth: Attention) -> list[float]:
@@ -68,8 +68,12 @@ def test_a_bfloat16_box_with_a_key_bias_is_never_refused(
             assert max(in_standard_errors(recovery, model)) <= COVERED
 
 
-@pytest.mark.parametrize("learner", [SingleHead(), keyhole.LowRank(), keyhole.Auto()], ids=str)
-def test_memory_is_a_few_times_the_score_matrix(learner: Any) -> None:
+@pytest.mark.parametrize(
+    ("learner", "most"),
+    [(SingleHead(), IN_SCORES), (keyhole.LowRank(), BY_RANK), (keyhole.Auto(), BY_RANK)],
+    ids=str,
+)
+def test_memory_is_a_few_times_the_score_matrix(learner: Any, most: float) -> None:
     width = 256
     model = attention(np.random.default_rng(0), width)
     keyhole.recover(attention(np.random.default_rng(0), 4), learner)  # what is imported once
@@ -80,4 +84,4 @@ def test_memory_is_a_few_times_the_score_matrix(learner: Any) -> None:
     finally:
         tracemalloc.stop()
     chunk = CHUNK_QUESTIONS * 2 * width * 8
-    assert peak - chunk <= IN_SCORES * model.heads[0].score.nbytes
+    assert peak - chunk <= most * model.heads[0].score.nbytes
