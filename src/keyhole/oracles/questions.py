@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
 
-BLOCK_BYTES = 2**19  # tokens made at once: they stay in the cache, and outweigh the calls
+BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
 FLOAT_BYTES = 8
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
 WORTH_A_THREAD = 2**20  # bytes of tokens from which they are made while the box is answering
