@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from keyhole.errors import KeyholeError
 from keyhole.learners.auto import Auto
 from keyhole.learners.base import Learner
-from keyhole.models.symmetry import distance
-from keyhole.recover import recover
+from keyhole.models.canonical import distance
+from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
 from zoo import Specimen, everything
 

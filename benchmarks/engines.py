@@ -21,8 +21,8 @@ import torch
 from onnx import helper
 
 import keyhole
-from keyhole.models.draw import attention
 from keyhole.models.export import to_torch
+from keyhole.models.random import attention
 
 WIDTHS, BATCH, LENGTH = (6, 12, 64, 128), 37, 5
 OPERATIONS: dict[

@@ -27,18 +27,18 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment, minimize
 from threadpoolctl import threadpool_limits
 
-from keyhole.algebra.attention_information import information
-from keyhole.algebra.attention_rows import Rows, averages, patterns, pull
-from keyhole.algebra.levenberg_marquardt import descend, label_power
-from keyhole.algebra.variable_projection import project
-from keyhole.learn import learn
-from keyhole.learners.examples import FromExamples
-from keyhole.learners.head_chains import led_start, random_start
-from keyhole.learners.sculpting import sculpt
+from keyhole.fitting.attention_rows import Rows, averages, patterns, pull
+from keyhole.fitting.fisher import information
+from keyhole.fitting.levenberg_marquardt import descend, label_power
+from keyhole.fitting.variable_projection import project
+from keyhole.learners.examples.learner import FromExamples
+from keyhole.learners.examples.restarts import led_start, random_start
+from keyhole.learners.published.chen_li_sculpting import sculpt
+from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head
+from keyhole.models.canonical import distance
 from keyhole.models.every_position import every_position
 from keyhole.models.hard_instances import high_order
-from keyhole.models.symmetry import distance
 from keyhole.results import Recovery
 
 SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches

@@ -23,8 +23,8 @@ import numpy as np
 import uvicorn
 
 import keyhole
-from keyhole.models.draw import attention
-from keyhole.oracles.tensors import HEADER_LENGTH, Tensor, encode
+from keyhole.models.random import attention
+from keyhole.oracles.http.tensors import HEADER_LENGTH, Tensor, encode
 from keyhole.serving.server import keep_memory, service
 
 SECONDS = 0.1  # of one round: short, so that what else the machine does meets all of them alike

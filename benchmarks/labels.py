@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.learners.labels import LabelOnly
+from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.counting import Counting
+from keyhole.oracles.wrappers.count import Counting
 from keyhole.oracles.wrappers.labels import BITS, SIGNS, Labels
 
 Draw = Callable[[np.random.Generator, int], Attention]

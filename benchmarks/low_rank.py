@@ -1,4 +1,4 @@
-"""The figures of docs/learners/low_rank.md, measured in one run.
+"""The figures of docs/learners/single_head/low_rank.md, measured in one run.
 
     python benchmarks/low_rank.py [--quick] [--only methods,growth,grid,high,convex]
     python benchmarks/low_rank.py --scale [--width 4096] [--rank 128]       one head of an LLM
@@ -19,7 +19,7 @@ import numpy as np
 
 import keyhole
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from timed_box import Box, Tally
 
 ROW = "{:<34} {:>15} {:>5} {:>9} {:>9} {:>8} {:>7} {:>7} {:>4}"

@@ -3,7 +3,7 @@
     python benchmarks/multi_head.py [JOB ...] [--quick] [--models N] [--first SEED]
                                     [--widths D ...] [--heads H ...]
 
-Every figure of docs/learners/multi_head.md comes from here.
+Every figure of docs/learners/multi_head/learner.md comes from here.
 """
 
 import argparse
@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from keyhole.errors import KeyholeError
-from keyhole.learners.multi_head import MultiHead
+from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
-from keyhole.models.symmetry import matched, score_gap, score_norm
+from keyhole.models.canonical import matched, score_gap, score_norm
+from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
 from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from keyhole.algebra.rational_interpolation import logistic_terms
 from keyhole.errors import KeyholeError
+from keyhole.learners.published.rational_interpolation import logistic_terms
 from keyhole.models.attention import Attention, Head
-from keyhole.models.symmetry import matched, score_gap, score_norm
+from keyhole.models.canonical import matched, score_gap, score_norm
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 class Box(Oracle):

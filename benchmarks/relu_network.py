@@ -27,12 +27,12 @@ from typing import Literal
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.learners.relu_network import ReluNetworkLearner
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Domain
-from keyhole.recover import recover
+from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
 from relu_baselines import art, student
 from relu_boxes import Box, function_error, random_network

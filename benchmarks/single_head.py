@@ -1,4 +1,4 @@
-"""The figures of docs/learners/single_head.md, measured in one run.
+"""The figures of docs/learners/single_head/learner.md, measured in one run.
 
     python benchmarks/single_head.py [--quick] [--only grid,lopsided,vector,seeds,time,memory]
 
@@ -17,8 +17,8 @@ import numpy as np
 
 import keyhole
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
-from keyhole.oracles.wrappers.batching import CHUNK_BYTES, CHUNK_QUESTIONS
+from keyhole.models.random import attention
+from keyhole.oracles.wrappers.batch import CHUNK_BYTES, CHUNK_QUESTIONS
 from timed_box import Box, Tally
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e3)

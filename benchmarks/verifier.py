@@ -23,16 +23,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from keyhole.arrays import UNIT_ROUNDOFF
-from keyhole.learners.multi_head import MultiHead
-from keyhole.learners.single_head import SingleHead
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits
-from keyhole.recover import recover
+from keyhole.recovery import recover
 from keyhole.verification.tolerance import disturbed
 from keyhole.verification.verify import verify
 from networks import layer

@@ -9,8 +9,8 @@ import numpy as np
 
 import keyhole
 from keyhole.learners.base import Learned
-from keyhole.learners.vocabulary import learn_from_vocabulary
-from keyhole.models.draw import attention
+from keyhole.learners.single_head.vocabulary import learn_from_vocabulary
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
 
 CASES = (  # name, width, tokens, length of the tokens, key bias and offset, outputs, float32

@@ -5,7 +5,7 @@ import numpy as np
 from keyhole.audit.cells import Plan
 from keyhole.audit.summary import advice, rows
 from keyhole.audit.sweep import run_audit
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 
 def main() -> None:

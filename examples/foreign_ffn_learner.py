@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.learners.base import Learned
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
+from keyhole.oracles.http.tensors import HEADER_LENGTH, Tensor, decode, encode
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.tensors import HEADER_LENGTH, Tensor, decode, encode
 from keyhole.serving.inference import OUTPUT, Inference, Limits
 
 KINDS = (

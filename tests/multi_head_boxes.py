@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from keyhole.learners.base import Learned
-from keyhole.learners.multi_head import MultiHead
+from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
-from keyhole.models.symmetry import canonical, matched, score_gap
+from keyhole.models.canonical import canonical, matched, score_gap
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.batching import Batching
-from keyhole.oracles.wrappers.border import Border
-from keyhole.oracles.wrappers.counting import Counting
+from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.validate import Border
 
 
 def ask_all(

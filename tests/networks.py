@@ -8,7 +8,7 @@ from scipy.special import erf
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 class CountingOracle(Oracle):

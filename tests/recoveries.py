@@ -8,7 +8,7 @@ import numpy as np
 import keyhole
 from boxes import impostors
 from keyhole.models.attention import Attention
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 
 NETWORK = keyhole.ReluNetwork(

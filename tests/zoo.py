@@ -11,14 +11,14 @@ import numpy as np
 from scipy.special import erf
 
 from keyhole.learners.base import Learner
-from keyhole.learners.labels import LabelOnly
-from keyhole.learners.low_rank import LowRank
-from keyhole.learners.multi_head import MultiHead
-from keyhole.learners.relu_network import ReluNetworkLearner
-from keyhole.learners.single_head import SingleHead
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head.low_rank import LowRank
+from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.labels import BITS, Labels

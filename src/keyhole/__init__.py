@@ -1,8 +1,6 @@
 """Keyhole recovers attention models through their answers alone."""
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -10,39 +8,39 @@ __version__ = "0.1.0"
 _HOME = {  # public name -> the file that defines it; loaded on first use
     "Attention": "keyhole.models.attention",
     "Head": "keyhole.models.attention",
-    "distance": "keyhole.models.symmetry",
+    "distance": "keyhole.models.canonical",
     "Oracle": "keyhole.oracles.base",
     "Domain": "keyhole.oracles.base",
     "Precision": "keyhole.oracles.base",
     "Spec": "keyhole.oracles.base",
-    "Questions": "keyhole.oracles.questions",
+    "Questions": "keyhole.oracles.queries",
     "open_oracle": "keyhole.oracles.open",
-    "Patience": "keyhole.oracles.patience",
-    "inside": "keyhole.oracles.torch_module",
-    "submodule": "keyhole.oracles.torch_module",
+    "Patience": "keyhole.oracles.http.retry",
+    "inside": "keyhole.oracles.torch",
+    "submodule": "keyhole.oracles.torch",
     "export": "keyhole.models.export",
     "to_torch": "keyhole.models.export",
     "to_onnx": "keyhole.models.export",
-    "layer_maps": "keyhole.models.structure",
-    "recover": "keyhole.recover",
-    "Progress": "keyhole.recover",
+    "layer_maps": "keyhole.models.factors",
+    "recover": "keyhole.recovery",
+    "Progress": "keyhole.recovery",
     "verify": "keyhole.verification.verify",
-    "identifiability": "keyhole.verification.witness",
-    "witness": "keyhole.verification.witness",
+    "identifiability": "keyhole.verification.identifiability",
+    "witness": "keyhole.verification.identifiability",
     "Auto": "keyhole.learners.auto",
-    "FromExamples": "keyhole.learners.examples",
-    "learn": "keyhole.learn",
-    "SingleHead": "keyhole.learners.single_head",
-    "MultiHead": "keyhole.learners.multi_head",
-    "OrthogonalHeads": "keyhole.learners.orthogonal_heads",
-    "LowRank": "keyhole.learners.low_rank",
-    "LabelOnly": "keyhole.learners.labels",
-    "ReluNetworkLearner": "keyhole.learners.relu_network",
-    "Transformer": "keyhole.learners.transformer",
-    "FfnLearner": "keyhole.learners.ffn",
+    "FromExamples": "keyhole.learners.examples.learner",
+    "learn": "keyhole.learning",
+    "SingleHead": "keyhole.learners.single_head.learner",
+    "MultiHead": "keyhole.learners.multi_head.learner",
+    "OrthogonalHeads": "keyhole.learners.multi_head.known_subspaces",
+    "LowRank": "keyhole.learners.single_head.low_rank",
+    "LabelOnly": "keyhole.learners.label_only.learner",
+    "ReluNetworkLearner": "keyhole.learners.mlp.relu_learner",
+    "Transformer": "keyhole.learners.transformer.learner",
+    "FfnLearner": "keyhole.learners.transformer.ffn",
     "ReluNetwork": "keyhole.models.relu_network",
     "TransformerModel": "keyhole.models.transformer",
-    "LabelledAttention": "keyhole.models.labelled",
+    "LabelledAttention": "keyhole.models.sign_attention",
     "Outcome": "keyhole.results",
     "Ledger": "keyhole.results",
     "Verdict": "keyhole.results",
@@ -82,15 +80,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Importing a file such as keyhole/recover.py would put the module in the place of the public
-    function of the same name; here the public name wins."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

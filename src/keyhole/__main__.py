@@ -1,6 +1,6 @@
 """`python -m keyhole`."""
 
-from keyhole.cli.app import main
+from keyhole.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -17,9 +17,9 @@ import numpy as np
 from keyhole.arrays import Array, real_number
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
-from keyhole.models.symmetry import distance
-from keyhole.recover import recover
+from keyhole.models.canonical import distance
+from keyhole.models.random import attention
+from keyhole.recovery import recover
 
 LENGTH = 4  # tokens in a question of the baselines
 TEST = 1000  # fresh sequences on which answers are compared

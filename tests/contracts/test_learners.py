@@ -9,9 +9,9 @@ import pytest
 import keyhole
 from boxes import impostors
 from keyhole.learners.base import Learned
-from keyhole.learners.single_head import SingleHead
+from keyhole.learners.single_head.learner import SingleHead
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.testing import ContractBroken, check_learner
 

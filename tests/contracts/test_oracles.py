@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from boxes import in_float32
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
-from keyhole.oracles.wrappers.batching import Batching
-from keyhole.oracles.wrappers.border import Border
-from keyhole.oracles.wrappers.counting import Counting
-from keyhole.oracles.wrappers.memory import Memory
+from keyhole.oracles.queries import Questions
+from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.count import Counting
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.sample import Memory
+from keyhole.oracles.wrappers.validate import Border
 from keyhole.testing import ContractBroken, check_oracle
 
 MODEL = attention(np.random.default_rng(0), 5, bias=True)

@@ -17,7 +17,7 @@ from keyhole.errors import MissingExtra
 
 MODELS = """
 import numpy as np
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 head = attention(np.random.default_rng(5), 64, rank=2)
 """
@@ -111,7 +111,7 @@ def test_completion_can_be_installed(folder: Path, tmp_path: Path) -> None:
 MISSING = {
     "torch": (
         "torch",
-        "from keyhole.oracles.torch_module import open_torch\n"
+        "from keyhole.oracles.torch import open_torch\n"
         "from keyhole.oracles.base import Domain\nopen_torch(None, 4, Domain(), None)",
     ),
     "export to torch": ("torch", "keyhole.to_torch(model)"),
@@ -119,7 +119,7 @@ MISSING = {
     "onnx file": ("onnxruntime", "open('a.onnx', 'w').close(); keyhole.open_oracle('a.onnx')"),
     "convex": (
         "cvxpy",
-        "keyhole.recover(keyhole.open_oracle(model), keyhole.LowRank('convex', rank=1))",
+        "keyhole.recovery(keyhole.open_oracle(model), keyhole.LowRank('convex', rank=1))",
     ),
     "distributed": ("distributed", "keyhole.open_oracle(model, cluster='tcp://127.0.0.1:1')"),
     "serve": (
@@ -139,7 +139,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     module, code = MISSING[what]
     start = (
         f"import sys\nsys.modules['{module}'] = None\n"  # importing it raises ImportError
-        "import numpy as np, keyhole\nfrom keyhole.models.draw import attention\n"
+        "import numpy as np, keyhole\nfrom keyhole.models.random import attention\n"
         "model = attention(np.random.default_rng(0), 4, rank=1, outputs=OUTPUTS)\n"
     ).replace("OUTPUTS", "4" if "export" in what else "None")
     done = subprocess.run(

@@ -17,8 +17,8 @@ import keyhole
 from keyhole.audit.cells import Plan
 from keyhole.audit.sweep import run_audit
 from keyhole.cli.audit import audit
-from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 
 WIDTH = 6
 SECRET = attention(np.random.default_rng(0), WIDTH)

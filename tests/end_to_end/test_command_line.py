@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.cli.app import main
-from keyhole.models.draw import attention
+from keyhole.cli.main import main
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 
@@ -26,7 +26,7 @@ BOXES = '''
 
 import numpy as np
 
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 head = attention(np.random.default_rng(5), 6, bias=True)
 other = attention(np.random.default_rng(6), 6, bias=True)

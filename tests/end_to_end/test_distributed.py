@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
 from keyhole.models.export import export
+from keyhole.models.random import attention
 
 distributed = pytest.importorskip("distributed")
 

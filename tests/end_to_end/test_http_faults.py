@@ -13,8 +13,8 @@ import pytest
 
 import faulty_endpoint
 import keyhole
-from keyhole.models.draw import attention
-from keyhole.oracles.patience import Patience
+from keyhole.models.random import attention
+from keyhole.oracles.http.retry import Patience
 
 PROGRAM = faulty_endpoint.__file__
 WIDTH, SHARE, KILLS, BATCH = 100, 0.2, 5, 50
@@ -22,7 +22,7 @@ RECALLED = 1  # verification asks one old question again, on purpose
 QUICK = Patience(attempts=12, first=0.01, longest=0.5)
 CLIENT = f"""
 import sys, keyhole
-from keyhole.oracles.patience import Patience
+from keyhole.oracles.http.retry import Patience
 url, journal, out = sys.argv[1:]
 box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=1.0,
                           patience=Patience(attempts=12, first=0.01, longest=0.5))
@@ -32,7 +32,7 @@ recovery.save(out)
 
 CALM = f"""
 import sys, numpy as np, keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 secret = attention(np.random.default_rng(1), {WIDTH})
 keyhole.recover(learner=keyhole.SingleHead(), box=keyhole.open_oracle(secret, batch={BATCH}), seed=3).save(sys.argv[1])
 """

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 from keyhole.serving.server import service
 
 WIDTH = 6

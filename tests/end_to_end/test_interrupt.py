@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 secret = attention(np.random.default_rng(5), 24, bias=True)
 log = Path("log")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
 KILLS = 10
@@ -20,7 +20,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 journal, log, out, pause = sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 secret = attention(np.random.default_rng(64), 64, bias=True)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import keyhole
-from keyhole.oracles.wrappers.batching import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
 WIDTH, RANK = 1024, 2
@@ -17,7 +17,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 log, out, width, rank = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4]), int(sys.argv[5])
 journal, pause = (None if sys.argv[3] == "-" else sys.argv[3]), float(sys.argv[6])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.cli.app import main
-from keyhole.models.draw import attention
+from keyhole.cli.main import main
 from keyhole.models.export import export, to_torch
+from keyhole.models.random import attention
 from keyhole.oracles.base import Wrapper
 
 torch = pytest.importorskip("torch")

@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from keyhole.cli.app import main
+from keyhole.cli.main import main
 from keyhole.cli.options import without_secrets
-from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 
 pytest.importorskip("uvicorn")
 

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.cli.app import main
-from keyhole.models.draw import attention
+from keyhole.cli.main import main
 from keyhole.models.export import export
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
+from keyhole.oracles.http.tensors import HEADER_LENGTH
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.tensors import HEADER_LENGTH
 from keyhole.serving.inference import Inference, Limits
 
 WIDTH = 6
 HEAD, TAIL = (attention(np.random.default_rng(seed), WIDTH) for seed in (5, 6))
 MINE = f"""
 import numpy as np
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 head = attention(np.random.default_rng(5), {WIDTH})
 def bounded(tokens):
     assert np.abs(tokens).max() <= 0.5
@@ -157,15 +157,15 @@ def test_parts_connections_and_rate(keyhole_command, served, monkeypatch):
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("keyhole.oracles.endpoint.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("keyhole.oracles.endpoint.pause", pause)
+    monkeypatch.setattr("keyhole.oracles.http.client.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("keyhole.oracles.http.client.pause", pause)
     assert recovered(keyhole_command, url, "--rate", "60", "--timeout", "20") == paid
     # all but the last second's worth of questions has waited for its turn
     assert (paid - 60) / 60 <= now < paid / 60
 
 
 def test_a_timeout_is_kept(keyhole_command, served, monkeypatch):
-    monkeypatch.setattr("keyhole.oracles.patience.pause", lambda *_: None)
+    monkeypatch.setattr("keyhole.oracles.http.retry.pause", lambda *_: None)
     served.pause = 0.5
     code, printed, _ = keyhole_command(
         "recover", f"{served.url}/v2/models/head", "--timeout", "0.05", "--json"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from keyhole.learn import TRIED, learn
-from keyhole.learners.examples import FromExamples
+from keyhole.learners.examples.learner import FromExamples
+from keyhole.learning import TRIED, learn
 from keyhole.models.attention import Attention, Head
 from keyhole.models.every_position import every_position
 from keyhole.results import Outcome

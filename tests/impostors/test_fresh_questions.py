@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.verification.exactness import REPEATS
 from networks import layer
 

@@ -7,9 +7,9 @@ import pytest
 
 import keyhole
 from boxes import impostors
-from keyhole.learners.labels import LabelOnly
+from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.wrappers.labels import BITS, Labels
 
 WIDTH = 8

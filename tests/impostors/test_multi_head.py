@@ -7,9 +7,9 @@ import pytest
 
 import keyhole
 from keyhole.errors import WrongFamily
-from keyhole.learners.multi_head import MultiHead
+from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from multi_head_boxes import ask_all
 
 WIDTH = 8

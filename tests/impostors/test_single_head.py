@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from boxes import impostors
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 NAMES = list(impostors(8))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import KeyholeError, WrongFamily
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.transformer.learner import Transformer
 from networks import CountingOracle, gelu, layer, network
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Bank, Listed, Questions, Scaled, Summed
-from keyhole.oracles.wrappers.batching import Batching
+from keyhole.oracles.queries import Bank, Listed, Questions, Scaled, Summed
+from keyhole.oracles.wrappers.batch import Batching
 
 WIDTH = 2
 SEEDS = st.integers(0, 99)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import keyhole
 from boxes import CountingBox
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 WIDTH = 5
 SEEDS = st.integers(0, 2**32)

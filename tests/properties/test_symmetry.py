@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
-from keyhole.models.symmetry import canonical, distance
+from keyhole.models.canonical import canonical, distance
+from keyhole.models.random import attention
 
 # strategies draw plain numbers; models are built in the tests, where their shapes are checked
 plans = st.fixed_dictionaries(

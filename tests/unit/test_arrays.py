@@ -9,9 +9,9 @@ import pytest
 import keyhole
 from keyhole.arrays import digest, finite_array, frozen, whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Precision
-from keyhole.oracles.endpoint import Access
+from keyhole.oracles.http.client import Access
 
 
 def test_float32_stays_and_integers_become_float64() -> None:

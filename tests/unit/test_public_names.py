@@ -68,7 +68,7 @@ def test_every_public_name_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["keyhole.Progress", "import keyhole.recover", "from keyhole.recover import recover"]
+    "first", ["keyhole.Progress", "import keyhole.recovery", "from keyhole.recovery import recover"]
 )
 def test_the_file_does_not_hide_the_function(first: str) -> None:
     """Whatever is imported first, keyhole.recover is the function."""

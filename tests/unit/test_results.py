@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from keyhole.errors import Counterexample, FileFormatError
-from keyhole.models.draw import attention
 from keyhole.models.files import save_model
-from keyhole.recover import recover
+from keyhole.models.random import attention
+from keyhole.recovery import recover
 from keyhole.results import RUN_FILE, Ledger, Outcome, Recovery, Verdict, load
 
 MODEL = attention(np.random.default_rng(0), 3, bias=True)

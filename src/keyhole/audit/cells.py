@@ -16,13 +16,13 @@ from keyhole.arrays import TINY, Array, real_number
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.errors import InvalidArgument, KeyholeError
 from keyhole.learners.base import Learner
-from keyhole.learners.single_head import SingleHead
+from keyhole.learners.single_head.learner import SingleHead
 from keyhole.models.attention import Attention
-from keyhole.models.symmetry import distance
+from keyhole.models.canonical import distance
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.questions import Questions
-from keyhole.recover import recover
+from keyhole.oracles.queries import Questions
+from keyhole.recovery import recover
 from keyhole.results import Recovery
 
 HONEST, HONEST_LENGTH = 512, 8  # random sequences on which functions are compared
@@ -91,7 +91,7 @@ class Plan:
 def _labels() -> Any:
     """The label-only learner, where this installation has one."""
     try:
-        return import_module("keyhole.learners.labels").LabelOnly
+        return import_module("keyhole.learners.label_only.learner").LabelOnly
     except ImportError:
         return None
 
@@ -153,7 +153,7 @@ def learner_for(model: Attention, protection: Protection, multiple: int) -> Lear
     if len(model.heads) == 1:
         return SingleHead()
     try:
-        several: Learner = import_module("keyhole.learners.multi_head").MultiHead(
+        several: Learner = import_module("keyhole.learners.multi_head.learner").MultiHead(
             heads=len(model.heads)
         )
     except ImportError as error:

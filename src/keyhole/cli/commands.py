@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from keyhole.cli.app import DIFFERS, OK, app
 from keyhole.cli.audit import audit
 from keyhole.cli.bench import bench
 from keyhole.cli.ending import check_places, finish, how_to_resume
+from keyhole.cli.main import DIFFERS, OK, app
 from keyhole.cli.options import Json, Out, Report, Seed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
@@ -69,9 +69,9 @@ def demo(
     import numpy as np
 
     from keyhole.cli.progress import shown
-    from keyhole.models.draw import attention
-    from keyhole.models.symmetry import distance
-    from keyhole.recover import recover as run
+    from keyhole.models.canonical import distance
+    from keyhole.models.random import attention
+    from keyhole.recovery import recover as run
 
     if report is None and out is not None:
         report = out / "report.html"
@@ -120,7 +120,7 @@ def recover(
     """Recovers the model behind TARGET and says whether it is the box."""
     from keyhole.cli.interrupt import Stop
     from keyhole.cli.progress import shown
-    from keyhole.recover import recover as run
+    from keyhole.recovery import recover as run
 
     check_places(out, report)
     with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
@@ -170,7 +170,7 @@ def verify(
     """Is the box behind TARGET this model?"""
     from rich.console import Console
 
-    from keyhole.oracles.wrappers.border import Border
+    from keyhole.oracles.wrappers.validate import Border
     from keyhole.report.terminal import counterexample
     from keyhole.results import plain
     from keyhole.verification.verify import verify as compare
@@ -204,8 +204,8 @@ def check(
     from rich.console import Console
     from rich.table import Table
 
-    from keyhole.oracles.wrappers.border import Border
-    from keyhole.probes.precision import examine
+    from keyhole.measurement.noise import examine
+    from keyhole.oracles.wrappers.validate import Border
 
     with box.opened() as oracle:
         found = examine(Border(oracle), seed)
@@ -247,9 +247,9 @@ def learn(
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
     from keyhole.cli.progress import searching
-    from keyhole.learn import learn as run
-    from keyhole.learners.example_files import read_examples
-    from keyhole.learners.examples import FromExamples
+    from keyhole.learners.examples.files import read_examples
+    from keyhole.learners.examples.learner import FromExamples
+    from keyhole.learning import learn as run
 
     check_places(out, report)
     found = read_examples(examples)
@@ -278,7 +278,7 @@ def identifiability(
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
     from keyhole.results import plain
-    from keyhole.verification.witness import identifiability as examine
+    from keyhole.verification.identifiability import identifiability as examine
 
     found, _ = with_errors(model)
     if not isinstance(found, Attention):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keyhole.cli.app import BUDGET, DIFFERS, OK, ORACLE, STOPPED, error_record, exit_code
+from keyhole.cli.main import BUDGET, DIFFERS, OK, ORACLE, STOPPED, error_record, exit_code
 from keyhole.cli.options import typed
 from keyhole.errors import InvalidArgument
 

@@ -9,7 +9,7 @@ from keyhole.cli.options import Json, Seed
 from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
-    from keyhole.plan import Estimate, Survey
+    from keyhole.planning import Estimate, Survey
 SHORT = 24  # letters of an outcome; what is longer is a sentence and goes below the table
 
 
@@ -33,8 +33,8 @@ def plan(
     TARGET is asked some thirty questions; without it, --width alone tells the questions."""
     from keyhole.errors import InvalidArgument
     from keyhole.oracles.base import Domain, Precision, Spec
-    from keyhole.plan import Size, Survey, survey
-    from keyhole.plan import plan as estimate
+    from keyhole.planning import Size, Survey, survey
+    from keyhole.planning import plan as estimate
 
     if box.target is not None or box.replicas:
         with box.opened() as oracle:

@@ -3,7 +3,7 @@
 Statement.  The family of a box is named from about twenty questions beyond those that its learner
             asks anyway, and the box is then learned as a member of it; where the answers do not
             bear that out, as a member of the next larger family.
-Questions.  probes/family: single tokens, a sequence reordered and repeated, pairs.
+Questions.  measurement/family: single tokens, a sequence reordered and repeated, pairs.
 Algebra.    Second differences. How a score is measured (every entry, or only as many as its rank
             needs) depends on what a column costs: where one question tells a whole column, low
             rank saves nothing.
@@ -17,24 +17,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
-from keyhole.learners.ball import RESERVE
 from keyhole.learners.base import Learned, Learner
-from keyhole.learners.labels import LabelOnly
-from keyhole.learners.low_rank import LowRank
-from keyhole.learners.low_rank_sweep import Sweep
-from keyhole.learners.multi_head import MultiHead
-from keyhole.learners.multi_head_hypothesis import validated
-from keyhole.learners.noise import OVERHEAD, noisy_in_ball
-from keyhole.learners.pairs import Pairs, anchor_basis, learn_score
-from keyhole.learners.relu_network import ReluNetworkLearner
-from keyhole.learners.single_head import SingleHead, full_rank
-from keyhole.learners.transformer import Transformer
+from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.multi_head.hypothesis import validated
+from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.single_head.bounded_noise import RESERVE
+from keyhole.learners.single_head.learner import SingleHead, full_rank
+from keyhole.learners.single_head.low_rank import LowRank
+from keyhole.learners.single_head.noise import OVERHEAD, noisy_in_ball
+from keyhole.learners.single_head.pairs import Pairs, anchor_basis, learn_score
+from keyhole.learners.single_head.range_sketch import Sweep
+from keyhole.learners.transformer.learner import Transformer
+from keyhole.measurement.asking import Asker
+from keyhole.measurement.family import Facts, examine_family
+from keyhole.measurement.linear_response import measure_values
+from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Precision, Spec
 from keyhole.oracles.wrappers.known import Known
-from keyhole.probes.asking import Asker
-from keyhole.probes.family import Facts, examine_family
-from keyhole.probes.precision import DECIMAL
-from keyhole.probes.values import measure_values
 
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
 CHEAP_COLUMN = 20  # questions per column below which looking for the rank is no small part of it
@@ -49,7 +49,7 @@ class Auto:
     """Finds out what the box is, then learns it.
 
     >>> import numpy as np
-    >>> from keyhole.models.draw import attention
+    >>> from keyhole.models.random import attention
     >>> from keyhole.oracles.base import Spec
     >>> from keyhole.oracles.function import FunctionOracle
     >>> box = FunctionOracle(attention(np.random.default_rng(0), 5), Spec(width=5))

@@ -41,7 +41,7 @@ def export(model: Any, path: str | Path, dtype: Any = None) -> Path:
 @singledispatch
 def to_torch(model: Any, dtype: Any = None) -> Any:
     """A torch module on (batch, length, width) that computes what the model computes."""
-    from keyhole.models.torch_export import to_torch as network_to_torch
+    from keyhole.models.export_torch import to_torch as network_to_torch
 
     module = network_to_torch(model).eval()
     return module if dtype is None else module.to(torch_dtype(dtype))
@@ -70,6 +70,6 @@ def torch_dtype(dtype: Any) -> Any:
 def to_onnx(model: Any, dtype: Any = None) -> Any:
     """An ONNX model with the input `tokens` (batch, length, width) and the output `answers`."""
     need("onnx", "onnx", "an ONNX file")
-    from keyhole.models.onnx_export import proto_of
+    from keyhole.models.export_onnx import proto_of
 
     return proto_of(model, dtype)

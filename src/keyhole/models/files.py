@@ -17,7 +17,7 @@ FORMAT, VERSION = "keyhole-model", "1"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, MemoryError)
 KINDS = {  # kind in the file -> where its class lives
     "Attention": "keyhole.models.attention",
-    "LabelledAttention": "keyhole.models.labelled",
+    "LabelledAttention": "keyhole.models.sign_attention",
     "ReluNetwork": "keyhole.models.relu_network",
     "TransformerModel": "keyhole.models.transformer",
 }

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.errors import InvalidArgument, MissingExtra
 from keyhole.models.attention import Attention, Head
-from keyhole.models.structure import head_width, layer_maps
+from keyhole.models.factors import head_width, layer_maps
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from keyhole.arrays import (
     whole_number,
 )
 from keyhole.errors import DomainError, InvalidArgument
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

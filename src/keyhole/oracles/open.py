@@ -14,8 +14,8 @@ from keyhole.arrays import digest, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.torch_module import is_module, open_torch
-from keyhole.oracles.wrappers.batching import Batching
+from keyhole.oracles.torch import is_module, open_torch
+from keyhole.oracles.wrappers.batch import Batching
 from keyhole.results import RUN_FILE, load
 
 ATTRIBUTE = re.compile(
@@ -71,7 +71,7 @@ def open_oracle(
     else:
         oracle = _open_local(target, width, domain, precision, options)
     if cluster is not None:
-        from keyhole.oracles.wrappers.distributed import Distributed
+        from keyhole.oracles.wrappers.dask import Distributed
 
         return Distributed(oracle, cluster, batch)
     return oracle if batch is None else Batching(oracle, chunk_questions=batch)
@@ -96,7 +96,7 @@ def _open_local(
     if isinstance(target, (str, Path)):
         path = Path(target)
         if path.suffix.lower() == ".onnx":
-            from keyhole.oracles.onnx_file import open_onnx
+            from keyhole.oracles.onnx import open_onnx
 
             return _opened(open_onnx, "an ONNX file", options)(path, width, domain, precision)
         target = _named(str(target), path)
@@ -212,9 +212,9 @@ def _attribute(module: str, attribute: str, call: bool) -> Any:
 def _open_url(
     url: str, width: int | None, domain: Domain, precision: Precision | None, **options: Any
 ) -> Oracle:
-    from keyhole.oracles.endpoint import Access
-    from keyhole.oracles.json_endpoint import open_json
-    from keyhole.oracles.open_inference import open_inference
+    from keyhole.oracles.http.client import Access
+    from keyhole.oracles.http.json_endpoint import open_json
+    from keyhole.oracles.http.open_inference import open_inference
 
     names = [field.name for field in fields(Access)]
     access = Access(**{name: options.pop(name) for name in names if name in options})
@@ -255,7 +255,7 @@ def _replicas(
 
 def _hasty(options: dict[str, Any]) -> dict[str, Any]:
     """Less patience with one endpoint where another can take over."""
-    from keyhole.oracles.patience import Patience
+    from keyhole.oracles.http.retry import Patience
 
     return {"patience": Patience(attempts=3), **options}
 

@@ -17,7 +17,7 @@ def render(recovery: Recovery, folder: str | Path | None = None) -> str:
     escaped.
 
     >>> import numpy as np
-    >>> from keyhole.models.draw import attention
+    >>> from keyhole.models.random import attention
     >>> from keyhole.results import Ledger, Outcome
     >>> model = attention(np.random.default_rng(0), 4)
     >>> text = render(Recovery(Outcome.UNVERIFIED, model, None, None, Ledger()))

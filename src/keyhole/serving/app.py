@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from keyhole import __version__
-from keyhole.oracles.open_inference import BINARY_EXTENSION
+from keyhole.oracles.http.open_inference import BINARY_EXTENSION
 from keyhole.serving.inference import Inference, Refused, Reply
 
 ROUTE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?")

@@ -8,9 +8,16 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import DomainError, InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.questions import Questions
-from keyhole.oracles.tensors import HEADER_LENGTH, Malformed, Tensor, datatype_of, decode, encode
-from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.http.tensors import (
+    HEADER_LENGTH,
+    Malformed,
+    Tensor,
+    datatype_of,
+    decode,
+    encode,
+)
+from keyhole.oracles.queries import Questions
+from keyhole.oracles.wrappers.validate import Border
 
 INPUT, OUTPUT = "tokens", "answers"
 ACCEPTED = ("FP16", "FP32", "FP64")

@@ -14,12 +14,12 @@ import numpy as np
 from keyhole.errors import InvalidArgument
 from keyhole.extras import need
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.endpoint import loopback
+from keyhole.oracles.http.client import loopback
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.border import Border
 from keyhole.oracles.wrappers.labels import BITS, Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.validate import Border
 from keyhole.serving.app import App
 from keyhole.serving.inference import Inference, Limits
 

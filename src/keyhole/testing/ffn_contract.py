@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.learners.ffn import FfnLearner
+from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.testing.contract import require
 
 WIDTH, NEURONS = 4, 5  # of the networks that are to be learned

@@ -12,9 +12,9 @@ from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
 from keyhole.learners.base import Learner
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
-from keyhole.recover import recover
+from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
 from keyhole.testing.contract import ContractBroken, require
 from keyhole.verification.verify import PURPOSE

@@ -6,8 +6,8 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.questions import Listed, Questions, Scaled
-from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.queries import Listed, Questions, Scaled
+from keyhole.oracles.wrappers.validate import Border
 from keyhole.testing.contract import require
 
 COUNT = 5  # questions per batch: odd, so that halves differ in size

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.oracles.base import Precision
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.verification.tolerance import DRAWS, allowances, rounding
 
 REPLAYED = 256  # past answers compared, spread over the run

@@ -10,9 +10,9 @@ import numpy as np
 from scipy.special import gammaincinv
 
 from keyhole.arrays import TINY, Array
+from keyhole.measurement.noise import SAME, decimal_step, decimals, observed, roundoff
 from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import SAME, decimal_step, decimals, observed, roundoff
+from keyhole.oracles.queries import Questions
 
 PURPOSE = "verification"
 REPEATS = 3  # of one question, to see whether the box is noisy

@@ -15,7 +15,7 @@ from scipy.special import chdtri, fdtri, ndtri  # quantiles; scipy.stats takes l
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.results import Verdict
-from keyhole.verification.words import CONFIDENCE
+from keyhole.verification.statement import CONFIDENCE
 
 ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
 NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise

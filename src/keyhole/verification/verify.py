@@ -13,16 +13,16 @@ from keyhole.arrays import TINY, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision
 from keyhole.oracles.open import opened
-from keyhole.oracles.questions import Questions
-from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
+from keyhole.oracles.wrappers.validate import Border
 from keyhole.results import Verdict
 from keyhole.verification.cases import OLD, Case, Past, judged, old_cases, portions
+from keyhole.verification.challenge_queries import Designer
 from keyhole.verification.exactness import measured
-from keyhole.verification.questions import Designer
+from keyhole.verification.statement import in_words
 from keyhole.verification.tolerance import allowance
-from keyhole.verification.words import in_words
 
 DEFAULT_QUERIES = 60
 PURPOSE = "verification"

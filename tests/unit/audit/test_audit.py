@@ -14,7 +14,7 @@ from keyhole.audit.picture import draw, show
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.audit.summary import Row, advice, rows, to_json
 from keyhole.audit.sweep import run_audit
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 WIDTH = 6
 SECRET = attention(np.random.default_rng(0), WIDTH)
@@ -169,6 +169,6 @@ def test_table_plot_and_json(audit, tmp_path):
 
 def test_several_heads_need_their_learner():
     several = attention(np.random.default_rng(3), 4, heads=2)
-    if find_spec("keyhole.learners.multi_head") is None:
+    if find_spec("keyhole.learners.multi_head.learner") is None:
         with pytest.raises(keyhole.InvalidArgument, match="2 heads"):
             run_audit(several, Plan(("float64",), (1,), unbounded=False))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.cli.app import main
-from keyhole.models.draw import attention
+from keyhole.cli.main import main
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 
 MINE = """
 import numpy as np
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 head, asked = attention(np.random.default_rng(5), 4), []
 def box(tokens):
     asked.append(len(tokens))
@@ -145,7 +145,7 @@ def test_what_nobody_expected_is_no_verdict(command, monkeypatch, raised, code, 
     def broken(*_, **__):
         raise raised
 
-    monkeypatch.setattr("keyhole.probes.precision.examine", broken)
+    monkeypatch.setattr("keyhole.measurement.noise.examine", broken)
     left, shown, error = command("check counted:box --json")
     assert left == json.loads(shown)["exit_code"] == code
     assert said in error

@@ -6,8 +6,8 @@ import pytest
 from keyhole.cli import progress
 from keyhole.cli.interrupt import Stop
 from keyhole.cli.progress import asking, fitting, left, searching, shown
-from keyhole.learners.head_search import Progress as Search
-from keyhole.recover import Progress
+from keyhole.learners.examples.head_count import Progress as Search
+from keyhole.recovery import Progress
 
 
 class Terminal(io.StringIO):

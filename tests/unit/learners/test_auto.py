@@ -8,12 +8,12 @@ import pytest
 import keyhole
 from boxes import CountingBox
 from keyhole.learners.auto import Auto
+from keyhole.measurement.family import examine_family
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
-from keyhole.probes.family import examine_family
-from keyhole.recover import recover
+from keyhole.oracles.queries import Questions
+from keyhole.recovery import recover
 from keyhole.results import Outcome
 from networks import network
 from zoo import Specimen, everything, impostors, layer_of, weak_extra_head

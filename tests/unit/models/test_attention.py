@@ -5,7 +5,7 @@ import pytest
 
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 
 
 def by_the_formula(model: Attention, sequence: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from keyhole.errors import InvalidArgument
-from keyhole.models.draw import attention
 from keyhole.models.every_position import every_position
+from keyhole.models.random import attention
 
 
 @pytest.mark.parametrize("outputs", [None, 3])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from keyhole.errors import FileFormatError, InvalidArgument
-from keyhole.models.draw import attention
 from keyhole.models.files import load_model, replacing, save_model
+from keyhole.models.random import attention
 
 META = {"format": "keyhole-model", "version": "1", "kind": "Attention"}
 NUMBER = {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}

@@ -6,7 +6,7 @@ import pytest
 from keyhole.errors import DomainError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Precision, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.border import Border
+from keyhole.oracles.wrappers.validate import Border
 
 WORDS = np.array([[0.0, 1.0], [1.0, 0.0], [-0.0, 2.0]])
 

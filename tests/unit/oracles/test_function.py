@@ -6,7 +6,7 @@ import pytest
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 TOKENS = np.arange(12.0).reshape(3, 2, 2)
 

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
 from keyhole.models.files import save_model
+from keyhole.models.random import attention
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.batching import Batching
-from keyhole.plan import survey
+from keyhole.oracles.wrappers.batch import Batching
+from keyhole.planning import survey
 
 MODULE = """
 import numpy as np
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 head = attention(np.random.default_rng(0), 5)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.report.blocks import FULL_SPECTRUM, LEADING, Block, Matrix, blocks_of, reduced
 from recoveries import recovery
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.report.html import TEMPLATES, render, write_report
 from keyhole.report.pictures import CELLS
 from keyhole.results import Ledger, Outcome, Recovery
@@ -115,7 +115,7 @@ def test_a_layer_learned_from_examples_asked_nothing() -> None:
     seen = words(render(replace(found, run={"command": "keyhole learn examples.npz"})))
     assert "Examples 40" in seen
     assert "keyhole learn examples.npz" in seen
-    assert "keyhole.recover(" not in seen
+    assert "keyhole.recovery(" not in seen
     assert "Worst deviation" not in seen
 
 

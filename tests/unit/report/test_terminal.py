@@ -7,7 +7,7 @@ from rich.console import Console
 
 import keyhole
 from boxes import impostors
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.report.terminal import PICTURE, SIGNS, counterexample, picture, reduced, show
 
 MODEL = attention(np.random.default_rng(0), 40, bias=True)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole
-from keyhole.models.draw import attention
-from keyhole.oracles.tensors import DATATYPES, HEADER_LENGTH, Tensor, decode, encode
+from keyhole.models.random import attention
+from keyhole.oracles.http.tensors import DATATYPES, HEADER_LENGTH, Tensor, decode, encode
 from keyhole.serving.inference import Limits
 from keyhole.serving.server import Bind, Blur, Service, service
 

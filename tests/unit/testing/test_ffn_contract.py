@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Learned
-from keyhole.learners.relu_network import ReluNetworkLearner
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.testing.ffn_contract import check_ffn_learner
 
 

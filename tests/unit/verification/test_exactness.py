@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from boxes import CountingBox
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Precision
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.verification.challenge_queries import Designer
 from keyhole.verification.exactness import NOISY_REPEATS, REPEATS, measured, upper_level
-from keyhole.verification.questions import Designer
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)

@@ -1,11 +1,11 @@
 import numpy as np
 
-from keyhole.models.draw import attention
-from keyhole.models.labelled import LabelledAttention
+from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.base import Spec
 from keyhole.oracles.wrappers.labels import SIGNS
-from keyhole.verification.questions import Designer
+from keyhole.verification.challenge_queries import Designer
 from keyhole.verification.sensitivity import can_tell, most_telling, one_changed
 
 MODEL = attention(np.random.default_rng(0), 5, heads=2, bias=True)

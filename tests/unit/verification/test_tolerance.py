@@ -3,7 +3,7 @@ import pytest
 
 from boxes import in_float32
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Precision
 from keyhole.verification.tolerance import allowance, disturbed
 

@@ -6,9 +6,9 @@ import pytest
 import keyhole
 from boxes import CountingBox, impostors, in_float32
 from keyhole.models.attention import Attention, Head
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.verification.exactness import REPEATS

@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument
 from keyhole.oracles.base import Oracle, Precision, Wrapper
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 PURPOSE = "recall"
 RECALLED = 3  # old questions asked again at a time

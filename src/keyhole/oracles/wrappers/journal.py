@@ -21,8 +21,8 @@ import numpy as np
 from keyhole.arrays import Array, digest
 from keyhole.errors import JournalError, JournalMismatch
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.parts import assembled
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
+from keyhole.oracles.wrappers.parts import assembled
 
 FORMAT = "keyhole-journal-2"
 APPLICATION = 0x6B65796A  # "keyj": marks the file as ours, so that no other database is written to

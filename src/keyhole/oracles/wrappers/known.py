@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.oracles.base import Oracle, Precision, Spec, Wrapper
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

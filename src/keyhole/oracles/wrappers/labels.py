@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.models.labelled import Coding
+from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 SIGNS = Coding(-1.0, 0.0, 1.0)
 BITS = Coding(0.0, 0.0, 1.0)  # the label of `f > 0`

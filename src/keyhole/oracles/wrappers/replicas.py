@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from keyhole.arrays import Array
 from keyhole.errors import Inconsistent, InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.parts import Parted
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
+from keyhole.oracles.wrappers.parts import Parted
 
 BATCH = 64  # questions of one part: small enough to share a chunk among a few replicas
 STRIKES = 3  # failures in a row after which a replica is left alone

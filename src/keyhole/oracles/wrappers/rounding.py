@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from keyhole.arrays import Array
 from keyhole.errors import DomainError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

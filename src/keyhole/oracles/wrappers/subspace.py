@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from keyhole.arrays import Array, Float
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
-from keyhole.oracles.wrappers.batching import Batching
-from keyhole.oracles.wrappers.counting import Counting
+from keyhole.models.random import attention
+from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.count import Counting
 from keyhole.oracles.wrappers.drift import PURPOSE, RECALLED, REPEATS, DriftWatch
 from keyhole.oracles.wrappers.noise import Noisy
 

@@ -12,7 +12,7 @@ from boxes import CountingBox
 from keyhole.errors import JournalError, JournalMismatch, OracleError
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.journal import Journal
 
 HEADER = {"box": "a box", "width": 2, "learner": "SingleHead()", "seed": 0}

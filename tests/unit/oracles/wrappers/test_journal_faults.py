@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.parts import grid
 from keyhole.oracles.wrappers import journal as module
 from keyhole.oracles.wrappers.journal import Journal
+from keyhole.oracles.wrappers.parts import grid
 
 NOBODY = 65534
 WIDTH = 6
@@ -95,7 +95,7 @@ def test_a_disk_without_room_stops_before_anything_is_paid(tmp_path, monkeypatch
 
 FILL = """
 import sys, numpy as np, resource, signal, keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 try:
@@ -252,7 +252,7 @@ def test_the_database_of_another_program_is_not_written_to(tmp_path):
 
 HOLD = """
 import sys, numpy as np, keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.wrappers.journal import Journal
 box = keyhole.open_oracle(attention(np.random.default_rng(0), 6))
 journal = Journal(box, sys.argv[1], {})

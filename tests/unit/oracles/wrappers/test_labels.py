@@ -3,8 +3,8 @@
 import numpy as np
 
 import keyhole
-from keyhole.models.draw import attention
-from keyhole.oracles.questions import Questions
+from keyhole.models.random import attention
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.labels import BITS, Labels
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.noise import Noisy
 
 BOX = open_oracle(lambda tokens: 100.0 * tokens[:, 0, 0], width=1)

@@ -6,9 +6,9 @@ import pytest
 
 import faulty_endpoint
 import keyhole
-from keyhole.models.draw import attention
+from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.patience import Patience
+from keyhole.oracles.http.retry import Patience
 from keyhole.oracles.wrappers.replicas import STRIKES, Replicas
 
 WIDTH = 6

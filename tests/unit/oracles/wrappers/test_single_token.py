@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import DomainError
-from keyhole.oracles.questions import Questions
+from keyhole.oracles.queries import Questions
 from keyhole.oracles.wrappers.single_token import SingleToken
 from networks import CountingOracle, layer
 

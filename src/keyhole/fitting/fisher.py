@@ -1,0 +1,190 @@
+"""Fisher information of attention parameters: standard errors and conditioning at a fit.
+
+With unit noise on the labels the covariance of the scores is K^-1, K = J^t (I - Q Q^t) J (the
+values eliminated), and that of the values (Z^t Z)^-1 x I + T K^-1 T^t with T = Z^+ J. For few
+unknowns both are formed and factored. For many, traces per head are estimated by random probes
+and conjugate gradients, and shared out among a head's entries by the Kronecker approximation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.attention_rows import Rows, averages, pull, push
+from keyhole.fitting.levenberg_marquardt import AMPLE, conjugate_gradients
+from keyhole.fitting.preconditioner import kronecker
+from keyhole.fitting.variable_projection import (
+    Projection,
+    dense_normal,
+    gauss_newton,
+    inner_products,
+    project,
+)
+
+DENSE_LIMIT = 1100  # score entries up to which the information matrix is formed
+POWER_STEPS = 10  # of power iteration for the largest eigenvalue
+PROBES = 4  # random vectors for a trace; each averages over all entries of a head
+PROBE_TOLERANCE = 0.03
+PROBE_STEPS = 300
+FLAT = 1e-6  # share of the largest eigenvalue, of which single precision knows no more
+UNSEEN = 1e-100  # a score entry seen this little (saturated attention) has no standard error
+DEFICIENT = 1e-7  # relative singular value that rounding cannot tell from zero
+
+
+@dataclass(frozen=True, eq=False)
+class Information:
+    """Standard errors for unit noise on every label, and how well the scores are determined."""
+
+    theta: Float[Array, "p m d"]
+    values: Float[Array, "md D"]
+    offset: Float[Array, " D"]
+    conditioning: float  # smallest / largest singular value of the scores' Jacobian, columns scaled
+
+    def scaled(self, factor: float) -> "Information":
+        """With standard errors times a factor."""
+        parts = (factor * self.theta, factor * self.values, factor * self.offset)
+        return Information(*parts, self.conditioning)
+
+    @property
+    def deficient(self) -> bool:
+        """Whether some direction of the scores leaves no trace in the labels."""
+        return self.conditioning < DEFICIENT
+
+
+def information(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
+    """Standard errors for unit noise at a fit; of very many rows a sample tells them."""
+    some = rows.sample(at.theta.shape[1], AMPLE, rng)
+    if some is not rows:
+        found = information(some, project(some, at.theta), rng)
+        if not found.deficient:
+            return found.scaled(float(np.sqrt(some.counted / rows.counted)))
+    columns = at.values.shape[0] + int(rows.offset)
+    if at.basis.shape[1] < columns:  # the values themselves are not determined
+        return unknown(at, 0.0)
+    return _dense(rows, at) if at.theta.size <= DENSE_LIMIT else _probed(rows, at, rng)
+
+
+def unknown(at: Projection, conditioning: float) -> Information:
+    """No standard errors: the scores are not determined, or (conditioning NaN) nobody looked."""
+    return Information(
+        np.full(at.theta.shape, np.inf),
+        np.full(at.values.shape, np.inf),
+        np.full(at.offset.shape, np.inf),
+        conditioning,
+    )
+
+
+def _dense(rows: Rows, at: Projection) -> Information:
+    normal = dense_normal(rows, at)
+    unit = np.sqrt(np.diagonal(normal))
+    if not unit.min(initial=np.inf) > UNSEEN * np.abs(at.values).max():
+        return unknown(at, 0.0)
+    normal /= unit[:, None]
+    normal /= unit[None, :]
+    try:
+        lower = cholesky(normal, lower=True, check_finite=False)
+    except LinAlgError:
+        return unknown(at, 0.0)
+    sizes = np.linalg.eigvalsh(normal)
+    conditioning = float(np.sqrt(max(sizes[0], 0.0) / sizes[-1]))
+    inverse = solve_triangular(lower, np.eye(len(lower)), lower=True, check_finite=False)
+    theta = np.sqrt(np.einsum("ij,ij->j", inverse, inverse)) / unit
+    pseudo, leverage = _design(rows, at)
+    # T in rows (column of Z, output): the values' reaction to each score entry
+    reaction = np.tensordot(pseudo, inner_products(rows, at), axes=1)
+    shape = reaction.shape[:2]
+    reaction = reaction.reshape(-1, len(unit)) / unit
+    spread = solve_triangular(lower, reaction.T, lower=True, check_finite=False)
+    values = np.einsum("ij,ij->j", spread, spread).reshape(shape) + leverage[:, None]
+    return _information(at, theta.reshape(at.theta.shape), np.sqrt(values), conditioning)
+
+
+def _design(rows: Rows, at: Projection) -> tuple[Array, Array]:
+    """R^-1 with Z = basis R, and the diagonal of (Z^t Z)^-1."""
+    design = averages(rows, at.pattern)
+    if rows.offset:
+        design = np.hstack([design, rows.weights.reshape(-1, 1)])
+    inverse = np.linalg.inv(at.basis.T @ design)
+    return inverse, np.einsum("ij,ij->i", inverse, inverse)
+
+
+def _information(at: Projection, theta: Array, values: Array, conditioning: float) -> Information:
+    wide = at.values.shape[0]
+    offset = values[wide] if len(values) > wide else np.zeros(at.offset.shape)
+    return Information(theta, values[:wide], offset, conditioning)
+
+
+def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
+    """Traces per head from random signs, shared out by the preconditioner's diagonal."""
+    rows32, at32 = rows.astype(np.float32), at.astype(np.float32)
+    near = kronecker(rows, at)
+    near32 = near.astype(np.float32)
+    pseudo, leverage = _design(rows, at)
+
+    left_over = np.zeros(at.theta.shape)  # of a system that would not be solved
+
+    def solve(vector: Array) -> Array:
+        nonlocal left_over
+        size = float(np.linalg.norm(vector)) or 1.0
+        found, image = conjugate_gradients(
+            lambda v: gauss_newton(rows32, at32, v),
+            lambda v: near32.solve(0.0, v).astype(np.float32),
+            (vector / size).astype(np.float32),
+            PROBE_TOLERANCE,
+            PROBE_STEPS,
+        )
+        rest = vector / size - image
+        if float(np.linalg.norm(rest)) > 2 * PROBE_TOLERANCE:
+            left_over = rest
+        return found.astype(np.float64) * size
+
+    _p, m, d = at.theta.shape
+    scores, values = np.zeros(m), np.zeros(m)
+    extreme = np.zeros(at.theta.shape)
+    for _ in range(PROBES):
+        signs = rng.choice([-1.0, 1.0], at.theta.shape)
+        extreme = solve(signs)
+        scores += np.einsum("pmd,pmd->m", signs, extreme) / PROBES
+        signs = rng.choice([-1.0, 1.0], (len(leverage), rows.outputs))
+        back = solve(pull(rows, at.pattern, at.values, at.basis @ (pseudo.T @ signs)))
+        forth = pseudo @ (at.basis.T @ push(rows, at.pattern, at.values, back))
+        values += (signs * forth)[: m * d].reshape(m, -1).sum(axis=1) / PROBES
+    shape = near.inverse_diagonal()
+    theta = np.sqrt(shape * (scores.clip(0) / shape.sum(axis=(0, 2)))[None, :, None])
+    base = leverage[: m * d].reshape(m, d)
+    share = 1.0 + values.clip(0) / (base.sum(axis=1) * rows.outputs)
+    spread = np.sqrt(np.repeat((base * share[:, None]).ravel()[:, None], rows.outputs, axis=1))
+    if rows.offset:
+        constant = np.sqrt(leverage[-1] * share.max())
+        spread = np.vstack([spread, np.full((1, rows.outputs), constant)])
+    conditioning = _extremes(rows32, at32, solve, extreme)
+    if left_over.any():
+        conditioning = min(conditioning, _flatness(rows, at, left_over))
+    return _information(at, theta, spread, conditioning)
+
+
+def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
+    """Conditioning along one vector; zero below what single precision can tell from zero. What
+    conjugate gradients cannot reduce lies where the information is flat."""
+    unit = vector / np.linalg.norm(vector)
+    along = float((unit * gauss_newton(rows, at, unit)).sum())
+    top = unit
+    for _ in range(POWER_STEPS):
+        top = gauss_newton(rows, at, top / np.linalg.norm(top))
+    share = along / max(float(np.linalg.norm(top)), TINY)
+    return 0.0 if share < FLAT else float(np.sqrt(share))
+
+
+def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start: Array) -> float:
+    """Conditioning from one inverse step and a few power steps: an estimate from above."""
+    low = solve(start)
+    small = float(np.linalg.norm(start) / max(float(np.linalg.norm(low)), TINY))
+    top = start.astype(np.float32)
+    large = 1.0
+    for _ in range(POWER_STEPS):
+        top = gauss_newton(rows, at, top / np.linalg.norm(top))
+        large = float(np.linalg.norm(top))
+    return float(np.sqrt(small / max(large, TINY)))

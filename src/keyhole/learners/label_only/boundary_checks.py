@@ -1,0 +1,125 @@
+"""Labels that only this head gives: questions close to where its label changes.
+
+A label of a random question is one bit that most boxes agree on. Beside the border a label depends
+on every digit of the parameters, so a handful of them tells a head from a box that is nearly one.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import Counterexample, WrongFamily
+from keyhole.learners.label_only.score_thresholds import Thresholds
+from keyhole.learners.label_only.value_direction import Reader
+from keyhole.models.sign_attention import LabelledAttention
+from keyhole.oracles.queries import Questions
+
+PAIRS = 16  # entries asked again, from both sides
+PAIR_MARGIN = 6.0  # standard errors from the entry; it is uniform in a bracket of 3.5
+SHRUNK = 0.5  # at another scale of the tokens: only a bilinear score has the same entries there
+KINDS = ((3, 1.0), (7, 1.0), (7, 2.5), (24, 1.0), (64, 1.0), (16, 2.0))  # tokens, natural lengths
+LAPS = 3  # sequences of each kind
+DRAWS = 8  # disturbed copies of the model, for the uncertainty of its answer
+MARGIN = 8.0  # times the largest disturbance seen
+HALVINGS = 60  # of the search for the border, on the model: free
+FARTHEST = 8.0  # shifts tried, in lengths of the tokens
+PURPOSE = "border check"
+
+
+def refuse_other_pairs(
+    asked: Thresholds,
+    entries: Float[Array, " m"],
+    errors: Float[Array, " m"],
+    rng: np.random.Generator,
+) -> None:
+    """Some entries again with reversed tokens at another scale: WrongFamily if they moved."""
+    chosen = rng.choice(len(entries), size=min(PAIRS, len(entries)), replace=False)
+    index = np.concatenate([chosen, chosen]).astype(np.int64)
+    side = np.repeat([1.0, -1.0], len(chosen))
+    # at the smaller scale an error of the value weighs more, by at most its inverse
+    at = entries[index] - PAIR_MARGIN / SHRUNK * side * errors[index]
+    questions = asked.questions(index, at, purpose=PURPOSE, shrink=SHRUNK, mirror=True)
+    wrong = asked.reader.ask(questions) != -side
+    if wrong.any():
+        _refuse(
+            asked.reader,
+            questions[int(np.argmax(wrong)) :].tokens()[0],
+            float(-side[int(np.argmax(wrong))]),
+            "the same score with reversed tokens at another scale: the box has a key bias, more "
+            "than one head, or is something else",
+        )
+
+
+def refuse_other_sequences(
+    reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
+) -> None:
+    """Random sequences of several lengths, moved to both sides of the border."""
+    longest = reader.oracle.spec.domain.max_length
+    for length, size in KINDS * LAPS:
+        count = length if longest is None else min(length, longest)
+        pair = beside_border(model, errors, count, size, reader.size, rng)
+        if pair is None:
+            continue
+        wrong = reader.ask(Questions.of(pair, PURPOSE)) != np.array([-1.0, 1.0])
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            _refuse(reader, pair[k], (-1.0, 1.0)[k], f"a sequence of {count} tokens")
+
+
+def beside_border(
+    model: LabelledAttention,
+    errors: LabelledAttention,
+    length: int,
+    size: float,
+    radius: float,
+    rng: np.random.Generator,
+) -> Float[Array, "two length d"] | None:
+    """Two sequences, certainly negative and certainly positive, as close as the errors allow;
+    None where the border is out of reach."""
+    d, value = model.width, model.heads[0].value
+    norm = min(size * model.natural_length(), radius / (1.0 + 4.0 / np.sqrt(d)) / 2.0)
+    tokens = norm * rng.standard_normal((length, d)) / np.sqrt(d)
+    limit = min(FARTHEST * norm, radius - float(np.linalg.norm(tokens, axis=1).max()))
+
+    def moved(shift: Float[Array, " n"]) -> Float[Array, "n length d"]:
+        many = np.repeat(tokens[None], len(shift), axis=0)
+        many[:, :-1] += shift[:, None, None] * value
+        return many
+
+    def crossing(goal: Float[Array, " n"]) -> Float[Array, " n"]:
+        low, high = np.full(len(goal), -limit), np.full(len(goal), limit)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            up = model.margin(moved(middle)) > goal
+            low, high = np.where(up, low, middle), np.where(up, middle, high)
+        return 0.5 * (low + high)
+
+    if limit <= 0 or length < 2:
+        return None
+    border = moved(crossing(np.zeros(1)))
+    spread = max(
+        float(np.abs(disturbed(model, errors, rng).margin(border) - model.margin(border))[0])
+        for _ in range(DRAWS)
+    )
+    goal = MARGIN * spread * np.array([-1.0, 1.0])
+    pair = moved(crossing(goal))
+    reached = model.margin(pair) * np.sign(goal)  # unless the border is out of reach, or a cliff
+    return pair if ((reached > 0.5 * np.abs(goal)) & (reached < 2.0 * np.abs(goal))).all() else None
+
+
+def disturbed(
+    model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
+) -> LabelledAttention:
+    """The model with parameters off by their standard errors."""
+    wrong, parameters = errors.to_arrays(), model.to_arrays()
+    for name in ("heads.0.score", "heads.0.value"):
+        noise = rng.standard_normal(parameters[name].shape)
+        parameters[name] = parameters[name] + wrong[name] * noise
+    return LabelledAttention.from_arrays(parameters)
+
+
+def _refuse(reader: Reader, tokens: Array, expected: float, reason: str) -> None:
+    box, mine = (float(reader.coding.encode(np.array(s * expected))) for s in (-1.0, 1.0))
+    example: Any = Counterexample(tokens, box, mine, reason)
+    raise WrongFamily(f"the box's label is not that of the head fitted to it: {reason}", example)

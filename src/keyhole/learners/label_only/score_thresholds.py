@@ -1,0 +1,140 @@
+"""Labels of pairs of tokens: "is probe · score · anchor above t?", for any t.
+
+X = [u + x ; x] with u · value > 0 > x · value has a positive label exactly if
+u · score x > log(B / A), where B = -x · value and A = (u + x) · value. Multiply u by λ and x by
+1/λ: the left side stays, the right side takes every real value. So the threshold is chosen freely,
+a root always exists, and each question of a bisection is a full bit of the entry itself.
+
+With unit vectors and s = κ · entry, κ = |u| |x|, an error r of a token's value relative to it moves
+the entry by (1 + e^s) r / κ. Hence κ is chosen question by question: as large as the threshold
+allows with s at most `STEEPEST` (positive) or `DEEPEST` (negative).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int, digest
+from keyhole.learners.label_only.value_direction import Reader
+from keyhole.linalg.bases import Basis
+from keyhole.oracles.queries import Questions
+
+STEEPEST = 1.28  # minimises (1 + e^s) / s
+DEEPEST = 3.0  # the token u + x is then 21 times as long as x; more gains little
+TYPICAL = 2.0  # s of a typical entry where the threshold itself does not limit κ
+HALVINGS = 12  # of the search for κ in a bounded domain: to a thousandth
+PURPOSE = "score"
+
+
+@dataclass(frozen=True, eq=False)
+class PairBank:
+    """Token 2k is along_k probe_k + across_k anchor_k, token 2k + 1 is across_k anchor_k."""
+
+    probes: Basis
+    anchors: Basis
+    probe: Int[Array, " n"]
+    anchor: Int[Array, " n"]
+    along: Float[Array, " n"]
+    across: Float[Array, " n"]
+
+    @property
+    def width(self) -> int:
+        return self.probes.width
+
+    def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
+        k, query = np.divmod(index, 2)
+        rows = self.across[k][:, None] * self.anchors.rows(self.anchor[k])
+        first = k[query == 0]
+        rows[query == 0] += self.along[first][:, None] * self.probes.rows(self.probe[first])
+        return rows
+
+    @cached_property
+    def _digest(self) -> bytes:
+        parts = (self.probe, self.anchor, self.along, self.across)
+        return digest(self.probes.digest(), self.anchors.digest(), *parts)
+
+    def digest(self) -> bytes:
+        return self._digest
+
+
+@dataclass(frozen=True, eq=False)
+class Thresholds:
+    """Threshold questions about probe · score · anchor for all pairs of two orthonormal bases.
+
+    Number i * d + j is the pair (probe i, anchor j); overlaps are their products with the value,
+    and a pair is asked with the signs that make them positive and negative.
+    """
+
+    reader: Reader
+    probes: Basis
+    anchors: Basis
+    probe_overlap: Float[Array, " d"]
+    anchor_overlap: Float[Array, " d"]
+    spread: float  # typical size of an entry
+
+    @property
+    def flips(self) -> Float[Array, " m"]:
+        """Sign of the entry as asked relative to probe · score · anchor."""
+        return -np.outer(np.sign(self.probe_overlap), np.sign(self.anchor_overlap)).ravel()
+
+    def above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
+        return self.reader.ask(self.questions(index, at))
+
+    def scale(self, at: Float[Array, " n"], ratio: Float[Array, " n"]) -> Float[Array, " n"]:
+        """κ for each threshold; `ratio` is |anchor overlap / probe overlap|."""
+        with np.errstate(divide="ignore"):
+            limit = np.where(at > 0, STEEPEST, DEEPEST) / np.abs(at)
+        wanted = np.minimum(limit, TYPICAL / self.spread)
+        if np.isinf(self.reader.size):
+            return wanted
+        # the largest κ with (|u| + |x|)² = κ (ρ + 2 + 1/ρ) inside the ball, from a safe one up
+        square = self.reader.size**2
+        low = np.minimum(wanted, square / _length(wanted, at, ratio))
+        high = np.minimum(wanted, square / 4.0)
+        for _ in range(HALVINGS):
+            middle = np.sqrt(low * high)
+            fits = middle * _length(middle, at, ratio) <= square
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return low
+
+    def questions(
+        self,
+        index: Int[Array, " n"],
+        at: Float[Array, " n"],
+        *,
+        purpose: str = PURPOSE,
+        shrink: float = 1.0,
+        mirror: bool = False,
+    ) -> Questions:
+        """`shrink` asks the same at another κ; `mirror` with all tokens reversed."""
+        probe, anchor = np.divmod(index, self.anchors.width)
+        over, under = self.probe_overlap[probe], self.anchor_overlap[anchor]
+        ratio = np.abs(under / over)
+        scale = self.scale(at, ratio) * shrink
+        slant = _slant(scale, at, ratio)
+        turn = -1.0 if mirror else 1.0
+        along = turn * np.sign(over) * np.sqrt(scale * slant)
+        across = -turn * np.sign(under) * np.sqrt(scale / slant)
+        bank = PairBank(self.probes, self.anchors, probe, anchor, along, across)
+        pairs = np.arange(2 * len(index), dtype=np.int64).reshape(-1, 2)
+        return Questions(bank, pairs, purpose)
+
+    def amplification(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Array:
+        """What an error of a token's value, relative to that value, does to the entry."""
+        probe, anchor = np.divmod(index, self.anchors.width)
+        ratio = np.abs(self.anchor_overlap[anchor] / self.probe_overlap[probe])
+        scale = self.scale(at, ratio)
+        return (1.0 + np.exp(scale * at)) / scale
+
+
+def _slant(scale: Array, at: Array, ratio: Array) -> Array:
+    """ρ = |u| / |x| that puts the threshold at `at`."""
+    return np.asarray(ratio * (1.0 + np.exp(-scale * at)))
+
+
+def _length(scale: Array, at: Array, ratio: Array) -> Array:
+    """(|u| + |x|)² / κ, and no less than at any smaller κ."""
+    longest = np.maximum(_slant(scale, at, ratio), 2.0 * ratio)
+    shortest = np.minimum(_slant(scale, at, ratio), ratio)
+    return np.asarray(np.maximum(longest + 1.0 / longest, shortest + 1.0 / shortest) + 2.0)

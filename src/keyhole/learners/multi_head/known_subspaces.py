@@ -1,0 +1,70 @@
+"""Heads that live in known, pairwise orthogonal subspaces: one single head after the other.
+
+Statement. If head h reads and weighs only the part of a token inside a known subspace S_h, and the
+S_h are pairwise orthogonal, then the layer restricted to S_h is head h alone: inside S_h the other
+heads have value zero. The layer is determined by sum_h (k_h² + k_h) questions, k_h = dim S_h.
+
+Questions. Those of a single head, tokens inside S_h. Algebra: as for a single head.
+
+When it fails. A head with a part outside its subspace: the validation at the end uses tokens of
+the whole space and rejects it.
+
+Source. The positive result on multi-head attention in Bhattamishra, Shah, Hahn, Kanade, "Provably
+Learning Attention with Queries".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, finite_array
+from keyhole.errors import InvalidArgument, WrongFamily
+from keyhole.learners.base import Learned
+from keyhole.learners.multi_head.hypothesis import validated
+from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.measurement.asking import Asker
+from keyhole.models.attention import Attention, Head
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.wrappers.subspace import Subspace
+
+ORTHONORMAL = 1e-10  # deviation of the bases' Gram matrix from the identity
+
+
+@dataclass(frozen=True, eq=False)
+class OrthogonalHeads:
+    """Recovers a scalar layer whose heads live in the spans of the given bases (d, k_h)."""
+
+    bases: Sequence[Array]
+
+    def __post_init__(self) -> None:
+        if not self.bases:
+            raise InvalidArgument("OrthogonalHeads needs the basis of at least one head")
+        stacked = np.concatenate([finite_array("basis", b, ndim=2) for b in self.bases], axis=1)
+        gap = np.abs(stacked.T @ stacked - np.eye(stacked.shape[1])).max()
+        if gap > ORTHONORMAL:
+            raise InvalidArgument(
+                f"the bases must be orthonormal and pairwise orthogonal; they deviate by {gap:.1e}"
+            )
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+        heads, errors, floor = [], [], 0.0
+        for basis in self.bases:
+            inside = MultiHead(heads=1, bias=False).learn(Subspace(oracle, basis), rng)
+            floor += inside.floor
+            heads.append(lifted(inside.model.heads[0], basis))
+            errors.append(lifted(inside.errors.heads[0], np.abs(basis)))
+        model, bars = Attention(heads), Attention(errors)
+        ask = Asker(oracle)
+        counterexample = validated(ask, model, bars, rng)
+        if counterexample is not None:
+            raise WrongFamily("the heads do not live in the given subspaces alone", counterexample)
+        return Learned(model, bars, floor, (), {"heads": len(heads)})
+
+    def expected_questions(self, spec: Spec) -> int | None:
+        return sum(int(b.shape[1] ** 2 + b.shape[1] + 2) for b in self.bases) + 2
+
+
+def lifted(head: Head, basis: Array) -> Head:
+    """The head in the coordinates of the whole space."""
+    return Head((basis @ head.score, basis.T), basis @ head.key_bias, basis @ head.value)

@@ -1,0 +1,316 @@
+"""The algorithm of Chen and Li: sculpt a convex body around the scores out of agreeing examples.
+
+Statement. Where all heads attend alike, a row shows their common pattern, and the pattern is a
+linear statement about every score: y_a = x_b (W_1 + ... + W_m) says that every head, read at x_a,
+prefers x_b to all other tokens of the example. Such inequalities hold for any consistent layer:
+they are a result of their own, `Certificates`.
+
+Questions. None; Boolean examples, at most two heads, outputs at every position.
+
+Algebra. The paper's phases, each a function: `crude_values` (regression of summed outputs on summed
+inputs), `agreement` and `refined_values` (trimmed alternation on the rows where heads agree),
+`certificates`, `proxy` (the minimum-norm point of the body), `span` (the directions that the body
+leaves open), `certified_bounds` (linear programs over the body), `net` (candidates inside these
+bounds), then regression for the values, validation and refinement.
+
+When it fails. Agreement gets rare with more heads, more tokens and weak attention: at scores of
+standard deviation 5 next to nothing can be certified, and a hundred times more examples are needed
+than the descent of examples/learner needs. Without certificates only the refinement is left.
+
+Source. Chen, Li, "Provably learning a multi-head attention layer", STOC 2025 (arXiv 2402.04084).
+"""
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog, nnls
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import InvalidArgument
+from keyhole.fitting.attention_rows import Rows, averages, patterns
+from keyhole.fitting.levenberg_marquardt import Limits, descend, label_power
+from keyhole.fitting.variable_projection import project
+from keyhole.learners.examples.head_count import Found
+from keyhole.learners.examples.restarts import random_start
+
+MOST_HEADS = 2  # the net is a grid over pairs of points of the hull
+SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)  # of the rows, on which the values are refined in turn
+ALTERNATIONS = 10  # assignments and regressions per share
+FINISHED = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
+CLEAR = 1e-2  # distance of a certified row from its token's image, relative to the images' size
+CANCELLED = 1e-6  # share of a squared output left by |y|² - 2 y·z + |z|²: too few digits to keep
+EMPTY, UNBOUNDED = 1e-9, 1e-12  # residual, and multiplier, of a program without a solution
+NNLS_ROUNDS = 30  # iterations per inequality
+APART = 10.0  # how many times farther the next token's image must be
+SPANNING = 0.05  # singular value, relative to a random design, of the certified rows' tokens
+STEADY = 1e-2  # relative difference of the summed values from two halves of the rows, at most
+LARGEST_BODY = 1500  # inequalities that take part in programs; all are reported
+NET = 9  # points of the net per direction
+SCALES = (0.5, 1.0, 2.0, 4.0)  # of the proxy, whose margin of one is arbitrary
+FINALISTS = 6  # candidates that are refined
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Read at `queries`, every head of any consistent layer gives `preferred` a higher score than
+    `others`: queries . theta (preferred - others) > 0, row by row."""
+
+    queries: Float[Array, "n d"]
+    preferred: Float[Array, "n d"]
+    others: Float[Array, "n d"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def margins(self, score: Float[Array, "d d"]) -> Float[Array, " n"]:
+        """Score differences under a head's `score` (keyhole's: x_i . score x_q); true if > 0."""
+        return np.asarray(
+            np.einsum("np,pq,nq->n", self.preferred - self.others, score, self.queries)
+        )
+
+    def normals(self) -> Float[Array, "n dd"]:
+        """The inequalities as vectors against theta = score^t, evenly thinned if many."""
+        keep = np.linspace(0, len(self) - 1, min(LARGEST_BODY, len(self))).astype(int)
+        steps = self.preferred[keep] - self.others[keep]
+        return np.asarray((self.queries[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """For every row: the token whose image is nearest, how near, and the next best distance."""
+
+    token: Array  # (n, k)
+    distance: Array
+    runner_up: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Sculpted:
+    """What the phases left: the summed values, crude and refined, and the certificates."""
+
+    crude: Float[Array, "d D"]
+    values: Float[Array, "d D"]
+    certificates: Certificates
+
+
+def crude_values(rows: Rows) -> Float[Array, "d D"]:
+    """Phase 1: the sum of the heads' values, from summed outputs and summed inputs."""
+    live = rows.weights[:, :, None]
+    sums = rows.tokens.sum(axis=1)
+    return np.asarray(np.linalg.lstsq(sums, _outputs(rows, live), rcond=None)[0])
+
+
+def _outputs(rows: Rows, live: Array) -> Array:
+    """Summed outputs, rows kept aside replaced by the mean of the example's others."""
+    count = np.maximum(live.sum(axis=1), 1.0)
+    return np.asarray((rows.targets * live).sum(axis=1) * rows.weights.shape[1] / count)
+
+
+def agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
+    """Phase 2: which rows look as if all heads attended to one token."""
+    images = rows.tokens @ values
+    cross = rows.targets @ images.transpose(0, 2, 1)
+    own = np.einsum("nad,nad->na", rows.targets, rows.targets)
+    theirs = np.einsum("nld,nld->nl", images, images)
+    squares = np.maximum(own[:, :, None] - 2 * cross + theirs[:, None, :], 0.0)
+    token = squares.argmin(axis=2)
+    best = np.take_along_axis(squares, token[:, :, None], axis=2)
+    same = (rows.tokens[:, :, None, :] == rows.tokens[:, None, :, :]).all(axis=3)
+    twin = np.take_along_axis(same, token[:, :, None], axis=1)  # copies of the chosen token
+    runner = np.where(twin, np.inf, squares).min(axis=2)
+    chosen = np.take_along_axis(images, token[:, :, None], axis=1)
+    exact = np.linalg.norm(rows.targets - chosen, axis=2)  # without the rounding of the expansion
+    distance = np.where(best[:, :, 0] < CANCELLED * own, exact, np.sqrt(best[:, :, 0]))
+    distance = np.where(rows.weights > 0, distance, np.inf)
+    return Agreement(token, distance, np.sqrt(runner))
+
+
+def refined_values(rows: Rows, values: Float[Array, "d D"]) -> Float[Array, "d D"]:
+    """Phase 3: alternate between the best rows for the values and the best values for the rows."""
+    scale = float(np.sqrt(label_power(rows) / max(rows.counted, 1)))
+    for share in SHARES:
+        for _ in range(ALTERNATIONS):
+            seen = agreement(rows, values)
+            cut = float(np.quantile(seen.distance[rows.weights > 0], share))
+            if cut <= FINISHED * scale:
+                return values
+            fresh = _regressed(rows, seen, seen.distance <= cut)
+            if fresh is None:
+                return values
+            if np.allclose(fresh, values, rtol=0, atol=FINISHED * scale):
+                break
+            values = fresh
+    return values
+
+
+def _regressed(rows: Rows, seen: Agreement, keep: Array) -> Array | None:
+    """Values from the rows kept; None where their tokens do not span."""
+    chosen = np.take_along_axis(rows.tokens, seen.token[:, :, None], axis=1)[keep]
+    sizes = np.linalg.svd(chosen, compute_uv=False)
+    if len(chosen) < rows.width or sizes[-1] < SPANNING * np.sqrt(len(chosen)):
+        return None
+    return np.asarray(np.linalg.lstsq(chosen, rows.targets[keep], rcond=None)[0])
+
+
+def certificates(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
+    """Phase 2 again, with the refined values and a margin: what is certain about every head.
+
+    Nothing is certified unless two halves of the agreeing rows give the same summed values.
+    """
+    seen = agreement(rows, values)
+    size = float(np.linalg.norm(values)) / np.sqrt(values.shape[0])
+    clear = (seen.distance <= CLEAR * size) & (seen.runner_up > APART * CLEAR * size)
+    halves = []
+    for part in (0, 1):
+        keep = clear.copy()
+        keep[part::2] = False
+        halves.append(_regressed(rows, seen, keep))
+    first, second = halves
+    d = rows.width
+    if first is None or second is None:
+        return Certificates(*(np.zeros((0, d)) for _ in range(3)))
+    gap = max(float(np.linalg.norm(half - values)) for half in (first, second))
+    if gap > STEADY * float(np.linalg.norm(values)):
+        return Certificates(*(np.zeros((0, d)) for _ in range(3)))
+    example, position = np.nonzero(clear)
+    chosen = rows.tokens[example, seen.token[example, position]]
+    lines = []
+    for other in range(rows.tokens.shape[1]):
+        rest = rows.tokens[example, other]
+        differs = (rest != chosen).any(axis=1)
+        query = rows.tokens[example, position]
+        lines.append((query[differs], chosen[differs], rest[differs]))
+    parts = (np.concatenate([line[i] for line in lines]) for i in range(3))
+    return Certificates(*parts)
+
+
+def proxy(body: Certificates) -> Float[Array, "d d"] | None:
+    """Phase 4: the theta of least norm with all certified score differences at least one; None if
+    there is none. Least-distance programming through non-negative least squares."""
+    normals = body.normals()
+    if not len(normals):
+        return None
+    system = np.vstack([normals.T, np.ones(len(normals))])
+    target = np.zeros(len(system))
+    target[-1] = 1.0
+    multipliers, residual = nnls(system, target, maxiter=NNLS_ROUNDS * system.shape[1])
+    gap = system @ multipliers - target
+    if residual <= EMPTY or abs(gap[-1]) <= UNBOUNDED:
+        return None
+    d = body.queries.shape[1]
+    return np.asarray((-gap[:-1] / gap[-1]).reshape(d, d))
+
+
+def span(body: Certificates, heads: int) -> Float[Array, "directions d d"]:
+    """Phase 4: the directions that the inequalities feel least; the scores differ along these."""
+    d = body.queries.shape[1]
+    _, _, right = np.linalg.svd(body.normals(), full_matrices=True)
+    return np.asarray(right[::-1][: heads - 1].reshape(-1, d, d))
+
+
+def certified_bounds(
+    body: Certificates, centre: Float[Array, "d d"], direction: Float[Array, "d d"]
+) -> tuple[float, float] | None:
+    """Phase 5: least and largest <direction, theta> over the slice <centre, theta> = |centre|^2 of
+    the body (a cone), by linear programs; None where the slice is unbounded that way."""
+    normals = body.normals()
+    slice_row = centre.reshape(1, -1)
+    ends = []
+    for sign in (1.0, -1.0):
+        result = linprog(
+            sign * direction.ravel(),
+            A_ub=-normals,
+            b_ub=np.zeros(len(normals)),
+            A_eq=slice_row,
+            b_eq=[float((centre**2).sum())],
+            bounds=(None, None),
+            method="highs",
+        )
+        if result.status != 0:
+            return None
+        ends.append(sign * float(result.fun))
+    return ends[0], ends[1]
+
+
+def net(body: Certificates, heads: int) -> list[Float[Array, "d m d"]]:
+    """Phase 5: candidates for all scores at once, inside what the linear programs allow."""
+    centre = proxy(body)
+    if centre is None:
+        return []
+    points = [np.zeros_like(centre)]
+    if heads > 1:
+        direction = span(body, heads)[0]
+        reach = certified_bounds(body, centre, direction)
+        size = float(np.linalg.norm(centre))
+        low, high = (-size, size) if reach is None else reach
+        points = [t * direction for t in np.linspace(low, high, NET)]
+    return [
+        np.stack([scale * (centre + shift) for shift in shifts], axis=1)
+        for scale in SCALES
+        for shifts in itertools.combinations(points, heads)
+    ]
+
+
+def sculpt(rows: Rows) -> Sculpted:
+    """Phases 1 to 3 and the certificates."""
+    crude = crude_values(rows)
+    values = refined_values(rows, crude)
+    return Sculpted(crude, values, certificates(rows, values))
+
+
+def sculpted_search(
+    rows: Rows, heads: int | None, solved: float, seconds: float, rng: np.random.Generator
+) -> tuple[Found, Sculpted]:
+    """All phases: certificates, net, regression, validation, refinement."""
+    _check(rows, heads)
+    begin = time.monotonic()
+    limits = Limits(deadline=begin + seconds)
+    found = sculpt(rows)
+    best: tuple[float, Array] | None = None
+    residuals: dict[int, float] = {}
+    restarts = 0
+    for m in range(1, MOST_HEADS + 1) if heads is None else (heads,):
+        for start in _finalists(rows, found.certificates, m, rng):
+            end = descend(rows, start, limits)
+            restarts += 1
+            residuals[m] = min(end.relative, residuals.get(m, np.inf))
+            if best is None or end.relative < best[0]:
+                best = end.relative, end.at.theta
+            if end.relative <= solved or time.monotonic() > limits.deadline:
+                break
+        if best is not None and best[0] <= solved:
+            break
+    assert best is not None
+    ending = "exact" if best[0] <= solved else "spent"
+    seconds = time.monotonic() - begin
+    return Found(best[1], best[0], ending, restarts, seconds, 1, residuals), found
+
+
+def _finalists(
+    rows: Rows, body: Certificates, heads: int, rng: np.random.Generator
+) -> list[Float[Array, "d m d"]]:
+    """Regression and validation: the candidates of the net whose values explain other rows best."""
+    candidates = net(body, heads) if len(body) else []
+    other = rng.random(rows.weights.shape) < 0.5
+    train, test = (rows.with_weights(rows.weights * part) for part in (other, ~other))
+    scored = []
+    for theta in candidates:
+        at = project(train, theta)
+        left = test.targets.reshape(len(at.residual), -1) * test.weights.reshape(-1, 1)
+        missed = left - averages(test, patterns(test, theta)) @ at.values
+        scored.append((float((missed**2).sum()), theta))
+    scored.sort(key=lambda pair: pair[0])
+    return [theta for _, theta in scored[:FINALISTS]] or [random_start(rows, heads, rng)]
+
+
+def _check(rows: Rows, heads: int | None) -> None:
+    if heads is not None and heads > MOST_HEADS:
+        raise InvalidArgument(f'method="sculpting" knows at most {MOST_HEADS} heads, got {heads}')
+    if rows.weights.shape[1] != rows.tokens.shape[1] or rows.padding is not None or rows.offset:
+        raise InvalidArgument(
+            'method="sculpting" needs outputs at every position, one length and bias=False'
+        )
+    if not (np.abs(rows.tokens) == 1.0).all():
+        raise InvalidArgument('method="sculpting" needs Boolean inputs: every entry +1 or -1')

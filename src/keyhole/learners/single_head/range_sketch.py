@@ -1,0 +1,278 @@
+"""Low rank by a sweep: all columns of the range first, then all rows.
+
+The probes of a group share a question, so this is the way for boxes with vector answers, and for
+widths at which no d × d array is formed. Before each column, random probes orthogonal to the range
+found so far look for more on two anchors, and the column is taken on the better of them:
+2rd − r² + 2r questions.
+
+The columns are those of a random matrix times the score, whose inverse carries their errors into
+the range. Where a column is cheap, as with long vector answers, a few more than the rank are taken.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.learners.base import Learned
+from keyhole.learners.single_head.pairs import Pairs, assemble_low_rank
+from keyhole.learners.single_head.score_table import measured_table
+from keyhole.linalg.bases import Basis, equal_overlap, random_rotation
+from keyhole.linalg.range_finder import RangeFinder
+from keyhole.oracles.queries import Listed, Picked
+
+TESTS = 2  # probes outside the range per rank test where they share a question
+CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
+DOUBTFUL = 100.0  # a sight this little above the threshold may be an error of the range
+EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
+VISIBLE = 12.0  # standard errors of a test from which a further column is there
+COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
+SAMPLES = 6  # anchors for what a search that was stopped leaves out
+SAMPLE_SAFETY = 3.0  # the few entries seen outside the range may all be small by chance
+FAINT_VALUE = 1e-3  # a part of the value map this small, relative, carries nothing
+LIFTS = 6  # ways to lift the row probes that are tried; the best conditioned is taken
+
+
+class Sweep:
+    """The columns and rows of one score matrix."""
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        anchors: Basis,
+        rng: np.random.Generator,
+        rank: int | None,
+        tolerance: float,
+        patience: int | None = None,
+    ) -> None:
+        self.rank, self.tolerance = rank, tolerance
+        # from this rank on all columns are taken without looking for the last
+        self.patience = pairs.probes.width if patience is None else patience
+        self.pairs, self.anchors, self.rng = pairs, anchors, rng
+        self.width, self.spread = pairs.probes.width, pairs.scale
+        # an anchor along a key bias is measured less exactly: it comes last
+        order = np.roll(np.arange(self.width), -1 if pairs.key_bias.any() else 0)
+        self.rest = [int(number) for number in order]  # anchors without a column
+        self.done: list[int] = []
+        self.meter, self.found = pairs.meter, RangeFinder(pairs.probes.width)
+        self.meter.probes = replace(self.meter.probes, bias_error=pairs.bias_error)
+        self.columns: list[Array] = []
+        self.noise = 0.0  # standard error of an entry of a column, as a product with a probe
+        self.left_over = 0.0  # root mean square of unit direction · score · anchor outside
+        self.visible = 0.0  # what the last look could have seen, in the same units
+        self.reason = ""
+
+    def run(self) -> Learned:
+        limit = self.width if self.rank is None else min(self.rank, self.width)
+        while self.found.rank < limit and (self.found.rank >= self.patience or self._more()):
+            self.found.add(self._column())
+        if self.found.rank == self.width:
+            self.reason, self.left_over = "the score has full rank", 0.0
+        elif self.rank is not None and self.found.rank == limit:
+            self._more()
+            self.reason = f"rank {limit} was prescribed"
+        if self.left_over > self.visible:
+            self._look(SAMPLES)  # for the error bars: what was seen is left out on purpose
+        self._oversample()
+        return self._assembled()
+
+    # -- columns: the range ----------------------------------------------------------------
+
+    def _column(self) -> Float[Array, " d"]:
+        """The score on the next anchor."""
+        number = self.rest.pop(0)
+        token = self.anchors.rows(np.array([number]))
+        table = measured_table(
+            self.meter, Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest
+        )
+        self.spread = table.spread
+        self.noise = max(self.noise, float(np.sqrt(np.mean(table.error**2))))
+        column = self.pairs.probes.solve(np.ascontiguousarray(table.product.T))[0]
+        self.columns.append(column)
+        self.done.append(number)
+        return column
+
+    def _oversample(self) -> None:
+        """A few columns beyond the rank, where they are cheap; the range is then their best fit."""
+        rank, group = self.found.rank, self.pairs.group
+        cost = -(-self.width // group) - -(-rank // group)
+        spare = len(self.rest) if cost <= 0 else (2 * rank + EXTRA_QUESTIONS) // cost
+        extra = min(EXTRA, spare, len(self.rest))
+        for _ in range(extra):
+            self._column()
+        if extra:
+            left, _, _ = np.linalg.svd(np.array(self.columns).T, full_matrices=False)
+            self.found.become(left[:, :rank])
+
+    def _more(self) -> bool:
+        """Whether the next anchors show anything outside the range; the better one moves ahead."""
+        if self.found.rank == 0:
+            return True
+        products, error = self._look(CHOICE)
+        seen = np.abs(products).max(axis=0)
+        best = int(np.argmax(seen))
+        self.rest.insert(0, self.rest.pop(best))
+        threshold = self._threshold(error, self.noise * self._leverage())
+        if threshold < seen[best] <= DOUBTFUL * threshold:  # is it an error of the range?
+            threshold = self._threshold(error, self.noise * self._leverage_here())
+        what = "nothing was seen" if threshold > self.tolerance * self.spread else "little is left"
+        self.reason = (
+            f"{what} outside rank {self.found.rank}, down to {threshold / self.spread:.1e} of the "
+            "score"
+        )
+        return bool(seen[best] > threshold)
+
+    def _look(self, count: int) -> tuple[Float[Array, "n m"], float]:
+        """What random probes outside the range see of the next anchors, and its error."""
+        tokens, mirrored = self._outside()
+        anchors = self.anchors.rows(np.array(self.rest[: 1 if mirrored else count]))
+        meter = self.pairs.meter_of(tokens, 1 if mirrored else len(tokens), "rank")
+        table = measured_table(
+            meter,
+            Listed(anchors),
+            self.pairs.linear.at(anchors),
+            self.spread,
+            self.pairs.longest,
+            True,
+        )
+        products, error = table.product, float(np.sqrt(np.sum(table.error**2, axis=0)).max())
+        if mirrored:  # q + z and q - z: their difference is what z sees
+            products = (products[:1] - products[1:]) / 2.0
+        typical = float(np.sqrt(np.mean(products**2)))
+        self.left_over = SAMPLE_SAFETY * typical / self.pairs.probes.across
+        return products, error
+
+    def _threshold(self, error: float, range_error: float) -> float:
+        visible = VISIBLE * max(error, range_error)
+        self.visible = visible / self.pairs.probes.across
+        return max(visible, self.tolerance * self.spread)
+
+    def _leverage(self) -> float:
+        """How much larger than a column's error the range's error may look at another anchor,
+        which depends on the columns so far through the inverse of a random matrix."""
+        columns = np.array(self.columns).T
+        inverse = np.linalg.inv(self.found.basis.T @ columns)
+        typical = np.linalg.norm(columns) / np.sqrt(len(self.columns))
+        return 1.0 + float(np.linalg.norm(inverse) * typical / np.sqrt(len(self.columns)))
+
+    def _leverage_here(self) -> float:
+        """The same at the next anchor, whose part inside the range is measured for it."""
+        inside, _ = self._inside(np.array(self.rest[:1]), "rank")
+        through = self.found.basis.T @ np.array(self.columns).T
+        return 1.0 + float(np.linalg.norm(np.linalg.solve(through, inside)))
+
+    def _outside(self) -> tuple[Float[Array, "n d"], bool]:
+        """Random probes outside the range that see the value map; mirrored around a direction
+        inside where the value map has no part outside."""
+        carriers = self._carriers(min(TESTS, self.pairs.group))
+        tests = max(1, len(carriers))  # each with a carrier of its own
+        noise = np.array(
+            [self.found.outside(self.rng.standard_normal(self.width)) for _ in range(tests)]
+        )
+        noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+        stretched = self.pairs.probes.stretched
+        if len(carriers):
+            mixed = noise + carriers
+            # two directions that happen to cancel see little: turn the random part around then
+            mixed = np.where(
+                np.linalg.norm(mixed, axis=1, keepdims=True) < 1.0, carriers - noise, mixed
+            )
+            tokens = stretched(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))
+            # stretching may have brought the range back in
+            return np.array([self.found.outside(token) for token in tokens]), False
+        inside = self.pairs.linear.value[:, 0]
+        inside = inside / np.linalg.norm(inside)
+        return stretched(np.array([inside + noise[0], inside - noise[0]]) / np.sqrt(2.0)), True
+
+    def _carriers(self, count: int) -> Float[Array, "n d"]:
+        """Up to `count` unit vectors outside the range and the key bias that see the value map."""
+        rows, axis = self.found.basis, self.pairs.probes.axis
+        outside = self.pairs.linear.value
+        for _ in range(2):
+            outside = outside - rows @ (rows.T @ outside)
+            outside = outside - np.outer(axis, axis @ outside)
+        for _ in range(2):  # removing the axis may have brought the range back in
+            outside = outside - rows @ (rows.T @ outside)
+        left, size, _ = np.linalg.svd(outside, full_matrices=False)
+        largest = float(np.linalg.norm(self.pairs.linear.value, 2))
+        useful = min(count, int(np.sum(size > FAINT_VALUE * largest)))
+        return np.ascontiguousarray(left[:, :useful].T)
+
+    def _inside(
+        self, numbers: Int[Array, " m"], purpose: str
+    ) -> tuple[Float[Array, "r m"], Float[Array, "r m"]]:
+        """Qᵀ score on some anchors, in units of the probes' length, and its standard errors."""
+        tokens = self.pairs.probes.stretched(self._row_directions())
+        meter = self.pairs.meter_of(tokens, min(self.pairs.group, len(tokens)), purpose)
+        values = self.pairs.values_of(self.anchors)[numbers]
+        # the carriers keep the probes' length, but only the part inside the range is scored
+        table = measured_table(
+            meter, Picked(self.anchors, numbers), values, self.spread, self.pairs.longest
+        )
+        inverse = np.linalg.inv(tokens @ self.found.basis)
+        return inverse @ table.product, np.sqrt(inverse**2 @ table.error**2)
+
+    def _row_directions(self) -> Float[Array, "r d"]:
+        """An orthonormal basis of the range, every member lifted by a vector outside it."""
+        rank, basis, value = self.found.rank, self.found.basis, self.pairs.linear.value
+        group = min(self.pairs.group, rank)
+        left, _, _ = np.linalg.svd(basis.T @ value, full_matrices=False)
+        mixed = equal_overlap(self.rng, left[:, :group]).rows(np.arange(rank)) @ basis.T
+        carriers = self._carriers(group)
+        best, best_condition = mixed, _condition(mixed @ value, group)
+        for _ in range(LIFTS if len(carriers) else 0):
+            turned = random_rotation(self.rng, len(carriers)) @ carriers
+            lifted = mixed.copy()
+            for i in range(rank):
+                if i % group < len(turned):
+                    lifted[i] += turned[i % group]
+            condition = _condition(lifted @ value, group)
+            if condition < best_condition:
+                best, best_condition = lifted, condition
+        return best
+
+    # -- the result ------------------------------------------------------------------------
+
+    def _assembled(self) -> Learned:
+        rank, width, basis = self.found.rank, self.width, self.found.basis
+        known = basis.T @ np.array(self.columns).T  # Qᵀ score on the anchors with a column
+        coefficients, errors = np.zeros((rank, width)), np.zeros((rank, width))
+        done, rest = np.array(self.done), np.array(self.rest, dtype=np.int64)
+        column_noise = self.noise / self.pairs.probes.across
+        if self.pairs.group > 1:
+            column_noise *= COHERENT
+        coefficients[:, done], errors[:, done] = known, column_noise
+        if len(rest):
+            coefficients[:, rest], errors[:, rest] = self._inside(rest, "rows")
+        right = self.anchors.combine(coefficients)
+        # the error of the range, spread over the anchors by how they depend on those with columns
+        leverage = np.linalg.norm(np.linalg.lstsq(known, coefficients)[0], axis=0)
+        scatter = np.sqrt(
+            self.anchors.combine_squared((leverage * column_noise)[None] ** 2 + self.left_over**2)
+        )[0]
+        inside = np.sqrt(np.mean(self.anchors.combine_squared(errors**2), axis=0))
+        error = (
+            np.column_stack([np.ones(width), np.linalg.norm(basis, axis=1)]),
+            np.vstack([scatter, inside]),
+        )
+        return assemble_low_rank(
+            self.pairs,
+            (np.ascontiguousarray(basis), right),
+            error,
+            rank=rank,
+            reason=self.reason,
+            singular=np.linalg.svd(coefficients, compute_uv=False),
+            truncation=self.left_over,
+        )
+
+
+def _condition(values: Float[Array, "r D"], group: int) -> float:
+    """The worst condition of a group's values, relative to the longest group: 1 is best."""
+    longest = float(np.linalg.norm(values, 2))
+    if longest == 0.0:
+        return np.inf
+    weakest = min(
+        float(np.linalg.svd(values[i : i + group], compute_uv=False)[-1])
+        for i in range(0, len(values), group)
+    )
+    return longest / weakest if weakest > 0 else np.inf

@@ -1,0 +1,285 @@
+"""Which kind of box is this? What about twenty questions say before anything is learned.
+
+One token: are the answers labels; is f([x]) affine along a chord (attention), bent at places (a
+ReLU network) or everywhere (something else)? A sequence, the same in another order, and the same
+several times over: does the rest matter, does its order, are tokens more than a set? Pairs
+[x + u; x] at three x on a line: the log-odds of one head are affine in x, and a vector answer lies
+on the line between those of x and x + u; with several heads neither holds.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import Counterexample
+from keyhole.measurement.noise import Measured, inside, look
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.queries import Questions
+
+PURPOSE = "family"
+LABELS = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
+LABEL_LOOKS = 12  # answers that must all be labels
+EXACTLY = 1e3  # roundoffs within which two answers are the same
+DEVIATIONS = 16.0  # and standard deviations of noise
+CHORD = (0.25, 0.5, 0.75, 1.0)  # points asked on a chord; its start is known
+SMOOTH_LOOKS = 4  # places that must all be bent: a kink is met by chance at few of them
+SMOOTH_STEP = 2.0**-12  # step there, relative: planes of a thousand neurons are wider apart
+FINE = 2.0**-40  # roundoff above which so small a step shows nothing,
+COARSE = 2.0**-20  # and above which no step shows a curve
+CURVE_STEP = 2.0**-4  # step in between: kinks lie within it, but do not look like a curve
+CURVED = 0.05  # share of a bend by which it may differ from four times that of half the step
+CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
+CURVE_LOOKS = 24  # places where they are looked for, at most
+TOKENS, TIMES = 12, 8  # of the sequence, and how often it is repeated: beyond most windows
+FAINT = 2.0**-6  # length of a query for which even large scores are of order one
+QUERIES = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
+TRIES = 6  # lengths of u at which a usable weight is looked for
+USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
+AFFINE = 1e-9  # second difference of log-odds that rounding inside a head may cause
+ROUNDINGS = 64.0  # of one answer, in units of the roundoff, with safety
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What was found out about a box."""
+
+    measured: Measured
+    looked: tuple[Questions, Array]  # the first questions, for whoever can use them again
+    outputs: int | None
+    labels: bool = False
+    bent: bool = False  # f([x]) is not affine
+    smooth: bool = False  # and bent wherever one looks
+    sequence: bool = True  # the rest of the sequence matters
+    order: bool = False  # and so does its order
+    copies: bool = False  # a sequence repeated is answered differently
+    several: bool | None = None  # not one head; None: the pairs say nothing
+    lone: bool = False  # f is affine in the last token, and no other token is seen
+    against: Counterexample | None = field(default=None)
+
+    def still(self, oracle: Oracle) -> bool:
+        """Whether the box answers its first question as it did."""
+        questions, answers = self.looked
+        now = _rows(oracle.ask(Questions(questions.bank, questions.index[:1], PURPOSE)))
+        first = _rows(answers)[:1]
+        return not differs(now - first, float(np.max(np.abs(first))), self.measured)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The facts for a reader."""
+        form = self.measured.format if self.measured.deterministic else "noisy"
+        kind = "one number" if self.outputs is None else f"a vector of {self.outputs}"
+        found = [f"Answers are {kind}, {form}."]
+        if self.labels:
+            return (*found, "Every answer is a label.")
+        if self.smooth:
+            found.append("Single tokens act nonlinearly, and smoothly so.")
+        elif self.bent:
+            found.append("Single tokens act piecewise linearly.")
+        else:
+            found.append("Single tokens act linearly.")
+        if not self.sequence:
+            found.append("The rest of a sequence does not matter.")
+        elif self.order:
+            found.append("The order of the earlier tokens matters.")
+        elif self.copies:
+            found.append("A sequence and the same sequence repeated are answered differently.")
+        else:
+            found.append("The rest of a sequence matters as a set.")
+        if self.several:
+            found.append("Pairs are not answered as one head would.")
+        return tuple(found)
+
+
+def examine_family(oracle: Oracle, rng: np.random.Generator) -> Facts:
+    """Asks about twenty questions; for domains with room around zero."""
+    return _Examination(oracle, rng).run()
+
+
+class _Examination:
+    """The box, and the answers that later steps use again."""
+
+    def __init__(self, oracle: Oracle, rng: np.random.Generator) -> None:
+        self.oracle, self.rng = oracle, rng
+        self.measured, questions, answers = look(oracle, rng)
+        self.looked = (questions, answers)
+        self.start = questions.tokens()[0, 0]
+        self.at_start = _rows(answers)[0]
+        self.size = float(np.max(np.abs(self.at_start)))
+        self.outputs = None if answers.ndim == 1 else answers.shape[1]
+
+    def run(self) -> Facts:
+        if self._labels_only():
+            return Facts(self.measured, self.looked, self.outputs, labels=True)
+        line = self._chord()
+        bent, smooth, several = self._differ(np.diff(line, 2, axis=0)), False, None
+        against = None
+        if bent:
+            smooth, against = self._smooth()
+        sequence, order, copies, disorder = self._sequences()
+        lone = not (bent or sequence) and self._pairs() and self._differ(np.diff(line, axis=0))
+        if not (bent or order or copies or lone):
+            several = self._several(line)
+        return Facts(
+            self.measured, self.looked, self.outputs, False, bent, smooth,
+            sequence, order, copies, several, lone, against or disorder,
+        )  # fmt: skip
+
+    def _pairs(self) -> bool:
+        """Whether two tokens may be asked."""
+        longest = self.oracle.spec.domain.max_length
+        return longest is None or longest >= 2
+
+    def ask(self, tokens: Float[Array, "n length d"]) -> Float[Array, "n D"]:
+        answers = _rows(self.oracle.ask(Questions.of(tokens, PURPOSE)))
+        self.size = max(self.size, float(np.max(np.abs(answers))))
+        return answers
+
+    def tokens(self, count: int) -> Float[Array, "count d"]:
+        drawn = self.rng.standard_normal((count, 1, self.oracle.spec.width))
+        return inside(self.oracle, drawn, self.rng)[:, 0]
+
+    def _differ(self, gap: Array) -> bool:
+        return differs(gap, self.size, self.measured)
+
+    def _labels_only(self) -> bool:
+        if self.outputs is not None or not np.isin(self.at_start, LABELS).all():
+            return False
+        return bool(np.isin(self.ask(self.tokens(LABEL_LOOKS)[:, None]), LABELS).all())
+
+    def _chord(self) -> Float[Array, "points D"]:
+        """Single tokens from the start past the middle of the domain to the other side."""
+        other = self.rng.standard_normal(self.start.shape)
+        other *= np.linalg.norm(self.start) / np.linalg.norm(other)
+        end = (other - self.start)[None, None]
+        self.end = inside(self.oracle, end, self.rng)[0, 0]
+        answers = self.ask(np.stack([self._on_chord(t) for t in CHORD])[:, None])
+        return np.concatenate([self.at_start[None], answers])
+
+    def _on_chord(self, t: float) -> Float[Array, " d"]:
+        return np.asarray(self.start + t * (self.end - self.start))
+
+    def _smooth(self) -> tuple[bool, Counterexample | None]:
+        """Whether f([x]) bends everywhere: neither attention nor ReLUs do."""
+        precision = self.measured.precision
+        if precision.relative > COARSE or precision.floor > 0:
+            return False, None
+        fine = precision.relative <= FINE
+        return self._bent_everywhere() if fine else self._curved_everywhere()
+
+    def _bent_everywhere(self) -> tuple[bool, Counterexample | None]:
+        """By steps so small that they hold a kink by chance only."""
+        places = 0.5 * self.tokens(SMOOTH_LOOKS)
+        steps = SMOOTH_STEP * self.tokens(SMOOTH_LOOKS)
+        tokens = np.concatenate([places - steps, places, places + steps])
+        before, middle, after = self.ask(tokens[:, None]).reshape(3, SMOOTH_LOOKS, -1)
+        bend = np.abs(before + after - 2 * middle).max(axis=1)
+        if (bend <= EXACTLY * self.measured.precision.relative * self.size).any():
+            return False, None
+        return True, smooth_at(places[0], before[0], middle[0], after[0])
+
+    def _curved_everywhere(self) -> tuple[bool, Counterexample | None]:
+        """By steps that few digits can see: half the step bends a curve a quarter as much, pieces
+        half as much or less. Flat places say nothing."""
+        found = []
+        for _ in range(CURVE_LOOKS):
+            place, step = 0.5 * self.tokens(1)[0], CURVE_STEP * self.tokens(1)[0]
+            before, middle, after = self.ask((place + np.outer((-1, 0, 1), step))[:, None])
+            wide, rounding = before + after - 2 * middle, ROUNDINGS * self._noise()
+            if np.linalg.norm(wide) <= rounding / CURVED:
+                continue
+            near = self.ask((place + np.outer((-0.5, 0.5), step))[:, None])
+            narrow = near.sum(axis=0) - 2 * middle
+            if np.linalg.norm(wide - 4 * narrow) > CURVED * np.linalg.norm(wide) + rounding:
+                return False, None
+            found.append(smooth_at(place, before, middle, after))
+            if len(found) == CURVES:
+                return True, found[0]
+        return False, None
+
+    def _sequences(self) -> tuple[bool, bool, bool, Counterexample | None]:
+        """Whether the rest of a sequence matters, its order, and how often it is repeated."""
+        longest = self.oracle.spec.domain.max_length or TOKENS * TIMES
+        length = min(TOKENS, longest)
+        if length < 2:
+            return False, False, False, None
+        rest = self.tokens(length - 1)
+        plain = np.concatenate([rest, self.start[None]])
+        answer = self.ask(plain[None])[0]
+        sequence = self._differ(answer - self.at_start) or self._seen_faintly(rest)
+        times = min(TIMES, longest // length)
+        turned = np.concatenate([rest[::-1], self.start[None]])
+        for changed, asked in ((turned, length > 2), (np.tile(plain, (times, 1)), times > 1)):
+            if not asked:
+                continue
+            other = self.ask(changed[None])[0]
+            if self._differ(other - answer):
+                order = changed is turned
+                reason = "the same tokens in another order" if order else "a repeated sequence"
+                box, expected = np.squeeze(other), np.squeeze(answer)
+                against = Counterexample(changed, box, expected, reason)
+                return True, order, not order, against
+        return sequence, False, False, None
+
+    def _seen_faintly(self, rest: Float[Array, "n d"]) -> bool:
+        """A query that attends to itself for its length alone is told by a short one."""
+        query = FAINT * self.start[None]
+        other = np.concatenate([self.tokens(len(rest)), query])
+        first, second = self.ask(np.stack([np.concatenate([rest, query]), other]))
+        return self._differ(first - second)
+
+    def _several(self, line: Float[Array, "points D"]) -> bool | None:
+        """Whether pairs contradict one head."""
+        domain, width = self.oracle.spec.domain, self.oracle.spec.width
+        if not self._pairs():
+            return None
+        probe = 0.5 * self.tokens(1)[0]
+        zero, high = self.ask(np.stack([np.zeros(width), probe])[:, None])
+        swing = high - zero
+        strength, noise = float(np.linalg.norm(swing)), self._noise()
+        if strength <= EXACTLY * noise:
+            return None
+        at = np.array(QUERIES)
+        x = 0.5 * np.stack([self._on_chord(t) for t in QUERIES])
+        plain = zero + 0.5 * (line[0] - zero + at[:, None] * (line[-1] - line[0]))
+        length = 1.0
+        for _ in range(TRIES):
+            pairs = np.stack([x + length * probe, x], axis=1)
+            rest = self.ask(pairs) - plain
+            weight = rest @ swing / (length * strength**2)
+            doubt = noise / (length * strength)
+            off = np.linalg.norm(rest - np.outer(length * weight, swing), axis=1)
+            if (off > (AFFINE + ROUNDINGS * doubt) * length * strength).any():
+                return True  # a vector answer off the line of its two values
+            if (weight < -ROUNDINGS * doubt).any() or (weight > 1 + ROUNDINGS * doubt).any():
+                return True
+            if (weight > USABLE).all() and (weight < 1.0 - USABLE).all():
+                odds = np.log(weight / (1.0 - weight))
+                if np.ptp(odds) > USABLE or not np.isinf(domain.radius):
+                    bend = abs(odds[0] - 2.0 * odds[1] + odds[2])
+                    return bool(bend > AFFINE + ROUNDINGS * doubt / USABLE)
+                length *= 4.0
+            else:
+                length /= 4.0
+        return None
+
+    def _noise(self) -> float:
+        precision = self.measured.precision
+        return float(precision.relative * self.size + precision.floor)
+
+
+def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Counterexample:
+    """The answer in the middle of a step, where its ends would have it on a line."""
+    box, line = (np.squeeze(a) for a in (middle, (before + after) / 2))
+    return Counterexample(place[None], box, line, "a single token: the answer bends everywhere")
+
+
+def differs(gap: Array, size: float, measured: Measured) -> bool:
+    """Whether a difference of answers of this size is more than rounding and noise."""
+    precision = measured.precision
+    allowed = EXACTLY * precision.relative * size + DEVIATIONS * precision.floor
+    return bool((np.abs(gap) > allowed).any())
+
+
+def _rows(answers: Array) -> Float[Array, "n D"]:
+    return np.asarray(answers, dtype=np.float64).reshape(len(answers), -1)

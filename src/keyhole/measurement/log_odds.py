@@ -1,0 +1,220 @@
+"""Questions of probes against an anchor: [u_1 + x; …; u_k + x; x], answered by log-odds.
+
+With the value map known, the answer is a known mixture of known values, so the attention weights
+can be solved for; their logarithms against the weight of the anchor's own token are
+
+    s_i = u_i · (score x + key_bias)                             (the x-on-x score cancels)
+
+k = 1 for a scalar box. A box with vector answers reads off up to rank(value) probes at once.
+
+Operating point. An error ε of the answer is an error ε(1 + e^s) of s, so s should be small and
+rather negative than large: the anchor's length is set so that s has root mean square TARGET_SPREAD.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.errors import Counterexample, IllConditioned, WrongFamily
+from keyhole.measurement.linear_response import SHORT, LinearPart, answer_noise
+from keyhole.measurement.noise import observed
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.queries import Against, Bank, Listed, Questions
+
+TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
+STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
+LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
+SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
+GROW = 2.0**20  # and where no score is seen at all
+SHORT_GROW = 2.0**3  # the same in a short format: numbers of float16 end at 65504
+GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is called zero
+NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
+ROUNDS = 40  # of shrinking; a score that still saturates is no score
+OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
+SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
+OFFSET_ROUNDINGS = 2.0  # of an answer by its offset: in the box, and where it is subtracted
+FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
+OTHERS = 6  # probes that must show nothing before a score is called zero
+HARDLY_SEEN = 3.0  # in standard errors: a score below this may be noise
+UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeSet:
+    """Probe tokens, by groups of `group` that are asked together, and what is known of them."""
+
+    bank: Bank  # rows are the probes u
+    count: int
+    group: int
+    values: Float[Array, "n D"]  # u · value
+    bias: Float[Array, " n"]  # u · key_bias, zero where there is none
+    bias_error: float = 0.0  # standard error of that
+
+    @property
+    def groups(self) -> int:
+        return -(-self.count // self.group)
+
+    def members(self, group: int) -> slice:
+        return slice(group * self.group, min((group + 1) * self.group, self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Log-odds of a batch with their standard errors, and which of them are usable."""
+
+    scores: Float[Array, "n k"]
+    errors: Float[Array, "n k"]
+    saturated: Array  # (n,) some weight is 0 or 1 as far as one can see
+
+
+class LogOdds:
+    """Measures log-odds with one probe set."""
+
+    def __init__(self, oracle: Oracle, linear: LinearPart, probes: ProbeSet, purpose: str) -> None:
+        self.oracle, self.linear, self.probes, self.purpose = oracle, linear, probes, purpose
+        self.roundoff = linear.roundoff
+        scalar = probes.group == 1 == probes.values.shape[1]  # division does: thousands of groups
+        self._inverse = [
+            np.linalg.pinv(probes.values[probes.members(g)])
+            for g in range(0 if scalar else probes.groups)
+        ]
+
+    def ask(
+        self,
+        anchors: Bank,
+        count: int,
+        rows: Int[Array, " n"],
+        groups: Int[Array, " n"],
+        values: Float[Array, "n D"],
+    ) -> Weights:
+        """Question q: probe group groups[q] against anchor rows[q], of `count`, and its value.
+
+        The last group may be smaller than the others; its missing members read as score 0 with
+        error 0.
+        """
+        probes, short = self.probes, self.probes.count % self.probes.group
+        last = groups == probes.groups - 1
+        if not (short and last.any()):
+            return self._ask(anchors, count, rows, groups, values, probes.group)
+        shape = (len(rows), probes.group)
+        found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
+        for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
+            if len(chosen):
+                part = self._ask(anchors, count, rows[chosen], groups[chosen], values[chosen], size)
+                found.scores[chosen, :size] = part.scores
+                found.errors[chosen, :size] = part.errors
+                found.saturated[chosen] = part.saturated
+        return found
+
+    def _ask(
+        self, anchors: Bank, count: int, rows: Array, groups: Array, values: Array, size: int
+    ) -> Weights:
+        probes = self.probes
+        tokens = Against(probes.bank, anchors, probes.count, count)
+        index = np.empty((len(rows), size + 1), dtype=np.int64)
+        index[:, :size] = groups[:, None] * probes.group + np.arange(size)
+        index[:, :size] *= count
+        index[:, size] = probes.count * count
+        index += rows[:, None]
+        questions = Questions(tokens, index, self.purpose)
+        answers = self.oracle.ask(questions)
+        self.roundoff = observed(self.roundoff, answers)
+        numbers = np.asarray(answers, dtype=np.float64).reshape(len(rows), -1)
+        return self._invert(numbers, questions, groups, values)
+
+    def _invert(
+        self, answers: Array, questions: Questions, groups: Array, values: Array
+    ) -> Weights:
+        size = questions.length - 1
+        rest = answers - self.linear.offset - values
+        if size == 1 == answers.shape[1]:
+            swing = self.probes.values[groups]
+            weights, gain = rest / swing, 1.0 / np.abs(swing)
+            own, own_gain = ((swing - rest) / swing)[:, 0], gain[:, 0]
+        else:
+            weights, gain = np.empty((len(answers), size)), np.empty((len(answers), size))
+            own_gain = np.empty(len(answers))
+            for g in np.unique(groups):
+                here, inverse = groups == g, self._inverse[g]
+                weights[here] = rest[here] @ inverse
+                gain[here] = np.linalg.norm(inverse, axis=0)
+                own_gain[here] = np.linalg.norm(inverse.sum(axis=1))
+            own = 1.0 - weights.sum(axis=1)
+        # the offset is added last: it costs the rounding of one sum, not that of all terms
+        terms = np.abs(answers - self.linear.offset) + np.abs(values)
+        level = answer_noise(self.roundoff, questions.width) * np.linalg.norm(terms, axis=1)
+        level += OFFSET_ROUNDINGS * self.roundoff.relative * np.linalg.norm(self.linear.offset)
+        level += self.roundoff.additive
+        level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
+        fuzz, own_fuzz = level[:, None] * gain, level * own_gain
+        self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
+        saturated = (weights <= SATURATED * fuzz).any(axis=1) | (own <= SATURATED * own_fuzz)
+        safe, safe_own = np.maximum(weights, fuzz), np.maximum(own, own_fuzz)[:, None]
+        if size == 1:  # the two weights share one error, of opposite sign
+            errors = fuzz / (safe * safe_own)
+        else:
+            errors = np.hypot(fuzz / safe, own_fuzz[:, None] / safe_own)
+        return Weights(np.log(safe / safe_own), errors, saturated)
+
+    def _refuse_impossible(
+        self, answers: Array, questions: Questions, weights: Array, own: Array
+    ) -> None:
+        """Weights in units of their rounding error: far below zero is no attention head."""
+        low = np.minimum(weights.min(axis=1), own)
+        worst = int(np.argmin(low))
+        if low[worst] < -OUTSIDE:
+            tokens = questions[worst : worst + 1].tokens()[0]
+            values = self.linear.offset + self.linear.at(tokens)
+            nearest = np.clip(answers[worst], values.min(axis=0), values.max(axis=0))
+            raise WrongFamily(
+                "an attention head answers with a mean of its tokens' values, and the box's "
+                "answer to a question of "
+                f"{questions.length} tokens is not such a mean",
+                Counterexample(tokens, answers[worst], nearest, "not a mean of the values"),
+            )
+
+    def scale(self, anchor: Float[Array, " d"], natural: float, longest: float) -> float | None:
+        """|probe · score · anchor| of one probe and one unit anchor, to a digit or better.
+
+        Asks one question after another until a score is seen: None if there is none to see.
+        """
+        length, value = min(natural, longest), self.linear.at(anchor[None])
+        grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
+        unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
+        groups, clearest = np.zeros(1, dtype=np.int64), (-1.0, 0.0, 0.0)
+        others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))
+        for _ in range(ROUNDS):
+            token, rows = Listed(length * anchor[None]), np.zeros_like(groups)
+            found = self.ask(token, 1, rows, groups, np.repeat(length * value, len(groups), axis=0))
+            members = groups[:, None] * self.probes.group + np.arange(self.probes.group)
+            usable = ~found.saturated
+            score = np.abs(found.scores - self.probes.bias[members])[usable]
+            errors = found.errors[usable]
+            if usable.any():
+                size = float(np.sqrt(np.mean(np.maximum(score, errors) ** 2)) / length)
+                clearest = max(clearest, (float((score / errors).max()), size, length))
+                if clearest[0] > UNSEEN:
+                    return clearest[1]
+                alone = len(groups) == 1
+                if saturated < NARROW * length or not (alone or np.isfinite(saturated)):
+                    hardly = clearest[0] < HARDLY_SEEN and usable.all()
+                    if not (hardly and np.isinf(longest) and grow == GROW):
+                        return clearest[1]  # a bound: a short format may hide one score of many
+                    if not (alone and len(others)):
+                        return None  # nothing at any length
+                    # one score of many may be small by chance: look at others
+                    groups, length, unseen, saturated = others, clearest[2], 0.0, np.inf
+                    continue
+                unseen = length
+                if length >= longest:  # longer tokens might show it: all that is known is a bound
+                    return float(np.max(errors) / length)
+                if length >= natural * grow**GROWTHS:
+                    return None
+            else:
+                saturated = length
+            if unseen > 0 and np.isfinite(saturated):
+                length = float(np.sqrt(unseen * saturated))
+            else:
+                length = min(length * (SHRINK if unseen == 0 else grow), longest)
+        raise IllConditioned("at every length of the tokens, one token takes all the attention")

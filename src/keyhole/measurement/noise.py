@@ -1,0 +1,275 @@
+"""How exact is this box?
+
+Mostly read off answers that were paid for anyway: a box that computes in float32 (or less) gives
+answers that are float32 numbers, whatever type it hands them over in, and the number of trailing
+zero bits tells. `measure_precision` also asks the same questions several times, for noise that is
+additive or relative; `examine` adds the lengths and norms that the box accepts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array
+from keyhole.errors import OracleError
+from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.queries import Questions
+
+FORMATS = (  # name, bits of the significand (with the hidden one)
+    ("bfloat16", 8),
+    ("float16", 11),
+    ("float32", 24),
+    ("float64", 53),
+)
+DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
+FIXED = ("stated", "noisy", DECIMAL)  # what was found out by other means stands
+MOST_DIGITS = 9  # a number in double precision has as few by chance once in ten million
+DIGIT_SPREAD = (
+    0.134  # relative standard deviation of rounding to one digit (leading digits as usual)
+)
+CHANCE_BITS = 10  # what happens by chance once in a thousand times is not taken for chance
+COARSEST_STEP = 3  # rounding to thousands
+LABELS = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
+A_FEW = 16  # answers that show the longest format, if it is that
+TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
+SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
+REPEATS = 64  # of one question, once noise is seen: its level to 9%
+LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
+PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
+FINE = SINGLE_ROUNDOFF  # a decimal rounding step is only looked for in formats at least this fine
+MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
+SHORTER = (0.71, 0.37, 0.19, 2.0**-10, 2.0**-20)  # tokens for it, relative to the first one
+LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
+NORMS = (1.0, 1e3, 1e6)
+PURPOSE = "precision"
+
+
+@dataclass(frozen=True)
+class Roundoff:
+    """Unit roundoff of the box's arithmetic, and the number format it belongs to."""
+
+    relative: float
+    name: str
+    additive: float = 0.0  # standard deviation of errors that do not scale with the answer
+
+
+def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
+    """The stated precision, else what the type of the answers allows."""
+    if stated is not None:
+        return Roundoff(stated.relative, "stated", stated.floor)
+    if answers.dtype == np.float16:
+        return Roundoff(2.0**-11, "float16")
+    if answers.dtype == np.float32:
+        return Roundoff(SINGLE_ROUNDOFF, "float32")
+    return Roundoff(UNIT_ROUNDOFF, "float64")
+
+
+def observed(known: Roundoff, answers: Array) -> Roundoff:
+    """The shortest number format that all these (irrational-looking) answers belong to."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()
+    if known.name in FIXED or not numbers.any():
+        return known
+    if known.name == FORMATS[-1][0] and significant_bits(numbers[:A_FEW]).max() > FORMATS[-2][1]:
+        return known  # the longest format there is: no need to look at the others
+    numbers = np.unique(numbers[numbers != 0])
+    bits = int(significant_bits(numbers).max())
+    if known.name == FORMATS[0][0] and bits <= FORMATS[0][1]:
+        return known
+    for name, width in FORMATS:
+        # a few float16 answers may have eight bits by chance
+        if bits <= width and (numbers.size >= TELLING_ANSWERS or width > FORMATS[0][1]):
+            return Roundoff(2.0**-width, name, known.additive)
+    return known
+
+
+def significant_bits(numbers: Array) -> Array:
+    """How many bits of each number's significand are in use."""
+    mantissa, _ = np.frexp(np.asarray(numbers, dtype=np.float64))
+    integers = np.abs(mantissa * 2.0**53).astype(np.int64)
+    lowest = integers & -integers
+    trailing = np.where(integers == 0, 53, np.log2(np.maximum(lowest, 1)).astype(np.int64))
+    return np.asarray(53 - trailing)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How exact the answers are, and in which number format the box computes."""
+
+    precision: Precision
+    format: str
+    deterministic: bool
+
+
+def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
+    """Asks REPEATS questions: two tokens of different lengths, again and again."""
+    one = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    small = oracle.spec.domain.vocabulary is None
+    other = one * (LARGER if oracle.spec.domain.unbounded else 1.0 / LARGER) if small else one
+    batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
+    answers = oracle.ask(Questions.of(batch, PURPOSE))
+    numbers = np.asarray(answers, dtype=np.float64).reshape(2, REPEATS // 2, -1)
+    kind = observed(roundoff(None, answers), answers)
+    scatter = np.sqrt(np.mean(np.var(numbers, axis=1, ddof=1), axis=1))
+    sizes = np.sqrt(np.mean(numbers**2, axis=(1, 2)))
+    deterministic = bool((scatter <= SAME * kind.relative * sizes).all())
+    relative, additive = kind.relative, 0.0
+    if not deterministic:
+        # the part of the scatter that grew with the answer is relative, the rest additive
+        low, high = np.argsort(sizes)
+        growth = max(scatter[high] ** 2 - scatter[low] ** 2, 0.0)
+        if scatter[high] > PROPORTIONAL * scatter[low]:
+            relative = max(relative, float(np.sqrt(growth)) / sizes[high])
+            additive = 0.0 if scatter[low] < 2.0 * relative * sizes[low] else float(scatter[low])
+        else:
+            additive = float(np.sqrt(np.mean(scatter**2)))
+    precision = Precision(relative, additive, _step(kind, answers))
+    return Measured(precision, kind.name, deterministic)
+
+
+def _step(kind: Roundoff, answers: Array) -> float:
+    """A rounding step, in formats long enough to tell it from the format's own."""
+    return decimal_step(answers) if kind.relative <= FINE else 0.0
+
+
+def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions, Array]:
+    """One random token, asked twice: number format, rounding step, and whether there is noise,
+    which is then measured with further questions."""
+    token = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
+    questions = Questions.of(np.repeat(token, 2, axis=0), PURPOSE)
+    answers = oracle.ask(questions)
+    stated = oracle.spec.precision
+    if stated is not None:
+        return Measured(stated, "stated", stated.additive == 0), questions, answers
+    kind = observed(roundoff(None, answers), answers)
+    gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
+    if gap > SAME * kind.relative * np.max(np.abs(answers)):
+        return measure_precision(oracle, rng), questions, answers
+    domain = oracle.spec.domain
+    if _looks_decimal(answers) and domain.vocabulary is None and domain.radius > 0:
+        rounded = _rounded(oracle, token, answers)
+        if rounded is not None:
+            return Measured(rounded, DECIMAL, True), questions, answers
+    precision = Precision(kind.relative, step=_step(kind, answers))
+    return Measured(precision, kind.name, True), questions, answers
+
+
+def _rounded(oracle: Oracle, token: Array, answers: Array) -> Precision | None:
+    """Decimals behind the point, or digits in all? Shorter tokens tell."""
+    shorter = np.concatenate([token * size for size in SHORTER])
+    few = oracle.ask(Questions.of(shorter, PURPOSE))
+    return decimals(np.concatenate([answers[:1], few]))
+
+
+def decimals(answers: Array) -> Precision | None:
+    """The rounding of answers that are written with few decimal digits: so many behind the point,
+    if large numbers have more digits than small ones, else so many in all. None where answers are
+    not decimal, or may be so by chance."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()[:A_FEW]
+    seen = numbers[numbers != 0]
+    if not _looks_decimal(answers) or (whole(numbers) and _whole_by_chance(numbers)):
+        return None
+    many = len(np.unique(seen)) >= TELLING_ANSWERS
+    step = decimal_step(numbers, COARSEST_STEP if many else 0)
+    digits = decimal_digits(seen)
+    behind = np.floor(np.log10(np.abs(seen) / step)) + 1 if step else np.zeros(len(seen))
+    fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
+    if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
+        return Precision(step=step)
+    return Precision(DIGIT_SPREAD * 10.0 ** (1 - digits.max()))
+
+
+def _looks_decimal(answers: Array) -> bool:
+    """Whether the answers have few decimal digits, and not because they have few binary ones."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()[:A_FEW]
+    single = answers.dtype.kind == "f" and answers.dtype.itemsize < numbers.itemsize
+    if single or np.isin(numbers, LABELS).all():
+        return False
+    if not whole(numbers) and significant_bits(numbers).max() <= FORMATS[-2][1]:
+        return False
+    return bool(decimal_digits(numbers).max() <= MOST_DIGITS)
+
+
+def whole(numbers: Array) -> bool:
+    return bool(np.array_equal(numbers, np.round(numbers)))
+
+
+def _whole_by_chance(numbers: Array) -> bool:
+    """Whether numbers of the shortest format that holds them might all be whole: large ones are.
+    (Of none can zero be expected.)"""
+    bits = significant_bits(numbers).max()
+    width = next(width for _, width in FORMATS if bits <= width)
+    _, exponents = np.frexp(numbers[numbers != 0])
+    return bool((numbers != 0).all() and np.minimum(exponents - width, 0).sum() > -CHANCE_BITS)
+
+
+def decimal_digits(numbers: Array) -> Array:
+    """How many decimal digits each number needs."""
+    shortest = (np.format_float_scientific(abs(x), trim="-") for x in numbers.tolist())
+    return np.array([len(text.split("e")[0].replace(".", "")) for text in shortest])
+
+
+def decimal_step(answers: Array, coarsest: int = 0) -> float:
+    """10**-k if all answers are multiples of it, for the smallest such k from -coarsest on; 0 if
+    there is none."""
+    numbers = np.asarray(answers, dtype=np.float64).ravel()
+    for places in range(-coarsest, MOST_DECIMALS + 1):
+        scaled = numbers * 10.0**places
+        slack = 4.0 * np.finfo(float).eps * np.abs(scaled)  # what is next to zero is no zero
+        if (np.abs(scaled - np.round(scaled)) <= slack).all():
+            return float(10.0**-places)
+    return 0.0
+
+
+def inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
+    domain = oracle.spec.domain
+    if domain.vocabulary is not None:
+        return np.array(
+            domain.vocabulary[rng.integers(len(domain.vocabulary), size=tokens.shape[:2])]
+        )
+    if domain.unbounded:
+        return tokens
+    if domain.radius > 0:
+        return tokens * (domain.radius / np.linalg.norm(tokens, axis=2, keepdims=True))
+    low = -1.0 if domain.low is None else domain.low
+    high = low + 1.0 if domain.high is None else domain.high
+    return domain.drawn_in(low + (high - low) * rng.random(tokens.shape))
+
+
+def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
+    """What `keyhole check` shows: about fifteen questions."""
+    rng, spec = np.random.default_rng(seed), oracle.spec
+    found: dict[str, Any] = {"width": spec.width}
+    token = inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
+    one = oracle.ask(Questions.of(token, PURPOSE))
+    found["outputs"] = "one number" if one.ndim == 1 else f"a vector of {one.shape[1]}"
+    measured, _, _ = look(oracle, rng)
+    found["number_format"] = measured.format
+    found["deterministic"] = measured.deterministic
+    found["noise"] = measured.precision.additive
+    found["rounding_step"] = measured.precision.step
+    longest = spec.domain.max_length or LENGTHS[-1]
+    sizes = [n for n in LENGTHS if n <= longest]
+    found["accepts_lengths_up_to"] = _accepted(
+        oracle,
+        [inside(oracle, rng.standard_normal((1, n, spec.width)), rng) for n in sizes],
+        sizes,
+    )
+    if spec.domain.unbounded:
+        unit = rng.standard_normal((1, 2, spec.width)) / np.sqrt(spec.width)
+        found["accepts_norms_up_to"] = _accepted(oracle, [norm * unit for norm in NORMS], NORMS)
+    return found
+
+
+def _accepted(oracle: Oracle, trials: Any, labels: Any) -> Any:
+    """The last label before the box fails or answers nonsense."""
+    last = None
+    for tokens, label in zip(trials, labels, strict=True):
+        try:
+            answer = oracle.ask(Questions.of(tokens, PURPOSE))
+        except OracleError:
+            break
+        if not np.isfinite(answer).all():
+            break
+        last = label
+    return last

@@ -1,0 +1,351 @@
+"""A connection to an HTTP endpoint that is polite and cannot be fooled.
+
+Time-outs cover a whole exchange (an answer that drips in is cut off; while its head is on the way,
+the time-out is between two bytes), answers are bounded in size, certificates are checked, redirects
+to another host are refused, the rate is kept across all connections, and the token is sent and
+never shown.
+"""
+
+import contextlib
+import email.utils
+import ipaddress
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from keyhole import __version__
+from keyhole.arrays import real_number, whole_number
+from keyhole.errors import InvalidArgument, OracleError
+from keyhole.oracles.http.retry import Patience, Transient, patiently, pause
+
+if TYPE_CHECKING:
+    import httpx
+
+TOKEN_VARIABLE = "KEYHOLE_TOKEN"
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may be gone next time
+SAME_METHOD = frozenset({307, 308})  # redirects that keep the request as it is
+MAX_REDIRECTS = 3
+MAX_ANSWER = 2**28  # bytes of one answer
+SHOWN = 300  # characters of an endpoint's own error message
+CONNECT = 10.0  # seconds to get a connection, of the whole time-out
+
+
+@dataclass(frozen=True)
+class Access:
+    """How an endpoint is used: everything but what is asked."""
+
+    token_env: str = TOKEN_VARIABLE  # name of the environment variable that holds the token
+    plain_token: bool = False  # whether the token may travel unencrypted to another machine
+    timeout: float = 60.0  # seconds for one exchange, from connecting to the last byte
+    rate: float | None = None  # questions per second, over all connections
+    concurrency: int = 1  # exchanges at the same time
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        real_number("timeout", self.timeout, 0.0, finite=False)
+        if self.rate is not None:
+            real_number("rate", self.rate, 0.0, finite=False)
+        whole_number("concurrency", self.concurrency, 1)
+
+
+@dataclass
+class Traffic:
+    """What went over the wire. Questions sent again after a failure appear here, not in the
+    ledger: the endpoint may have computed them, but they were answered once."""
+
+    exchanges: int = 0
+    questions: int = 0  # sent, repeats included
+    failures: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def sent(self, questions: int) -> None:
+        with self._lock:
+            self.exchanges += 1
+            self.questions += questions
+
+    def failed(self, kind: str) -> None:
+        with self._lock:
+            self.failures[kind] += 1
+
+
+class Pace:
+    """Keeps the rate, and the pauses an endpoint asks for, over all threads."""
+
+    def __init__(self, rate: float | None) -> None:
+        self.rate = rate
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, questions: int, stop: threading.Event | None) -> None:
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._free)
+            self._free = max(self._free, start + (questions / self.rate if self.rate else 0.0))
+        if start > now:
+            pause(start - now, stop)
+
+    def hold(self, seconds: float) -> None:
+        with self._lock:
+            self._free = max(self._free, time.monotonic() + seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What an endpoint sent back, status 200."""
+
+    body: bytes
+    headers: Any
+
+
+class Unreachable(Transient):
+    """Nobody answers there."""
+
+
+class Forbidden(OracleError):
+    """The endpoint wants a token, or another one."""
+
+
+class Endpoint:
+    """One origin (scheme, host, port). `exchange` is safe to call from several threads."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        import httpx  # slow to import, and only this kind of box needs it
+
+        self.url, self.access = checked_url(url), access
+        self.traffic, self.pace = Traffic(), Pace(access.rate)
+        self._urls: dict[str, Any] = {}
+        self._token = os.environ.get(access.token_env, "")
+        self._check_token()
+        timeout = httpx.Timeout(access.timeout, connect=min(CONNECT, access.timeout))
+        self._timeout = {"timeout": timeout.as_dict()}
+        # the transport itself: cookies and the like cost a third of a small exchange
+        try:
+            self._transport = httpx.HTTPTransport(
+                limits=httpx.Limits(max_connections=access.concurrency), proxy=proxy_for(self.url)
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise InvalidArgument(
+                f"the proxy that the environment names cannot be used: {error}"
+            ) from error
+
+    def _check_token(self) -> None:
+        if not self._token:
+            return
+        if not self._token.isascii() or not self._token.isprintable() or " " in self._token:
+            raise InvalidArgument(
+                f"the token in {self.access.token_env} holds characters no header may hold"
+            )
+        parts = urlsplit(self.url)
+        if parts.scheme == "http" and not loopback(parts.hostname or ""):
+            if self.access.plain_token:
+                return
+            raise InvalidArgument(
+                f"{self.access.token_env} is set, and {parts.hostname} would get it unencrypted: "
+                "use https://, unset the variable, or pass plain_token=True (--plain-token)"
+            )
+
+    @property
+    def identity(self) -> str:
+        """The URL without its query, which may hold what nobody should see."""
+        return self.url.split("?")[0]
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def hidden(self, text: str) -> str:
+        """The text without the token, which an endpoint may echo."""
+        return text.replace(self._token, "[token]") if self._token else text
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        headers: dict[str, str] | None = None,
+        questions: int = 0,
+        read: Any = None,
+        stop: threading.Event | None = None,
+        patience: Patience | None = None,
+    ) -> Any:
+        """One exchange with patience. `read` turns the Answer into what is wanted; what it raises
+        as Transient (an answer that makes no sense) is tried again too."""
+
+        def attempt() -> Any:
+            self.pace.wait(questions, stop)
+            self.traffic.sent(questions)
+            answer = self._exchange(method, self._at(path), content, headers or {})
+            return answer if read is None else read(answer)
+
+        return patiently(attempt, patience or self.access.patience, stop, self._failed)
+
+    def _at(self, path: str) -> Any:
+        """The URL of a path, taken apart once."""
+        import httpx
+
+        if path not in self._urls:
+            self._urls[path] = httpx.URL(urljoin(self.url, path))
+        return self._urls[path]
+
+    def _failed(self, error: Transient) -> None:
+        self.traffic.failed(type(error.__cause__ or error).__name__)
+        if error.after is not None and error.after <= self.access.patience.willing:
+            self.pace.hold(error.after)
+
+    def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
+        for _ in range(MAX_REDIRECTS + 1):
+            target = self._once(method, url, content, headers)
+            if isinstance(target, Answer):
+                return target
+            if origin(target) != origin(self.url):
+                raise OracleError(
+                    f"{self.identity} redirects to another host ({urlsplit(target).hostname}); "
+                    "questions and token stay with the host they were meant for. Name that host "
+                    "as the target if you trust it"
+                )
+            url = target
+        raise OracleError(f"{self.identity} redirects in circles")
+
+    def _once(self, method: str, url: Any, content: bytes, headers: Any) -> Answer | str:
+        """An answer, or where the endpoint sends us."""
+        import httpx
+
+        end = time.monotonic() + self.access.timeout
+        try:
+            url = httpx.URL(url)
+            headers = {**headers, **self._headers(url.netloc.decode("ascii"), len(content))}
+            sent = httpx.ByteStream(content)
+            request = httpx.Request(
+                method, url, headers=headers, stream=sent, extensions=self._timeout
+            )
+            with contextlib.closing(self._transport.handle_request(request)) as response:
+                if response.status_code in SAME_METHOD and "location" in response.headers:
+                    return urljoin(str(url), response.headers["location"])
+                body = self._body(response, end)
+        except httpx.TimeoutException as error:
+            raise Transient(
+                f"{self.identity} did not answer within {self.access.timeout:g} seconds"
+            ) from error
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            text = self.hidden(str(error)) or type(error).__name__
+            if "CERTIFICATE_VERIFY_FAILED" in text:
+                raise OracleError(
+                    f"{self.identity} shows a certificate that cannot be trusted ({text}); name "
+                    "its authority in SSL_CERT_FILE if it is yours"
+                ) from error
+            if "WRONG_VERSION_NUMBER" in text:
+                raise OracleError(f"{self.identity} speaks no TLS: name it as http://") from error
+            raise Unreachable(
+                f"the connection to {self.identity} failed: {text}. Is it running, and is this its "
+                "address?"
+            ) from error
+        except (httpx.InvalidURL, httpx.HTTPError) as error:
+            raise OracleError(f"{self.identity}: {self.hidden(str(error))}") from error
+        if response.status_code == 200:
+            return Answer(body, response.headers)
+        raise self._refusal(response, body)
+
+    def _headers(self, host: str, size: int) -> dict[str, str]:
+        """What every request says."""
+        headers = {
+            "Host": host,
+            "User-Agent": f"keyhole/{__version__}",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",  # numbers hardly shrink
+            "Content-Length": str(size),
+        }
+        return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
+
+    def _body(self, response: "httpx.Response", end: float) -> bytes:
+        """Everything the endpoint sends, within the time and size allowed."""
+        import httpx
+
+        parts, size = [], 0
+        for part in response.iter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_ANSWER:
+                raise OracleError(f"{self.identity} sent more than {MAX_ANSWER} bytes")
+            if time.monotonic() > end:
+                raise httpx.ReadTimeout("the answer came too slowly")
+        return b"".join(parts)
+
+    def _refusal(self, response: "httpx.Response", body: bytes) -> OracleError:
+        status, text = response.status_code, " ".join(body.decode("utf-8", "replace").split())
+        message = f"{self.identity} answered {status}: {self.hidden(text)[:SHOWN] or 'nothing'}"
+        if status in PASSING:
+            return Transient(message, retry_after(response.headers.get("retry-after")))
+        if status in (401, 403):
+            return Forbidden(
+                f"{message}. Put a valid token into the environment variable "
+                f"{self.access.token_env}"
+            )
+        return OracleError(message)
+
+
+def checked_url(url: str) -> str:
+    """The URL, if it can be used and holds no password."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"not a URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidArgument("an endpoint is named as http(s)://host[:port]/…")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidArgument(
+            f"a user or password in a URL ends up in logs: put a token into {TOKEN_VARIABLE}"
+        )
+    return url
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Who answers at this URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return "", None, None
+    return parts.scheme, parts.hostname, port
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for this URL (HTTPS_PROXY, NO_PROXY and so on). None
+    lies between a machine and itself: its token would travel for nothing."""
+    parts, proxies = urlsplit(url), getproxies()
+    if loopback(parts.hostname or "") or proxy_bypass(parts.netloc):
+        return None
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def loopback(host: str) -> bool:
+    """Whether the host is this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def retry_after(header: str | None) -> float | None:
+    """Seconds to wait, from a number or a date."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        when = email.utils.parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return max(0.0, (when - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,90 @@
+"""A batch in parts of fixed size, answered in any order, several at a time.
+
+The grid depends on the questions alone, never on who answers or how fast: whoever answers a part
+sees the same batch, so one process, many connections and many machines give the same bits.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import InvalidArgument, OracleError
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.queries import Questions
+
+Part = tuple[int, Questions]  # first question's number, the questions
+
+
+def grid(questions: Questions, batch: int | None) -> list[Part]:
+    """The parts of a batch: `batch` questions each, the last one shorter."""
+    if batch is not None and batch < 1:
+        raise InvalidArgument(f"batch must be at least 1, got {batch}")
+    step = batch or max(1, len(questions))
+    return [(start, questions[start : start + step]) for start in range(0, len(questions), step)]
+
+
+def assembled(count: int, parts: dict[int, Array]) -> Array:
+    """The answers in the order of the questions."""
+    if not parts:
+        return np.zeros(0)
+    ordered = [parts[start] for start in sorted(parts)]
+    if len({part.shape[1:] for part in ordered}) > 1:
+        raise OracleError("the box changed the shape of its answers between two parts of a batch")
+    answers = np.concatenate(ordered)
+    if len(answers) != count:
+        raise OracleError(f"the box gave {len(answers)} answers to {count} questions")
+    return answers
+
+
+class Parted(Oracle):
+    """An oracle that answers parts, up to `concurrency` of them at the same time.
+
+    `stream` hands over every part as soon as it is answered, so that a journal can keep it before
+    the rest of the batch is there.
+    """
+
+    batch: int | None = None
+    concurrency: int = 1
+
+    @abstractmethod
+    def answer(self, questions: Questions, stop: threading.Event) -> Array:
+        """Answers one part. `stop` is set when the answer is no longer wanted."""
+
+    def ask(self, questions: Questions) -> Array:
+        return assembled(len(questions), dict(self.stream(questions)))
+
+    def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
+        """(number of the first question, answers) of each part, in the order they are ready."""
+        if not len(questions):
+            return
+        parts, stop = grid(questions, self.batch), threading.Event()
+        if self.concurrency == 1 or len(parts) == 1:
+            for start, part in parts:
+                yield start, self.answer(part, stop)
+            return
+        pool = ThreadPoolExecutor(min(self.concurrency, len(parts)), "keyhole-part")
+        waiting = {pool.submit(self.answer, part, stop): start for start, part in parts}
+        try:
+            yield from _as_ready(waiting)
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _as_ready(waiting: dict["Future[Array]", int]) -> Iterator[tuple[int, Array]]:
+    """What is ready is handed over before a failure is raised: it was paid for."""
+    while waiting:
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        failed: BaseException | None = None
+        for future in done:
+            start, error = waiting.pop(future), future.exception()
+            if error is None:
+                yield start, future.result()
+            else:
+                failed = failed or error
+        if failed is not None:
+            raise failed

@@ -1,0 +1,302 @@
+"""plan(): what a recovery will cost, before paying for it: questions, time, expected error.
+
+Questions come from the learners' own forecasts. Time is the box's: its speed is measured with a
+few questions. The expected error is rehearsed, not derived: the learner recovers a random model of
+its family, of a small width, behind answers as exact as those of the box.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, whole_number
+from keyhole.errors import KeyholeError
+from keyhole.learners.base import Learner
+from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head.low_rank import LowRank
+from keyhole.learners.transformer.learner import Transformer
+from keyhole.measurement.noise import inside, look
+from keyhole.models.attention import Attention
+from keyhole.models.canonical import distance
+from keyhole.models.random import attention
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.transformer import TransformerModel
+from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.open import opened
+from keyhole.oracles.queries import Questions
+from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.labels import Labels
+from keyhole.oracles.wrappers.noise import Noisy
+from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.validate import Border
+from keyhole.recovery import recover
+
+PURPOSE = "plan"
+TIMED = 16  # questions of the batch that is timed
+STAGES = 12  # batches that wait for each other, beyond those that are full
+REHEARSED = 12  # width of the rehearsal, at most: a moment's work
+EXACTLY = 1e3  # roundoffs within which two answers are the same
+NOISE = 16.0  # and standard deviations, summed over a second difference
+LABELS = (-1.0, 0.0, 1.0)
+USUAL_HEADS, USUAL_SHARE = 2, 4  # heads, and width per rank, where nothing is known
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the user knows of the box beforehand."""
+
+    heads: int | None = None
+    rank: int | None = None
+    neurons: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if number is not None:
+                whole_number(name, number, 1)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a few questions told about the box; `asked` is their number."""
+
+    spec: Spec
+    precision: Precision
+    format: str
+    kind: str  # "attention", "network", "layer" (both), "labels" or "" where nothing was asked
+    latency: float | None = None  # seconds of a question on its own
+    each: float | None = None  # seconds of a further question in the same batch
+    asked: int = 0
+
+    def seconds(self, questions: int) -> float | None:
+        if self.latency is None or self.each is None:
+            return None
+        return self.latency * (STAGES + questions // CHUNK_QUESTIONS) + self.each * questions
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The forecast for one learner."""
+
+    learner: str  # its name on the command line
+    assumes: str
+    questions: int | None  # None: depends on what is not known
+    depends: str  # what would tell
+    seconds: float | None
+    error: float | None  # relative, of the rehearsal
+    rehearsal: str  # how the rehearsal ended
+
+
+def survey(box: Any, seed: int = 0) -> Survey:
+    """Some thirty questions: precision, family, speed."""
+    rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
+    with opened(box) as oracle:
+        return _surveyed(Counting(Border(oracle)), rng)
+
+
+def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
+    found, _, answers = look(oracle, rng)
+    spec = oracle.spec
+    if answers.ndim == 2 and spec.outputs is None:
+        spec = Spec(spec.width, int(answers.shape[1]), spec.domain, spec.precision, spec.identity)
+    latency, each, spread = _speed(oracle, rng)
+    if answers.ndim == 1 and np.isin(spread, LABELS).all():
+        kind = "labels"
+        found = replace(found, format="labels")
+    else:
+        slack = EXACTLY * found.precision.relative, NOISE * found.precision.floor
+        kind = _kind(oracle, rng, slack)
+    return Survey(spec, found.precision, found.format, kind, latency, each, oracle.paid)
+
+
+def _speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float, Array]:
+    """Seconds of a call, seconds per further question, and the answers."""
+    length = min(2, oracle.spec.domain.max_length or 2)
+    tokens = inside(oracle, rng.standard_normal((TIMED, length, oracle.spec.width)), rng)
+    times = []
+    for count in (1, 1, TIMED):  # the first call of all may set things up
+        start = time.perf_counter()
+        answers = oracle.ask(Questions.of(tokens[:count], PURPOSE))
+        times.append(time.perf_counter() - start)
+    each = max(0.0, (times[2] - times[1]) / (TIMED - 1))
+    return max(0.0, times[1] - each), each, np.asarray(answers, dtype=np.float64)
+
+
+def _kind(oracle: Oracle, rng: np.random.Generator, slack: tuple[float, float]) -> str:
+    """Whether single tokens act linearly; if not, whether the rest of a sequence matters."""
+    if not oracle.spec.domain.unbounded:
+        return "attention"  # lines and sums may leave the domain: the smallest family is assumed
+    width = oracle.spec.width
+    start, step = rng.standard_normal((2, width))
+    line = start + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None] * step
+    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
+    allowed = slack[0] * np.max(np.abs(answers)) + slack[1]
+    bend = np.abs(np.diff(answers, 2, axis=0))
+    if (bend <= allowed).all():
+        return "attention"
+    tokens = rng.standard_normal((2, min(3, oracle.spec.domain.max_length or 3), width))
+    tokens[1, -1] = tokens[0, -1]
+    pair = np.asarray(oracle.ask(Questions.of(tokens, PURPOSE)), dtype=np.float64)
+    allowed = slack[0] * np.max(np.abs(pair)) + slack[1]
+    return "network" if (np.abs(pair[0] - pair[1]) <= allowed).all() else "layer"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A learner, what it assumes, and a random box that it should be able to recover."""
+
+    learner: Learner
+    assumes: str
+    depends: str
+    kinds: tuple[str, ...]  # of a survey for which it comes into question
+    draw: Callable[[np.random.Generator, int], Any]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random models of the given sizes, for a rehearsal at any width."""
+
+    size: Size
+    outputs: int | None
+
+    def answer(self, width: int) -> int | None:
+        return None if self.outputs is None else min(self.outputs, width)
+
+    def layer(
+        self, rng: np.random.Generator, width: int, heads: int = 1, low_rank: bool = False
+    ) -> Attention:
+        rank = min(self.size.rank or max(1, width // USUAL_SHARE), width) if low_rank else None
+        return attention(rng, width, outputs=self.answer(width), heads=heads, rank=rank)
+
+    def network(self, rng: np.random.Generator, width: int) -> ReluNetwork:
+        count, out = min(self.size.neurons or 2 * width, 2 * width), self.answer(width)
+        shape = (count,) if out is None else (count, out)
+        weight, bias = rng.standard_normal((count, width)), rng.standard_normal(count)
+        return ReluNetwork(weight, bias, rng.standard_normal(shape))
+
+    def transformer(self, rng: np.random.Generator, width: int) -> TransformerModel:
+        score = rng.standard_normal((width, width)) / np.sqrt(width)
+        return TransformerModel(score, None, self.network(rng, width))
+
+
+def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
+    heads, draws = size.heads or USUAL_HEADS, Draws(size, outputs)
+    hidden = ReluNetworkLearner(neurons=size.neurons)
+    assumed = f"{heads} heads" + ("" if size.heads else " (assumed)")
+    return {
+        "single-head": Candidate(
+            SingleHead(), "one attention head", "", ("attention",), draws.layer
+        ),
+        "low-rank": Candidate(
+            LowRank(rank=size.rank),
+            "one head of low rank",
+            "give --rank",
+            ("attention",),
+            partial(draws.layer, low_rank=True),
+        ),
+        "multi-head": Candidate(
+            MultiHead(heads=heads, rank=size.rank),
+            assumed,
+            "",
+            ("attention",),
+            partial(draws.layer, heads=heads, low_rank=size.rank is not None),
+        ),
+        "label-only": Candidate(LabelOnly(), "one head, sign only", "", ("labels",), attention),
+        "relu-network": Candidate(
+            hidden,
+            "one hidden layer of ReLUs",
+            "give --neurons",
+            ("network",),
+            draws.network,
+        ),
+        "transformer": Candidate(
+            Transformer(ffn=hidden),
+            "attention, then ReLUs",
+            "give --neurons",
+            ("layer",),
+            draws.transformer,
+        ),
+    }
+
+
+def plan(
+    target: Survey | Spec, size: Size | None = None, *, seed: int = 0, rehearse: bool = True
+) -> list[Estimate]:
+    """A forecast for every learner that comes into question.
+
+    >>> [(e.learner, e.questions) for e in plan(Spec(width=64), Size(rank=4), rehearse=False)][:2]
+    [('single-head', 4164), ('low-rank', 572)]
+    """
+    if isinstance(target, Spec):
+        known = target.precision or Precision()
+        target = Survey(target, known, "taken for float64", "")
+    size = Size() if size is None else size
+    spec, found = replace(target.spec, precision=target.precision), []
+    for name, candidate in candidates(size, target.spec.outputs).items():
+        if target.kind and target.kind not in candidate.kinds:
+            continue
+        questions = candidate.learner.expected_questions(spec)
+        error, ending = None, "not rehearsed"
+        if rehearse:
+            error, ending = _rehearsal(name, size, target, seed)
+        found.append(
+            Estimate(
+                name,
+                candidate.assumes,
+                questions,
+                candidate.depends if questions is None else "",
+                None if questions is None else target.seconds(questions),
+                error,
+                ending,
+            )
+        )
+    return found
+
+
+def _rehearsal(name: str, size: Size, target: Survey, seed: int) -> tuple[float | None, str]:
+    """The learner on a random box of its family, as exact as the real one."""
+    width = min(target.spec.width, REHEARSED)
+    small = Size(
+        size.heads,
+        None if size.rank is None else min(size.rank, width),
+        None if size.neurons is None else min(size.neurons, 2 * width),
+    )
+    if target.spec.domain.vocabulary is not None:
+        return None, "not rehearsed: the answer depends on the words"
+    candidate = candidates(small, target.spec.outputs)[name]
+    rng = np.random.default_rng([seed, 4])
+    secret = candidate.draw(rng, width)
+    spec = Spec(width, domain=target.spec.domain, identity="rehearsal")
+    box = _blurred(secret, spec, target.precision, name == "label-only", seed)
+    try:
+        recovery = recover(box, candidate.learner, seed=seed, throw=False)
+    except KeyholeError as error:  # the learner does not take such a box at all
+        return None, str(error)
+    ending = recovery.outcome.name
+    if recovery.model is None:
+        return None, ending
+    return float(distance(recovery.model, secret)), ending
+
+
+def _blurred(secret: Any, spec: Spec, precision: Precision, labels: bool, seed: int) -> Oracle:
+    """A random model behind answers of this precision."""
+    dtype = np.float32 if precision.relative > UNIT_ROUNDOFF else np.float64
+    box: Oracle = FunctionOracle(secret.astype(dtype), spec)
+    if labels:
+        return Labels(box)
+    if precision.additive > 0:
+        box = Noisy(box, precision.additive, seed=seed)
+    if precision.step > 0:
+        box = Rounded(box, decimals=max(0, round(-math.log10(precision.step))))
+    if dtype is np.float32 and precision.relative > SINGLE_ROUNDOFF:
+        box = Rounded(box, bits=max(1, round(-math.log2(precision.relative))))
+    return box

@@ -1,0 +1,354 @@
+"""recover(): wrap the oracle, learn, verify, return a Recovery. Where all stages meet."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyhole import __version__
+from keyhole.arrays import Array, whole_number
+from keyhole.errors import (
+    BudgetExhausted,
+    IllConditioned,
+    Inconsistent,
+    Interrupted,
+    InvalidArgument,
+    JournalMismatch,
+    KeyholeError,
+    NotIdentifiable,
+    OracleError,
+    WrongFamily,
+)
+from keyhole.learners.auto import Auto
+from keyhole.learners.base import Learned, Learner
+from keyhole.measurement.noise import observed, roundoff
+from keyhole.models.canonical import product_norm
+from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.open import opened
+from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWatch
+from keyhole.oracles.wrappers.journal import Journal
+from keyhole.oracles.wrappers.sample import Memory
+from keyhole.oracles.wrappers.validate import Border
+from keyhole.results import Ledger, Outcome, Recovery, Verdict
+from keyhole.verification.residuals import traced
+from keyhole.verification.tolerance import multiplied_out
+from keyhole.verification.verify import verify as verify_model
+
+RECOVERY_QUERIES = 4  # one fresh question of each of the four most telling kinds
+USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
+
+OUTCOMES: dict[type[KeyholeError], Outcome] = {
+    WrongFamily: Outcome.REJECTED,
+    Inconsistent: Outcome.REJECTED,
+    NotIdentifiable: Outcome.NOT_IDENTIFIABLE,
+    BudgetExhausted: Outcome.BUDGET_EXHAUSTED,
+    IllConditioned: Outcome.ILL_CONDITIONED,
+    OracleError: Outcome.ORACLE_FAILED,
+    Interrupted: Outcome.INTERRUPTED,
+}
+BLAMED = (WrongFamily, NotIdentifiable, IllConditioned)  # outcomes that a drifting box also has
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told before and after every chunk of questions."""
+
+    stage: str  # the purpose of the questions being asked
+    asked: int
+    expected: int | None
+    seconds: float  # since the start
+    under_way: int = 0  # questions sent and not answered yet; none after a chunk
+
+
+def recover(
+    box: Any,
+    learner: Learner | None = None,
+    *,
+    budget: int | None = None,
+    journal: str | Path | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    throw: bool = True,
+) -> Recovery:
+    """Recovers the model behind a box and says whether it *is* the box.
+
+    With `throw`, every outcome but RECOVERED (and UNVERIFIED) raises the error that tells why; the
+    error carries the unfinished `recovery`. Without, look at `recovery.outcome`.
+
+    >>> import numpy as np, keyhole
+    >>> from keyhole.models.random import attention
+    >>> secret = attention(np.random.default_rng(0), 6)
+    >>> found = recover(secret, keyhole.SingleHead())
+    >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
+    (Outcome.RECOVERED, True)
+    """
+    learner = Auto() if learner is None else learner
+    if isinstance(learner, type) or not isinstance(learner, Learner):
+        raise InvalidArgument(f"learner must be a learner such as SingleHead(), got {learner!r}")
+    if budget is not None:
+        budget = whole_number("budget", budget, 1)
+    seed = whole_number("seed", seed, 0)
+    with opened(box) as oracle:
+        run = _Run(oracle, learner, budget, journal, seed, progress)
+        try:
+            recovery, error = run.finish(verify)
+        finally:
+            run.close()
+    if error is not None:
+        error.recovery = recovery
+        if throw:
+            raise error
+    return recovery
+
+
+class _Run:
+    """The wrapped box and what is known of the run when it stops."""
+
+    def __init__(
+        self,
+        box: Oracle,
+        learner: Learner,
+        budget: int | None,
+        journal: str | Path | None,
+        seed: int,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.learner, self.seed, self.box = learner, seed, Border(box)
+        self.budget = budget
+        self.expected, self.start = learner.expected_questions(box.spec), time.monotonic()
+        inner: Oracle = self.box
+        self.journal: Journal | None = None
+        if journal is not None:
+            header = {
+                "box": box.spec.identity,
+                "width": box.spec.width,
+                "learner": repr(learner),
+                "seed": seed,
+            }
+            self.journal = Journal(inner, journal, header)
+            inner = self.journal
+
+        self.counting = Counting(inner, budget)
+        if progress is not None:
+            self._report(progress)
+        self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
+        self.oracle = Memory(Batching(self.watch))
+        self.learned: Learned | None = None
+        self.verdict: Verdict | None = None
+
+    def _report(self, progress: Callable[[Progress], None]) -> None:
+        """Lets the counter tell how far the run has come."""
+
+        def tell(stage: str, asked: int, under_way: int = 0) -> None:
+            seconds = time.monotonic() - self.start
+            progress(Progress(stage, asked, self.expected, seconds, under_way))
+
+        def opening(stage: str, count: int) -> None:
+            tell(stage, self.counting.paid, count)
+
+        self.counting.listener, self.counting.opening = tell, opening
+
+    def close(self) -> None:
+        """Frees the journal; the box itself belongs to whoever opened it."""
+        if self.journal is not None:
+            self.journal.release()
+
+    def finish(self, check: bool) -> tuple[Recovery, KeyholeError | None]:
+        error: KeyholeError | None = None
+        outcome, reason = Outcome.UNVERIFIED, ""
+        try:
+            self.learned = self.learner.learn(self.oracle, np.random.default_rng(self.seed))
+            if check:
+                outcome, reason = self._judge(self.learned)
+                if outcome is Outcome.REJECTED:
+                    error = self._disagreement(reason)
+                elif outcome is Outcome.ILL_CONDITIONED:
+                    error = IllConditioned(reason)
+            self._same_box()
+        except KeyboardInterrupt:
+            error = Interrupted(
+                f"stopped after {self.counting.paid} questions; "
+                + (
+                    "run again with the same journal to continue"
+                    if self.journal
+                    else "with journal= a stopped run can be continued"
+                )
+            )
+        except (ArithmeticError, np.linalg.LinAlgError) as broken:
+            error = IllConditioned.after(broken)
+        except KeyholeError as raised:
+            if not any(isinstance(raised, kind) for kind in OUTCOMES):
+                raise
+            error = raised
+        if error is not None:
+            error = self._drift(error) or error
+            outcome = next(o for kind, o in OUTCOMES.items() if isinstance(error, kind))
+            reason = str(error)
+            self._explain(error)
+        return self._recovery(outcome, reason, error), error
+
+    def _judge(self, learned: Learned) -> tuple[Outcome, str]:
+        left = self.oracle.remaining
+        few = Outcome.UNVERIFIED, "the budget left too few questions for verification"
+        if left is not None and left < RECOVERY_QUERIES + 1:
+            return few
+        try:
+            self.verdict = verify_model(
+                self.oracle,
+                learned.model,
+                errors=learned.errors,
+                queries=RECOVERY_QUERIES,
+                seed=self.seed,
+                past=self.oracle.past,
+                precision=learned.precision,
+            )
+        except BudgetExhausted:  # the precision of the box was not known, and had to be measured
+            return few
+        if self.verdict.counterexample is not None:
+            return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
+        loose = loosest(learned)
+        if loose > USELESS:
+            return Outcome.ILL_CONDITIONED, (
+                f"the standard error of some parameter block is {loose:.0%} of the block itself"
+            )
+        if not self.verdict.agrees:
+            return Outcome.UNVERIFIED, self.verdict.bound
+        return Outcome.RECOVERED, ""
+
+    def _disagreement(self, reason: str) -> KeyholeError:
+        example = self.verdict.counterexample if self.verdict else None
+        if example is not None and example.reason == REASON:
+            return Inconsistent(CHANGED, example)
+        return WrongFamily(reason, example)
+
+    def _drift(self, error: KeyholeError) -> Inconsistent | None:
+        """A box that changed on the way looks like one of another family: before that is said,
+        old questions of every kind are asked again. (Not after a failure that a journal can
+        continue from: the run that continues would not ask them here.)"""
+        if not isinstance(error, BLAMED) or (self.verdict is not None and self.verdict.agrees):
+            return None
+        left = self.counting.remaining
+        count = KEPT if left is None else min(KEPT, left)
+        try:
+            self.watch.look(count, self._precision)
+        except Inconsistent as found:
+            found.__cause__ = error
+            return found
+        except (OracleError, BudgetExhausted, KeyboardInterrupt):
+            return None  # what was found out already stands
+        return None
+
+    def _explain(self, error: KeyholeError) -> None:
+        """The verdict of a run that was rejected before it came to one, or for another reason."""
+        if isinstance(error, Inconsistent):
+            bound = "The box changed on the way: it answers an old question differently."
+        elif isinstance(error, WrongFamily) and self.verdict is None:
+            bound = "The learner met an answer that no model of its family can give."
+        else:
+            return
+        known = self.verdict or Verdict(False, 0, 0, float("inf"), 0.0, bound)
+        self.verdict = replace(
+            known,
+            agrees=False,
+            worst=float("inf"),
+            bound=bound,
+            counterexample=error.counterexample,
+        )
+
+    def _same_box(self) -> None:
+        """A run that was answered by the journal alone asks the box one of its questions; where
+        answers are labels, of which one tells nothing, a few."""
+        if self.journal is None or self.journal.asked:
+            return
+        self.journal.live = True
+        try:
+            self.watch.look(KEPT if self.watch.labels else 1, self._precision)
+        except BudgetExhausted:
+            return  # what is on file stands
+        except Inconsistent as found:
+            raise JournalMismatch(
+                f"{self.journal.path} holds the answers of another box: asked again, this box "
+                "answers differently. Name another journal"
+            ) from found
+        finally:
+            self.journal.live = False
+
+    def _recovery(self, outcome: Outcome, reason: str, error: KeyholeError | None) -> Recovery:
+        learned = self.learned
+        ledger = Ledger(
+            self.counting.by_purpose,
+            None if learned is None else learned.floor,
+            0 if self.journal is None else self.journal.replayed,
+        )
+        if learned is None:
+            notes = () if error is None else error.findings
+            family = None if error is None else error.family
+            details = {} if family is None else {"family": family}
+            return Recovery(
+                outcome, None, None, self.verdict, ledger, reason, notes, details, self._how()
+            )
+        return Recovery(
+            outcome,
+            learned.model,
+            learned.errors,
+            self.verdict,
+            ledger,
+            reason,
+            learned.notes,
+            learned.details,
+            self._how(),
+            traced(learned.model, self.oracle.kept, self.oracle.total),
+        )
+
+    @property
+    def _precision(self) -> Precision | None:
+        """Of the box, as far as it was measured or stated."""
+        return (self.learned and self.learned.precision) or self.box.spec.precision
+
+    def _how(self) -> dict[str, Any]:
+        """What was run, and what was stated or measured about the box."""
+        spec, precision = self.box.spec, self._precision
+        domain = {name: part for name, part in vars(spec.domain).items() if np.isscalar(part)}
+        return {
+            "version": __version__,
+            "box": spec.identity,
+            "width": spec.width,
+            "domain": domain,
+            "learner": repr(self.learner),
+            "seed": self.seed,
+            "budget": self.budget,
+            "journal": None if self.journal is None else str(self.journal.path),
+            "seconds": round(time.monotonic() - self.start, 3),
+            "precision": None if precision is None else vars(precision),
+        }
+
+
+def roundoff_seen(answers: Array) -> float:
+    """Unit roundoff of the number format that the answers belong to."""
+    return observed(roundoff(None, answers), answers).relative
+
+
+def loosest(learned: Learned) -> float:
+    """Largest standard error of a parameter block relative to the block (Frobenius norms)."""
+    if learned.errors is None:
+        return 0.0
+    errors, worst = learned.errors.to_arrays(), 0.0
+    parameters = multiplied_out(learned.model.to_arrays(), errors)
+    for name, array in parameters.items():
+        if name.endswith("score_right") or name not in errors:
+            continue
+        if name.endswith("score_left"):  # a product in factors: compare the products
+            other = name.removesuffix("left") + "right"
+            size = product_norm(array, parameters[other])
+            error = product_norm(errors[name], errors[other])
+        else:
+            size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))
+        if size > 0:
+            worst = max(worst, error / size)
+    return worst
