@@ -1,9 +1,9 @@
-"""Auto on a zoo of boxes (tests/zoo.py): family, outcome, questions against the right learner.
+"""Auto on a zoo of boxes (tests/zoo.py): family, outcome, queries against the right learner.
 
     python benchmarks/auto.py [--only WORD] [--seeds N]
 
 The figures of docs/learners/auto.md come from here. An impostor is named
-right where it is rejected; its questions are compared with nothing.
+right where it is rejected; its queries are compared with nothing.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
 from zoo import Specimen, everything
 
-FACTOR, MORE = 1.1, 50  # of the right learner's questions that Auto may ask
+FACTOR, MORE = 1.1, 50  # of the right learner's queries that Auto may ask
 
 
 def run(specimen: Specimen, learner: Learner, seed: int) -> Recovery | KeyholeError:
@@ -41,7 +41,7 @@ def told(specimen: Specimen, found: Recovery | KeyholeError) -> bool:
 
 
 def row(specimen: Specimen, seed: int) -> tuple[bool, bool, bool]:
-    """Prints one line; named right, false recovery, too many questions."""
+    """Prints one line; named right, false recovery, too many queries."""
     start = time.process_time()
     found = run(specimen, Auto(), seed)
     seconds = time.process_time() - start

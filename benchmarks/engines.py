@@ -2,7 +2,7 @@
 thread, no graph optimisations; then a whole attention model as a torch module and as the ONNX file
 that torch exports from it. Shown: how many numbers differ, and by how many units in the last place
 of the largest number in the result (sums that cancel would otherwise look worse than they are).
-Last, what recovery makes of it: questions asked of each, and how far the parameters are apart.
+Last, what recovery makes of it: queries asked of each, and how far the parameters are apart.
 
     python benchmarks/engines.py
 """
@@ -106,7 +106,7 @@ def main() -> None:
             rows["the model"].append(difference(*whole_model(dtype, width, feeds["x"])))
         for name, cells in rows.items():
             print(f"{dtype.__name__:8} {name:10}", *(f"{cell:>14}" for cell in cells))
-    print("format   width  model      questions asked   parameters apart")
+    print("format   width  model      queries asked   parameters apart")
     kinds: dict[str, dict[str, Any]] = {
         "scalar": {},
         "vector": {"outputs": 2},

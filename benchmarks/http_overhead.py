@@ -79,18 +79,18 @@ def wait_for(port: int) -> None:
     raise SystemExit("the server did not start")
 
 
-def rate(call: Callable[[], Any], questions: int) -> float:
-    """Questions per second."""
+def rate(call: Callable[[], Any], queries: int) -> float:
+    """Queries per second."""
     count, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < SECONDS:
         call()
-        count += questions
+        count += queries
     return count / spent
 
 
 def measure(width: int, length: int, batch: int, rounds: int) -> tuple[float, ...]:
     tokens = np.random.default_rng(1).standard_normal((batch, length, width))
-    questions = keyhole.Questions.of(tokens, "benchmark")
+    queries = keyhole.QueryBatch.of(tokens, "benchmark")
     body, split = encode({"id": "0" * 32}, "inputs", Tensor("tokens", tokens), True)
     reply, _ = encode({"id": "0" * 32}, "outputs", Tensor("answers", np.zeros(batch)), True)
     ports = free_port(), free_port(), free_port()
@@ -106,7 +106,7 @@ def measure(width: int, length: int, batch: int, rounds: int) -> tuple[float, ..
     boxes.append(keyhole.open_oracle(attention(np.random.default_rng(0), width)))
     client, headers = httpx.Client(), {HEADER_LENGTH: str(split)}
     url = f"http://127.0.0.1:{ports[2]}/"
-    calls = [partial(box.ask, questions) for box in boxes]
+    calls = [partial(box.ask, queries) for box in boxes]
     calls.append(lambda: client.post(url, content=body, headers=headers).content)
     rates = [[rate(call, batch) for call in calls] for _ in range(rounds)]
     for box in boxes:
@@ -127,7 +127,7 @@ def main() -> None:
     multiprocessing.set_start_method("spawn")
     sizes = [(128, 2, 512)] if given.quick else [(128, 2, 64), (128, 2, 512), (128, 8, 512)]
     rounds = 10 if given.quick else ROUNDS
-    print("questions a second | attention  | free box   attention  plain httpx | ratio to plain")
+    print("queries a second | attention  | free box   attention  plain httpx | ratio to plain")
     print("width length batch | in process | over HTTP  over HTTP  trivial     | free attention")
     for width, length, batch in sizes:
         free, served, inside, plain, *ratios = measure(width, length, batch, rounds)

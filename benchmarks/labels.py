@@ -1,10 +1,10 @@
-"""Recovery from labels alone: error and questions against the floor, side by side.
+"""Recovery from labels alone: error and queries against the floor, side by side.
 
     python benchmarks/labels.py [--quick] [--width 16] [--bits 20] [--seeds 20] [--json FILE]
 
 error      largest error of an entry of the score / largest entry, in units of 2^-bits
 value      largest error of a component of the value's direction, in the same unit
-questions  asked by the learner / (bits · (d² + d − 1))
+queries  asked by the learner / (bits · (d² + d − 1))
 within 2   share of the score's entries within two standard errors
 """
 
@@ -20,7 +20,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.labels import BITS, SIGNS, Labels
 
 Draw = Callable[[np.random.Generator, int], Attention]
@@ -73,7 +73,7 @@ def opened(model: Attention, setting: str) -> Oracle:
 
 def measure(draw: Draw, setting: str, width: int, bits: int, seed: int) -> dict[str, float]:
     model = draw(np.random.default_rng([seed, width]), width)
-    box = Counting(opened(model, setting))
+    box = QueryCounter(opened(model, setting))
     learned = LabelOnly(bits).learn(box, np.random.default_rng([seed, 7]))
     truth, found, errors = (m.heads[0] for m in (model, learned.model, learned.errors))
     gap = np.abs(found.score - truth.score)
@@ -81,7 +81,7 @@ def measure(draw: Draw, setting: str, width: int, bits: int, seed: int) -> dict[
     return {
         "error": float(gap.max() / np.abs(truth.score).max() * 2.0**bits),
         "value": float(value * 2.0**bits),
-        "questions": box.paid / (bits * (width * width + width - 1)),
+        "queries": box.paid / (bits * (width * width + width - 1)),
         "within 2": float(np.mean(gap <= 2.0 * errors.score)),
     }
 
@@ -111,8 +111,8 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "median error": float(np.median(column["error"])),
                 "largest error": float(column["error"].max()),
                 "value": float(column["value"].max()),
-                "questions": float(np.median(column["questions"])),
-                "most questions": float(column["questions"].max()),
+                "queries": float(np.median(column["queries"])),
+                "most queries": float(column["queries"].max()),
                 "within 2": float(column["within 2"].mean()),
             }
         )
@@ -124,7 +124,7 @@ def line(row: dict[str, Any]) -> str:
     return (
         f"| {row['box']} | {row['labels']} | {row['width']} | {row['bits']} | {row['boxes']} "
         f"| {row['median error']:.2f} | {row['largest error']:.2f} | {row['value']:.3f} "
-        f"| {row['questions']:.3f} | {row['most questions']:.3f} | {row['within 2']:.3f} |"
+        f"| {row['queries']:.3f} | {row['most queries']:.3f} | {row['within 2']:.3f} |"
     )
 
 
@@ -140,7 +140,7 @@ def main() -> None:
         args.seeds = 2
     print(
         "| box | labels | d | bits | boxes | median error | largest error | value "
-        "| questions | most questions | within 2 |\n|" + "---|" * 11
+        "| queries | most queries | within 2 |\n|" + "---|" * 11
     )
     table = rows(args)
     if args.json:

@@ -4,8 +4,8 @@
     python benchmarks/low_rank.py --scale [--width 4096] [--rank 128]       one head of an LLM
     python benchmarks/low_rank.py --journal [--width 4096] [--rank 128]     and its journal
 
-Questions are counted by the box itself, verification included. The limit is the promise: the
-floor 2rd − r² + d, plus 4r + 20, plus the questions of the verification.
+Queries are counted by the box itself, verification included. The limit is the promise: the
+floor 2rd − r² + d, plus 4r + 20, plus the queries of the verification.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def spread_out(rng: np.random.Generator, width: int, rank: int, decades: float) 
 
 def header(title: str) -> None:
     print(f"\n{title}")
-    names = ("outcome", "rank", "error", "questions", "limit", "/floor", "seconds", "met")
+    names = ("outcome", "rank", "error", "queries", "limit", "/floor", "seconds", "met")
     print(ROW.format("", *names))
 
 
@@ -114,7 +114,7 @@ def high(tally: Tally, quick: bool) -> None:
 
 
 def convex(tally: Tally, quick: bool) -> None:
-    """A fixed set of questions: enough of them, and fewer and fewer."""
+    """A fixed set of queries: enough of them, and fewer and fewer."""
     header("convex, d = 24, r = 2, by measurements over r·d")
     for seed in range(1 if quick else 5):
         model = attention(np.random.default_rng([24, seed]), 24, rank=2)
@@ -141,12 +141,12 @@ def methods(tally: Tally, quick: bool) -> None:
 
 
 def descend(model: Attention, rank: int, count: int, name: str, quick: bool) -> tuple[float, float]:
-    """Error of the score, and seconds, of a model fitted to random questions in PyTorch."""
+    """Error of the score, and seconds, of a model fitted to random queries in PyTorch."""
     import torch  # an extra, for this comparison only
 
     rng, width = np.random.default_rng(0), model.width
     tokens = rng.standard_normal((count, 2, width)) * model.natural_length() / np.sqrt(width)
-    tokens[:width, 0] = tokens[:width, 1]  # as many questions as unknowns for the value
+    tokens[:width, 0] = tokens[:width, 1]  # as many queries as unknowns for the value
     asked, answers = torch.tensor(tokens), torch.tensor(model(tokens))
     torch.manual_seed(0)
     left = torch.randn(width, rank, dtype=torch.float64) / rank**0.5
@@ -247,7 +247,7 @@ def report(box: Box, recovery: keyhole.Recovery, seconds: float, floor: int, kin
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGA
     print(
         f"{kind}: {recovery.outcome.name}, rank {recovery.details['rank']}, error {error:.1e}, "
-        f"{box.seen} questions = floor + {box.seen - floor}, {seconds:.0f} s of which "
+        f"{box.seen} queries = floor + {box.seen - floor}, {seconds:.0f} s of which "
         f"{box.seconds:.0f} s inside the box (ratio {seconds / box.seconds:.2f}), "
         f"peak memory {memory:.2f} GB",
         flush=True,

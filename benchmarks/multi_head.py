@@ -1,4 +1,4 @@
-"""Multi-head attention: questions over the floor, errors, error bars and time.
+"""Multi-head attention: queries over the floor, errors, error bars and time.
 
     python benchmarks/multi_head.py [JOB ...] [--quick] [--models N] [--first SEED]
                                     [--widths D ...] [--heads H ...]
@@ -166,7 +166,7 @@ def layers(plan: Plan, single: bool = False) -> None:
 
 
 def budgets(plan: Plan) -> None:
-    """Boxes in float32 with more questions than needed: least squares over all answers."""
+    """Boxes in float32 with more queries than needed: least squares over all answers."""
     for width, heads, times in ((32, 4, 2.6), (32, 4, 4.0), (32, 8, 4.0), (64, 4, 4.0)):
         runs = []
         for seed in plan.seeds(1, 5):
@@ -197,7 +197,7 @@ def bounded(plan: Plan) -> None:
 
 
 def bounded_scalar(plan: Plan) -> None:
-    """Scalar answers with bounded tokens: random questions."""
+    """Scalar answers with bounded tokens: random queries."""
     for width, heads, radius in (
         (4, 2, 2.0), (8, 2, 1.0), (8, 2, 10.0), (8, 3, 2.0), (8, 4, 2.0),
         (16, 2, 2.0), (16, 3, 2.0),
@@ -261,12 +261,12 @@ def baselines(plan: Plan) -> None:
             f"{run['time']:.2f} s"
         )
         result = rational(truth, rng)
-        ratio = result.questions / floor
+        ratio = result.queries / floor
         print(f"    rational {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
         for kind in ("adam", "lbfgs"):
             asked = round(run["ratio"] * floor)
             result = student(truth, asked, kind, rng, 3.0 if plan.quick else 20.0)
-            ratio = result.questions / floor
+            ratio = result.queries / floor
             print(f"    {kind:8s} {ratio:.2f} ×, W {result.error:.1e}, {result.seconds:.1f} s")
 
 

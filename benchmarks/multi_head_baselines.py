@@ -1,4 +1,4 @@
-"""What a user would do otherwise: rational interpolation, or a student trained on questions."""
+"""What a user would do otherwise: rational interpolation, or a student trained on queries."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from keyhole.models.canonical import matched, score_gap, score_norm
 
 @dataclass(frozen=True)
 class Result:
-    questions: int
+    queries: int
     error: float  # worst relative error of a score
     seconds: float
 
@@ -26,9 +26,9 @@ def worst_score(model: Attention, truth: Attention) -> float:
 
 
 def rational(truth: Attention, rng: np.random.Generator) -> Result:
-    """Scores at d² pairs of directions, 2H questions each, heads matched by the truth (granted).
+    """Scores at d² pairs of directions, 2H queries each, heads matched by the truth (granted).
 
-    The published method asks 4Hd² - 2H + 1 questions in all, matching included: that is counted.
+    The published method asks 4Hd² - 2H + 1 queries in all, matching included: that is counted.
     """
     start, heads, width = time.perf_counter(), len(truth.heads), truth.width
     copies = np.arange(1, 2 * heads + 1)
@@ -71,15 +71,15 @@ class Student(torch.nn.Module):
 
 
 def student(
-    truth: Attention, questions: int, kind: str, rng: np.random.Generator, seconds: float = 20.0
+    truth: Attention, queries: int, kind: str, rng: np.random.Generator, seconds: float = 20.0
 ) -> Result:
-    """Trained on as many random questions as keyhole asks, until the time is up."""
+    """Trained on as many random queries as keyhole asks, until the time is up."""
     start = time.perf_counter()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     width = truth.width
     size = np.sqrt(1.5 / np.median([score_norm(h) for h in truth.heads]))
-    tokens = size * rng.standard_normal((questions, 4, width))
+    tokens = size * rng.standard_normal((queries, 4, width))
     x, y = torch.as_tensor(tokens), torch.as_tensor(truth(tokens))
     net = Student(width, len(truth.heads))
     steps: Callable[[], None]
@@ -107,4 +107,4 @@ def student(
     while time.perf_counter() - start < seconds:
         steps()
     torch.set_default_dtype(torch.float32)
-    return Result(questions, worst_score(net.model(), truth), time.perf_counter() - start)
+    return Result(queries, worst_score(net.model(), truth), time.perf_counter() - start)

@@ -4,7 +4,7 @@
 
 Columns: relative Frobenius error of the score (median), the same for the published design
 (Theorem 6.1) on the same boxes, error over the Cramér–Rao bound, share of entries within two
-standard errors, questions.
+standard errors, queries.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def ball(widths: tuple[int, ...], boxes: int) -> None:
         print(
             f"  d={width}: error {np.median(ours):.1e}  published {np.median(paper):.1e}  "
             f"error/bound {np.median(ratio):.2f}  within two {min(inside):.3f}–{max(inside):.3f}  "
-            f"questions {max(paid)} (unknowns {width * width + width})"
+            f"queries {max(paid)} (unknowns {width * width + width})"
         )
 
 
@@ -82,7 +82,7 @@ def budget(width: int, boxes: int) -> None:
             for spend in (None, 20 * (width * width + width))
         )
         factors.append(once / often)
-    print(f"20 times the questions, d={width}: error falls by {np.median(factors):.2f}")
+    print(f"20 times the queries, d={width}: error falls by {np.median(factors):.2f}")
 
 
 def models(width: int, boxes: int) -> None:
@@ -135,7 +135,7 @@ def intervals(width: int, boxes: int, tolerance: float = 1e-4) -> None:
 
         found = keyhole.recover(
             keyhole.open_oracle(
-                box, width=width, max_norm=4.0, precision=keyhole.Precision(tolerance=tolerance)
+                box, width=width, max_norm=4.0, precision=keyhole.NoiseModel(tolerance=tolerance)
             ),
             keyhole.SingleHead(),
             throw=False,

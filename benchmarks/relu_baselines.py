@@ -11,19 +11,19 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.models.relu_network import ReluNetwork
 from relu_boxes import Box, function_error, random_network
 
-ART_LIMIT = 300_000  # questions after which ART is stopped: it can loop for ever
+ART_LIMIT = 300_000  # queries after which ART is stopped: it can loop for ever
 
 
 def student(quick: bool) -> None:
     import torch
 
-    print("A PyTorch student with the right number of neurons, trained on as many questions")
+    print("A PyTorch student with the right number of neurons, trained on as many queries")
     for d, m in ((16, 16), (16, 64)):
         secret = random_network(0, d, m)
         box = Box(secret, d)
         ReluNetworkLearner().learn(box, np.random.default_rng(0))
         torch.manual_seed(0)
-        x = torch.tensor(np.random.default_rng(5).standard_normal((box.questions, d)))
+        x = torch.tensor(np.random.default_rng(5).standard_normal((box.queries, d)))
         y = torch.tensor(secret(x.numpy()))
         net = torch.nn.Sequential(
             torch.nn.Linear(d, m), torch.nn.ReLU(), torch.nn.Linear(m, 1)
@@ -38,7 +38,7 @@ def student(quick: bool) -> None:
         parts = [p.detach().numpy() for p in net.parameters()]
         model = ReluNetwork(parts[0], parts[1], parts[2][0], None, parts[3][0])
         error = function_error(model, secret, d, 0)
-        print(f"  ({d}, {m}): {box.questions} questions, error {error:.1e}, {seconds:.0f} s")
+        print(f"  ({d}, {m}): {box.queries} queries, error {error:.1e}, {seconds:.0f} s")
 
 
 def art(quick: bool) -> None:
@@ -72,7 +72,7 @@ def art(quick: bool) -> None:
             good = sum(error < 1e-6 for error, _, _ in rows)
             print(
                 f"  ({d}, {m}, {k}) {name:4s}: {good}/{len(rows)} exact, "
-                f"median questions {np.median([r[1] for r in rows]):.0f}, "
+                f"median queries {np.median([r[1] for r in rows]):.0f}, "
                 f"median {np.median([r[2] for r in rows]):.2f} s"
             )
 
@@ -82,7 +82,7 @@ def measured_ours(secret: ReluNetwork, d: int, seed: int) -> tuple[float, int, f
     start = time.process_time()
     model = ReluNetworkLearner().learn(box, np.random.default_rng(seed)).model
     seconds = time.process_time() - start
-    return function_error(model, secret, d, seed), box.questions, seconds
+    return function_error(model, secret, d, seed), box.queries, seconds
 
 
 def measured_art(
@@ -94,7 +94,7 @@ def measured_art(
         nonlocal asked
         asked += len(x)
         if asked > ART_LIMIT:
-            raise RuntimeError(f"no end after {ART_LIMIT} questions")
+            raise RuntimeError(f"no end after {ART_LIMIT} queries")
         return secret(np.asarray(x, dtype=np.float64))
 
     np.random.seed(seed)  # noqa: NPY002 - ART draws from the global generator

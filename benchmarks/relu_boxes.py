@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 class Box(Oracle):
@@ -20,17 +20,17 @@ class Box(Oracle):
         domain: Domain = Domain(),  # noqa: B008 - frozen
     ) -> None:
         self.function, self.spec = function, Spec(width=width, domain=domain)
-        self.questions, self.batches, self.seconds = 0, 0, 0.0
+        self.queries, self.batches, self.seconds = 0, 0, 0.0
         self.by_purpose: dict[str, int] = {}
 
-    def ask(self, questions: Questions) -> np.ndarray:
+    def ask(self, queries: QueryBatch) -> np.ndarray:
         start = time.process_time()
-        answers = np.asarray(self.function(questions.tokens()))
+        answers = np.asarray(self.function(queries.tokens()))
         self.seconds += time.process_time() - start
-        self.questions += len(questions)
+        self.queries += len(queries)
         self.batches += 1
-        old = self.by_purpose.get(questions.purpose, 0)
-        self.by_purpose[questions.purpose] = old + len(questions)
+        old = self.by_purpose.get(queries.purpose, 0)
+        self.by_purpose[queries.purpose] = old + len(queries)
         return answers
 
 

@@ -1,4 +1,4 @@
-"""ReLU networks and Transformer layers: questions, success, error and time, against baselines.
+"""ReLU networks and Transformer layers: queries, success, error and time, against baselines.
 
     python benchmarks/relu_network.py --quick          a few networks of each kind
     python benchmarks/relu_network.py                  500 networks, as quoted in the docs
@@ -8,10 +8,10 @@
 
 Random networks have A ~ N(0, 1/d), b ~ 0.5 N, w ~ N(0, 1/m); the number of neurons is not given.
 `error` is the largest difference at 20 000 normal points over the standard deviation there,
-`success` an error below 1e-9 with the right number of neurons. Questions are per unknown.
+`success` an error below 1e-9 with the right number of neurons. Queries are per unknown.
 
 Reference lines, measured elsewhere on networks of the same sizes: the public code of Carlini,
-Jagielski, Mironov (2020) needs 60 to 122 questions per unknown (10-15-1: 19 000 questions; 64-64-1:
+Jagielski, Mironov (2020) needs 60 to 122 queries per unknown (10-15-1: 19 000 queries; 64-64-1:
 283 000) and fails from 32-64-1 on, where it would enumerate 2^64 sign patterns.
 
 The ART part needs `pip install adversarial-robustness-toolbox` (in an environment of its own). Its
@@ -41,7 +41,7 @@ Method = Literal["segment", "antisymmetric"]
 GRID = ((16, 16, 110), (16, 64, 130), (32, 32, 110), (32, 128, 120), (64, 256, 30))
 SUCCESS = 1e-9
 SINGLE_SUCCESS = 1e-5
-CARLINI = "Carlini et al.: 60-122 questions per unknown (published code, same sizes)"
+CARLINI = "Carlini et al.: 60-122 queries per unknown (published code, same sizes)"
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
         error = function_error(found.model, secret, d, seed)
         if error > limit or found.model.neurons != m:
             failures.append(f"{seed}: {error:.1e}")
-        ratios.append(box.questions * numbers / unknowns)
+        ratios.append(box.queries * numbers / unknowns)
         errors.append(error)
         batches.append(box.batches)
         sides.append(found.details["sides_certified"])
@@ -120,7 +120,7 @@ def signs(quick: bool) -> None:
 
 
 def transformer(quick: bool) -> None:
-    print("Transformer layers: score W, function on lengths 1-20, questions beyond the network")
+    print("Transformer layers: score W, function on lengths 1-20, queries beyond the network")
     print("   d    m bias  method        exact |  W error | f error  | beyond FFN / d^2 | CPU time")
     for d in (8, 16) if quick else (8, 16, 32):
         for m in (d, 4 * d):
@@ -154,7 +154,7 @@ def transformer_rows(
             worst = max(worst, float(np.abs(found(tokens) - secret(tokens)).max() / spread))
         single = Box(secret, d)
         ffn.learn(single, np.random.default_rng([4, seed]))
-        rows.append((gap, worst, (box.questions - single.questions) / d**2, own))
+        rows.append((gap, worst, (box.queries - single.queries) / d**2, own))
     worst_row = np.max(rows, axis=0)
     print(
         f"{d:4d} {m:4d} {bias!s:5s} {method:13s} {ffn.exact!s:5s} | {worst_row[0]:8.1e} | "
@@ -190,7 +190,7 @@ def trained(quick: bool) -> None:
         box = Box(secret, 16)
         found = ReluNetworkLearner().learn(box, np.random.default_rng(seed)).model
         error = function_error(found, secret, 16, seed)
-        share = box.questions / (64 * 17 + 1)
+        share = box.queries / (64 * 17 + 1)
         print(f"  seed {seed}: {found.neurons} neurons, {share:.3f} per unknown, error {error:.1e}")
 
 
@@ -208,8 +208,8 @@ def bounded(quick: bool) -> None:
                 box = Box(secret, d, domain)
                 found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
                 counts[judged(found, secret, domain, d)] += 1
-                asked.append(box.questions)
-        print(f"  ({d}, {m}, {k or 1}): {dict(counts)}, median questions {np.median(asked):.0f}")
+                asked.append(box.queries)
+        print(f"  ({d}, {m}, {k or 1}): {dict(counts)}, median queries {np.median(asked):.0f}")
 
 
 def judged(found: Recovery, secret: ReluNetwork, domain: Domain, d: int) -> str:
@@ -252,7 +252,7 @@ def single(quick: bool) -> None:
             good += right
             failures[f"{error:.0e}"] += not right
             own = function_error(rounded, secret, d, seed)
-            share = box.questions * numbers / (m * (d + numbers) + numbers)
+            share = box.queries * numbers / (m * (d + numbers) + numbers)
             rows.append((share, error, own, error_in_bars(found, secret), seconds))
         middle, most = np.median(rows, axis=0), np.max(rows, axis=0)
         print(
@@ -294,11 +294,11 @@ def single_layers(quick: bool) -> None:
                 size = np.linalg.norm(score)
                 gap = np.linalg.norm(found.model.score - score) / size
                 stated = np.linalg.norm(found.errors.score) / size
-                rows.append((gap, stated, box.questions / (d * d + m * (d + 1) + 1)))
+                rows.append((gap, stated, box.queries / (d * d + m * (d + 1) + 1)))
         worst = np.max(rows, axis=0)
         print(
             f"  ({d}, {m}): {dict(outcomes)}, W error up to {worst[0]:.1e} (stated "
-            f"{worst[1]:.1e}), questions per unknown up to {worst[2]:.1f}",
+            f"{worst[1]:.1e}), queries per unknown up to {worst[2]:.1f}",
             flush=True,
         )
 

@@ -2,9 +2,9 @@
 
     python benchmarks/single_head.py [--quick] [--only grid,lopsided,vector,seeds,time,memory]
 
-Questions are counted by the box itself. "met" compares with the promise: a relative Frobenius
+Queries are counted by the box itself. "met" compares with the promise: a relative Frobenius
 error of the score of 1e-13 (float64), 3e-6 (float32; 3e-5 from scale 100 on), 1e-12 (vector), and
-at most 1.01 times the floor plus 12 questions.
+at most 1.01 times the floor plus 12 queries.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 import keyhole
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
-from keyhole.oracles.wrappers.batch import CHUNK_BYTES, CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_BYTES, CHUNK_QUERIES
 from timed_box import Box, Tally
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e3)
@@ -28,7 +28,7 @@ ROW = "{:<34} {:>10} {:>10} {:>9} {:>8} {:>8} {:>5}"
 
 def header(title: str) -> None:
     print(f"\n{title}")
-    names = ("outcome", "error W", "questions", "limit", "/floor", "met")
+    names = ("outcome", "error W", "queries", "limit", "/floor", "met")
     print(ROW.format("", *names))
 
 
@@ -111,7 +111,7 @@ def vector(tally: Tally, quick: bool) -> None:
 
 def seeds(tally: Tally, quick: bool) -> None:
     count = 30 if quick else 150
-    print(f"\n{count} seeds at d=8: worst error, most questions, and how many keep the promise")
+    print(f"\n{count} seeds at d=8: worst error, most queries, and how many keep the promise")
     for bias in (False, True):
         for single in (False, True):
             errors, asked, kept = [], [], 0
@@ -126,7 +126,7 @@ def seeds(tally: Tally, quick: bool) -> None:
             name = f"{'bias' if bias else 'plain'} {'float32' if single else 'float64'}"
             print(
                 f"{name:<16} median {np.nanmedian(errors):.1e}  worst {np.nanmax(errors):.1e}  "
-                f"questions ≤ {max(asked)} (limit {limit:.0f})  {kept} of {count}",
+                f"queries ≤ {max(asked)} (limit {limit:.0f})  {kept} of {count}",
                 flush=True,
             )
 
@@ -172,7 +172,7 @@ def memory(tally: Tally, quick: bool) -> None:
     print("\npeak memory less one chunk, in units of the score matrix (promise: 10)")
     warm_up()
     for width in (128, 256) if quick else (256, 512):
-        score, chunk = 8.0 * width**2, min(CHUNK_BYTES, CHUNK_QUESTIONS * 2 * width * 8)
+        score, chunk = 8.0 * width**2, min(CHUNK_BYTES, CHUNK_QUERIES * 2 * width * 8)
         for name, learner in LEARNERS.items():
             model = attention(np.random.default_rng(width), width)
             tracemalloc.start()

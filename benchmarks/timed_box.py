@@ -10,7 +10,7 @@ from keyhole.models.attention import Attention
 
 
 class Box:
-    """Counts its questions and the time it takes."""
+    """Counts its queries and the time it takes."""
 
     def __init__(self, model: Attention, single: bool = False) -> None:
         self.model = model.astype(np.float32) if single else model

@@ -3,7 +3,7 @@
     python benchmarks/verifier.py [lies] [honest] [--count N] [--quick]
 
 A lie is a box that is nearly the model. Its size is its function error in units of the box's own
-precision: root mean squares over a fixed broad distribution of questions (six lengths up to 200,
+precision: root mean squares over a fixed broad distribution of queries (six lengths up to 200,
 tokens from 0.3 to 10 natural lengths, 24 cells), the largest ratio of all cells. The box's
 precision in a cell is what a unit roundoff of tokens and parameters, noise and rounding of answers
 do there. The figures of docs/verification.md come from here.
@@ -28,7 +28,8 @@ from keyhole.learners.single_head.learner import SingleHead
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits
@@ -37,7 +38,7 @@ from keyhole.verification.tolerance import disturbed
 from keyhole.verification.verify import verify
 from networks import layer
 
-QUESTIONS = (10, 50, 200)
+QUERIES = (10, 50, 200)
 LENGTHS, SIZES, PER_CELL = (1, 2, 5, 16, 64, 200), (0.3, 1.0, 3.0, 10.0), 12
 COPIES = 3
 DECADES = (1, 10, 100, 1e3, 1e4, 1e6, 1e9, np.inf)
@@ -50,7 +51,7 @@ class Truth:
 
     name: str
     model: Any
-    precision: Precision
+    precision: NoiseModel
 
     def box(self, function: Function) -> Oracle:
         """What answers with this function, as exactly as that."""
@@ -171,10 +172,10 @@ def truths(seed: int) -> Iterator[Truth]:
         "Transformer": layer(seed, 6, 10, key_bias=True),
     }
     kinds = {
-        "float64": Precision(),
-        "float32": Precision(relative=2.0**-24),
-        "four decimals": Precision(step=1e-4),
-        "noise 1e-3": Precision(additive=1e-3),
+        "float64": NoiseModel(),
+        "float32": NoiseModel(relative=2.0**-24),
+        "four decimals": NoiseModel(step=1e-4),
+        "noise 1e-3": NoiseModel(additive=1e-3),
     }
     for name, model in models.items():
         for kind, precision in kinds.items():
@@ -182,7 +183,7 @@ def truths(seed: int) -> Iterator[Truth]:
 
 
 def power(count: int) -> None:
-    """Detection rate by size of the lie, kind and number of questions."""
+    """Detection rate by size of the lie, kind and number of queries."""
     by_size: dict[Any, list[bool]] = defaultdict(list)
     by_kind: dict[Any, list[bool]] = defaultdict(list)
     by_truth: dict[Any, list[bool]] = defaultdict(list)
@@ -191,28 +192,28 @@ def power(count: int) -> None:
             for kind, function in lies(truth, seed):
                 size = function_error(truth, function)
                 decade = next(i for i, d in enumerate(DECADES) if size < d)
-                for queries in QUESTIONS:
+                for queries in QUERIES:
                     box = truth.box(function)
                     stated = truth.precision
                     verdict = verify(box, truth.model, queries=queries, precision=stated, seed=seed)
                     by_size[decade, queries].append(not verdict.agrees)
-                    if size < 1 and not verdict.agrees and queries == QUESTIONS[-1]:
+                    if size < 1 and not verdict.agrees and queries == QUERIES[-1]:
                         print(f"  below: {truth.name}: {kind}, size {size:.3g}", flush=True)
                     if size > 100:
                         by_kind[kind.split(" by")[0], queries].append(not verdict.agrees)
                         by_truth[truth.name, queries].append(not verdict.agrees)
-                        if verdict.agrees and queries == QUESTIONS[-1]:
+                        if verdict.agrees and queries == QUERIES[-1]:
                             print(f"  missed: {truth.name}: {kind}, size {size:.3g}", flush=True)
-    print("\nsize of the lie     boxes " + "".join(f"{q:>9d}" for q in QUESTIONS))
+    print("\nsize of the lie     boxes " + "".join(f"{q:>9d}" for q in QUERIES))
     for i, top in enumerate(DECADES):
         low = DECADES[i - 1] if i else 0
-        show(f"{low:.0e} to {top:.0e}", [by_size[i, q] for q in QUESTIONS])
+        show(f"{low:.0e} to {top:.0e}", [by_size[i, q] for q in QUERIES])
     print("\nlies beyond 100 precisions, by kind")
     for table in (by_kind, by_truth):
         for name in sorted({key for key, _ in table}):
-            show(name, [table[name, q] for q in QUESTIONS])
+            show(name, [table[name, q] for q in QUERIES])
         print()
-    columns = [[v for (_, k), vs in by_kind.items() if k == q for v in vs] for q in QUESTIONS]
+    columns = [[v for (_, k), vs in by_kind.items() if k == q for v in vs] for q in QUERIES]
     show("all", columns)
 
 

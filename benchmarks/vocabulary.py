@@ -1,4 +1,4 @@
-"""One head through a vocabulary of random tokens: error, questions, calibration.
+"""One head through a vocabulary of random tokens: error, queries, calibration.
 
 python benchmarks/vocabulary.py [--quick]
 """
@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 
 import keyhole
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.vocabulary import learn_from_vocabulary
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
@@ -25,10 +25,10 @@ CASES = (  # name, width, tokens, length of the tokens, key bias and offset, out
 
 
 class Learner:
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         return learn_from_vocabulary(oracle, rng)
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         return None
 
 

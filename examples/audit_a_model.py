@@ -15,7 +15,7 @@ def main() -> None:
     for row in rows(found):
         tokens = "bounded tokens" if row.bounded else "tokens of any size"
         copy = "none" if row.function_error is None else f"off by {row.function_error:.0e}"
-        print(f"{tokens:<18} {row.title:<11} {row.questions:>4} questions: copy {copy}")
+        print(f"{tokens:<18} {row.title:<11} {row.queries:>4} queries: copy {copy}")
     print(advice(rows(found), found.max_norm))
 
 

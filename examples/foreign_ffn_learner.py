@@ -1,20 +1,20 @@
 """A learner of networks from elsewhere, plugged into the Transformer learner.
 
 Here: a learner that was told the neurons' planes (say, by a leaked first layer) and only fits the
-output weights, by least squares. Anything with `learn` and `expected_questions` will do.
+output weights, by least squares. Anything with `learn` and `expected_queries` will do.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,18 +24,18 @@ class KnownPlanes:
     weight: np.ndarray
     bias: np.ndarray
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         neurons, width = self.weight.shape
         points = rng.standard_normal((2 * (neurons + 1), width))
-        answers = oracle.ask(Questions.of(points[:, None, :], "network"))
+        answers = oracle.ask(QueryBatch.of(points[:, None, :], "network"))
         hidden = np.maximum(points @ self.weight.T + self.bias, 0)
         columns = np.column_stack([hidden, np.ones(len(points))])
         fit = np.linalg.lstsq(columns, answers)[0]
         model = ReluNetwork(self.weight, self.bias, fit[:-1], offset=fit[-1])
         unknown = ReluNetwork(0 * self.weight, 0 * self.bias, 0 * fit[:-1])
-        return Learned(model, unknown, floor=neurons + 1.0)
+        return Hypothesis(model, unknown, floor=neurons + 1.0)
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         return 2 * (len(self.bias) + 1)
 
 

@@ -43,9 +43,9 @@ def main() -> None:
     for layer in (Layer().double(), Layer()):
         recovery = keyhole.recover(layer)
         error = keyhole.distance(recovery.model, truth(layer))
-        questions = f"{recovery.ledger.paid} questions (floor {recovery.ledger.floor:.0f})"
+        queries = f"{recovery.ledger.paid} queries (floor {recovery.ledger.floor:.0f})"
         kind = layer.out.weight.dtype
-        print(f"{kind}: {recovery.outcome.name}, {questions}, error of the weights {error:.0e}")
+        print(f"{kind}: {recovery.outcome.name}, {queries}, error of the weights {error:.0e}")
 
 
 if __name__ == "__main__":

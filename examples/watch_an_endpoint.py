@@ -1,4 +1,4 @@
-"""Is the endpoint still the model that was signed off? A few questions, asked regularly, tell.
+"""Is the endpoint still the model that was signed off? A few queries, asked regularly, tell.
 
 Put `check` into a scheduled job: it compares the endpoint with a saved model and says so.
 Here the endpoint is a function; an address such as "https://host/v2/models/head" works alike.
@@ -14,7 +14,7 @@ from keyhole.models.random import attention
 
 
 def check(endpoint: Any, signed_off: Path, day: int) -> str:
-    """Asks questions that no other day asks, so that nobody can prepare for them."""
+    """Asks queries that no other day asks, so that nobody can prepare for them."""
     run = keyhole.load(signed_off)
     box = keyhole.open_oracle(endpoint, run.model.width)
     verdict = keyhole.verify(box, run.model, errors=run.errors, queries=30, seed=day)

@@ -9,7 +9,7 @@ from keyhole.models.attention import Attention
 
 
 class CountingBox:
-    """A function that counts the questions it sees, independently of the ledger."""
+    """A function that counts the queries it sees, independently of the ledger."""
 
     def __init__(self, function: Callable[[np.ndarray], Any], width: int) -> None:
         self.function, self.width, self.seen = function, width, 0

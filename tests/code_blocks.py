@@ -3,7 +3,7 @@
     python                     runs in the page's one namespace
     python title="mine.py"     is a file that the reader writes
     sh                         runs as typed, with the installed command
-    text, json                 is looked at; questions that a panel shows are those just paid
+    text, json                 is looked at; queries that a panel shows are those just paid
 
 A comment right above a block says what else is to be known: `<!-- exit 1 -->` is the exit code of
 the block's last command, `<!-- not run: why; covered by tests/… -->` leaves it out.
@@ -27,7 +27,7 @@ SHOWN = ("text", "json", "toml")
 NOT_RUN = re.compile(r"<!-- not run: .*covered by (\S+) -->")
 EXIT = re.compile(r"<!-- exit (\d+) -->")
 TITLE = re.compile(r'title="([^"]+)"')
-PAID = re.compile(r"│ questions +([0-9,]+)")  # in the panel of a run
+PAID = re.compile(r"│ queries +([0-9,]+)")  # in the panel of a run
 TIMEOUT = 300.0  # seconds; a machine may be busy
 
 

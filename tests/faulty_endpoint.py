@@ -54,7 +54,7 @@ class Endpoint(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.down_until = 0.0
         self.asked, self.answered, self.sizes = {}, {}, {}
-        self.questions = 0
+        self.queries = 0
         self.faults = dict.fromkeys(KINDS, 0)
         self.last = None
         self.tokens_seen = set()
@@ -128,8 +128,8 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.asked[name] = server.asked.get(name, 0) + 1
             server.sizes[name] = count
-            server.questions += count
-            late = server.drift_after is not None and server.questions > server.drift_after
+            server.queries += count
+            late = server.drift_after is not None and server.queries > server.drift_after
         model = server.drifted if late else server.inference
         if fault in ("429", "500", "503"):
             headers = [("Retry-After", "0.05")] if fault == "429" else []

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import canonical, matched, score_gap
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.batch import Batching
-from keyhole.oracles.wrappers.count import Counting
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.batch import Batcher
+from keyhole.oracles.wrappers.count import QueryCounter
+from keyhole.oracles.wrappers.validate import Validator
 
 
 def ask_all(
@@ -23,13 +23,13 @@ def ask_all(
     seed: int = 0,
     budget: int | None = None,
     **spec: Any,
-) -> tuple[Learned, Counting]:
+) -> tuple[Hypothesis, QueryCounter]:
     """What the learner finds, and the counter at the border."""
-    oracle = Counting(Batching(Border(FunctionOracle(box, Spec(width, **spec)))), budget)
+    oracle = QueryCounter(Batcher(Validator(FunctionOracle(box, Spec(width, **spec)))), budget)
     return learner.learn(oracle, np.random.default_rng(seed)), oracle
 
 
-def pairs(learned: Learned, truth: Attention) -> list[tuple[Head, Head, Head]]:
+def pairs(learned: Hypothesis, truth: Attention) -> list[tuple[Head, Head, Head]]:
     """Found head, true head, error bars of the found head."""
     form = canonical(truth)
     assert form is not None
@@ -37,7 +37,7 @@ def pairs(learned: Learned, truth: Attention) -> list[tuple[Head, Head, Head]]:
     return [(a, b, bars[id(a)]) for a, b in matched(learned.model.heads, form.heads)]
 
 
-def worst_bar(learned: Learned, truth: Attention) -> float:
+def worst_bar(learned: Hypothesis, truth: Attention) -> float:
     """Largest true error of a score in units of its error bar."""
     found = pairs(learned, truth)
     return max(score_gap(a, b) / np.linalg.norm(bar.score) for a, b, bar in found)

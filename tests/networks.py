@@ -8,22 +8,22 @@ from scipy.special import erf
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 class CountingOracle(Oracle):
-    """Counts questions and batches for itself."""
+    """Counts queries and batches for itself."""
 
     def __init__(self, function: Callable[[np.ndarray], np.ndarray], width: int, **spec) -> None:
         self.function, self.spec = function, Spec(width=width, **spec)
-        self.questions, self.batches, self.by_purpose = 0, 0, {}
+        self.queries, self.batches, self.by_purpose = 0, 0, {}
 
-    def ask(self, questions: Questions) -> np.ndarray:
-        self.questions += len(questions)
+    def ask(self, queries: QueryBatch) -> np.ndarray:
+        self.queries += len(queries)
         self.batches += 1
-        seen = self.by_purpose.get(questions.purpose, 0)
-        self.by_purpose[questions.purpose] = seen + len(questions)
-        tokens = questions.tokens()
+        seen = self.by_purpose.get(queries.purpose, 0)
+        self.by_purpose[queries.purpose] = seen + len(queries)
+        tokens = queries.tokens()
         self.spec.domain.check(tokens)
         return np.asarray(self.function(tokens))
 

@@ -19,7 +19,8 @@ from keyhole.learners.single_head.low_rank import LowRank
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.labels import BITS, Labels
 from keyhole.oracles.wrappers.noise import Noisy
@@ -309,7 +310,7 @@ def stepped(tokens: np.ndarray) -> np.ndarray:
 
 
 class Drifting:
-    """Its value grows with every question."""
+    """Its value grows with every query."""
 
     width = 8
 
@@ -326,7 +327,7 @@ def impostors() -> list[Specimen]:
         made = member(name, "", SingleHead(), box, **options)
         return Specimen(name, made.build)
 
-    stated = Precision(additive=1e-6)
+    stated = NoiseModel(additive=1e-6)
     return [
         fake("two hidden layers", two_layers, width=6),
         fake("GELU network", lambda: other_activation, width=6),

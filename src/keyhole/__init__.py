@@ -11,11 +11,11 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "distance": "keyhole.models.canonical",
     "Oracle": "keyhole.oracles.base",
     "Domain": "keyhole.oracles.base",
-    "Precision": "keyhole.oracles.base",
+    "NoiseModel": "keyhole.oracles.noise",
     "Spec": "keyhole.oracles.base",
-    "Questions": "keyhole.oracles.queries",
+    "QueryBatch": "keyhole.oracles.queries",
     "open_oracle": "keyhole.oracles.open",
-    "Patience": "keyhole.oracles.http.retry",
+    "RetryPolicy": "keyhole.oracles.http.retry",
     "inside": "keyhole.oracles.torch",
     "submodule": "keyhole.oracles.torch",
     "export": "keyhole.models.export",
@@ -67,13 +67,19 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
         "keyhole.errors",
     ),
 }
-__all__ = ["__version__", *_HOME]
+_FORMER = {  # names of earlier versions
+    "Precision": "NoiseModel",
+    "Questions": "QueryBatch",
+    "Patience": "RetryPolicy",
+}
+__all__ = ["__version__", *_HOME, *_FORMER]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    current = _FORMER.get(name, name)
+    if current not in _HOME:
         raise AttributeError(f"module 'keyhole' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_HOME[current]), current)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Against what a user would otherwise pick: a student fitted to as many random questions.
+"""Against what a user would otherwise pick: a student fitted to as many random queries.
 
 Everything is measured side by side in one run: a model is drawn, Keyhole recovers it, and each
 baseline gets as many answers of the same box and the time that was granted. Holds the truth, which
@@ -21,7 +21,7 @@ from keyhole.models.canonical import distance
 from keyhole.models.random import attention
 from keyhole.recovery import recover
 
-LENGTH = 4  # tokens in a question of the baselines
+LENGTH = 4  # tokens in a query of the baselines
 TEST = 1000  # fresh sequences on which answers are compared
 START = 0.1  # size of a student's first scores, relative to the truth's: nearly uniform attention
 ADAM_RATE = 1e-2  # torch's own advice is 1e-3; ten times that is better on every size tried here
@@ -50,7 +50,7 @@ class Row:
     """How one method did."""
 
     method: str
-    questions: int
+    queries: int
     parameters: float  # largest relative error of a parameter block
     answers: float  # root mean square on fresh sequences, relative
     seconds: float

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Counterexample:
-    """A question on which box and model differ, or on which the box differs from itself."""
+    """A query on which box and model differ, or on which the box differs from itself."""
 
     input: Any  # (length, width)
     box_answer: Any
@@ -31,7 +31,7 @@ class InvalidArgument(KeyholeError, ValueError):
 
 
 class DomainError(KeyholeError, ValueError):
-    """A question would leave the domain the oracle declared (norm, box, vocabulary, length)."""
+    """A query would leave the domain the oracle declared (norm, box, vocabulary, length)."""
 
 
 class OracleError(KeyholeError):
@@ -39,7 +39,7 @@ class OracleError(KeyholeError):
 
 
 class Inconsistent(OracleError):
-    """The box answered the same question differently than its stated precision allows."""
+    """The box answered the same query differently than its stated precision allows."""
 
     def __init__(self, message: str, counterexample: Counterexample | None = None) -> None:
         super().__init__(message)
@@ -47,11 +47,11 @@ class Inconsistent(OracleError):
 
 
 class BudgetExhausted(KeyholeError):
-    """The next question would exceed the budget. Nothing beyond it was asked."""
+    """The next query would exceed the budget. Nothing beyond it was asked."""
 
 
 class NotIdentifiable(KeyholeError):
-    """No number of questions can determine these parameters; the message says why."""
+    """No number of queries can determine these parameters; the message says why."""
 
 
 class IllConditioned(KeyholeError):

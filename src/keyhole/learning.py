@@ -92,13 +92,13 @@ def judge(fitted: Fitted) -> Verdict:
     places = zip(held.example, held.position, strict=True)
     return held_out_verdict(
         Evidence(
-            inputs=[_question(fitted, int(i), int(j)) for i, j in places],
+            inputs=[_query(fitted, int(i), int(j)) for i, j in places],
             answers=held.answers,
             predictions=held.predictions,
             refitted=fitted.refitted,
             residuals=fitted.residuals,
             fitted=fitted.predictions,
-            queries=fitted.queries,
+            anchors=fitted.anchors,
             costs=fitted.costs,
             noise=fitted.noise,
             power=fitted.power,
@@ -108,7 +108,7 @@ def judge(fitted: Fitted) -> Verdict:
     )
 
 
-def _question(fitted: Fitted, example: int, position: int) -> Array:
+def _query(fitted: Fitted, example: int, position: int) -> Array:
     """The example's tokens with the row's query last, where an `Attention` reads it."""
     rows = fitted.data.rows
     tokens = rows.tokens[example, : rows.lengths[example]]

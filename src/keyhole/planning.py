@@ -1,7 +1,7 @@
-"""plan(): what a recovery will cost, before paying for it: questions, time, expected error.
+"""plan(): what a recovery will cost, before paying for it: queries, time, expected error.
 
-Questions come from the learners' own forecasts. Time is the box's: its speed is measured with a
-few questions. The expected error is rehearsed, not derived: the learner recovers a random model of
+Queries come from the learners' own forecasts. Time is the box's: its speed is measured with a
+few queries. The expected error is rehearsed, not derived: the learner recovers a random model of
 its family, of a small width, behind answers as exact as those of the box.
 """
 
@@ -29,20 +29,21 @@ from keyhole.models.canonical import distance
 from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
-from keyhole.oracles.queries import Questions
-from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
+from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.labels import Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.recovery import recover
 
 PURPOSE = "plan"
-TIMED = 16  # questions of the batch that is timed
+TIMED = 16  # queries of the batch that is timed
 STAGES = 12  # batches that wait for each other, beyond those that are full
 REHEARSED = 12  # width of the rehearsal, at most: a moment's work
 EXACTLY = 1e3  # roundoffs within which two answers are the same
@@ -67,20 +68,20 @@ class Size:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a few questions told about the box; `asked` is their number."""
+    """What a few queries told about the box; `asked` is their number."""
 
     spec: Spec
-    precision: Precision
+    precision: NoiseModel
     format: str
     kind: str  # "attention", "network", "layer" (both), "labels" or "" where nothing was asked
-    latency: float | None = None  # seconds of a question on its own
-    each: float | None = None  # seconds of a further question in the same batch
+    latency: float | None = None  # seconds of a query on its own
+    each: float | None = None  # seconds of a further query in the same batch
     asked: int = 0
 
-    def seconds(self, questions: int) -> float | None:
+    def seconds(self, queries: int) -> float | None:
         if self.latency is None or self.each is None:
             return None
-        return self.latency * (STAGES + questions // CHUNK_QUESTIONS) + self.each * questions
+        return self.latency * (STAGES + queries // CHUNK_QUERIES) + self.each * queries
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Estimate:
 
     learner: str  # its name on the command line
     assumes: str
-    questions: int | None  # None: depends on what is not known
+    queries: int | None  # None: depends on what is not known
     depends: str  # what would tell
     seconds: float | None
     error: float | None  # relative, of the rehearsal
@@ -97,13 +98,13 @@ class Estimate:
 
 
 def survey(box: Any, seed: int = 0) -> Survey:
-    """Some thirty questions: precision, family, speed."""
+    """Some thirty queries: precision, family, speed."""
     rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
     with opened(box) as oracle:
-        return _surveyed(Counting(Border(oracle)), rng)
+        return _surveyed(QueryCounter(Validator(oracle)), rng)
 
 
-def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
+def _surveyed(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
     found, _, answers = look(oracle, rng)
     spec = oracle.spec
     if answers.ndim == 2 and spec.outputs is None:
@@ -119,13 +120,13 @@ def _surveyed(oracle: Counting, rng: np.random.Generator) -> Survey:
 
 
 def _speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float, Array]:
-    """Seconds of a call, seconds per further question, and the answers."""
+    """Seconds of a call, seconds per further query, and the answers."""
     length = min(2, oracle.spec.domain.max_length or 2)
     tokens = inside(oracle, rng.standard_normal((TIMED, length, oracle.spec.width)), rng)
     times = []
     for count in (1, 1, TIMED):  # the first call of all may set things up
         start = time.perf_counter()
-        answers = oracle.ask(Questions.of(tokens[:count], PURPOSE))
+        answers = oracle.ask(QueryBatch.of(tokens[:count], PURPOSE))
         times.append(time.perf_counter() - start)
     each = max(0.0, (times[2] - times[1]) / (TIMED - 1))
     return max(0.0, times[1] - each), each, np.asarray(answers, dtype=np.float64)
@@ -138,14 +139,14 @@ def _kind(oracle: Oracle, rng: np.random.Generator, slack: tuple[float, float]) 
     width = oracle.spec.width
     start, step = rng.standard_normal((2, width))
     line = start + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None] * step
-    answers = oracle.ask(Questions.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
+    answers = oracle.ask(QueryBatch.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
     allowed = slack[0] * np.max(np.abs(answers)) + slack[1]
     bend = np.abs(np.diff(answers, 2, axis=0))
     if (bend <= allowed).all():
         return "attention"
     tokens = rng.standard_normal((2, min(3, oracle.spec.domain.max_length or 3), width))
     tokens[1, -1] = tokens[0, -1]
-    pair = np.asarray(oracle.ask(Questions.of(tokens, PURPOSE)), dtype=np.float64)
+    pair = np.asarray(oracle.ask(QueryBatch.of(tokens, PURPOSE)), dtype=np.float64)
     allowed = slack[0] * np.max(np.abs(pair)) + slack[1]
     return "network" if (np.abs(pair[0] - pair[1]) <= allowed).all() else "layer"
 
@@ -157,7 +158,7 @@ class Candidate:
     learner: Learner
     assumes: str
     depends: str
-    kinds: tuple[str, ...]  # of a survey for which it comes into question
+    kinds: tuple[str, ...]  # of a survey for which it comes into query
     draw: Callable[[np.random.Generator, int], Any]
 
 
@@ -231,20 +232,20 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
 def plan(
     target: Survey | Spec, size: Size | None = None, *, seed: int = 0, rehearse: bool = True
 ) -> list[Estimate]:
-    """A forecast for every learner that comes into question.
+    """A forecast for every learner that comes into query.
 
-    >>> [(e.learner, e.questions) for e in plan(Spec(width=64), Size(rank=4), rehearse=False)][:2]
+    >>> [(e.learner, e.queries) for e in plan(Spec(width=64), Size(rank=4), rehearse=False)][:2]
     [('single-head', 4164), ('low-rank', 572)]
     """
     if isinstance(target, Spec):
-        known = target.precision or Precision()
+        known = target.precision or NoiseModel()
         target = Survey(target, known, "taken for float64", "")
     size = Size() if size is None else size
     spec, found = replace(target.spec, precision=target.precision), []
     for name, candidate in candidates(size, target.spec.outputs).items():
         if target.kind and target.kind not in candidate.kinds:
             continue
-        questions = candidate.learner.expected_questions(spec)
+        queries = candidate.learner.expected_queries(spec)
         error, ending = None, "not rehearsed"
         if rehearse:
             error, ending = _rehearsal(name, size, target, seed)
@@ -252,9 +253,9 @@ def plan(
             Estimate(
                 name,
                 candidate.assumes,
-                questions,
-                candidate.depends if questions is None else "",
-                None if questions is None else target.seconds(questions),
+                queries,
+                candidate.depends if queries is None else "",
+                None if queries is None else target.seconds(queries),
                 error,
                 ending,
             )
@@ -287,7 +288,7 @@ def _rehearsal(name: str, size: Size, target: Survey, seed: int) -> tuple[float 
     return float(distance(recovery.model, secret)), ending
 
 
-def _blurred(secret: Any, spec: Spec, precision: Precision, labels: bool, seed: int) -> Oracle:
+def _blurred(secret: Any, spec: Spec, precision: NoiseModel, labels: bool, seed: int) -> Oracle:
     """A random model behind answers of this precision."""
     dtype = np.float32 if precision.relative > UNIT_ROUNDOFF else np.float64
     box: Oracle = FunctionOracle(secret.astype(dtype), spec)

@@ -23,23 +23,24 @@ from keyhole.errors import (
     WrongFamily,
 )
 from keyhole.learners.auto import Auto
-from keyhole.learners.base import Learned, Learner
+from keyhole.learners.base import Hypothesis, Learner
 from keyhole.measurement.noise import observed, roundoff
 from keyhole.models.canonical import product_norm
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
-from keyhole.oracles.wrappers.batch import Batching
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.batch import Batcher
+from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWatch
 from keyhole.oracles.wrappers.journal import Journal
-from keyhole.oracles.wrappers.sample import Memory
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.sample import AnswerSample
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.residuals import traced
 from keyhole.verification.tolerance import multiplied_out
 from keyhole.verification.verify import verify as verify_model
 
-RECOVERY_QUERIES = 4  # one fresh question of each of the four most telling kinds
+RECOVERY_QUERIES = 4  # one fresh query of each of the four most telling kinds
 USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -56,13 +57,13 @@ BLAMED = (WrongFamily, NotIdentifiable, IllConditioned)  # outcomes that a drift
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told before and after every chunk of questions."""
+    """What a progress callback is told before and after every chunk of queries."""
 
-    stage: str  # the purpose of the questions being asked
+    stage: str  # the purpose of the queries being asked
     asked: int
     expected: int | None
     seconds: float  # since the start
-    under_way: int = 0  # questions sent and not answered yet; none after a chunk
+    under_way: int = 0  # queries sent and not answered yet; none after a chunk
 
 
 def recover(
@@ -119,9 +120,9 @@ class _Run:
         seed: int,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        self.learner, self.seed, self.box = learner, seed, Border(box)
+        self.learner, self.seed, self.box = learner, seed, Validator(box)
         self.budget = budget
-        self.expected, self.start = learner.expected_questions(box.spec), time.monotonic()
+        self.expected, self.start = learner.expected_queries(box.spec), time.monotonic()
         inner: Oracle = self.box
         self.journal: Journal | None = None
         if journal is not None:
@@ -134,12 +135,12 @@ class _Run:
             self.journal = Journal(inner, journal, header)
             inner = self.journal
 
-        self.counting = Counting(inner, budget)
+        self.counting = QueryCounter(inner, budget)
         if progress is not None:
             self._report(progress)
         self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
-        self.oracle = Memory(Batching(self.watch))
-        self.learned: Learned | None = None
+        self.oracle = AnswerSample(Batcher(self.watch))
+        self.learned: Hypothesis | None = None
         self.verdict: Verdict | None = None
 
     def _report(self, progress: Callable[[Progress], None]) -> None:
@@ -173,7 +174,7 @@ class _Run:
             self._same_box()
         except KeyboardInterrupt:
             error = Interrupted(
-                f"stopped after {self.counting.paid} questions; "
+                f"stopped after {self.counting.paid} queries; "
                 + (
                     "run again with the same journal to continue"
                     if self.journal
@@ -193,9 +194,9 @@ class _Run:
             self._explain(error)
         return self._recovery(outcome, reason, error), error
 
-    def _judge(self, learned: Learned) -> tuple[Outcome, str]:
+    def _judge(self, learned: Hypothesis) -> tuple[Outcome, str]:
         left = self.oracle.remaining
-        few = Outcome.UNVERIFIED, "the budget left too few questions for verification"
+        few = Outcome.UNVERIFIED, "the budget left too few queries for verification"
         if left is not None and left < RECOVERY_QUERIES + 1:
             return few
         try:
@@ -229,7 +230,7 @@ class _Run:
 
     def _drift(self, error: KeyholeError) -> Inconsistent | None:
         """A box that changed on the way looks like one of another family: before that is said,
-        old questions of every kind are asked again. (Not after a failure that a journal can
+        old queries of every kind are asked again. (Not after a failure that a journal can
         continue from: the run that continues would not ask them here.)"""
         if not isinstance(error, BLAMED) or (self.verdict is not None and self.verdict.agrees):
             return None
@@ -247,7 +248,7 @@ class _Run:
     def _explain(self, error: KeyholeError) -> None:
         """The verdict of a run that was rejected before it came to one, or for another reason."""
         if isinstance(error, Inconsistent):
-            bound = "The box changed on the way: it answers an old question differently."
+            bound = "The box changed on the way: it answers an old query differently."
         elif isinstance(error, WrongFamily) and self.verdict is None:
             bound = "The learner met an answer that no model of its family can give."
         else:
@@ -262,7 +263,7 @@ class _Run:
         )
 
     def _same_box(self) -> None:
-        """A run that was answered by the journal alone asks the box one of its questions; where
+        """A run that was answered by the journal alone asks the box one of its queries; where
         answers are labels, of which one tells nothing, a few."""
         if self.journal is None or self.journal.asked:
             return
@@ -307,7 +308,7 @@ class _Run:
         )
 
     @property
-    def _precision(self) -> Precision | None:
+    def _precision(self) -> NoiseModel | None:
         """Of the box, as far as it was measured or stated."""
         return (self.learned and self.learned.precision) or self.box.spec.precision
 
@@ -334,7 +335,7 @@ def roundoff_seen(answers: Array) -> float:
     return observed(roundoff(None, answers), answers).relative
 
 
-def loosest(learned: Learned) -> float:
+def loosest(learned: Hypothesis) -> float:
     """Largest standard error of a parameter block relative to the block (Frobenius norms)."""
     if learned.errors is None:
         return 0.0

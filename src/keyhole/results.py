@@ -22,19 +22,19 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 class Outcome(enum.Enum):
     """How a recovery ended; the value is the advice shown to the user."""
 
-    RECOVERED = "The model agrees with the box on every question, within the box's precision."
+    RECOVERED = "The model agrees with the box on every query, within the box's precision."
     REJECTED = (
         "The box is not a member of the assumed family, or not the same box all along: see the "
         "counterexample. Try another learner, or accept that the box is something else."
     )
-    NOT_IDENTIFIABLE = "No number of questions can determine these parameters. The reason is given."
+    NOT_IDENTIFIABLE = "No number of queries can determine these parameters. The reason is given."
     BUDGET_EXHAUSTED = (
         "The budget was spent before the parameters were determined. Raise it, and pass the same "
         "journal to continue without paying twice, unless the learner plans with its budget."
     )
     ILL_CONDITIONED = (
         "The answers determine some parameters too weakly to be trusted. Read the error bars; a "
-        "more precise box, a wider domain or more questions would help."
+        "more precise box, a wider domain or more queries would help."
     )
     UNVERIFIED = (
         "A model was fitted but not compared with fresh answers, or noise hides what they tell."
@@ -51,7 +51,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Ledger:
-    """Questions the box was paid for, by purpose, and the floor (the number of unknowns per
+    """Queries the box was paid for, by purpose, and the floor (the number of unknowns per
     number in an answer)."""
 
     by_purpose: Mapping[str, int] = field(default_factory=dict)
@@ -92,10 +92,10 @@ class Trace:
     """How far the finished model is from answers of the box, in the order they were asked: a
     sample spread over the run. Deviations are relative to the size of the answers."""
 
-    asked: tuple[int, ...]  # number of the question in the run, from 1
+    asked: tuple[int, ...]  # number of the query in the run, from 1
     purpose: tuple[str, ...]
     deviation: tuple[float, ...]
-    total: int  # questions of which these are the sample
+    total: int  # queries of which these are the sample
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Trace":

@@ -8,7 +8,7 @@ import pytest
 
 import keyhole
 from boxes import impostors
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.learner import SingleHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
@@ -31,10 +31,10 @@ def test_single_head_keeps_the_contract(model: Any) -> None:
 class Around:
     """SingleHead with one vice."""
 
-    def expected_questions(self, spec: Spec) -> int | None:
-        return SingleHead().expected_questions(spec)
+    def expected_queries(self, spec: Spec) -> int | None:
+        return SingleHead().expected_queries(spec)
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         return SingleHead().learn(oracle, rng)
 
 
@@ -42,15 +42,15 @@ class Around:
 class Thawed:
     """Can be changed while it runs."""
 
-    expected_questions = Around.expected_questions
+    expected_queries = Around.expected_queries
     learn = Around.learn
 
 
 @dataclass(frozen=True)
 class Moody(Around):
-    """Draws its questions from the system's entropy."""
+    """Draws its queries from the system's entropy."""
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         return SingleHead().learn(oracle, np.random.default_rng())
 
 
@@ -58,7 +58,7 @@ class Moody(Around):
 class Boastful(Around):
     """Errors in another structure than the model."""
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         learned = SingleHead().learn(oracle, rng)
         other = Attention([Head(np.zeros((9, 9)), None, np.zeros((9, 4)))], 0.0)
         return replace(learned, errors=other)
@@ -68,18 +68,18 @@ class Boastful(Around):
 class Swallowing(Around):
     """Hides that the box failed behind an old model."""
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         try:
             return SingleHead().learn(oracle, rng)
         except keyhole.OracleError:
-            return Learned(MODEL, None, floor=1.0)
+            return Hypothesis(MODEL, None, floor=1.0)
 
 
 @dataclass(frozen=True)
 class Hopeful(Around):
     """Forecasts nonsense."""
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         return 0
 
 
@@ -87,10 +87,10 @@ class Hopeful(Around):
     ("learner", "words"),
     [
         (Thawed(), "frozen"),
-        (Moody(), "same questions"),
+        (Moody(), "same queries"),
         (Boastful(), "structure"),
         (Swallowing(), "swallowed|ORACLE_FAILED"),
-        (Hopeful(), "expected_questions"),
+        (Hopeful(), "expected_queries"),
         ("single head", "learn"),
     ],
 )

@@ -7,16 +7,17 @@ import pytest
 
 from boxes import in_float32
 from keyhole.models.random import attention
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
-from keyhole.oracles.wrappers.batch import Batching
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.batch import Batcher
+from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
-from keyhole.oracles.wrappers.sample import Memory
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.sample import AnswerSample
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.testing import ContractBroken, check_oracle
 
 MODEL = attention(np.random.default_rng(0), 5, bias=True)
@@ -36,12 +37,12 @@ KEEPERS = {
     "entries": box(low=-0.2, high=0.1),
     "a corner": box(low=0.4, high=1.0, max_norm=1.0),
     "vocabulary": box(vocabulary=np.random.default_rng(2).standard_normal((7, 5))),
-    "border": Border(box()),
-    "batching": Batching(box(), chunk_questions=2),
-    "counting": Counting(box()),
-    "memory": Memory(box()),
+    "border": Validator(box()),
+    "batching": Batcher(box(), chunk_queries=2),
+    "counting": QueryCounter(box()),
+    "memory": AnswerSample(box()),
     "rounded": Rounded(box(), decimals=3),
-    "noise, stated": Noisy(box(precision=Precision(additive=0.1)), additive=0.1),
+    "noise, stated": Noisy(box(precision=NoiseModel(additive=0.1)), additive=0.1),
 }
 
 
@@ -73,13 +74,13 @@ def changing_shape(tokens: np.ndarray) -> np.ndarray:
 
 
 class Overwriting(Oracle):
-    """Writes to the question's own bank, which a function cannot reach."""
+    """Writes to the query's own bank, which a function cannot reach."""
 
     spec = Spec(5)
 
-    def ask(self, questions: Questions) -> np.ndarray:
-        answers = MODEL(questions.tokens())
-        questions.bank.table[:] *= -1.0  # type: ignore[attr-defined]
+    def ask(self, queries: QueryBatch) -> np.ndarray:
+        answers = MODEL(queries.tokens())
+        queries.bank.table[:] *= -1.0  # type: ignore[attr-defined]
         return answers
 
 

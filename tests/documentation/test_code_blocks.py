@@ -56,7 +56,7 @@ def test_a_wrong_block_is_noticed(folder: Path) -> None:
     page.write_text("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n")
     with pytest.raises(AssertionError):
         run_page(page, folder)
-    page.write_text("```sh\necho '│ questions  98'\n```\n\n```text\n│ questions  96 │\n```\n")
+    page.write_text("```sh\necho '│ queries  98'\n```\n\n```text\n│ queries  96 │\n```\n")
     with pytest.raises(AssertionError, match="shows"):
         run_page(page, folder)
     page.write_text("```sh\nkeyhole recover nothing:here --width 3\n```\n")

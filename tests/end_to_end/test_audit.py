@@ -103,7 +103,7 @@ def test_table_and_plot(model, tmp_path):
     shown = command(model, *OPTIONS, "--plot", plot, "--no-unbounded")
     assert shown.exit_code == 0, shown.output
     assert "noise 1e-03" in shown.output
-    assert "questions" in shown.output
+    assert "queries" in shown.output
     assert plot.exists()
 
 

@@ -1,4 +1,4 @@
-"""A misbehaving endpoint: the right result or a clear outcome, and a true number of questions."""
+"""A misbehaving endpoint: the right result or a clear outcome, and a true number of queries."""
 
 import json
 import os
@@ -14,18 +14,18 @@ import pytest
 import faulty_endpoint
 import keyhole
 from keyhole.models.random import attention
-from keyhole.oracles.http.retry import Patience
+from keyhole.oracles.http.retry import RetryPolicy
 
 PROGRAM = faulty_endpoint.__file__
 WIDTH, SHARE, KILLS, BATCH = 100, 0.2, 5, 50
-RECALLED = 1  # verification asks one old question again, on purpose
-QUICK = Patience(attempts=12, first=0.01, longest=0.5)
+RECALLED = 1  # verification asks one old query again, on purpose
+QUICK = RetryPolicy(attempts=12, first=0.01, longest=0.5)
 CLIENT = f"""
 import sys, keyhole
-from keyhole.oracles.http.retry import Patience
+from keyhole.oracles.http.retry import RetryPolicy
 url, journal, out = sys.argv[1:]
 box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=1.0,
-                          patience=Patience(attempts=12, first=0.01, longest=0.5))
+                          patience=RetryPolicy(attempts=12, first=0.01, longest=0.5))
 recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal, seed=3, throw=False)
 recovery.save(out)
 """
@@ -85,7 +85,7 @@ def served():
     process.stdout.close()
 
 
-def test_ten_thousand_questions_through_faults_and_kills(served, tmp_path):
+def test_ten_thousand_queries_through_faults_and_kills(served, tmp_path):
     url = f"http://127.0.0.1:{served}/v2/models/model"
     journal, out = tmp_path / "run.journal", tmp_path / "out"
     command = [sys.executable, "-c", CLIENT, url, str(journal), str(out)]
@@ -103,8 +103,8 @@ def test_ten_thousand_questions_through_faults_and_kills(served, tmp_path):
     assert recovery.ledger.paid > 10_000
     assert recovery.ledger.replayed > 0
     assert all(count > 0 for count in seen["faults"].values()), seen["faults"]
-    assert seen["unanswered"] == 0  # no question was lost
-    again = recovery.ledger.by_purpose["recall"]  # old questions, on purpose
+    assert seen["unanswered"] == 0  # no query was lost
+    again = recovery.ledger.by_purpose["recall"]  # old queries, on purpose
     assert again == 2 * 3 + RECALLED
     alone = 2  # of these, two belonged to larger requests, and alone make requests of their own
     assert (
@@ -139,7 +139,7 @@ def test_one_fault_of_each_kind_changes_nothing(secret, faulty, kind, encoding):
     assert endpoint.stats()["distinct"] == recovery.ledger.paid  # what is recalled comes alone
     assert endpoint.stats()["faults"][kind] == 2
     assert sum(box.traffic.failures.values()) >= 2
-    assert box.traffic.questions > recovery.ledger.paid  # what was sent again is told, not paid
+    assert box.traffic.queries > recovery.ledger.paid  # what was sent again is told, not paid
     box.close()
 
 
@@ -150,7 +150,7 @@ def test_a_fault_that_stays_is_an_oracle_failure_and_the_journal_resumes(
     endpoint = faulty(secret, plan=["ok", "ok"], share=0.0)
     endpoint.plan += [kind] * 40
     journal = tmp_path / "run.journal"
-    box = opened(endpoint, patience=Patience(attempts=3, first=0.001))
+    box = opened(endpoint, patience=RetryPolicy(attempts=3, first=0.001))
     failed = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal, throw=False)
     assert failed.outcome is keyhole.Outcome.ORACLE_FAILED
     assert "3 attempts" in failed.reason

@@ -83,7 +83,7 @@ def test_once_finishes_the_batch_and_the_command_shown_continues(tmp_path: Path)
     assert "Traceback" not in errors
     assert batches(tmp_path, "in") == batches(tmp_path, "out")
     paid = sum(batches(tmp_path, "in"))
-    assert f"stopped after {paid:,} questions, kept in my run.journal" in errors
+    assert f"stopped after {paid:,} queries, kept in my run.journal" in errors
     command = shlex.split(errors.strip().splitlines()[-1])
     assert command[:3] == ["keyhole", "recover", "mine:slow"]
     again = subprocess.run(

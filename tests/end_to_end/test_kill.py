@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
 KILLS = 10
@@ -87,4 +87,4 @@ def test_killed_ten_times_and_resumed(tmp_path: Path) -> None:
     assert resumed.outcome is keyhole.Outcome.RECOVERED
     # only a batch that was under way when the process died can have been asked again
     again = sum(asked(tmp_path, "killed")) - whole.ledger.paid
-    assert 0 <= again <= KILLS * CHUNK_QUESTIONS
+    assert 0 <= again <= KILLS * CHUNK_QUERIES

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import keyhole
-from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
 WIDTH, RANK = 1024, 2
@@ -68,4 +68,4 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert resumed.ledger.by_purpose == whole.ledger.by_purpose
     assert resumed.ledger.replayed > 0.5 * whole.ledger.paid
     again = sum(asked(tmp_path, "killed")) - whole.ledger.paid
-    assert 0 <= again <= kills * CHUNK_QUESTIONS
+    assert 0 <= again <= kills * CHUNK_QUERIES

@@ -37,9 +37,9 @@ class Recorded(Wrapper):
     def __init__(self, inner):
         self.inner, self.batches = inner, []
 
-    def ask(self, questions):
-        self.batches.append((questions.purpose, questions.digest()))
-        return self.inner.ask(questions)
+    def ask(self, queries):
+        self.batches.append((queries.purpose, queries.digest()))
+        return self.inner.ask(queries)
 
 
 class AnswersInSingle(torch.nn.Module):

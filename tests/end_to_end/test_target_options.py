@@ -160,7 +160,7 @@ def test_parts_connections_and_rate(keyhole_command, served, monkeypatch):
     monkeypatch.setattr("keyhole.oracles.http.client.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr("keyhole.oracles.http.client.pause", pause)
     assert recovered(keyhole_command, url, "--rate", "60", "--timeout", "20") == paid
-    # all but the last second's worth of questions has waited for its turn
+    # all but the last second's worth of queries has waited for its turn
     assert (paid - 60) / 60 <= now < paid / 60
 
 
@@ -187,7 +187,7 @@ def test_the_token_comes_from_the_variable_that_is_named(keyhole_command, served
     assert "--plain-token" in error
 
 
-def test_replicas_share_the_questions(keyhole_command, served):
+def test_replicas_share_the_queries(keyhole_command, served):
     other = Recording()
     threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
     served.pause = other.pause = 0.01

@@ -51,7 +51,7 @@ def test_refused_in_bounded_domains(name, domain):
     box = CountingOracle(IMPOSTORS[name], 8, domain=domain)
     with pytest.raises((WrongFamily, IllConditioned)) as caught:
         ReluNetworkLearner().learn(box, np.random.default_rng(0))
-    assert box.questions < 60000
+    assert box.queries < 60000
     if isinstance(caught.value, WrongFamily):
         example = caught.value.counterexample
         answer = IMPOSTORS[name](example.input[None])[0]
@@ -66,7 +66,7 @@ def test_refused_in_single_precision(name):
     far = name in ("two hidden layers", "step at a sphere", "maximum")
     with pytest.raises(WrongFamily if far else IllConditioned):
         ReluNetworkLearner().learn(box, np.random.default_rng(0))
-    assert box.questions < 6000
+    assert box.queries < 6000
 
 
 def test_more_planes_than_promised():

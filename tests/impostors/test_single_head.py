@@ -30,7 +30,7 @@ def test_noise_beyond_the_stated_precision_is_rejected() -> None:
     def noisy(tokens: np.ndarray) -> np.ndarray:
         return secret(tokens) + 1e-6 * rng.standard_normal(len(tokens))
 
-    box = keyhole.open_oracle(noisy, width=12, precision=keyhole.Precision())
+    box = keyhole.open_oracle(noisy, width=12, precision=keyhole.NoiseModel())
     recovery = keyhole.recover(box, keyhole.SingleHead(), throw=False)
     assert recovery.outcome is keyhole.Outcome.REJECTED
     assert recovery.verdict is not None

@@ -11,7 +11,7 @@ from keyhole.models.random import attention
 
 WIDTH = 5
 SEEDS = st.integers(0, 2**32)
-# an unlucky first look at the scale still costs a few digits and questions: see
+# an unlucky first look at the scale still costs a few digits and queries: see
 # tests/unit/learners/test_single_head.py
 ERROR, SPARE = 1e-5, 60
 

@@ -10,8 +10,8 @@ import keyhole
 from keyhole.arrays import digest, finite_array, frozen, whole_number
 from keyhole.errors import InvalidArgument
 from keyhole.models.random import attention
-from keyhole.oracles.base import Precision
 from keyhole.oracles.http.client import Access
+from keyhole.oracles.noise import NoiseModel
 
 
 def test_float32_stays_and_integers_become_float64() -> None:
@@ -109,7 +109,7 @@ BAD: dict[str, Callable[[], object]] = {
     "low": lambda: keyhole.open_oracle(HEAD, low="a"),
     "high": lambda: keyhole.open_oracle(HEAD, high=[1.0]),
     "precision": lambda: keyhole.open_oracle(len, 4, precision=1e-3),
-    "additive": lambda: Precision(additive=None),  # type: ignore[arg-type]
+    "additive": lambda: NoiseModel(additive=None),  # type: ignore[arg-type]
     "timeout": lambda: Access(timeout="9"),  # type: ignore[arg-type]
     "rate": lambda: Access(rate=np.nan),
     "accuracy": lambda: keyhole.SingleHead(accuracy="a"),  # type: ignore[arg-type]

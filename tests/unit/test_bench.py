@@ -15,12 +15,12 @@ from keyhole.errors import InvalidArgument
 SECONDS = 0.3
 
 
-def test_every_method_gets_as_many_questions_and_is_judged_alike() -> None:
+def test_every_method_gets_as_many_queries_and_is_judged_alike() -> None:
     heard: list[str] = []
     rows = bench.run_bench(bench.Size(6, 2), seconds=SECONDS, told=heard.append)
     assert [row.method for row in rows] == heard
     assert heard[:2] == ["Keyhole", "least squares"]
-    assert len({row.questions for row in rows}) == 1
+    assert len({row.queries for row in rows}) == 1
     first, *others = rows
     assert first.ended == "RECOVERED"
     assert first.parameters < 1e-8

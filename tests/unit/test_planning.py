@@ -8,7 +8,8 @@ from boxes import CountingBox, in_float32
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.base import Domain, Precision, Spec
+from keyhole.oracles.base import Domain, Spec
+from keyhole.oracles.noise import NoiseModel
 from keyhole.planning import Size, Survey, plan, survey
 from recoveries import NETWORK, SCORE
 
@@ -17,9 +18,9 @@ HEAD = attention(np.random.default_rng(0), 6)
 
 def test_forecasts_are_those_of_the_learners() -> None:
     found = {e.learner: e for e in plan(Spec(width=32), Size(rank=3), rehearse=False)}
-    assert found["single-head"].questions == keyhole.SingleHead().expected_questions(Spec(width=32))
-    assert found["low-rank"].questions == 2 * 3 * 32 - 9 + 32 + 6 + 4
-    assert found["relu-network"].questions is None
+    assert found["single-head"].queries == keyhole.SingleHead().expected_queries(Spec(width=32))
+    assert found["low-rank"].queries == 2 * 3 * 32 - 9 + 32 + 6 + 4
+    assert found["relu-network"].queries is None
     assert found["relu-network"].depends == "give --neurons"
     assert all(e.seconds is None and e.error is None for e in found.values())
 
@@ -32,8 +33,8 @@ def test_a_forecast_for_a_network_in_single_precision(neurons: int, outputs: int
     box = secret.astype(np.float32)
     (found,) = plan(survey(box), Size(neurons=neurons), rehearse=False)
     paid = keyhole.recover(box, keyhole.ReluNetworkLearner()).ledger.paid
-    assert found.questions is not None
-    assert 0.7 < paid / found.questions < 1.5
+    assert found.queries is not None
+    assert 0.7 < paid / found.queries < 1.5
 
 
 @pytest.mark.parametrize("precision", [np.float32, np.float64])
@@ -45,8 +46,8 @@ def test_a_forecast_for_a_layer(precision: type) -> None:
     box = Attention(heads, np.zeros(16)).astype(precision)
     found = {e.learner: e for e in plan(survey(box), Size(heads=2), rehearse=False)}["multi-head"]
     paid = keyhole.recover(box, keyhole.MultiHead(heads=2)).ledger.paid
-    assert found.questions is not None
-    assert 0.85 < paid / found.questions < 1.2
+    assert found.queries is not None
+    assert 0.85 < paid / found.queries < 1.2
 
 
 def test_a_forecast_is_near_what_the_run_pays() -> None:
@@ -57,7 +58,7 @@ def test_a_forecast_is_near_what_the_run_pays() -> None:
         ("low-rank", keyhole.LowRank(rank=2)),
     ):
         paid = keyhole.recover(box, learner).ledger.paid
-        assert found[name].questions == pytest.approx(paid, rel=0.25)
+        assert found[name].queries == pytest.approx(paid, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +70,13 @@ def test_a_forecast_is_near_what_the_run_pays() -> None:
         (keyhole.TransformerModel(SCORE, None, NETWORK), "layer", ["transformer"]),
     ],
 )
-def test_only_learners_that_come_into_question(box: object, kind: str, learners: list[str]) -> None:
+def test_only_learners_that_come_into_query(box: object, kind: str, learners: list[str]) -> None:
     known = survey(keyhole.open_oracle(box, width=getattr(box, "width", 6)))
     assert known.kind == kind
     assert [e.learner for e in plan(known, rehearse=False)] == learners
 
 
-def test_the_survey_counts_its_questions() -> None:
+def test_the_survey_counts_its_queries() -> None:
     box = CountingBox(HEAD, 6)
     assert survey(keyhole.open_oracle(box)).asked == box.seen
     assert box.seen <= 30
@@ -113,7 +114,7 @@ def test_the_expected_error_is_rehearsed_at_the_precision_of_the_box() -> None:
 
 def test_a_learner_that_refuses_says_why() -> None:
     spec = Spec(8, domain=Domain(max_length=1))
-    found = {e.learner: e for e in plan(Survey(spec, Precision(), "float64", "attention"))}
+    found = {e.learner: e for e in plan(Survey(spec, NoiseModel(), "float64", "attention"))}
     assert found["multi-head"].error is None
     assert found["multi-head"].rehearsal == "NOT_IDENTIFIABLE"
 
@@ -126,4 +127,4 @@ def test_sizes_must_make_sense() -> None:
             plan(spec, Size(rank=9), rehearse=False)
         for learner in (keyhole.LowRank(rank=9), keyhole.MultiHead(rank=9)):
             with pytest.raises(keyhole.InvalidArgument, match="rank must be at most the width 4"):
-                learner.expected_questions(spec)
+                learner.expected_queries(spec)

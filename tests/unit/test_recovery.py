@@ -28,7 +28,7 @@ def test_a_recovery_holds_everything() -> None:
     }  # fmt: skip
 
 
-def test_the_seed_decides_the_questions_and_the_bits() -> None:
+def test_the_seed_decides_the_queries_and_the_bits() -> None:
     first, same, other = (
         keyhole.recover(learner=keyhole.SingleHead(), box=MODEL, seed=seed) for seed in (0, 0, 1)
     )
@@ -175,7 +175,7 @@ def test_a_journal_of_another_run_is_a_mismatch(tmp_path: Path, change: Any) -> 
     )
 
 
-def test_two_functions_of_one_name_are_told_apart_by_one_question(tmp_path: Path) -> None:
+def test_two_functions_of_one_name_are_told_apart_by_one_query(tmp_path: Path) -> None:
     def make(model: Attention) -> Any:
         def box(tokens: np.ndarray) -> np.ndarray:
             return model(tokens)
@@ -217,12 +217,12 @@ def test_parameters_that_are_hardly_determined_are_not_called_recovered() -> Non
     box = keyhole.open_oracle(lambda tokens: single(tokens.astype(np.float32)), width=6)
     recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False)
     if recovery.outcome is keyhole.Outcome.RECOVERED:
-        assert not recovery.model.heads[0].score.any()  # "no question showed a score"
+        assert not recovery.model.heads[0].score.any()  # "no query showed a score"
     else:
         assert recovery.outcome is keyhole.Outcome.ILL_CONDITIONED
 
 
-def test_a_run_from_the_journal_alone_asks_one_question_and_counts_it(tmp_path: Path) -> None:
+def test_a_run_from_the_journal_alone_asks_one_query_and_counts_it(tmp_path: Path) -> None:
     box, path = CountingBox(MODEL, 10), tmp_path / "run.journal"
     first = keyhole.recover(box, keyhole.SingleHead(), journal=path)
     box.seen = 0
@@ -251,7 +251,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("stated", [{"precision": keyhole.Precision(additive=1e-2)}, {}])
+@pytest.mark.parametrize("stated", [{"precision": keyhole.NoiseModel(additive=1e-2)}, {}])
 def test_a_noisy_box_may_read_its_own_journal_again(
     tmp_path: Path, seed: int, stated: dict[str, Any]
 ) -> None:

@@ -1,4 +1,4 @@
-"""One cell of an audit: a protection, a number of questions, a repetition; and how to run it.
+"""One cell of an audit: a protection, a number of queries, a repetition; and how to run it.
 
 A cell depends on the model, the plan and its own name alone: its seeds are made from these, so that
 it comes out the same in any order, in any process and on any machine.
@@ -21,12 +21,12 @@ from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import recover
 from keyhole.results import Recovery
 
 HONEST, HONEST_LENGTH = 512, 8  # random sequences on which functions are compared
-OVERHEAD = 40  # questions of an attack beside the unknowns: precision, offset, verification
+OVERHEAD = 40  # queries of an attack beside the unknowns: precision, offset, verification
 FEWEST_BITS = 4  # labels: one multiple of the unknowns buys one bit; fewer are not worth showing
 MOST_BITS = 40
 ENOUGH = 1e-9  # relative standard error below which nobody would pay for another run
@@ -36,7 +36,7 @@ ENOUGH = 1e-9  # relative standard error below which nobody would pay for anothe
 class Cell:
     protection: str
     bounded: bool  # whether tokens are limited to the plan's max_norm
-    multiple: int  # questions in units of the unknowns
+    multiple: int  # queries in units of the unknowns
     repeat: int
 
     @property
@@ -110,12 +110,12 @@ def run_cell(arrays: Mapping[str, Array], plan: Plan, cell: Cell) -> dict[str, A
         spec = Spec(model.width, None, domain, None, cell.key)
     box = protection.wrap(FunctionOracle(model, spec), scale, seed)
     treated = protection.wrap(FunctionOracle(model, spec), scale, seed + 1)
-    cost = change(honest, treated.ask(Questions.of(tokens, "honest")))
-    found, questions, outcome, reason = attack(box, model, cell, seed)
+    cost = change(honest, treated.ask(QueryBatch.of(tokens, "honest")))
+    found, queries, outcome, reason = attack(box, model, cell, seed)
     result = {
         **asdict(cell),
         "key": cell.key,
-        "questions": questions,
+        "queries": queries,
         "outcome": outcome,
         "reason": reason,
         "parameter_error": None,
@@ -164,14 +164,14 @@ def learner_for(model: Attention, protection: Protection, multiple: int) -> Lear
 
 
 def attack(box: Any, model: Attention, cell: Cell, seed: int) -> tuple[Any, int, str, str]:
-    """What the questions of a cell buy: model, questions asked, outcome, reason.
+    """What the queries of a cell buy: model, queries asked, outcome, reason.
 
-    A learner that needs fewer questions than it may ask is sent again with other questions, and
+    A learner that needs fewer queries than it may ask is sent again with other queries, and
     the models are averaged: rounding errors differ from run to run.
     """
     learner = learner_for(model, Protection.parse(cell.protection), cell.multiple)
     labels = cell.protection == "label"
-    unit = max(learner.expected_questions(box.spec) or 0, unknowns(model))
+    unit = max(learner.expected_queries(box.spec) or 0, unknowns(model))
     budget = None if labels else cell.multiple * unit + model.width + OVERHEAD
     runs: list[Recovery] = []
     spent, outcome, reason = 0, "", ""

@@ -18,7 +18,7 @@ DOMAINS = ((True, "tokens of norm at most {norm:.3g}"), (False, "tokens of any s
 
 
 def show(audit: Audit) -> RenderableType:
-    """One table per domain: parameter error and function error, by number of questions."""
+    """One table per domain: parameter error and function error, by number of queries."""
     table = rows(audit)
     parts: list[RenderableType] = []
     for bounded, title in DOMAINS:
@@ -28,7 +28,7 @@ def show(audit: Audit) -> RenderableType:
     parts.append(
         Text(
             "Errors of the stolen copy: parameters (relative) | answers (of their root mean "
-            "square). Questions in units of the unknowns.",
+            "square). Queries in units of the unknowns.",
             style="dim",
         )
     )
@@ -71,7 +71,7 @@ def checked_plot(path: str | Path) -> Path:
 
 
 def draw(audit: Audit, path: str | Path) -> Path:
-    """Writes the plot: error against questions, one colour per protection."""
+    """Writes the plot: error against queries, one colour per protection."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -97,17 +97,17 @@ def _panel(axis: Any, here: list[Row]) -> None:
     for number, name in enumerate(dict.fromkeys(row.protection for row in here)):
         mine = [row for row in here if row.protection == name]
         done = [r for r in mine if r.parameter_error is not None and r.function_error is not None]
-        colour, questions = f"C{number % 10}", [row.questions for row in done]
+        colour, queries = f"C{number % 10}", [row.queries for row in done]
         marker = "os"[number // 10 % 2]
         parameters = [max(row.parameter_error or 0.0, SMALLEST) for row in done]
         answers = [max(row.function_error or 0.0, SMALLEST) for row in done]
-        axis.plot(questions, parameters, marker=marker, color=colour, label=mine[0].title, ms=4)
-        axis.plot(questions, answers, marker=marker, color=colour, linestyle=":", ms=3, alpha=0.6)
+        axis.plot(queries, parameters, marker=marker, color=colour, label=mine[0].title, ms=4)
+        axis.plot(queries, answers, marker=marker, color=colour, linestyle=":", ms=3, alpha=0.6)
     axis.axhline(1.0, color="grey", linewidth=0.5)
     axis.set_xscale("log")
     axis.set_yscale("log")
-    ticks = {row.multiple: row.questions for row in sorted(here, key=lambda row: row.questions)}
+    ticks = {row.multiple: row.queries for row in sorted(here, key=lambda row: row.queries)}
     axis.set_xticks(list(ticks.values()), [f"{number:,}" for number in ticks.values()])
     axis.minorticks_off()
-    axis.set_xlabel("questions")
+    axis.set_xlabel("queries")
     axis.grid(alpha=0.3)

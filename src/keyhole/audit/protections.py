@@ -7,7 +7,8 @@ import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import InvalidArgument
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.labels import Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
@@ -75,13 +76,13 @@ class Protection:
             return Noisy(oracle, additive=self.level * scale, seed=seed)
         return Labels(oracle)
 
-    def precision(self, scale: float) -> Precision | None:
-        """What an attacker would measure in a dozen questions."""
+    def precision(self, scale: float) -> NoiseModel | None:
+        """What an attacker would measure in a dozen queries."""
         if self.kind == "bits":
-            return Precision(relative=max(2.0**-self.level, UNIT_ROUNDOFF))
+            return NoiseModel(relative=max(2.0**-self.level, UNIT_ROUNDOFF))
         if self.kind == "decimals":
-            return Precision(step=10.0**-self.level)
-        return Precision(additive=self.level * scale) if self.kind == "noise" else None
+            return NoiseModel(step=10.0**-self.level)
+        return NoiseModel(additive=self.level * scale) if self.kind == "noise" else None
 
 
 def change(honest: Array, treated: Array) -> float:

@@ -1,4 +1,4 @@
-"""What an audit found: one row per protection and number of questions, and a sentence of advice."""
+"""What an audit found: one row per protection and number of queries, and a sentence of advice."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ class Row:
     protection: str
     title: str
     multiple: int
-    questions: int
+    queries: int
     outcome: str
     parameter_error: float | None
     function_error: float | None
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows(audit: Audit) -> list[Row]:
-    """In the order of the plan: tokens bounded first, then protections, then questions."""
+    """In the order of the plan: tokens bounded first, then protections, then queries."""
     groups: dict[tuple[bool, str, int], list[Mapping[str, Any]]] = {}
     for cell in audit.cells:
         key = (bool(cell["bounded"]), str(cell["protection"]), int(cell["multiple"]))
@@ -45,7 +45,7 @@ def _row(bounded: bool, protection: str, multiple: int, cells: list[Mapping[str,
         protection,
         Protection.parse(protection).title,
         multiple,
-        int(median(cell["questions"] for cell in cells)),
+        int(median(cell["queries"] for cell in cells)),
         ", ".join(sorted({cell["outcome"] for cell in cells})),
         _middle(cells, "parameter_error"),
         _middle(cells, "function_error"),
@@ -72,10 +72,10 @@ def advice(table: list[Row], max_norm: float) -> str:
         [row for row in loose if row.function_error is not None and row.function_error < LEAKS],
         useful,
     )
-    stolen = [row.questions for row in table if row.function_error is not None]
+    stolen = [row.queries for row in table if row.function_error is not None]
     if stolen:
         parts.append(
-            f"{min(stolen):,} questions were the fewest that gave a copy; only fewer than there "
+            f"{min(stolen):,} queries were the fewest that gave a copy; only fewer than there "
             "are unknowns leave the parameters open in every case."
         )
     return " ".join(parts)
@@ -87,13 +87,13 @@ def _best(known: list[Row], useful: list[Row], max_norm: float) -> str:
         best = min(useful, key=lambda row: row.cost)
         return (
             f"With tokens limited to norm {max_norm:.3g}, {best.title} helps: after "
-            f"{best.questions:,} questions a copy is still off by {best.function_error:.0%} of the "
+            f"{best.queries:,} queries a copy is still off by {best.function_error:.0%} of the "
             f"answers, and honest answers change by {_share(best.cost)}."
         )
     best = max(known, key=lambda row: row.function_error or 0.0)
     return (
         f"None of these protections keeps the model: even behind {best.title}, which changes "
-        f"honest answers by {_share(best.cost)}, {best.questions:,} questions give a copy whose "
+        f"honest answers by {_share(best.cost)}, {best.queries:,} queries give a copy whose "
         f"answers are within {_share(best.function_error or 0.0)} (tokens limited to norm "
         f"{max_norm:.3g})."
     )
@@ -118,7 +118,7 @@ def _without_limit(leaking: list[Row], useful: list[Row]) -> list[str]:
 
 
 def _strongest(table: Any) -> list[Row]:
-    """For each protection, the row with most questions."""
+    """For each protection, the row with most queries."""
     last: dict[str, Row] = {}
     for row in table:
         if row.protection not in last or row.multiple > last[row.protection].multiple:

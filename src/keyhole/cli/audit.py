@@ -30,7 +30,7 @@ def audit(
         ),
     ] = None,
     multiples: Annotated[
-        str, typer.Option(help="Questions to allow, in units of the unknowns, comma-separated.")
+        str, typer.Option(help="Queries to allow, in units of the unknowns, comma-separated.")
     ] = "1,4,16",
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each attack.")] = 1,
     max_norm: Annotated[
@@ -54,7 +54,7 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """How exposed is MODEL: error of a stolen copy against questions, for each output precision."""
+    """How exposed is MODEL: error of a stolen copy against queries, for each output precision."""
     from keyhole.audit.cells import Plan
     from keyhole.audit.picture import checked_plot, draw, show
     from keyhole.audit.protections import DEFAULT

@@ -47,13 +47,13 @@ def table(rows: "list[Row]") -> Any:
 
     grid = Table(box=None, padding=(0, 2), header_style="dim")
     grid.add_column("method")
-    for name in ("questions", "parameters", "answers", "time"):
+    for name in ("queries", "parameters", "answers", "time"):
         grid.add_column(name, justify="right")
     grid.add_column("ended")
     for row in rows:
         errors = (f"{row.parameters:.0e}", f"{row.answers:.0e}")
         ended = row.ended.replace("_", " ").lower()
-        grid.add_row(row.method, f"{row.questions:,}", *errors, f"{row.seconds:.1f} s", ended)
+        grid.add_row(row.method, f"{row.queries:,}", *errors, f"{row.seconds:.1f} s", ended)
     return grid
 
 
@@ -62,7 +62,7 @@ def sentences(rows: "list[Row]") -> list[str]:
     lines = [
         "Relative errors of the worst block of parameters, and of answers to fresh sequences (root "
         "mean square). The baselines, least squares with SciPy and students trained with PyTorch, "
-        "are told the number of heads and get as many answers, to random questions.",
+        "are told the number of heads and get as many answers, to random queries.",
     ]
     if not any("student" in row.method for row in rows):
         lines.append("With PyTorch, students take part too: pip install 'keyhole[torch]'.")

@@ -102,12 +102,12 @@ def recover(
     ] = "auto",
     exact: Annotated[
         bool | None,
-        typer.Option(help="Networks to the last digits, for twice the questions."),
+        typer.Option(help="Networks to the last digits, for twice the queries."),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="segment, antisymmetric (transformer); adaptive, convex.")
     ] = None,
-    budget: Annotated[int | None, typer.Option(help="Hard limit on questions.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Hard limit on queries.")] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Record answers here; run again to continue.")
     ] = None,
@@ -163,21 +163,21 @@ def with_errors(path: Path) -> tuple[Any, Any]:
 def verify(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
     box: Box,
-    queries: Annotated[int | None, typer.Option(help="Fresh questions to ask.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Fresh queries to ask.")] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Is the box behind TARGET this model?"""
     from rich.console import Console
 
-    from keyhole.oracles.wrappers.validate import Border
+    from keyhole.oracles.wrappers.validate import Validator
     from keyhole.report.terminal import counterexample
     from keyhole.results import plain
     from keyhole.verification.verify import verify as compare
 
     claimed, errors = with_errors(model)
     with box.opened(getattr(claimed, "width", None)) as oracle:
-        verdict = compare(Border(oracle), claimed, errors=errors, queries=queries, seed=seed)
+        verdict = compare(Validator(oracle), claimed, errors=errors, queries=queries, seed=seed)
     if as_json:
         typer.echo(json.dumps(plain(vars(verdict))))
     else:
@@ -200,15 +200,15 @@ def check(
     as_json: Json = False,
 ) -> None:
     """What can this box do: outputs, lengths, determinism, precision. Asks some fifteen
-    questions."""
+    queries."""
     from rich.console import Console
     from rich.table import Table
 
     from keyhole.measurement.noise import examine
-    from keyhole.oracles.wrappers.validate import Border
+    from keyhole.oracles.wrappers.validate import Validator
 
     with box.opened() as oracle:
-        found = examine(Border(oracle), seed)
+        found = examine(Validator(oracle), seed)
     if as_json:
         typer.echo(json.dumps(found))
         return

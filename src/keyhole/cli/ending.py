@@ -105,7 +105,7 @@ def outcome_code(recovery: "Recovery") -> int:
     unasked = recovery.verdict is None
     codes = {
         Outcome.RECOVERED: OK,
-        # as asked with --no-verify; no question was left for it; noise hides what it would tell
+        # as asked with --no-verify; no query was left for it; noise hides what it would tell
         Outcome.UNVERIFIED: OK if not recovery.reason else BUDGET if unasked else DIFFERS,
         Outcome.ORACLE_FAILED: ORACLE,
         Outcome.BUDGET_EXHAUSTED: BUDGET,
@@ -120,7 +120,7 @@ def how_to_resume(recovery: "Recovery", journal: Path | None) -> str | None:
     if not stopped and (recovery.outcome.name != "ORACLE_FAILED" or journal is None):
         return None
     ending = "stopped" if stopped else "the box failed"
-    after = f"keyhole: {ending} after {recovery.ledger.paid:,} questions"
+    after = f"keyhole: {ending} after {recovery.ledger.paid:,} queries"
     if journal is None:
         again = typed("--journal", "run.journal", hide=False)
         return f"{after}, which were not kept. A run with a journal can be continued:\n  {again}"

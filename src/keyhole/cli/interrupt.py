@@ -46,6 +46,6 @@ class Stop:
         # not through sys.stderr: the signal may have come while that was being written to
         os.write(
             STDERR,
-            f"\nkeyhole: finishing the {self.under_way} questions under way; Ctrl-C again stops "
+            f"\nkeyhole: finishing the {self.under_way} queries under way; Ctrl-C again stops "
             "at once\n".encode(),
         )

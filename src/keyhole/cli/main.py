@@ -74,7 +74,7 @@ def exit_code(error: BaseException) -> int:
 def sentence(error: BaseException) -> str:
     """What happened, and what to do where the system's own words do not say it."""
     if isinstance(error, MemoryError):
-        return "out of memory: ask fewer questions at a time (--batch), or use a larger machine"
+        return "out of memory: ask fewer queries at a time (--batch), or use a larger machine"
     if isinstance(error, OSError) and error.filename is not None:
         place = f"{error.filename} cannot be read or written ({error.strerror})"
         return f"{place}: check the name, or name another place"

@@ -14,7 +14,7 @@ Width = Annotated[
 MaxLength = Annotated[int | None, typer.Option(help="Longest sequence the box accepts.")]
 MaxNorm = Annotated[float | None, typer.Option(help="Largest token norm the box accepts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed asks the same questions.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed asks the same queries.")]
 Out = Annotated[Path | None, typer.Option(help="Save the run (model, errors, verdict) here.")]
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write a report to look at: one HTML file.")

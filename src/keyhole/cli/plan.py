@@ -28,11 +28,12 @@ def plan(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What recovery will cost: questions, time and expected error, for each learner.
+    """What recovery will cost: queries, time and expected error, for each learner.
 
-    TARGET is asked some thirty questions; without it, --width alone tells the questions."""
+    TARGET is asked some thirty queries; without it, --width alone tells the queries."""
     from keyhole.errors import InvalidArgument
-    from keyhole.oracles.base import Domain, Precision, Spec
+    from keyhole.oracles.base import Domain, Spec
+    from keyhole.oracles.noise import NoiseModel
     from keyhole.planning import Size, Survey, survey
     from keyhole.planning import plan as estimate
 
@@ -41,7 +42,7 @@ def plan(
             known = survey(oracle, seed)
     elif box.width is not None:
         spec = Spec(box.width, outputs, Domain(box.max_length, box.max_norm))
-        known = Survey(spec, Precision(), "taken for float64", "")
+        known = Survey(spec, NoiseModel(), "taken for float64", "")
     else:
         raise InvalidArgument("name a TARGET, or give --width")
     found = estimate(known, Size(heads, rank, neurons), seed=seed, rehearse=rehearse)
@@ -67,7 +68,7 @@ def record(known: "Survey", found: "list[Estimate]") -> dict[str, Any]:
         "number_format": known.format,
         "precision": plain(vars(known.precision)),
         "seconds_per_call": known.latency,
-        "seconds_per_question": known.each,
+        "seconds_per_query": known.each,
         "asked": known.asked,
         "learners": [plain(vars(line)) for line in found],
     }
@@ -79,13 +80,13 @@ def table(found: "list[Estimate]") -> Any:
     grid = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("learner", "assumes"):
         grid.add_column(name)
-    for name in ("questions", "time", "expected error"):
+    for name in ("queries", "time", "expected error"):
         grid.add_column(name, justify="right")
     for line in found:
         grid.add_row(
             f"[bold]{line.learner}[/]",
             line.assumes,
-            line.depends if line.questions is None else f"{line.questions:,}",
+            line.depends if line.queries is None else f"{line.queries:,}",
             duration(line.seconds),
             expected(line),
         )
@@ -122,11 +123,11 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
         kind = kinds[known.kind]
         if known.kind == "attention" and not known.spec.domain.unbounded:
             kind = "tokens are bounded, taken for attention"
-        lines.append(f"{known.asked} questions were asked: {kind}; answers in {known.format}.")
+        lines.append(f"{known.asked} queries were asked: {kind}; answers in {known.format}.")
         if known.latency is not None and known.each is not None:
             lines.append(
                 f"Time is the box's: {1e3 * known.latency:.3g} ms a call and "
-                f"{1e3 * known.each:.3g} ms a question, measured now."
+                f"{1e3 * known.each:.3g} ms a query, measured now."
             )
     if rehearsed:
         lines.append(

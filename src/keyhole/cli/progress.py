@@ -60,10 +60,10 @@ def searching(enabled: bool = True) -> Iterator[Told | None]:
 
 
 def asking(event: Any) -> str:
-    """score: 1,038 of about 1,160 questions, 850/s, 1 s left"""
+    """score: 1,038 of about 1,160 queries, 850/s, 1 s left"""
     expected = event.expected or 0
     of = f" of about {expected:,}" if expected >= event.asked > 0 else ""
-    text = f"{event.stage}: {event.asked:,}{of} questions"
+    text = f"{event.stage}: {event.asked:,}{of} queries"
     if event.seconds < SETTLED or not event.asked:
         return text
     rate = event.asked / event.seconds

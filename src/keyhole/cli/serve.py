@@ -19,7 +19,7 @@ def serve(
     noise: Annotated[float, typer.Option(min=0, help="Standard deviation of added noise.")] = 0.0,
     labels: Annotated[bool, typer.Option("--labels", help="Answer with labels only.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
-    max_batch: Annotated[int, typer.Option(min=1, help="Questions per request.")] = 4096,
+    max_batch: Annotated[int, typer.Option(min=1, help="Queries per request.")] = 4096,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 4096,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes per request.")] = 64 * 2**20,
     token_env: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keyhole.oracles.base import Oracle
 
 ACCEPTS, HTTP, NAMES = "What the box accepts", "HTTP endpoints", "Inside files and endpoints"
-MANY = "Many questions, many machines"
+MANY = "Many queries, many machines"
 # names on the command line that open_oracle calls differently, or that are not its options
 OTHERWISE = {"model_name": "model", "scheduler": "cluster"}
 OWN = ("target", "replicas", "width", "max_length", "max_norm", "vocabulary", "request")
@@ -61,7 +61,7 @@ class Box:
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Most questions at a time.", rich_help_panel=MANY),
+        typer.Option(min=1, help="Most queries at a time.", rich_help_panel=MANY),
     ] = None
     scheduler: Annotated[
         str | None,
@@ -72,7 +72,7 @@ class Box:
         ),
     ] = None
     rate: Annotated[
-        float | None, typer.Option(help="Questions per second, at most.", rich_help_panel=HTTP)
+        float | None, typer.Option(help="Queries per second, at most.", rich_help_panel=HTTP)
     ] = None
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests at a time.", rich_help_panel=HTTP)

@@ -1,7 +1,7 @@
 """Attention of several heads on labelled rows: forward, derivative and its adjoint, matrix-free.
 
-A row is one output vector: the query it was read at and the tokens it attends to. All heads are
-computed at once: with T the tokens of an example and Q its queries,
+A row is one output vector: the anchor it was read at and the tokens it attends to. All heads are
+computed at once: with T the tokens of an example and Q its anchors,
 
     S_i = Q Theta_i T^t,   P_i = softmax(S_i),   A_i = P_i T,   Y = sum_i A_i W_i (+ offset),
     dA_i = (P_i * (dS_i - <P_i, dS_i>)) T,       dS_i = Q dTheta_i T^t.
@@ -25,13 +25,13 @@ MASKED = -1e30  # a score no real one can reach, finite so that differences stay
 class Rows:
     """Labelled rows of n examples, padded to a common length.
 
-    queries (n, a, p): the token each row was read at (with a last entry 1 where key biases are
+    anchors (n, a, p): the token each row was read at (with a last entry 1 where key biases are
     fitted, then p = d + 1); tokens (n, L, d); padding (n, 1, L): 0 or MASKED, None where no
     example is shorter than L; weights (n, a): 1 where the row counts, 0 where it is padding or
     kept aside; targets (n, a, D).
     """
 
-    queries: Float[Array, "n a p"]
+    anchors: Float[Array, "n a p"]
     tokens: Float[Array, "n L d"]
     padding: Float[Array, "n 1 L"] | None
     weights: Float[Array, "n a"]
@@ -65,20 +65,20 @@ class Rows:
 
     def unknowns(self, heads: int) -> int:
         """Free numbers in a model of that many heads."""
-        scores = int(self.queries.shape[2]) * self.width
+        scores = int(self.anchors.shape[2]) * self.width
         return heads * (scores + self.width * self.outputs) + self.outputs * self.offset
 
     def ratio(self, heads: int) -> float:
         """How many times the rows outnumber the unknowns: examples over the floor."""
         numbers = self.counted * self.outputs / self.unknowns(heads)
-        scores = self.score_differences / (self.queries.shape[2] * self.width)
+        scores = self.score_differences / (self.anchors.shape[2] * self.width)
         return float(min(numbers, scores))
 
     def take(self, index: Array) -> "Rows":
         """Some of the examples."""
         return replace(
             self,
-            queries=self.queries[index],
+            anchors=self.anchors[index],
             tokens=self.tokens[index],
             padding=None if self.padding is None else self.padding[index],
             weights=self.weights[index],
@@ -100,9 +100,9 @@ class Rows:
         return self
 
     def _represents(self, whole: "Rows") -> bool:
-        """Whether every direction of tokens and queries has at least half its share in here."""
+        """Whether every direction of tokens and anchors has at least half its share in here."""
         share = len(self.tokens) / len(whole.tokens)
-        for few, all_ in ((self.tokens, whole.tokens), (self.queries, whole.queries)):
+        for few, all_ in ((self.tokens, whole.tokens), (self.anchors, whole.anchors)):
             try:
                 least = eigh(_moment(few), _moment(all_), eigvals_only=True)[0]
             except np.linalg.LinAlgError:
@@ -117,7 +117,7 @@ class Rows:
     def astype(self, dtype: type) -> "Rows":
         return replace(
             self,
-            queries=self.queries.astype(dtype),
+            anchors=self.anchors.astype(dtype),
             tokens=self.tokens.astype(dtype),
             padding=None if self.padding is None else self.padding.astype(dtype),
             weights=self.weights.astype(dtype),
@@ -132,9 +132,9 @@ def _moment(vectors: Float[Array, "n l d"]) -> Float[Array, "d d"]:
 
 def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
     """Softmax weights of every head on every row."""
-    n, a, p = rows.queries.shape
+    n, a, p = rows.anchors.shape
     m = theta.shape[1]
-    keys = rows.queries.reshape(n * a, p) @ theta.reshape(p, -1)
+    keys = rows.anchors.reshape(n * a, p) @ theta.reshape(p, -1)
     scores = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
     if rows.padding is not None:
         scores += rows.padding
@@ -158,9 +158,9 @@ def push(
     direction: Float[Array, "p m d"],
 ) -> Float[Array, "na D"]:
     """Derivative of the outputs along a direction of theta, values fixed."""
-    n, a, p = rows.queries.shape
+    n, a, p = rows.anchors.shape
     m = direction.shape[1]
-    keys = rows.queries.reshape(n * a, p) @ direction.reshape(p, -1)
+    keys = rows.anchors.reshape(n * a, p) @ direction.reshape(p, -1)
     change = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
     change = _through_softmax(pattern, change)
     return np.asarray(averages(rows, change) @ values)
@@ -173,14 +173,14 @@ def pull(
     residual: Float[Array, "na D"],
 ) -> Float[Array, "p m d"]:
     """Adjoint of `push`."""
-    n, a, p = rows.queries.shape
+    n, a, p = rows.anchors.shape
     d = rows.width
     m = pattern.shape[1] // a
     back = (residual * rows.weights.reshape(-1, 1)) @ values.T
     change = back.reshape(n, a * m, d) @ rows.tokens.transpose(0, 2, 1)
     change = _through_softmax(pattern, change)
     mixed = (change @ rows.tokens).reshape(n * a, m * d)
-    return np.asarray((rows.queries.reshape(n * a, p).T @ mixed).reshape(p, m, d))
+    return np.asarray((rows.anchors.reshape(n * a, p).T @ mixed).reshape(p, m, d))
 
 
 def _through_softmax(pattern: Array, change: Array) -> Array:
@@ -193,7 +193,7 @@ def _through_softmax(pattern: Array, change: Array) -> Array:
 def responses(
     rows: Rows, pattern: Float[Array, "n am L"], values: Float[Array, "md D"]
 ) -> Float[Array, "na m d D"]:
-    """G = Cov_P(x) W for every row and head: the derivative of the row by theta is query x G."""
+    """G = Cov_P(x) W for every row and head: the derivative of the row by theta is anchor x G."""
     n, a = rows.weights.shape
     length, d = rows.tokens.shape[1:]
     per_head = values.reshape(-1, d, values.shape[1])

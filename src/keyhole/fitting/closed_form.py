@@ -22,7 +22,7 @@ def one_head(rows: Rows) -> Float[Array, "d 1 d"] | None:
 
     A start for the polish, not an estimate: with noisy labels it is rough.
     """
-    _n, a, p = rows.queries.shape
+    _n, a, p = rows.anchors.shape
     length, d = rows.tokens.shape[1:]
     if a != length or p != d or rows.padding is not None or length > rows.outputs:
         return None

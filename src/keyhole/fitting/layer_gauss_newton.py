@@ -21,7 +21,7 @@ from keyhole.linalg.low_rank_fit import Factored
 
 STEPS = 6  # Gauss–Newton steps
 SETTLED = 0.999  # cost after over before a step, above which the fit has settled
-SAMPLED = 200  # questions of each length that the units of the unknowns are judged from
+SAMPLED = 200  # queries of each length that the units of the unknowns are judged from
 LIGHTEST = 1e-12  # share of the largest eigenvalue below which a direction has no weight
 STEP_LIMITS = (1e-7, 400)  # relative accuracy of a linear solve, and steps of LSMR at most
 BAR_LIMITS = (1e-4, 300)  # the same for standard errors, of which few digits are needed
@@ -31,13 +31,13 @@ REPLICATES = 4  # resamplings of the residuals
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """Questions of one length with their answers and standard errors."""
+    """Queries of one length with their answers and standard errors."""
 
     tokens: Float[Array, "n length d"]
     answers: Float[Array, "n outputs"]
     errors: Float[Array, " n"]
 
-    def queries(self, rows: int) -> Float[Array, "n p"]:
+    def anchors(self, rows: int) -> Float[Array, "n p"]:
         """What P is multiplied with: the last tokens, and a one where there are key biases."""
         last = self.tokens[:, -1]
         if rows == last.shape[1]:
@@ -86,11 +86,11 @@ class _Linear:
         self.flat = self.maps.reshape(-1, self.maps.shape[2])
         keys = [dense(part) for part in layer.scores]
         width = keys[0].shape[1]
-        self.queries = [part.queries(width) for part in data]
+        self.anchors = [part.anchors(width) for part in data]
         self.weights: list[Array] = []
         self.means: list[Array] = []
-        for part, query in zip(data, self.queries, strict=True):
-            scores = part.tokens @ np.stack([query @ key.T for key in keys], axis=2)
+        for part, anchor in zip(data, self.anchors, strict=True):
+            scores = part.tokens @ np.stack([anchor @ key.T for key in keys], axis=2)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             self.weights.append(weights)
@@ -143,12 +143,12 @@ class _Linear:
         steps, offset = self.blocks(vector)
         found = []
         for place, part in enumerate(self.data):
-            query, weights, means = self.queries[place], self.weights[place], self.means[place]
-            moved = np.zeros((len(query), part.tokens.shape[2], len(self.maps)))
+            anchor, weights, means = self.anchors[place], self.weights[place], self.means[place]
+            moved = np.zeros((len(anchor), part.tokens.shape[2], len(self.maps)))
             answer = np.broadcast_to(offset, part.answers.shape).copy()
             for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
                 across, along, up, down = steps[4 * h : 4 * h + 4]
-                moved[:, :, h] = (query @ s.right.T) @ across.T + (query @ along) @ s.left.T
+                moved[:, :, h] = (anchor @ s.right.T) @ across.T + (anchor @ along) @ s.left.T
                 answer += (means[:, h] @ up) @ v.right + (means[:, h] @ v.left) @ down.T
             change = part.tokens @ moved
             change -= np.einsum("nlh,nlh->nh", weights, change)[:, None]
@@ -162,7 +162,7 @@ class _Linear:
         offset = np.zeros(len(self.layer.offset))
         start = 0
         for place, part in enumerate(self.data):
-            query, weights, means = self.queries[place], self.weights[place], self.means[place]
+            anchor, weights, means = self.anchors[place], self.weights[place], self.means[place]
             stop = start + part.answers.size
             rest = vector[start:stop].reshape(part.answers.shape) / part.errors[:, None]
             start = stop
@@ -172,8 +172,8 @@ class _Linear:
             change = weights * (change - np.einsum("nlh,nlh->nh", weights, change)[:, None])
             keys = change.transpose(0, 2, 1) @ part.tokens
             for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
-                steps[4 * h] += keys[:, h].T @ (query @ s.right.T)
-                steps[4 * h + 1] += query.T @ (keys[:, h] @ s.left)
+                steps[4 * h] += keys[:, h].T @ (anchor @ s.right.T)
+                steps[4 * h + 1] += anchor.T @ (keys[:, h] @ s.left)
                 steps[4 * h + 2] += means[:, h].T @ (rest @ v.right.T)
                 steps[4 * h + 3] += rest.T @ (means[:, h] @ v.left)
         for place, factor in self._rights():
@@ -188,15 +188,15 @@ class _Linear:
         """Units in which steps of any block change the answers about alike: the blocks of the
         normal matrix, approximated by Kronecker products, to the power -1/2."""
         heads = len(self.maps)
-        width, rows = self.data[0].tokens.shape[2], self.queries[0].shape[1]
+        width, rows = self.data[0].tokens.shape[2], self.anchors[0].shape[1]
         keys, means = np.zeros((heads, width, width)), np.zeros((heads, width, width))
-        queries, total = np.zeros((heads, rows, rows)), 0.0
+        anchors, total = np.zeros((heads, rows, rows)), 0.0
         for place, part in enumerate(self.data):
             chosen = rng.permutation(len(part.answers))[:SAMPLED]
             share = len(part.answers) / len(chosen)
             scaled = np.sqrt(share) / part.errors[chosen]
             total += share * float((1 / part.errors[chosen] ** 2).sum())
-            tokens, query = part.tokens[chosen], self.queries[place][chosen]
+            tokens, anchor = part.tokens[chosen], self.anchors[place][chosen]
             for h in range(heads):
                 weights, mean = self.weights[place][chosen, :, h], self.means[place][chosen, h]
                 apart = tokens - mean[:, None]
@@ -204,14 +204,14 @@ class _Linear:
                 seen *= scaled[:, None, None]
                 power = np.einsum("ndo,ndo->n", seen, seen)
                 keys[h] += np.einsum("ndo,neo->de", seen, seen, optimize=True)
-                queries[h] += (query * power[:, None]).T @ query
+                anchors[h] += (anchor * power[:, None]).T @ anchor
                 means[h] += (mean * scaled[:, None] ** 2).T @ mean
         for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
             power = max(float(np.trace(keys[h])), TINY)
-            inner = s.right @ queries[h] @ s.right.T / power
+            inner = s.right @ anchors[h] @ s.right.T / power
             self.whitening[4 * h] = (_inverse_root(keys[h]), _inverse_root(inner))
             inner = s.left.T @ keys[h] @ s.left
-            self.whitening[4 * h + 1] = (_inverse_root(queries[h] / power), _inverse_root(inner))
+            self.whitening[4 * h + 1] = (_inverse_root(anchors[h] / power), _inverse_root(inner))
             self.whitening[4 * h + 2] = (_inverse_root(means[h]), np.eye(v.rank))
             inner = v.left.T @ means[h] @ v.left
             self.whitening[4 * h + 3] = (np.eye(v.right.shape[1]), _inverse_root(inner))

@@ -79,7 +79,7 @@ def descend(
     """From one start to a minimum, a stall, or the limits."""
     scale = label_power(rows)
     at = project(rows, theta)
-    largest = LARGEST_SCORE / max(np.abs(rows.queries).max() * np.abs(rows.tokens).max(), TINY)
+    largest = LARGEST_SCORE / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
     costs, precise = [at.cost], limits.precise
     system = _System(rows, at, scale, precise=precise)
     for iteration in range(limits.iterations):

@@ -8,7 +8,7 @@ allow this those of largest entropy are a convex problem. Its dual has one tilt 
     A_i(eta) = log sum_j exp <eta, t_j>,
 
 with Z as the multiplier; it is solved by Newton's method. In a head the tilts are linear in the
-query, eta_i = Theta^t q_i: a regression of the tilts on the queries is the start. The slack keeps
+anchor, eta_i = Theta^t q_i: a regression of the tilts on the anchors is the start. The slack keeps
 labels that lie on the edge of what tokens can average to, and noisy ones, from infinite tilts.
 """
 
@@ -38,10 +38,10 @@ def tilted(rows: Rows, start: Float[Array, "p 1 d"], slack: float) -> Float[Arra
     if labels is None or labels.shape[1] * rows.width > LARGEST:
         return start
     example = np.nonzero(counted)[0]
-    queries, tokens = rows.queries[counted], rows.tokens[example]
+    anchors, tokens = rows.anchors[counted], rows.tokens[example]
     padding = 0.0 if rows.padding is None else rows.padding[example, 0]
     slack *= float(np.mean(tokens**2))
-    base = queries @ start[:, 0]
+    base = anchors @ start[:, 0]
     tilts, identity = base, slack * np.eye(rows.width)
     for _ in range(STEPS):
         scores = np.einsum("rd,rld->rl", tilts, tokens) + padding
@@ -55,7 +55,7 @@ def tilted(rows: Rows, start: Float[Array, "p 1 d"], slack: float) -> Float[Arra
         tilts = tilts + step / (1.0 if decrement <= FULL_STEP else 1 + np.sqrt(decrement))
         if decrement <= SETTLED:
             break
-    return np.asarray(np.linalg.lstsq(queries, tilts, rcond=None)[0][:, None, :])
+    return np.asarray(np.linalg.lstsq(anchors, tilts, rcond=None)[0][:, None, :])
 
 
 def _mapped_back(targets: Float[Array, "r D"], width: int, offset: bool) -> Array | None:

@@ -1,6 +1,6 @@
 """Kronecker preconditioner for the Gauss-Newton matrix of attention scores.
 
-Per head, J^t J is sum over rows of (q q^t) x (G G^t) with q the query and G the head's response.
+Per head, J^t J is sum over rows of (q q^t) x (G G^t) with q the anchor and G the head's response.
 Its Kronecker approximation, mean(q q^t) x sum(G G^t), plus the damping, is inverted exactly by two
 small eigendecompositions.
 """
@@ -47,11 +47,11 @@ class Kronecker:
 
 def kronecker(rows: Rows, at: Projection) -> Kronecker:
     """The preconditioner at a projection, without forming any row's response."""
-    _n, _a, _p = rows.queries.shape
+    _n, _a, _p = rows.anchors.shape
     m, _d = at.theta.shape[1:]
     counted = max(rows.counted, 1)
-    weighted = rows.queries * rows.weights[:, :, None]
-    left = np.einsum("nap,naq->pq", weighted, rows.queries, optimize=True) / counted
+    weighted = rows.anchors * rows.weights[:, :, None]
+    left = np.einsum("nap,naq->pq", weighted, rows.anchors, optimize=True) / counted
     right = np.stack([_response_moment(rows, at, i) for i in range(m)])
     left_sizes, left_vectors = np.linalg.eigh(left)
     right_sizes, right_vectors = np.linalg.eigh(right)

@@ -88,19 +88,19 @@ def gauss_newton(rows: Rows, at: Projection, direction: Array) -> Array:
 def dense_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
     """J^t J of the projected residual, from the rows' Kronecker structure.
 
-    A row's derivative is query x G, so the sum over rows of (q q^t) x (G G^t) is one matrix product
-    of the queries' outer products with the responses'; the projection takes away the part of J
+    A row's derivative is anchor x G: the sum over rows of (q q^t) x (G G^t) is one matrix product
+    of the anchors' outer products with the responses'; the projection takes away the part of J
     inside the span of Z.
     """
-    n, a, p = rows.queries.shape
-    queries = rows.queries.reshape(n * a, p)
+    n, a, p = rows.anchors.shape
+    anchors = rows.anchors.reshape(n * a, p)
     response = responses(rows, at.pattern, at.values)
     wide = response.shape[1] * response.shape[2]
     response = response.reshape(n * a, wide, -1)
     total = np.zeros((p * p, wide * wide), dtype=response.dtype)
     step = max(1, BLOCK // (wide * wide))
     for first in range(0, n * a, step):
-        some, part = queries[first : first + step], response[first : first + step]
+        some, part = anchors[first : first + step], response[first : first + step]
         pairs = (some[:, :, None] * some[:, None, :]).reshape(len(some), p * p)
         moments = (part @ part.transpose(0, 2, 1)).reshape(len(some), wide * wide)
         total += pairs.T @ moments
@@ -116,9 +116,9 @@ def inner_products(rows: Rows, at: Projection) -> Float[Array, "rank D pmd"]:
 
 
 def _inside(rows: Rows, at: Projection, response: Float[Array, "na md D"]) -> Array:
-    n, a, p = rows.queries.shape
+    n, a, p = rows.anchors.shape
     wide, outputs = response.shape[1:]
-    spread = at.basis[:, :, None] * rows.queries.reshape(n * a, 1, p)
+    spread = at.basis[:, :, None] * rows.anchors.reshape(n * a, 1, p)
     inside = spread.reshape(n * a, -1).T @ response.reshape(n * a, -1)
     inside = inside.reshape(-1, p, wide, outputs).transpose(0, 3, 1, 2)
     return np.asarray(inside.reshape(-1, outputs, p * wide))

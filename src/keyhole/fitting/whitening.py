@@ -17,12 +17,12 @@ def whitened(rows: Rows) -> tuple[Rows, Callable[[Array], Array]]:
     factor = np.linalg.cholesky(flat.T @ flat / max(int(rows.lengths.sum()), 1))
     inverse = solve_triangular(factor, np.eye(d), lower=True)
     tokens = rows.tokens @ inverse.T
-    queries = rows.queries.copy()
-    queries[:, :, :d] = rows.queries[:, :, :d] @ inverse.T
+    anchors = rows.anchors.copy()
+    anchors[:, :, :d] = rows.anchors[:, :, :d] @ inverse.T
 
     def back(theta: Array) -> Array:
         out = theta.copy()
         out[:d] = np.tensordot(inverse.T, theta[:d], axes=1)
         return np.asarray(out @ inverse)
 
-    return replace(rows, tokens=tokens, queries=queries), back
+    return replace(rows, tokens=tokens, anchors=anchors), back

@@ -1,13 +1,13 @@
-"""Which model is this? About twenty questions decide, the cheapest fitting learner does the rest.
+"""Which model is this? About twenty queries decide, the cheapest fitting learner does the rest.
 
-Statement.  The family of a box is named from about twenty questions beyond those that its learner
+Statement.  The family of a box is named from about twenty queries beyond those that its learner
             asks anyway, and the box is then learned as a member of it; where the answers do not
             bear that out, as a member of the next larger family.
-Questions.  measurement/family: single tokens, a sequence reordered and repeated, pairs.
+Queries.  measurement/family: single tokens, a sequence reordered and repeated, pairs.
 Algebra.    Second differences. How a score is measured (every entry, or only as many as its rank
-            needs) depends on what a column costs: where one question tells a whole column, low
+            needs) depends on what a column costs: where one query tells a whole column, low
             rank saves nothing.
-Fails.      A box that is none of the families is rejected, at once where the questions above say
+Fails.      A box that is none of the families is rejected, at once where the queries above say
             so, else by the learner; the error's `findings` tell what was found out.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
-from keyhole.learners.base import Learned, Learner
+from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.hypothesis import validated
@@ -33,14 +33,15 @@ from keyhole.measurement.asking import Asker
 from keyhole.measurement.family import Facts, examine_family
 from keyhole.measurement.linear_response import measure_values
 from keyhole.measurement.noise import DECIMAL
-from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.wrappers.known import Known
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.wrappers.known import WithPrior
 
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-CHEAP_COLUMN = 20  # questions per column below which looking for the rank is no small part of it
+CHEAP_COLUMN = 20  # queries per column below which looking for the rank is no small part of it
 PATIENCE = 4  # there, it is looked for up to this fraction of the width
-SPARE = 0.08  # share of the questions that may be spent to have few rounds of them
-FINDING_OUT = 40  # questions that naming the family takes at most, noise apart
+SPARE = 0.08  # share of the queries that may be spent to have few rounds of them
+FINDING_OUT = 40  # queries that naming the family takes at most, noise apart
 ATTEMPTS = 2  # of MultiHead where one head was tried first
 
 
@@ -57,10 +58,10 @@ class Auto:
     'single head'
     """
 
-    def expected_questions(self, spec: Spec) -> int | None:
-        return SingleHead().expected_questions(spec)
+    def expected_queries(self, spec: Spec) -> int | None:
+        return SingleHead().expected_queries(spec)
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
         if domain.vocabulary is not None or domain.radius <= 0:
             return among_given_tokens(oracle, rng)
@@ -69,7 +70,7 @@ class Auto:
             return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
-        oracle = Known(oracle, worth_stating(facts, oracle.spec.precision))
+        oracle = WithPrior(oracle, worth_stating(facts, oracle.spec.precision))
         if facts.labels:
             choice = Choice.of(facts, "label-only head", "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
@@ -88,7 +89,7 @@ class Choice:
     findings: tuple[str, ...]
     family: str
     reason: str
-    precision: Precision | None = None  # of the box, for learners that do not tell
+    precision: NoiseModel | None = None  # of the box, for learners that do not tell
 
     @classmethod
     def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
@@ -99,10 +100,10 @@ class Choice:
     def notes(self) -> tuple[str, ...]:
         return (f"Taken for {self.family}: {self.reason}.", *self.findings)
 
-    def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         return self.told(lambda: learner.learn(oracle, rng))
 
-    def told(self, learn: Callable[[], Learned]) -> Learned:
+    def told(self, learn: Callable[[], Hypothesis]) -> Hypothesis:
         """The hypothesis with the family and why it was chosen, or the error with them."""
         try:
             learned = learn()
@@ -127,14 +128,14 @@ class Choice:
 
 def tight(oracle: Oracle) -> bool:
     """Whether the budget is little more than the unknowns of one head in a bounded domain, where
-    every question counts."""
+    every query counts."""
     left, width = oracle.remaining, oracle.spec.width
     if left is None or np.isinf(oracle.spec.domain.radius):
         return False
     return left < width * width + width + OVERHEAD + RESERVE + FINDING_OUT
 
 
-def worth_stating(facts: Facts, stated: Precision | None) -> Precision | None:
+def worth_stating(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
     """What was measured, where a learner would otherwise have to measure it again, or would not."""
     measured = facts.measured
     known = measured.format != DECIMAL  # to every learner, from the answers
@@ -172,7 +173,7 @@ def refuse(facts: Facts) -> None:
     raise error
 
 
-def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     if not facts.sequence:
         reason = "single tokens bend, the rest of a sequence does not matter"
         choice = Choice.of(facts, "ReLU network", reason)
@@ -181,27 +182,27 @@ def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
     return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
 
 
-def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Learned:
-    """A vocabulary, or a domain far from zero: one head, or several by random questions."""
+def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+    """A vocabulary, or a domain far from zero: one head, or several by random queries."""
     choice = Choice((), "single head", "tokens are given, so the smallest family is tried first")
     several = Choice((), "several heads", "one head does not explain the answers")
     try:
         learned = choice.learn(SingleHead(), oracle, rng)
     except WrongFamily:
         return several.learn(MultiHead(), oracle, rng)
-    ask = Asker(Known(oracle, learned.precision))
+    ask = Asker(WithPrior(oracle, learned.precision))
     if validated(ask, learned.model, learned.errors, rng) is None:
         return learned
     return several.learn(MultiHead(), oracle, rng)
 
 
-def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
     choice = Choice.of(facts, "several heads", reason)
     return choice.learn(MultiHead(), oracle, rng)
 
 
-def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """The cheapest way to learn one head; the larger families where that is not what it is."""
     reason = "single tokens act linearly, and pairs say nothing against one head"
     choice = Choice.of(facts, "single head", reason)
@@ -212,15 +213,15 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
             facts = replace(facts, bent=True)  # not linear after all
             return network(oracle, rng, facts)
         return beyond_one_head(oracle, rng, facts, None, error)
-    ask = Asker(Known(oracle, learned.precision))
+    ask = Asker(WithPrior(oracle, learned.precision))
     example = validated(ask, learned.model, learned.errors, rng, oracle.spec.domain.radius)
     if example is None:
         return learned
-    differs = WrongFamily("not one head: a fresh question is answered differently", example)
+    differs = WrongFamily("not one head: a fresh query is answered differently", example)
     return beyond_one_head(oracle, rng, facts, learned, choice.blamed(differs))
 
 
-def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learned:
+def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     if np.isinf(oracle.spec.domain.radius):
         linear = measure_values(oracle, rng, (facts.measured, *facts.looked))
         coarse = linear.roundoff.relative > COARSE or linear.roundoff.additive > 0
@@ -229,7 +230,7 @@ def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Learne
     return learn_score(oracle, rng, full_rank) if found is None else found
 
 
-def by_rank(pairs: Pairs, rng: np.random.Generator) -> Learned:
+def by_rank(pairs: Pairs, rng: np.random.Generator) -> Hypothesis:
     """Every entry, or those that the rank needs: whichever can be cheaper."""
     width = pairs.probes.width
     column = -(-width // pairs.group)
@@ -244,15 +245,15 @@ def beyond_one_head(
     oracle: Oracle,
     rng: np.random.Generator,
     facts: Facts,
-    learned: Learned | None,
+    learned: Hypothesis | None,
     error: KeyholeError,
-) -> Learned:
+) -> Hypothesis:
     """Several heads; single tokens, if they are known, are not asked again. Not of a box that has
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
     exact = facts.measured.precision.relative <= COARSE
-    oracle = Known(oracle, single=learned.model if exact and learned is not None else None)
+    oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
         return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)

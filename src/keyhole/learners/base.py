@@ -7,11 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from keyhole.errors import InvalidArgument
-from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class Hypothesis:
     """A hypothesis: the model, standard errors in the model's own structure, and what to know."""
 
     model: Any
@@ -19,16 +20,16 @@ class Learned:
     floor: float  # unknowns per number in an answer
     notes: tuple[str, ...] = ()  # sentences for the reader
     details: Mapping[str, Any] = field(default_factory=dict)  # numbers for the report
-    precision: Precision | None = None  # of the box, as measured on the way
+    precision: NoiseModel | None = None  # of the box, as measured on the way
 
 
 @runtime_checkable
 class Learner(Protocol):
     """Anything that turns an oracle into a hypothesis. It sees `oracle.ask` and nothing else."""
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned: ...
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis: ...
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         """A forecast for the progress bar and the plan; None where it cannot be known."""
         ...
 

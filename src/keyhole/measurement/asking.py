@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 NOISE = 5.0  # standard deviations within which an answer is nothing but noise
 COARSE = 1e3  # roundoffs of float64 from which on a box counts as coarse
@@ -27,7 +27,7 @@ class Asker:
     single: bool = False
     asked: int = 0
     offset: Float[Array, " outputs"] | float = 0.0  # subtracted from every answer once known
-    recording: bool = False  # whether questions and answers are kept, for a fit to all of them
+    recording: bool = False  # whether queries and answers are kept, for a fit to all of them
     recorded: list[tuple[Array, Array]] = field(default_factory=list)
 
     @property
@@ -39,7 +39,7 @@ class Asker:
     ) -> Float[Array, "n outputs"]:
         if not len(tokens):
             return np.zeros((0, self.outputs))
-        answers = np.asarray(self.oracle.ask(Questions.of(tokens, purpose)))
+        answers = np.asarray(self.oracle.ask(QueryBatch.of(tokens, purpose)))
         self.asked += len(tokens)
         self.scalar = answers.ndim == 1
         self.single = self.single or answers.dtype == np.float32
@@ -59,7 +59,7 @@ class Asker:
 
     @property
     def coarse(self) -> bool:
-        """Whether digits are so short that extra questions are worth their price."""
+        """Whether digits are so short that extra queries are worth their price."""
         return self.unit >= COARSE * UNIT_ROUNDOFF
 
     @property

@@ -1,4 +1,4 @@
-"""Which kind of box is this? What about twenty questions say before anything is learned.
+"""Which kind of box is this? What about twenty queries say before anything is learned.
 
 One token: are the answers labels; is f([x]) affine along a chord (attention), bent at places (a
 ReLU network) or everywhere (something else)? A sequence, the same in another order, and the same
@@ -15,7 +15,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
 from keyhole.measurement.noise import Measured, inside, look
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 PURPOSE = "family"
 LABELS = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
@@ -32,8 +32,8 @@ CURVED = 0.05  # share of a bend by which it may differ from four times that of 
 CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
 CURVE_LOOKS = 24  # places where they are looked for, at most
 TOKENS, TIMES = 12, 8  # of the sequence, and how often it is repeated: beyond most windows
-FAINT = 2.0**-6  # length of a query for which even large scores are of order one
-QUERIES = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
+FAINT = 2.0**-6  # length of an anchor for which even large scores are of order one
+ANCHORS = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
 TRIES = 6  # lengths of u at which a usable weight is looked for
 USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
 AFFINE = 1e-9  # second difference of log-odds that rounding inside a head may cause
@@ -45,7 +45,7 @@ class Facts:
     """What was found out about a box."""
 
     measured: Measured
-    looked: tuple[Questions, Array]  # the first questions, for whoever can use them again
+    looked: tuple[QueryBatch, Array]  # the first queries, for whoever can use them again
     outputs: int | None
     labels: bool = False
     bent: bool = False  # f([x]) is not affine
@@ -58,9 +58,9 @@ class Facts:
     against: Counterexample | None = field(default=None)
 
     def still(self, oracle: Oracle) -> bool:
-        """Whether the box answers its first question as it did."""
-        questions, answers = self.looked
-        now = _rows(oracle.ask(Questions(questions.bank, questions.index[:1], PURPOSE)))
+        """Whether the box answers its first query as it did."""
+        queries, answers = self.looked
+        now = _rows(oracle.ask(QueryBatch(queries.bank, queries.index[:1], PURPOSE)))
         first = _rows(answers)[:1]
         return not differs(now - first, float(np.max(np.abs(first))), self.measured)
 
@@ -92,7 +92,7 @@ class Facts:
 
 
 def examine_family(oracle: Oracle, rng: np.random.Generator) -> Facts:
-    """Asks about twenty questions; for domains with room around zero."""
+    """Asks about twenty queries; for domains with room around zero."""
     return _Examination(oracle, rng).run()
 
 
@@ -101,9 +101,9 @@ class _Examination:
 
     def __init__(self, oracle: Oracle, rng: np.random.Generator) -> None:
         self.oracle, self.rng = oracle, rng
-        self.measured, questions, answers = look(oracle, rng)
-        self.looked = (questions, answers)
-        self.start = questions.tokens()[0, 0]
+        self.measured, queries, answers = look(oracle, rng)
+        self.looked = (queries, answers)
+        self.start = queries.tokens()[0, 0]
         self.at_start = _rows(answers)[0]
         self.size = float(np.max(np.abs(self.at_start)))
         self.outputs = None if answers.ndim == 1 else answers.shape[1]
@@ -131,7 +131,7 @@ class _Examination:
         return longest is None or longest >= 2
 
     def ask(self, tokens: Float[Array, "n length d"]) -> Float[Array, "n D"]:
-        answers = _rows(self.oracle.ask(Questions.of(tokens, PURPOSE)))
+        answers = _rows(self.oracle.ask(QueryBatch.of(tokens, PURPOSE)))
         self.size = max(self.size, float(np.max(np.abs(answers))))
         return answers
 
@@ -222,10 +222,10 @@ class _Examination:
         return sequence, False, False, None
 
     def _seen_faintly(self, rest: Float[Array, "n d"]) -> bool:
-        """A query that attends to itself for its length alone is told by a short one."""
-        query = FAINT * self.start[None]
-        other = np.concatenate([self.tokens(len(rest)), query])
-        first, second = self.ask(np.stack([np.concatenate([rest, query]), other]))
+        """An anchor that attends to itself for its length alone is told by a short one."""
+        anchor = FAINT * self.start[None]
+        other = np.concatenate([self.tokens(len(rest)), anchor])
+        first, second = self.ask(np.stack([np.concatenate([rest, anchor]), other]))
         return self._differ(first - second)
 
     def _several(self, line: Float[Array, "points D"]) -> bool | None:
@@ -239,8 +239,8 @@ class _Examination:
         strength, noise = float(np.linalg.norm(swing)), self._noise()
         if strength <= EXACTLY * noise:
             return None
-        at = np.array(QUERIES)
-        x = 0.5 * np.stack([self._on_chord(t) for t in QUERIES])
+        at = np.array(ANCHORS)
+        x = 0.5 * np.stack([self._on_chord(t) for t in ANCHORS])
         plain = zero + 0.5 * (line[0] - zero + at[:, None] * (line[-1] - line[0]))
         length = 1.0
         for _ in range(TRIES):

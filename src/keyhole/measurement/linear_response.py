@@ -1,6 +1,6 @@
-"""Questions of length one: with a single token the softmax is 1, so f([x]) = offset + x · value.
+"""Queries of length one: with a single token the softmax is 1, so f([x]) = offset + x · value.
 
-The zero token gives the offset, the multiples of the unit vectors the value map: 1 + d questions.
+The zero token gives the offset, the multiples of the unit vectors the value map: 1 + d queries.
 With an offset, tokens are made long, so that the offset subtracted from the answer costs no digits.
 One random token is asked twice before: how exact is the box, and is it linear at all?
 """
@@ -12,8 +12,9 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.measurement.noise import FIXED, Measured, Roundoff, look, observed
-from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.queries import Axes, Questions
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch, UnitVectorBank
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
 LONGEST_TOKEN = 2.0**50  # and neither do additive errors
@@ -29,7 +30,7 @@ BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, a
 
 @dataclass(frozen=True, eq=False)
 class LinearPart:
-    """What questions of length one tell: answers are offset + x · value."""
+    """What queries of length one tell: answers are offset + x · value."""
 
     value: Float[Array, "d D"]
     offset: Float[Array, " D"]
@@ -37,7 +38,7 @@ class LinearPart:
     offset_error: Float[Array, " D"]
     scalar: bool  # whether the box answers with numbers rather than vectors
     roundoff: Roundoff
-    precision: Precision
+    precision: NoiseModel
 
     def at(self, tokens: Float[Array, "n d"]) -> Float[Array, "n D"]:
         return tokens @ self.value
@@ -55,23 +56,25 @@ def answer_noise(roundoff: Roundoff, width: int) -> float:
 def measure_values(
     oracle: Oracle,
     rng: np.random.Generator,
-    looked: tuple[Measured, Questions, Array] | None = None,
+    looked: tuple[Measured, QueryBatch, Array] | None = None,
 ) -> LinearPart:
-    """Asks 3 + d questions of length one: a random token twice (how exact is the box? unless that
+    """Asks 3 + d queries of length one: a random token twice (how exact is the box? unless that
     is known), the zero token, and the unit vectors at a length that makes offset and noise
     harmless."""
     width = oracle.spec.width
-    found, questions, twice = look(oracle, rng) if looked is None else looked
+    found, queries, twice = look(oracle, rng) if looked is None else looked
     name = found.format if found.deterministic else "noisy"
     kind = Roundoff(found.precision.relative, name, found.precision.floor)
-    zero = oracle.ask(Questions.of(np.zeros((1, 1, width)), "offset"))
+    zero = oracle.ask(QueryBatch.of(np.zeros((1, 1, width)), "offset"))
     offset = np.asarray(zero, dtype=np.float64).reshape(-1)
     size = LONG_TOKEN if offset.any() else 1.0
     if kind.additive > 0:
         size = LONGEST_TOKEN
         offset = np.where(np.abs(offset) > SEEN * kind.additive, offset, 0.0)
     size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
-    answers = oracle.ask(Questions(Axes(width, size), np.arange(width)[:, None], "value"))
+    answers = oracle.ask(
+        QueryBatch(UnitVectorBank(width, size), np.arange(width)[:, None], "value")
+    )
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
     # one answer does not tell the shortest formats apart
     kind = observed(kind, np.concatenate([np.ravel(twice), np.ravel(answers)]))
@@ -85,7 +88,7 @@ def measure_values(
         roundoff=kind,
         precision=replace(found.precision, relative=kind.relative),
     )
-    refuse_nonlinear(linear, questions.tokens()[0], twice[:1])
+    refuse_nonlinear(linear, queries.tokens()[0], twice[:1])
     return linear
 
 

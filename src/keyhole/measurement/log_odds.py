@@ -1,4 +1,4 @@
-"""Questions of probes against an anchor: [u_1 + x; …; u_k + x; x], answered by log-odds.
+"""Queries of probes against an anchor: [u_1 + x; …; u_k + x; x], answered by log-odds.
 
 With the value map known, the answer is a known mixture of known values, so the attention weights
 can be solved for; their logarithms against the weight of the anchor's own token are
@@ -20,10 +20,10 @@ from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.measurement.linear_response import SHORT, LinearPart, answer_noise
 from keyhole.measurement.noise import observed
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Against, Bank, Listed, Questions
+from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch, TokenBank
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
-STEEPEST = 5.0  # above, the factor 1 + e^s is worth another question
+STEEPEST = 5.0  # above, the factor 1 + e^s is worth another query
 LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
 GROW = 2.0**20  # and where no score is seen at all
@@ -44,7 +44,7 @@ UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can
 class ProbeSet:
     """Probe tokens, by groups of `group` that are asked together, and what is known of them."""
 
-    bank: Bank  # rows are the probes u
+    bank: TokenBank  # rows are the probes u
     count: int
     group: int
     values: Float[Array, "n D"]  # u · value
@@ -82,13 +82,13 @@ class LogOdds:
 
     def ask(
         self,
-        anchors: Bank,
+        anchors: TokenBank,
         count: int,
         rows: Int[Array, " n"],
         groups: Int[Array, " n"],
         values: Float[Array, "n D"],
     ) -> Weights:
-        """Question q: probe group groups[q] against anchor rows[q], of `count`, and its value.
+        """Query q: probe group groups[q] against anchor rows[q], of `count`, and its value.
 
         The last group may be smaller than the others; its missing members read as score 0 with
         error 0.
@@ -108,25 +108,23 @@ class LogOdds:
         return found
 
     def _ask(
-        self, anchors: Bank, count: int, rows: Array, groups: Array, values: Array, size: int
+        self, anchors: TokenBank, count: int, rows: Array, groups: Array, values: Array, size: int
     ) -> Weights:
         probes = self.probes
-        tokens = Against(probes.bank, anchors, probes.count, count)
+        tokens = ProbeAnchorBank(probes.bank, anchors, probes.count, count)
         index = np.empty((len(rows), size + 1), dtype=np.int64)
         index[:, :size] = groups[:, None] * probes.group + np.arange(size)
         index[:, :size] *= count
         index[:, size] = probes.count * count
         index += rows[:, None]
-        questions = Questions(tokens, index, self.purpose)
-        answers = self.oracle.ask(questions)
+        queries = QueryBatch(tokens, index, self.purpose)
+        answers = self.oracle.ask(queries)
         self.roundoff = observed(self.roundoff, answers)
         numbers = np.asarray(answers, dtype=np.float64).reshape(len(rows), -1)
-        return self._invert(numbers, questions, groups, values)
+        return self._invert(numbers, queries, groups, values)
 
-    def _invert(
-        self, answers: Array, questions: Questions, groups: Array, values: Array
-    ) -> Weights:
-        size = questions.length - 1
+    def _invert(self, answers: Array, queries: QueryBatch, groups: Array, values: Array) -> Weights:
+        size = queries.length - 1
         rest = answers - self.linear.offset - values
         if size == 1 == answers.shape[1]:
             swing = self.probes.values[groups]
@@ -143,12 +141,12 @@ class LogOdds:
             own = 1.0 - weights.sum(axis=1)
         # the offset is added last: it costs the rounding of one sum, not that of all terms
         terms = np.abs(answers - self.linear.offset) + np.abs(values)
-        level = answer_noise(self.roundoff, questions.width) * np.linalg.norm(terms, axis=1)
+        level = answer_noise(self.roundoff, queries.width) * np.linalg.norm(terms, axis=1)
         level += OFFSET_ROUNDINGS * self.roundoff.relative * np.linalg.norm(self.linear.offset)
         level += self.roundoff.additive
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
-        self._refuse_impossible(answers, questions, weights / fuzz, own / own_fuzz)
+        self._refuse_impossible(answers, queries, weights / fuzz, own / own_fuzz)
         saturated = (weights <= SATURATED * fuzz).any(axis=1) | (own <= SATURATED * own_fuzz)
         safe, safe_own = np.maximum(weights, fuzz), np.maximum(own, own_fuzz)[:, None]
         if size == 1:  # the two weights share one error, of opposite sign
@@ -158,26 +156,26 @@ class LogOdds:
         return Weights(np.log(safe / safe_own), errors, saturated)
 
     def _refuse_impossible(
-        self, answers: Array, questions: Questions, weights: Array, own: Array
+        self, answers: Array, queries: QueryBatch, weights: Array, own: Array
     ) -> None:
         """Weights in units of their rounding error: far below zero is no attention head."""
         low = np.minimum(weights.min(axis=1), own)
         worst = int(np.argmin(low))
         if low[worst] < -OUTSIDE:
-            tokens = questions[worst : worst + 1].tokens()[0]
+            tokens = queries[worst : worst + 1].tokens()[0]
             values = self.linear.offset + self.linear.at(tokens)
             nearest = np.clip(answers[worst], values.min(axis=0), values.max(axis=0))
             raise WrongFamily(
                 "an attention head answers with a mean of its tokens' values, and the box's "
-                "answer to a question of "
-                f"{questions.length} tokens is not such a mean",
+                "answer to a query of "
+                f"{queries.length} tokens is not such a mean",
                 Counterexample(tokens, answers[worst], nearest, "not a mean of the values"),
             )
 
     def scale(self, anchor: Float[Array, " d"], natural: float, longest: float) -> float | None:
         """|probe · score · anchor| of one probe and one unit anchor, to a digit or better.
 
-        Asks one question after another until a score is seen: None if there is none to see.
+        Asks one query after another until a score is seen: None if there is none to see.
         """
         length, value = min(natural, longest), self.linear.at(anchor[None])
         grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
@@ -185,7 +183,7 @@ class LogOdds:
         groups, clearest = np.zeros(1, dtype=np.int64), (-1.0, 0.0, 0.0)
         others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))
         for _ in range(ROUNDS):
-            token, rows = Listed(length * anchor[None]), np.zeros_like(groups)
+            token, rows = ArrayBank(length * anchor[None]), np.zeros_like(groups)
             found = self.ask(token, 1, rows, groups, np.repeat(length * value, len(groups), axis=0))
             members = groups[:, None] * self.probes.group + np.arange(self.probes.group)
             usable = ~found.saturated

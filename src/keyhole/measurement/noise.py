@@ -2,7 +2,7 @@
 
 Mostly read off answers that were paid for anyway: a box that computes in float32 (or less) gives
 answers that are float32 numbers, whatever type it hands them over in, and the number of trailing
-zero bits tells. `measure_precision` also asks the same questions several times, for noise that is
+zero bits tells. `measure_precision` also asks the same queries several times, for noise that is
 additive or relative; `examine` adds the lengths and norms that the box accepts.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array
 from keyhole.errors import OracleError
-from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 FORMATS = (  # name, bits of the significand (with the hidden one)
     ("bfloat16", 8),
@@ -33,8 +34,8 @@ COARSEST_STEP = 3  # rounding to thousands
 LABELS = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
 A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
-SAME = 4.0  # roundoffs by which two answers to one question may differ (batches round differently)
-REPEATS = 64  # of one question, once noise is seen: its level to 9%
+SAME = 4.0  # roundoffs by which two answers to one query may differ (batches round differently)
+REPEATS = 64  # of one query, once noise is seen: its level to 9%
 LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
 PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
 FINE = SINGLE_ROUNDOFF  # a decimal rounding step is only looked for in formats at least this fine
@@ -54,7 +55,7 @@ class Roundoff:
     additive: float = 0.0  # standard deviation of errors that do not scale with the answer
 
 
-def roundoff(stated: Precision | None, answers: Array) -> Roundoff:
+def roundoff(stated: NoiseModel | None, answers: Array) -> Roundoff:
     """The stated precision, else what the type of the answers allows."""
     if stated is not None:
         return Roundoff(stated.relative, "stated", stated.floor)
@@ -96,18 +97,18 @@ def significant_bits(numbers: Array) -> Array:
 class Measured:
     """How exact the answers are, and in which number format the box computes."""
 
-    precision: Precision
+    precision: NoiseModel
     format: str
     deterministic: bool
 
 
 def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
-    """Asks REPEATS questions: two tokens of different lengths, again and again."""
+    """Asks REPEATS queries: two tokens of different lengths, again and again."""
     one = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
     small = oracle.spec.domain.vocabulary is None
     other = one * (LARGER if oracle.spec.domain.unbounded else 1.0 / LARGER) if small else one
     batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
-    answers = oracle.ask(Questions.of(batch, PURPOSE))
+    answers = oracle.ask(QueryBatch.of(batch, PURPOSE))
     numbers = np.asarray(answers, dtype=np.float64).reshape(2, REPEATS // 2, -1)
     kind = observed(roundoff(None, answers), answers)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=1, ddof=1), axis=1))
@@ -123,7 +124,7 @@ def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
             additive = 0.0 if scatter[low] < 2.0 * relative * sizes[low] else float(scatter[low])
         else:
             additive = float(np.sqrt(np.mean(scatter**2)))
-    precision = Precision(relative, additive, _step(kind, answers))
+    precision = NoiseModel(relative, additive, _step(kind, answers))
     return Measured(precision, kind.name, deterministic)
 
 
@@ -132,36 +133,36 @@ def _step(kind: Roundoff, answers: Array) -> float:
     return decimal_step(answers) if kind.relative <= FINE else 0.0
 
 
-def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, Questions, Array]:
+def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, QueryBatch, Array]:
     """One random token, asked twice: number format, rounding step, and whether there is noise,
-    which is then measured with further questions."""
+    which is then measured with further queries."""
     token = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
-    questions = Questions.of(np.repeat(token, 2, axis=0), PURPOSE)
-    answers = oracle.ask(questions)
+    queries = QueryBatch.of(np.repeat(token, 2, axis=0), PURPOSE)
+    answers = oracle.ask(queries)
     stated = oracle.spec.precision
     if stated is not None:
-        return Measured(stated, "stated", stated.additive == 0), questions, answers
+        return Measured(stated, "stated", stated.additive == 0), queries, answers
     kind = observed(roundoff(None, answers), answers)
     gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
     if gap > SAME * kind.relative * np.max(np.abs(answers)):
-        return measure_precision(oracle, rng), questions, answers
+        return measure_precision(oracle, rng), queries, answers
     domain = oracle.spec.domain
     if _looks_decimal(answers) and domain.vocabulary is None and domain.radius > 0:
         rounded = _rounded(oracle, token, answers)
         if rounded is not None:
-            return Measured(rounded, DECIMAL, True), questions, answers
-    precision = Precision(kind.relative, step=_step(kind, answers))
-    return Measured(precision, kind.name, True), questions, answers
+            return Measured(rounded, DECIMAL, True), queries, answers
+    precision = NoiseModel(kind.relative, step=_step(kind, answers))
+    return Measured(precision, kind.name, True), queries, answers
 
 
-def _rounded(oracle: Oracle, token: Array, answers: Array) -> Precision | None:
+def _rounded(oracle: Oracle, token: Array, answers: Array) -> NoiseModel | None:
     """Decimals behind the point, or digits in all? Shorter tokens tell."""
     shorter = np.concatenate([token * size for size in SHORTER])
-    few = oracle.ask(Questions.of(shorter, PURPOSE))
+    few = oracle.ask(QueryBatch.of(shorter, PURPOSE))
     return decimals(np.concatenate([answers[:1], few]))
 
 
-def decimals(answers: Array) -> Precision | None:
+def decimals(answers: Array) -> NoiseModel | None:
     """The rounding of answers that are written with few decimal digits: so many behind the point,
     if large numbers have more digits than small ones, else so many in all. None where answers are
     not decimal, or may be so by chance."""
@@ -175,8 +176,8 @@ def decimals(answers: Array) -> Precision | None:
     behind = np.floor(np.log10(np.abs(seen) / step)) + 1 if step else np.zeros(len(seen))
     fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
     if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
-        return Precision(step=step)
-    return Precision(DIGIT_SPREAD * 10.0 ** (1 - digits.max()))
+        return NoiseModel(step=step)
+    return NoiseModel(DIGIT_SPREAD * 10.0 ** (1 - digits.max()))
 
 
 def _looks_decimal(answers: Array) -> bool:
@@ -237,11 +238,11 @@ def inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
 
 
 def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
-    """What `keyhole check` shows: about fifteen questions."""
+    """What `keyhole check` shows: about fifteen queries."""
     rng, spec = np.random.default_rng(seed), oracle.spec
     found: dict[str, Any] = {"width": spec.width}
     token = inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
-    one = oracle.ask(Questions.of(token, PURPOSE))
+    one = oracle.ask(QueryBatch.of(token, PURPOSE))
     found["outputs"] = "one number" if one.ndim == 1 else f"a vector of {one.shape[1]}"
     measured, _, _ = look(oracle, rng)
     found["number_format"] = measured.format
@@ -266,7 +267,7 @@ def _accepted(oracle: Oracle, trials: Any, labels: Any) -> Any:
     last = None
     for tokens, label in zip(trials, labels, strict=True):
         try:
-            answer = oracle.ask(Questions.of(tokens, PURPOSE))
+            answer = oracle.ask(QueryBatch.of(tokens, PURPOSE))
         except OracleError:
             break
         if not np.isfinite(answer).all():

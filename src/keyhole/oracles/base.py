@@ -13,7 +13,6 @@ import numpy as np
 
 from keyhole.arrays import (
     TINY,
-    UNIT_ROUNDOFF,
     Array,
     Float,
     finite_array,
@@ -22,12 +21,11 @@ from keyhole.arrays import (
     whole_number,
 )
 from keyhole.errors import DomainError, InvalidArgument
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
-REPEATABLE = 64.0  # roundoffs that two answers to one question in different batches may be apart
-DEVIATIONS = 8.0  # standard deviations of noise that they may be apart
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Domain:
         """Raises DomainError if a token or the length lies outside."""
         if self.max_length is not None and tokens.shape[1] > self.max_length:
             raise DomainError(
-                f"a question of length {tokens.shape[1]} exceeds max_length={self.max_length}"
+                f"a query of length {tokens.shape[1]} exceeds max_length={self.max_length}"
             )
         if not np.isfinite(tokens).all():
             raise DomainError("a token holds NaN or infinity")
@@ -126,50 +124,22 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Precision:
-    """How exact the answers are: |answer - f| is about relative * |scale| + additive + step / 2."""
-
-    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
-    additive: float = 0.0  # standard deviation of noise that differs from call to call
-    step: float = 0.0  # answers are rounded to multiples of this
-    tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
-
-    @property
-    def floor(self) -> float:
-        """Standard deviation of the errors that do not scale with the answer."""
-        spread = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
-        return float(np.linalg.norm(spread))
-
-    def apart(self, scale: float) -> float:
-        """How far two answers to one question may lie apart, if one box gave both and the terms
-        of which they are sums are of this size."""
-        noise = DEVIATIONS * self.additive + self.step + 2.0 * self.tolerance
-        return REPEATABLE * self.relative * scale + noise
-
-    def __post_init__(self) -> None:
-        # float64 answers are exact to UNIT_ROUNDOFF at best
-        real_number(f"relative (at best {UNIT_ROUNDOFF:.1e})", self.relative, 0.0)
-        for name in ("additive", "step", "tolerance"):
-            real_number(name, getattr(self, name), 0.0, with_low=True)
-
-
-@dataclass(frozen=True)
 class Spec:
     """What is known about a box before asking it anything."""
 
     width: int
     outputs: int | None = None  # length of an answer's vector, where the box tells
     domain: Domain = Domain()
-    precision: Precision | None = None  # None: not stated, to be measured
+    precision: NoiseModel | None = None  # None: not stated, to be measured
     identity: str = "box"  # names the box in reports, and keeps journals of two boxes apart
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "width", whole_number("width", self.width, 1))
         if self.outputs is not None:
             object.__setattr__(self, "outputs", whole_number("outputs", self.outputs, 1))
-        if not isinstance(self.precision, Precision | None):
+        if not isinstance(self.precision, NoiseModel | None):
             raise InvalidArgument(
-                f"precision must be a Precision, as in Precision(additive=1e-3), got "
+                f"precision must be a NoiseModel, as in NoiseModel(additive=1e-3), got "
                 f"{self.precision!r}"
             )
         words = self.domain.vocabulary
@@ -180,17 +150,17 @@ class Spec:
 
 
 class Oracle(ABC):
-    """A box that answers questions. `ask` returns (n,) for scalar and (n, D) for vector boxes."""
+    """A box that answers queries. `ask` returns (n,) for scalar and (n, D) for vector boxes."""
 
     spec: Spec
 
     @abstractmethod
-    def ask(self, questions: Questions) -> Array:
-        """One answer per question, in their order."""
+    def ask(self, queries: QueryBatch) -> Array:
+        """One answer per query, in their order."""
 
     @property
     def remaining(self) -> int | None:
-        """Questions left in the budget; None where there is no budget."""
+        """Queries left in the budget; None where there is no budget."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most boxes hold nothing

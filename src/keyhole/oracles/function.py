@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +19,13 @@ class FunctionOracle(Oracle):
     function: Callable[[Array], Any]
     spec: Spec
 
-    def ask(self, questions: Questions) -> Array:
+    def ask(self, queries: QueryBatch) -> Array:
         try:
-            return np.asarray(self.function(questions.tokens()))
+            return np.asarray(self.function(queries.tokens()))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except Exception as error:
             raise OracleError(
-                f"the box raised {type(error).__name__} on {len(questions)} questions of length "
-                f"{questions.length}: {str(error).strip() or 'without a word'}"
+                f"the box raised {type(error).__name__} on {len(queries)} queries of length "
+                f"{queries.length}: {str(error).strip() or 'without a word'}"
             ) from error

@@ -1,7 +1,7 @@
 """An ONNX file as an oracle, run by onnxruntime on the CPU.
 
 Dynamic batch and length are used as they are; a file with a fixed batch is asked that many
-questions at a time (filled up with copies), one at a time if that is what it takes.
+queries at a time (filled up with copies), one at a time if that is what it takes.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import FileFormatError, InvalidArgument, OracleError
 from keyhole.extras import need
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Domain, Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 FLOATS = {
     "tensor(float16)": np.float16,
@@ -47,14 +48,14 @@ class OnnxOracle(Oracle):
     def __reduce__(self) -> Any:
         return OnnxOracle, (self.path, self.ports, self.spec)
 
-    def ask(self, questions: Questions) -> Array:
+    def ask(self, queries: QueryBatch) -> Array:
         ports = self.ports
-        if ports.length is not None and questions.length != ports.length:
+        if ports.length is not None and queries.length != ports.length:
             raise OracleError(
                 f"{self.path} takes sequences of {ports.length} tokens and no others; export it "
                 "with a dynamic length"
             )
-        tokens = questions.tokens().astype(ports.dtype)
+        tokens = queries.tokens().astype(ports.dtype)
         if ports.batch is None:
             return self._run(tokens)
         parts = [
@@ -82,7 +83,7 @@ def open_onnx(
     path: str | Path,
     width: int | None,
     domain: Domain,
-    precision: Precision | None,
+    precision: NoiseModel | None,
     *,
     input: str | None = None,
     output: str | None = None,

@@ -12,10 +12,11 @@ from typing import Any
 
 from keyhole.arrays import digest, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.torch import is_module, open_torch
-from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.results import RUN_FILE, load
 
 ATTRIBUTE = re.compile(
@@ -37,7 +38,7 @@ def open_oracle(
     *,
     low: float | None = None,
     high: float | None = None,
-    precision: Precision | None = None,
+    precision: NoiseModel | None = None,
     batch: int | None = None,
     cluster: Any = None,
     **options: Any,
@@ -51,10 +52,10 @@ def open_oracle(
     of one box.
 
     The domain (`max_length`, `max_norm`, `low`/`high` per entry, `vocabulary` of allowed tokens)
-    is what the box accepts: no question will leave it. `precision` states how exact the answers
+    is what the box accepts: no query will leave it. `precision` states how exact the answers
     are where that is known; otherwise it is measured.
 
-    `batch` is the largest number of questions the box is given at once; `cluster` (a Dask client
+    `batch` is the largest number of queries the box is given at once; `cluster` (a Dask client
     or the address of a scheduler) answers such batches on many machines. Further options depend
     on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
     """
@@ -74,7 +75,7 @@ def open_oracle(
         from keyhole.oracles.wrappers.dask import Distributed
 
         return Distributed(oracle, cluster, batch)
-    return oracle if batch is None else Batching(oracle, chunk_questions=batch)
+    return oracle if batch is None else Batcher(oracle, chunk_queries=batch)
 
 
 @contextlib.contextmanager
@@ -91,7 +92,7 @@ def opened(box: Any) -> Iterator[Oracle]:
 
 
 def _open_local(
-    target: Any, width: int | None, domain: Domain, precision: Precision | None, options: Any
+    target: Any, width: int | None, domain: Domain, precision: NoiseModel | None, options: Any
 ) -> Oracle:
     if isinstance(target, (str, Path)):
         path = Path(target)
@@ -110,7 +111,7 @@ def _open_local(
 
 
 def _as_stated(
-    oracle: Oracle, width: int | None, domain: Domain, precision: Precision | None
+    oracle: Oracle, width: int | None, domain: Domain, precision: NoiseModel | None
 ) -> Oracle:
     """The oracle as its own spec describes it, which nobody may contradict from outside."""
     if width not in (None, oracle.spec.width):
@@ -126,7 +127,7 @@ def _as_stated(
 
 
 def _function(
-    target: Any, width: int | None, domain: Domain, precision: Precision | None
+    target: Any, width: int | None, domain: Domain, precision: NoiseModel | None
 ) -> Oracle:
     if not callable(target):
         raise InvalidArgument(f"cannot open a {type(target).__name__} as a box; {EXPECTED}")
@@ -210,7 +211,7 @@ def _attribute(module: str, attribute: str, call: bool) -> Any:
 
 
 def _open_url(
-    url: str, width: int | None, domain: Domain, precision: Precision | None, **options: Any
+    url: str, width: int | None, domain: Domain, precision: NoiseModel | None, **options: Any
 ) -> Oracle:
     from keyhole.oracles.http.client import Access
     from keyhole.oracles.http.json_endpoint import open_json
@@ -233,7 +234,7 @@ def _replicas(
     targets: Any,
     width: int | None,
     domain: Domain,
-    precision: Precision | None,
+    precision: NoiseModel | None,
     batch: int | None,
     options: dict[str, Any],
 ) -> Oracle:
@@ -255,9 +256,9 @@ def _replicas(
 
 def _hasty(options: dict[str, Any]) -> dict[str, Any]:
     """Less patience with one endpoint where another can take over."""
-    from keyhole.oracles.http.retry import Patience
+    from keyhole.oracles.http.retry import RetryPolicy
 
-    return {"patience": Patience(attempts=3), **options}
+    return {"patience": RetryPolicy(attempts=3), **options}
 
 
 def _opened(

@@ -1,4 +1,4 @@
-"""A batch of questions, described: rows of a token bank, and which rows make up each sequence.
+"""A batch of queries, described: rows of a token bank, and which rows make up each sequence.
 
 A million sequences over a few thousand distinct tokens are a small index matrix; they become
 arrays only slice by slice, when they are asked. A slice is made block by block in the processor's
@@ -23,7 +23,7 @@ WORTH_A_THREAD = 2**20  # bytes of tokens from which they are made while the box
 
 
 @runtime_checkable
-class Bank(Protocol):
+class TokenBank(Protocol):
     """Tokens by number. Rows may be computed on demand."""
 
     @property
@@ -45,7 +45,7 @@ def table_rows(table: Float[Array, "m d"], index: Int[Array, " n"]) -> Float[Arr
     return np.take(table, index, axis=0)
 
 
-def _rows_once(bank: Bank, index: Int[Array, " n"]) -> Float[Array, "k d"]:
+def _rows_once(bank: TokenBank, index: Int[Array, " n"]) -> Float[Array, "k d"]:
     """What broadcasts to the rows: a single one where all are the same."""
     repeated = len(index) > 1 and index[0] == index[-1] and (index == index[0]).all()
     return bank.rows(index[:1] if repeated else index)
@@ -59,7 +59,7 @@ def _parts(steady: Int[Array, " n"], step: int) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ArrayBank:
     """A bank that is an array, one token per row."""
 
     table: Float[Array, "m d"]
@@ -80,7 +80,7 @@ class Listed:
 
 
 @dataclass(frozen=True, eq=False)
-class Axes:
+class UnitVectorBank:
     """The unit vectors times a number."""
 
     width: int
@@ -96,10 +96,10 @@ class Axes:
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class ScaledBank:
     """Another bank, every token times a number."""
 
-    inner: Bank
+    inner: TokenBank
     factor: float
 
     @property
@@ -114,10 +114,10 @@ class Scaled:
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
+class SubsetBank:
     """Some tokens of another bank, renumbered from zero."""
 
-    inner: Bank
+    inner: TokenBank
     numbers: Int[Array, " m"]
 
     @property
@@ -132,11 +132,11 @@ class Picked:
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
+class SumBank:
     """Sums of a token of one bank and a token of another: number i * count + j is a_i + b_j."""
 
-    first: Bank
-    second: Bank
+    first: TokenBank
+    second: TokenBank
     count: int  # tokens of the second bank
 
     @property
@@ -152,12 +152,12 @@ class Summed:
 
 
 @dataclass(frozen=True, eq=False)
-class Against:
-    """Tokens of questions [probe + anchor; …; anchor]: number i * count + j is probe_i + anchor_j,
+class ProbeAnchorBank:
+    """Tokens of queries [probe + anchor; …; anchor]: number i * count + j is probe_i + anchor_j,
     and with i one beyond the last probe it is anchor_j alone."""
 
-    probes: Bank
-    anchors: Bank
+    probes: TokenBank
+    anchors: TokenBank
     size: int  # probes
     count: int  # anchors
 
@@ -172,8 +172,8 @@ class Against:
         return rows
 
     def tokens(self, index: Int[Array, "n length"]) -> Float[Array, "n length d"]:
-        """Tokens of whole questions. An anchor is made once for all its tokens, and for all
-        questions if it stays while the probes run, as is a probe if that stays."""
+        """Tokens of whole queries. An anchor is made once for all its tokens, and for all
+        queries if it stays while the probes run, as is a probe if that stays."""
         anchor = index[:, -1] - self.size * self.count
         probe = (index[:, :-1] - anchor[:, None]) // self.count
         count, places = probe.shape
@@ -199,26 +199,26 @@ class Against:
 
 
 def holds_table(bank: object) -> bool:
-    """Whether some of its tokens are an array, made for these questions."""
+    """Whether some of its tokens are an array, made for these queries."""
     parts = (
         getattr(bank, name, None) for name in ("inner", "first", "second", "probes", "anchors")
     )
-    return isinstance(bank, Listed) or any(holds_table(p) for p in parts if p is not None)
+    return isinstance(bank, ArrayBank) or any(holds_table(p) for p in parts if p is not None)
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class QueryBatch:
     """Sequences of equal length, asked for one purpose (the ledger's heading)."""
 
-    bank: Bank
+    bank: TokenBank
     index: Int[Array, "n length"]
     purpose: str
 
     @classmethod
-    def of(cls, tokens: Float[Array, "n length d"], purpose: str) -> "Questions":
-        """Questions given as the plain array of their tokens."""
+    def of(cls, tokens: Float[Array, "n length d"], purpose: str) -> "QueryBatch":
+        """Queries given as the plain array of their tokens."""
         n, length, width = tokens.shape
-        bank = Listed(np.ascontiguousarray(tokens).reshape(n * length, width))
+        bank = ArrayBank(np.ascontiguousarray(tokens).reshape(n * length, width))
         return cls(bank, np.arange(n * length, dtype=np.int64).reshape(n, length), purpose)
 
     def __len__(self) -> int:
@@ -232,11 +232,11 @@ class Questions:
     def width(self) -> int:
         return self.bank.width
 
-    def __getitem__(self, part: slice) -> "Questions":
-        return Questions(self.bank, self.index[part], self.purpose)
+    def __getitem__(self, part: slice) -> "QueryBatch":
+        return QueryBatch(self.bank, self.index[part], self.purpose)
 
-    def slices(self, step: int) -> Iterator["Questions"]:
-        """Consecutive parts of `step` questions. Where the tokens of one are asked for, those of
+    def slices(self, step: int) -> Iterator["QueryBatch"]:
+        """Consecutive parts of `step` queries. Where the tokens of one are asked for, those of
         the next are made meanwhile."""
         starts = range(0, len(self), step)
         if len(starts) < 2 or step * self.length * self.width * FLOAT_BYTES < WORTH_A_THREAD:
@@ -249,7 +249,7 @@ class Questions:
                 yield _Part(part.bank, part.index, part.purpose, start, ahead)
 
     def tokens(self) -> Float[Array, "n length d"]:
-        if isinstance(self.bank, Against):
+        if isinstance(self.bank, ProbeAnchorBank):
             return self.bank.tokens(self.index)
         tokens = np.empty((*self.index.shape, self.width))
         flat, index = tokens.reshape(-1, self.width), self.index.ravel()
@@ -262,37 +262,37 @@ class Questions:
         """The tokens, not to be written to: where they lie one after the other in an array, that
         array itself."""
         flat = self.index.ravel()
-        if isinstance(self.bank, Listed) and len(flat) and (np.diff(flat) == 1).all():
+        if isinstance(self.bank, ArrayBank) and len(flat) and (np.diff(flat) == 1).all():
             table = self.bank.table[flat[0] : flat[-1] + 1]
             return table.astype(np.float64, copy=False).reshape(*self.index.shape, self.width)
         return self.tokens()
 
     def digest(self) -> bytes:
-        """Names the questions: same digest, same tokens, same order."""
+        """Names the queries: same digest, same tokens, same order."""
         return digest(self.bank.digest(), np.asarray(self.index, dtype=np.int64))
 
 
 class _Ahead:
     """Tokens of the parts of one batch, one part ahead of the box."""
 
-    def __init__(self, questions: Questions, step: int, pool: ThreadPoolExecutor) -> None:
-        self.questions, self.step, self.pool = questions, step, pool
+    def __init__(self, queries: QueryBatch, step: int, pool: ThreadPoolExecutor) -> None:
+        self.queries, self.step, self.pool = queries, step, pool
         self.ready: dict[int, Future[Array]] = {}
 
     def take(self, start: int) -> Array:
         made, following = self.ready.pop(start, None), start + self.step
         if made is None or made.cancel():  # on a busy machine the thread may not have begun
-            tokens = self.questions[start:following].tokens()
+            tokens = self.queries[start:following].tokens()
         else:
             tokens = made.result()
-        if following < len(self.questions) and following not in self.ready:
-            later = self.questions[following : following + self.step]
+        if following < len(self.queries) and following not in self.ready:
+            later = self.queries[following : following + self.step]
             self.ready = {following: self.pool.submit(later.tokens)}
         return tokens
 
 
 @dataclass(frozen=True, eq=False)
-class _Part(Questions):
+class _Part(QueryBatch):
     start: int
     ahead: _Ahead
 

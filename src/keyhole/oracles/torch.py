@@ -17,8 +17,9 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import FileFormatError, InvalidArgument, OracleError
 from keyhole.extras import need
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Domain, Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 WIDTH_NAMES = (
     "width",
@@ -49,10 +50,10 @@ class TorchOracle(Oracle):
     dtype: Any
     device: Any
 
-    def ask(self, questions: Questions) -> Array:
+    def ask(self, queries: QueryBatch) -> Array:
         import torch
 
-        tokens = torch.from_numpy(np.ascontiguousarray(questions.tokens()))
+        tokens = torch.from_numpy(np.ascontiguousarray(queries.tokens()))
         with evaluating(self.module), torch.inference_mode():
             try:
                 answer = self.adapter(self.module, tokens.to(self.device, self.dtype))
@@ -70,7 +71,7 @@ class TorchOracle(Oracle):
                     f"{tuple(tokens.shape)}: {str(error)[:500]}"
                     + (other if "dtype" in str(error) else vectors)
                 ) from error
-            return self._numbers(answer, len(questions))
+            return self._numbers(answer, len(queries))
 
     def _numbers(self, answer: Any, count: int) -> Array:
         import torch
@@ -146,7 +147,7 @@ def open_torch(
     module: Any,
     width: int | None,
     domain: Domain,
-    precision: Precision | None,
+    precision: NoiseModel | None,
     *,
     adapter: Adapter | None = None,
     dtype: Any = None,

@@ -151,7 +151,7 @@ def trace_chart(trace: Trace, run: Mapping[str, Any]) -> Chart | None:
         (fresh if purpose == "verification" else learning).append(spot)
     equal = sum(deviation <= EQUAL for deviation in trace.deviation)
     summary = (
-        f"{len(trace.asked):,} of {trace.total:,} questions, spread over the run: the finished "
+        f"{len(trace.asked):,} of {trace.total:,} queries, spread over the run: the finished "
         f"model is off by {float(np.median(trace.deviation)):.1e} of the answers' size at the "
         f"median and by {max(trace.deviation):.1e} at most."
     )
@@ -161,9 +161,9 @@ def trace_chart(trace: Trace, run: Mapping[str, Any]) -> Chart | None:
     if fresh:
         series.append(Series("fresh, for verification", dots(fresh), "fresh"))
     return Chart(
-        "Error against questions asked",
+        "Error against queries asked",
         summary,
-        "question",
+        "query",
         "relative deviation",
         whole_ticks(last),
         axis.ticks(),

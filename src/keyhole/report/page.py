@@ -107,7 +107,7 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
         beside = ""
         if ledger.floor:
             beside = f"{ledger.paid / ledger.floor:.3g} × the floor of {ledger.floor:,.0f}"
-        rows.append(("Questions", f"{ledger.paid:,}", beside))
+        rows.append(("QueryBatch", f"{ledger.paid:,}", beside))
     elif "examples" in recovery.details:
         ratio = recovery.details.get("ratio")
         beside = f"{ratio:.3g} × the floor" if isinstance(ratio, float) else ""
@@ -119,7 +119,7 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
     if verdict is not None and verdict.queries:
         word = "agree" if verdict.agrees else "compared"
         beside = f"and {verdict.replayed:,} earlier answers" if verdict.replayed else ""
-        rows.append(("Fresh questions", f"{verdict.queries:,} {word}", beside))
+        rows.append(("Fresh queries", f"{verdict.queries:,} {word}", beside))
     if "precision" in recovery.details and isinstance(recovery.details["precision"], str):
         rows.append(("Box computes in", recovery.details["precision"], ""))
     if "rank" in recovery.details:
@@ -136,7 +136,7 @@ def duration(seconds: float) -> str:
 
 
 def example(recovery: Recovery) -> dict[str, Any] | None:
-    """The question that shows the difference."""
+    """The query that shows the difference."""
     found = recovery.verdict.counterexample if recovery.verdict is not None else None
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The tables of the report: errors by block, questions by purpose, what is known of the box."""
+"""The tables of the report: errors by block, queries by purpose, what is known of the box."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def error_rows(blocks: list[Block]) -> list[ErrorRow]:
 
 
 def sequence_size(tokens: Array) -> str:
-    """Of one question, in words."""
+    """Of one query, in words."""
     count = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
     return f"{count} of width {tokens.shape[1]:,}"
 

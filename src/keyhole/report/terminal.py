@@ -60,7 +60,7 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
     paid = f"{ledger.paid:,}"
     if ledger.floor:
         paid += f"  ({ledger.paid / ledger.floor:.3f} × the floor of {ledger.floor:,.0f})"
-    rows.append(("questions", paid))
+    rows.append(("queries", paid))
     if ledger.replayed:
         rows.append(("from the journal", f"{ledger.replayed:,}"))
     rows.append(("by purpose", ", ".join(f"{k} {v:,}" for k, v in ledger.by_purpose.items())))
@@ -70,7 +70,7 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append(("box computes in", str(recovery.details["precision"])))
     if recovery.verdict is not None:
         verdict = recovery.verdict
-        rows.append(("verdict", f"{verdict.word} on {verdict.queries} fresh questions"))
+        rows.append(("verdict", f"{verdict.word} on {verdict.queries} fresh queries"))
     return rows
 
 

@@ -16,8 +16,8 @@ from keyhole.oracles.http.tensors import (
     decode,
     encode,
 )
-from keyhole.oracles.queries import Questions
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.validate import Validator
 
 INPUT, OUTPUT = "tokens", "answers"
 ACCEPTED = ("FP16", "FP32", "FP64")
@@ -36,7 +36,7 @@ class Limits:
     """What one request may ask for."""
 
     body: int = 64 * 2**20  # bytes
-    batch: int = 4096  # questions
+    batch: int = 4096  # queries
     length: int = 4096  # tokens of a sequence
 
 
@@ -48,8 +48,8 @@ class Reply:
     headers: tuple[tuple[str, str], ...]
 
 
-class _Given(Questions):
-    """Questions whose tokens lie there already, one after the other."""
+class _Given(QueryBatch):
+    """Queries whose tokens lie there already, one after the other."""
 
     def tokens(self) -> Array:
         table: Array = self.bank.table  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ class Inference:
     """Answers inference requests from an oracle."""
 
     def __init__(self, oracle: Oracle, name: str, limits: Limits, dtype: Any = np.float64) -> None:
-        self.oracle, self.name, self.limits = Border(oracle), name, limits
+        self.oracle, self.name, self.limits = Validator(oracle), name, limits
         self.datatype = datatype_of(np.dtype(dtype))
 
     def metadata(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Inference:
         if len(shape) != 3 or shape[2] != width or 0 in shape:
             raise Malformed(f"{INPUT} must have shape [batch, length, {width}], got {list(shape)}")
         if shape[0] > limits.batch:
-            raise Refused(413, f"at most {limits.batch} questions in a request, got {shape[0]}")
+            raise Refused(413, f"at most {limits.batch} queries in a request, got {shape[0]}")
         if shape[1] > limits.length:
             raise Refused(413, f"sequences of at most {limits.length} tokens, got {shape[1]}")
         return np.require(tensor.array, np.float64, ("ALIGNED",))

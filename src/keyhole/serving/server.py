@@ -19,7 +19,7 @@ from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.labels import BITS, Labels
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.serving.app import App
 from keyhole.serving.inference import Inference, Limits
 
@@ -43,7 +43,9 @@ class Blur:
             box = Noisy(box, additive=self.noise, seed=self.seed)
         if self.decimals is not None or self.bits is not None:
             box = Rounded(box, self.decimals, self.bits)
-        return Labels(Border(box), BITS) if self.labels else box  # what is no number has no label
+        return (
+            Labels(Validator(box), BITS) if self.labels else box
+        )  # what is no number has no label
 
 
 @dataclass(frozen=True)

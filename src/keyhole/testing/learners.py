@@ -12,7 +12,7 @@ from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
 from keyhole.learners.base import Learner
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
@@ -28,13 +28,13 @@ class _Watched(Wrapper):
         self.seen, self.calls_to_learn = 0, 0
         self.digests: list[bytes] = []
 
-    def ask(self, questions: Questions) -> Array:
+    def ask(self, queries: QueryBatch) -> Array:
         if self.breaks_after is not None and self.calls_to_learn >= self.breaks_after:
             raise OracleError("the box is broken on purpose")
-        self.seen += len(questions)
-        self.calls_to_learn += questions.purpose not in (PURPOSE, RECALL)
-        self.digests.append(questions.digest())
-        return self.inner.ask(questions)
+        self.seen += len(queries)
+        self.calls_to_learn += queries.purpose not in (PURPOSE, RECALL)
+        self.digests.append(queries.digest())
+        return self.inner.ask(queries)
 
 
 def check_learner(
@@ -46,14 +46,14 @@ def check_learner(
     `impostors` are boxes that it must not call RECOVERED. Returns the plain recovery, for checks
     of one's own.
     """
-    require(isinstance(learner, Learner), "a learner has learn(oracle, rng), expected_questions()")
+    require(isinstance(learner, Learner), "a learner has learn(oracle, rng), expected_queries()")
     settings = getattr(type(learner), "__dataclass_params__", None)
     require(
         settings is not None and settings.frozen,
         "a learner must be a frozen dataclass: its configuration names the run",
     )
-    forecast = learner.expected_questions(open_oracle(make_box()).spec)
-    require(forecast is None or forecast > 0, "expected_questions must be positive or None")
+    forecast = learner.expected_queries(open_oracle(make_box()).spec)
+    require(forecast is None or forecast > 0, "expected_queries must be positive or None")
     first = _recovers(learner, make_box, seed)
     _is_repeatable(learner, make_box, seed, *first)
     recovery, box = first
@@ -95,7 +95,7 @@ def _is_repeatable(
 ) -> None:
     state = str(np.random.get_state())  # noqa: NPY002 - the global state must stay untouched
     again, box = _recovers(learner, make_box, seed)
-    require(box.digests == asked.digests, "the same seed must ask the same questions")
+    require(box.digests == asked.digests, "the same seed must ask the same queries")
     require(parameters(again) == parameters(before), "the same seed must find the same parameters")
     untouched = str(np.random.get_state()) == state  # noqa: NPY002
     require(untouched, "a learner must draw from the rng it is given, never from global state")
@@ -109,7 +109,7 @@ def _keeps_the_budget(
     box, budget = _Watched(open_oracle(make_box())), max(1, learning // 2)
     stopped = recover(box, learner, budget=budget, seed=seed, throw=False)
     require(stopped.outcome is Outcome.BUDGET_EXHAUSTED, "half the budget must not be enough")
-    require(box.seen <= budget, "no question may be asked beyond the budget")
+    require(box.seen <= budget, "no query may be asked beyond the budget")
     require(stopped.ledger.paid == box.seen, "the ledger must equal what the box saw")
 
 
@@ -144,7 +144,7 @@ def _resumes(learner: Learner, make_box: Callable[[], Any], seed: int, whole: Re
                 break
         require(parameters(done) == parameters(whole), "a resumed run must find the same bits")
         require(done.ledger.paid == whole.ledger.paid, "a resumed run must cost the same in total")
-        require(total == whole.ledger.paid, "no question may be paid twice")
+        require(total == whole.ledger.paid, "no query may be paid twice")
 
 
 def _require_structure(recovery: Recovery) -> None:

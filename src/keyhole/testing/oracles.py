@@ -1,28 +1,29 @@
-"""The contract of an oracle: one answer per question, in their order, whatever the batch."""
+"""The contract of an oracle: one answer per query, in their order, whatever the batch."""
 
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.queries import Listed, Questions, Scaled
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import ArrayBank, QueryBatch, ScaledBank
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.testing.contract import require
 
-COUNT = 5  # questions per batch: odd, so that halves differ in size
+COUNT = 5  # queries per batch: odd, so that halves differ in size
 LENGTHS = (1, 2, 4)
-ROUNDINGS = 256.0  # roundoffs by which a batch may differ from single questions
+ROUNDINGS = 256.0  # roundoffs by which a batch may differ from single queries
 DEVIATIONS = 10.0  # standard deviations of stated noise by which two answers may differ
 PURPOSE = "contract"
 
 
 def check_oracle(oracle: Any, *, seed: int = 0) -> None:
-    """Asks some seventy questions; raises `ContractBroken` for the first rule that does not hold.
+    """Asks some seventy queries; raises `ContractBroken` for the first rule that does not hold.
 
-    Rules: the spec is true; a batch gets one finite real answer per question, of one shape for all
-    lengths; each question's answer depends on the question alone, not on its batch or place; a
-    described batch is answered like the plain one; questions are not written to.
+    Rules: the spec is true; a batch gets one finite real answer per query, of one shape for all
+    lengths; each query's answer depends on the query alone, not on its batch or place; a
+    described batch is answered like the plain one; queries are not written to.
     """
     require(isinstance(oracle, Oracle), f"{type(oracle).__name__} is not a keyhole Oracle")
     require(isinstance(oracle.spec, Spec), "oracle.spec must be a Spec")
@@ -30,36 +31,36 @@ def check_oracle(oracle: Any, *, seed: int = 0) -> None:
     shapes = set()
     for length in LENGTHS:
         if longest is None or length <= longest:
-            shapes.add(_check_length(Border(oracle), length, rng))
+            shapes.add(_check_length(Validator(oracle), length, rng))
     require(len(shapes) == 1, f"answers change their shape with the length: {sorted(shapes)}")
 
 
 def _check_length(oracle: Oracle, length: int, rng: np.random.Generator) -> tuple[int, ...]:
     tokens = _tokens(oracle.spec, length, rng)
     kept = tokens.copy()
-    questions = Questions.of(tokens, PURPOSE)
-    answers = oracle.ask(questions)  # the border checks number, kind, finiteness and spec.outputs
+    queries = QueryBatch.of(tokens, PURPOSE)
+    answers = oracle.ask(queries)  # the border checks number, kind, finiteness and spec.outputs
     allowed = _allowed(answers, oracle.spec.precision)
 
     def same(other: Array, rule: str) -> None:
         require(other.shape == answers.shape, f"{rule}: shape {other.shape}, not {answers.shape}")
         require(bool((np.abs(other - answers) <= allowed).all()), rule)
 
-    same(oracle.ask(questions), "the same batch must get the same answers again")
-    backwards = Questions(questions.bank, questions.index[::-1].copy(), PURPOSE)
-    same(oracle.ask(backwards)[::-1], "answers must come in the order of the questions")
-    single = [oracle.ask(questions[i : i + 1]) for i in range(COUNT)]
-    same(np.concatenate(single), "a question alone must be answered as in a batch")
+    same(oracle.ask(queries), "the same batch must get the same answers again")
+    backwards = QueryBatch(queries.bank, queries.index[::-1].copy(), PURPOSE)
+    same(oracle.ask(backwards)[::-1], "answers must come in the order of the queries")
+    single = [oracle.ask(queries[i : i + 1]) for i in range(COUNT)]
+    same(np.concatenate(single), "a query alone must be answered as in a batch")
     same(oracle.ask(_described(tokens)), "a described batch must be answered like the plain one")
-    require(np.array_equal(tokens, kept), "an oracle must not write to its questions")
+    require(np.array_equal(tokens, kept), "an oracle must not write to its queries")
     return tuple(answers.shape[1:])
 
 
-def _described(tokens: Array) -> Questions:
-    """The same questions over a bank that is kept at another scale."""
+def _described(tokens: Array) -> QueryBatch:
+    """The same queries over a bank that is kept at another scale."""
     rows = tokens.reshape(-1, tokens.shape[2])
-    bank = Scaled(Listed(0.5 * rows), 2.0)
-    return Questions(bank, np.arange(len(rows)).reshape(tokens.shape[:2]), PURPOSE)
+    bank = ScaledBank(ArrayBank(0.5 * rows), 2.0)
+    return QueryBatch(bank, np.arange(len(rows)).reshape(tokens.shape[:2]), PURPOSE)
 
 
 def _tokens(spec: Spec, length: int, rng: np.random.Generator) -> Array:
@@ -71,9 +72,9 @@ def _tokens(spec: Spec, length: int, rng: np.random.Generator) -> Array:
     return domain.drawn_in(tokens)
 
 
-def _allowed(answers: Array, precision: Precision | None) -> float:
-    """How far two answers to one question may lie apart."""
-    stated = precision or Precision(relative=float(np.finfo(answers.dtype).eps))
+def _allowed(answers: Array, precision: NoiseModel | None) -> float:
+    """How far two answers to one query may lie apart."""
+    stated = precision or NoiseModel(relative=float(np.finfo(answers.dtype).eps))
     size = float(np.max(np.abs(answers), initial=0.0))
     return (
         ROUNDINGS * max(stated.relative, float(np.finfo(answers.dtype).eps)) * size

@@ -8,22 +8,22 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
-from keyhole.oracles.base import Precision
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 from keyhole.verification.tolerance import DRAWS, allowances, rounding
 
 REPLAYED = 256  # past answers compared, spread over the run
 PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
 SECOND_OPINIONS = 4  # times as many disturbed copies judge an answer before it counts as another
-OLD = "a question asked while learning"
+OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"
 
-Past = list[tuple[Questions, Array]]
+Past = list[tuple[QueryBatch, Array]]
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Questions of one length with both answers."""
+    """Queries of one length with both answers."""
 
     tokens: Float[Array, "n length d"]
     answers: Float[Array, "n *out"]
@@ -64,12 +64,12 @@ def old_cases(model: Any, past: Past) -> Iterator[Case]:
     total = sum(len(q) for q, _ in past)
     for length in sorted({q.length for q, _ in past}):
         sample: list[tuple[Array, Array]] = []
-        for questions, answers in past:
-            if questions.length != length:
+        for queries, answers in past:
+            if queries.length != length:
                 continue
-            share = max(1, round(REPLAYED * len(questions) / total))
-            chosen = np.unique(np.linspace(0, len(questions) - 1, share).astype(int))
-            tokens = Questions(questions.bank, questions.index[chosen], "").tokens()
+            share = max(1, round(REPLAYED * len(queries) / total))
+            chosen = np.unique(np.linspace(0, len(queries) - 1, share).astype(int))
+            tokens = QueryBatch(queries.bank, queries.index[chosen], "").tokens()
             sample.append((tokens, np.asarray(answers)[chosen]))
             if sum(tokens.nbytes for tokens, _ in sample) > PORTION_BYTES:
                 yield _old_case(model, sample)
@@ -97,9 +97,9 @@ def portions(cases: Iterable[Case]) -> Iterator[list[Case]]:
 
 
 def judged(
-    model: Any, errors: Any, cases: list[Case], precision: Precision, rng: np.random.Generator
+    model: Any, errors: Any, cases: list[Case], precision: NoiseModel, rng: np.random.Generator
 ) -> list[Judged]:
-    """Deviations of every case in units of what is allowed (or, of an old question, of what
+    """Deviations of every case in units of what is allowed (or, of an old query, of what
     rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
     asked for the rest, and since a few of them may all happen to be close to the model, more where
     these do not explain it either. Answers of another shape are as far apart as can be."""
@@ -119,7 +119,7 @@ def judged(
     return found
 
 
-def _before(case: Case, precision: Precision, labels: bool) -> Judged:
+def _before(case: Case, precision: NoiseModel, labels: bool) -> Judged:
     """What is known before disturbed models are asked."""
     if case.reason == OLD and case.comparable and not labels:
         limit = rounding(case.predicted, precision)

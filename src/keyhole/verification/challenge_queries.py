@@ -1,4 +1,4 @@
-"""Fresh questions off the learner's design: where would another box give itself away?
+"""Fresh queries off the learner's design: where would another box give itself away?
 
 Long sequences (windows, masks), a few plain tokens, a common shift of all tokens (score caps, near
 ties of large scores), long tokens (hard attention), repeated tokens (anything that is not a set),
@@ -24,15 +24,15 @@ SHIFT = 24.0  # length of the common shift in natural lengths: near ties of larg
 SHIFTS = 4.0, 400.0  # of later laps: scores up to several hundred
 HARD = 5.0  # length of tokens that make attention hard, in natural lengths
 HARDS = 1.5, 16.0
-HARD_QUERY = 4.0  # and of their query, relative to them: a box may look at its length
-QUERIES = 1 / 8, 8.0  # lengths of the query relative to the other tokens, in later laps
+HARD_ANCHOR = 4.0  # and of their anchor, relative to them: a box may look at its length
+ANCHORS = 1 / 8, 8.0  # lengths of the anchor relative to the other tokens, in later laps
 CANDIDATES = 6  # of which the most telling is asked
 SIZES = 0.25, 3.0  # natural lengths of plain tokens in later laps
 
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """One question with the reason it is asked."""
+    """One query with the reason it is asked."""
 
     tokens: Float[Array, "length d"]
     reason: str
@@ -40,15 +40,15 @@ class Fresh:
 
 @dataclass(frozen=True, eq=False)
 class Designer:
-    """Draws questions of each kind for a model whose natural token length is known."""
+    """Draws queries of each kind for a model whose natural token length is known."""
 
     spec: Spec
     natural: float
     rng: np.random.Generator
-    model: Any = None  # where given, some questions are chosen for what would show on them
+    model: Any = None  # where given, some queries are chosen for what would show on them
 
     def stream(self, count: int) -> Iterator[Fresh]:
-        """The first `count` questions of an endless round through the kinds."""
+        """The first `count` queries of an endless round through the kinds."""
         kinds: tuple[Callable[[int], Fresh], ...] = (
             self.long,
             self.shifted,
@@ -78,11 +78,11 @@ class Designer:
     def _size(self, first: float, later: tuple[float, float], lap: int) -> float:
         return self._between(later) if lap else first
 
-    def _query(self, tokens: Array, lap: int, first: float = 1.0) -> Array:
-        """The same tokens with a longer or shorter query."""
+    def _anchor(self, tokens: Array, lap: int, first: float = 1.0) -> Array:
+        """The same tokens with a longer or shorter anchor."""
         if self.spec.domain.vocabulary is not None:
             return tokens
-        factor = self._size(first, QUERIES, lap)
+        factor = self._size(first, ANCHORS, lap)
         return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
 
     def _tokens(self, length: int, size: float = 1.0) -> Array:
@@ -102,20 +102,20 @@ class Designer:
 
     def _telling(self) -> Fresh:
         candidates = [
-            self._query(self._tokens(self._length(SHORT, 1), self._between(SIZES)), 1)
+            self._anchor(self._tokens(self._length(SHORT, 1), self._between(SIZES)), 1)
             for _ in range(CANDIDATES)
         ]
         chosen = candidates[most_telling(self.model, candidates, self.rng)]
         return Fresh(chosen, "tokens on which a change of one parameter shows")
 
     def long(self, lap: int) -> Fresh:
-        """Later laps: any length, each decade as likely, with a query of any length."""
+        """Later laps: any length, each decade as likely, with an anchor of any length."""
         length = int(self._between((SHORT, LONGEST))) if lap else LONG
         tokens = self._tokens(self._allowed(length), self._size(1.0, SIZES, lap))
-        return Fresh(self._query(tokens, lap), "a long sequence")
+        return Fresh(self._anchor(tokens, lap), "a long sequence")
 
     def reordered(self, lap: int) -> Fresh:
-        """Tokens in order of length, the query last: a box with positions cannot know them."""
+        """Tokens in order of length, the anchor last: a box with positions cannot know them."""
         tokens = self._tokens(self._length(3 * SHORT, lap))
         order = np.argsort(np.linalg.norm(tokens[:-1], axis=1))[::-1]
         return Fresh(np.concatenate([tokens[:-1][order], tokens[-1:]]), "tokens sorted by length")
@@ -129,7 +129,7 @@ class Designer:
 
     def hard(self, lap: int) -> Fresh:
         tokens = self._tokens(self._length(2 * SHORT, lap), self._size(HARD, HARDS, lap))
-        return Fresh(self._query(tokens, lap, HARD_QUERY), "long tokens")
+        return Fresh(self._anchor(tokens, lap, HARD_ANCHOR), "long tokens")
 
     def repeated(self, lap: int) -> Fresh:
         length = self._length(2 * SHORT, lap)

@@ -1,6 +1,6 @@
-"""How exact is the box that is being verified? Found out beside the questions that are compared.
+"""How exact is the box that is being verified? Found out beside the queries that are compared.
 
-The number format and a rounding step show in the answers. Noise shows where one question is asked
+The number format and a rounding step show in the answers. Noise shows where one query is asked
 again; only then more is spent on it, at two sizes of answers, to tell noise that grows with the
 answer from noise that does not. Levels are taken at the upper end of what the repeats leave
 possible: an honest box must not be wronged.
@@ -11,20 +11,21 @@ from scipy.special import gammaincinv
 
 from keyhole.arrays import TINY, Array
 from keyhole.measurement.noise import SAME, decimal_step, decimals, observed, roundoff
-from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 PURPOSE = "verification"
-REPEATS = 3  # of one question, to see whether the box is noisy
+REPEATS = 3  # of one query, to see whether the box is noisy
 NOISY_REPEATS = 16  # at each of two sizes, if it is: the level is then taken up to 4 times too high
 MISJUDGED = 1e-6  # chance that the level of the noise is taken too low
 SMALL, LARGE = 2.0**-6, 2.0**6  # sizes of tokens whose answers show whether noise grows with them
 TELLING = 4.0  # growth of the answers between them from which that can be told
 
 
-def measured(box: Oracle, tokens: Array, answers: list[Array]) -> Precision:
+def measured(box: Oracle, tokens: Array, answers: list[Array]) -> NoiseModel:
     """Number format and rounding step from the answers given so far, noise from the first of
-    these questions, asked again."""
+    these queries, asked again."""
     numbers = np.concatenate([np.ravel(a) for a in answers])
     kind = observed(roundoff(None, answers[0]), numbers)
     again = _again(box, tokens, REPEATS)
@@ -32,11 +33,11 @@ def measured(box: Oracle, tokens: Array, answers: list[Array]) -> Precision:
     if not noisy and (rounded := decimals(numbers)) is not None:
         return rounded
     relative, additive = _noise(box, tokens) if noisy else (0.0, 0.0)
-    return Precision(max(kind.relative, relative), additive, decimal_step(numbers))
+    return NoiseModel(max(kind.relative, relative), additive, decimal_step(numbers))
 
 
 def _again(box: Oracle, tokens: Array, times: int) -> Array:
-    answers = box.ask(Questions.of(np.repeat(tokens[None], times, axis=0), PURPOSE))
+    answers = box.ask(QueryBatch.of(np.repeat(tokens[None], times, axis=0), PURPOSE))
     return np.asarray(answers, dtype=np.float64).reshape(times, -1)
 
 

@@ -3,7 +3,7 @@
 Tests, any of which rejects: held-out rows off by more than noise and the parameters' uncertainty
 allow; a share of the labels left unexplained that is too large to be called noise; residuals that
 cluster on some rows, which independent noise does not do (labels of a second model among those of
-the first do); residuals that follow a power of the predictions or the query token, which noise
+the first do); residuals that follow a power of the predictions or the anchor token, which noise
 cannot know (a nonlinearity or a skip connection behind the layer can; Ramsey's RESET test).
 """
 
@@ -30,13 +30,13 @@ EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may s
 class Evidence:
     """What a fit leaves: of rows it has not seen, and of those it has."""
 
-    inputs: list[Array]  # the tokens behind each held-out row, its query last
+    inputs: list[Array]  # the tokens behind each held-out row, its anchor last
     answers: Float[Array, "rows D"]
     predictions: Float[Array, "rows D"]  # by the fit to the other rows
     refitted: Float[Array, "rows D"]  # residuals of the held-out rows once they are fitted too
     residuals: Float[Array, "fitted D"]
     fitted: Float[Array, "fitted D"]  # predictions for the rows that were fitted
-    queries: Float[Array, "fitted p"]  # and the tokens these were read at
+    anchors: Float[Array, "fitted p"]  # and the tokens these were read at
     costs: tuple[float, float]  # squared residual of the fitted rows; of all once all are fitted
     noise: float  # standard deviation estimated from the fitted rows
     power: float  # root mean square of all labels
@@ -91,8 +91,8 @@ def _noisy(seen: Evidence) -> dict[str, float]:
         "what follows a power of the predictions": _follows(
             seen.residuals.reshape(-1, 1), _powers(seen.fitted), seen.noise
         ),
-        "what follows the query token": _follows(
-            seen.residuals, np.hstack([seen.queries, np.ones((len(seen.queries), 1))]), seen.noise
+        "what follows the anchor token": _follows(
+            seen.residuals, np.hstack([seen.anchors, np.ones((len(seen.anchors), 1))]), seen.noise
         ),
     }
 

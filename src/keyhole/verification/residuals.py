@@ -1,6 +1,6 @@
-"""The finished model against the answers it was made from, question by question.
+"""The finished model against the answers it was made from, query by query.
 
-Costs no question: the answers were kept. It shows where in a run model and box part, if they do.
+Costs no query: the answers were kept. It shows where in a run model and box part, if they do.
 """
 
 from typing import Any
@@ -9,11 +9,11 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.models.sign_attention import LabelledAttention
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.sample import Kept
 from keyhole.results import Trace
 
-POINTS = 400  # questions compared: enough for a picture
+POINTS = 400  # queries compared: enough for a picture
 SAMPLE_BYTES = 2**25  # tokens of the sample, at most: the comparison stays cheap beside the run
 
 
@@ -22,7 +22,7 @@ def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
     are labels, which near a border say nothing about the size of an error."""
     if isinstance(model, LabelledAttention) or not past:
         return None
-    largest = max(8 * kept.questions.length * kept.questions.width for kept in past)
+    largest = max(8 * kept.queries.length * kept.queries.width for kept in past)
     count = max(1, min(POINTS, total, SAMPLE_BYTES // largest))
     known = np.sort(np.concatenate([kept.numbers for kept in past]))
     spread = np.linspace(0, known[-1], count).astype(int)
@@ -33,16 +33,16 @@ def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
     for kept in past:
         # the numbers of a batch are consecutive: between its first and last are none of another
         first, last = np.searchsorted(chosen, [kept.numbers[0], kept.numbers[-1] + 1])
-        questions, here = kept.questions, np.searchsorted(kept.numbers, chosen[first:last])
+        queries, here = kept.queries, np.searchsorted(kept.numbers, chosen[first:last])
         if len(here):
-            tokens = Questions(questions.bank, questions.index[here], questions.purpose).tokens()
+            tokens = QueryBatch(queries.bank, queries.index[here], queries.purpose).tokens()
             predicted, seen = np.asarray(model(tokens)), kept.answers[here]
             if predicted.shape != seen.shape:
                 return None
             gaps.append(_size(predicted - seen.astype(np.float64)))
             sizes.append(_size(seen))
             asked += [int(number) for number in kept.numbers[here] + 1]
-            purposes += [questions.purpose] * len(here)
+            purposes += [queries.purpose] * len(here)
     size, gap = np.concatenate(sizes), np.concatenate(gaps)
     if not (np.isfinite(size).all() and np.isfinite(gap).all()):
         return None

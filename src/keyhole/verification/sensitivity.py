@@ -1,8 +1,8 @@
-"""Where would another model show? Of a few questions, the one on which a change shows most.
+"""Where would another model show? Of a few queries, the one on which a change shows most.
 
 One number of one random block of the parameters is changed, and of a few candidates the one is
 taken whose answer moves most, in units of what its own rounding may do. Blocks that random
-questions hardly see (a neuron that is rarely on, a weak head) get their questions this way. It
+queries hardly see (a neuron that is rarely on, a weak head) get their queries this way. It
 takes the model only: nothing is asked.
 """
 

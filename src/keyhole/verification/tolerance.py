@@ -1,8 +1,8 @@
-"""How far apart the answers of one and the same model may lie, question by question.
+"""How far apart the answers of one and the same model may lie, query by query.
 
 The box rounds its parameters and tokens, and the recovered parameters have standard errors. Both
 are imitated: the hypothesis is asked again with parameters and tokens disturbed by as much. Where
-a question amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
+a query amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
-from keyhole.oracles.base import Precision
+from keyhole.oracles.noise import NoiseModel
 
-DRAWS = 6  # disturbed copies per question
+DRAWS = 6  # disturbed copies per query
 SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent
 ROUNDINGS = 64.0  # of the answer itself, in units of the roundoff: sums over long sequences
 CANCELLED = 8.0  # and at least so many of the largest number in a vector
@@ -27,7 +27,7 @@ def allowance(
     model: Any,
     errors: Any,
     tokens: Float[Array, "n length d"],
-    precision: Precision,
+    precision: NoiseModel,
     rng: np.random.Generator,
 ) -> Float[Array, "n *out"]:
     """Largest plausible |box − model| for each answer, if the model is the box."""
@@ -38,11 +38,11 @@ def allowances(
     model: Any,
     errors: Any,
     batches: list[Array],
-    precision: Precision,
+    precision: NoiseModel,
     rng: np.random.Generator,
     draws: int = DRAWS,
 ) -> list[Array]:
-    """The same for batches of questions of different lengths. Disturbed copies of the model are
+    """The same for batches of queries of different lengths. Disturbed copies of the model are
     drawn one after the other and asked everything: only one of them is held at a time."""
     if hasattr(model, "margin"):
         return [label_allowance(model, errors, part, precision, rng) for part in batches]
@@ -64,7 +64,7 @@ def allowances(
     ]
 
 
-def rounding(answers: Float[Array, "n *out"], precision: Precision) -> Float[Array, "n *out"]:
+def rounding(answers: Float[Array, "n *out"], precision: NoiseModel) -> Float[Array, "n *out"]:
     """What the box's format and its noise may do to the answers themselves."""
     relative = ROUNDINGS * precision.relative * np.abs(answers)
     if answers.ndim == 2:  # a component may be small because its terms cancel
@@ -78,7 +78,7 @@ def label_allowance(
     model: Any,
     errors: Any,
     tokens: Float[Array, "n length d"],
-    precision: Precision,
+    precision: NoiseModel,
     rng: np.random.Generator,
 ) -> Float[Array, " n"]:
     """Answers that are labels: any label where the margin is within its uncertainty, else none.
@@ -87,7 +87,7 @@ def label_allowance(
     of the labels themselves is not believed, and their step is not one of the margin.
     """
     believed = precision.relative if precision.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
-    precision = Precision(relative=believed)
+    precision = NoiseModel(relative=believed)
     inner = model.model
     uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)

@@ -1,6 +1,6 @@
-"""Is the box this model? Fresh questions, compared one by one.
+"""Is the box this model? Fresh queries, compared one by one.
 
-Agreement is not equality. The verdict says what the agreements allow one to claim: of questions
+Agreement is not equality. The verdict says what the agreements allow one to claim: of queries
 drawn like these, at most a certain fraction can be answered differently, with 95% confidence.
 """
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from keyhole.arrays import TINY, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Verdict
 from keyhole.verification.cases import OLD, Case, Past, judged, old_cases, portions
 from keyhole.verification.challenge_queries import Designer
@@ -36,17 +37,17 @@ def verify(
     queries: int | None = None,
     seed: int = 0,
     past: Past | None = None,
-    precision: Precision | None = None,
+    precision: NoiseModel | None = None,
 ) -> Verdict:
-    """Compares the model with the box on `queries` fresh questions, and with `past` answers for
-    free. Where the precision of the box is not known, a few questions more measure it.
+    """Compares the model with the box on `queries` fresh queries, and with `past` answers for
+    free. Where the precision of the box is not known, a few queries more measure it.
 
     `box` is anything `open_oracle` takes, `model` anything callable like the box.
     """
     if isinstance(model, type) or not callable(model):
         raise InvalidArgument(f"model must be a model, callable like the box, got {model!r}")
     with opened(box) as oracle:
-        return _verdict(Border(oracle), model, errors, queries, seed, past or [], precision)
+        return _verdict(Validator(oracle), model, errors, queries, seed, past or [], precision)
 
 
 def _verdict(
@@ -56,7 +57,7 @@ def _verdict(
     queries: int | None,
     seed: int,
     past: Past,
-    precision: Precision | None,
+    precision: NoiseModel | None,
 ) -> Verdict:
     count = DEFAULT_QUERIES if queries is None else whole_number("queries", queries, 1)
     if getattr(model, "width", box.spec.width) != box.spec.width:
@@ -64,11 +65,11 @@ def _verdict(
     rng = np.random.default_rng([whole_number("seed", seed, 0), 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     fresh = list(Designer(box.spec, natural, rng, model).stream(count))
-    answers = [box.ask(Questions.of(q.tokens[None], PURPOSE)) for q in fresh]
+    answers = [box.ask(QueryBatch.of(q.tokens[None], PURPOSE)) for q in fresh]
     precision = precision or box.spec.precision or measured(box, fresh[0].tokens, answers)
     asked_now = (
-        Case.of(model, question.tokens[None], answer, question.reason)
-        for question, answer in zip(fresh, answers, strict=True)
+        Case.of(model, query.tokens[None], answer, query.reason)
+        for query, answer in zip(fresh, answers, strict=True)
     )
     worst, example = _recall(box, model, errors, past, precision, rng)  # a change explains the rest
     replayed = 0
@@ -102,19 +103,19 @@ def _recall(
     model: Any,
     errors: Any,
     past: Past,
-    precision: Precision,
+    precision: NoiseModel,
     rng: np.random.Generator,
 ) -> tuple[float, Counterexample | None]:
-    """One old question again: has the box changed meanwhile?"""
+    """One old query again: has the box changed meanwhile?"""
     if not past:
         return 0.0, None
     longest = max(q.length for q, _ in past)
-    questions, answers = next((q, a) for q, a in past if q.length == longest)
-    again = box.ask(Questions(questions.bank, questions.index[:1], RECALL))[0]
+    queries, answers = next((q, a) for q, a in past if q.length == longest)
+    again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
     allowed = precision.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
-    tokens = questions[:1].tokens()
+    tokens = queries[:1].tokens()
     if gap > allowed and np.shape(model(tokens))[1:] == first.shape:
         # terms that cancel round at their own size
         own = float(np.max(allowance(model, errors, tokens, precision, rng)))

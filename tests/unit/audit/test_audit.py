@@ -73,25 +73,25 @@ def test_errors_follow_the_protection(audit):
     exact = table[True, "float64", 1]
     assert exact.parameter_error < 1e-12
     assert exact.cost == 0.0
-    assert exact.questions <= 1.3 * (WIDTH**2 + WIDTH) + 20
+    assert exact.queries <= 1.3 * (WIDTH**2 + WIDTH) + 20
     fine, coarse = table[True, "decimals:6", 1], table[True, "decimals:2", 1]
     assert fine.parameter_error < 1e-2 * coarse.parameter_error
     assert fine.cost < 1e-2 * coarse.cost
     # longer tokens make additive protections useless
     assert table[False, "decimals:2", 1].parameter_error < 1e-6 * coarse.parameter_error
-    # noise averages out: eight times the questions, a third of the error
+    # noise averages out: eight times the queries, a third of the error
     noisy = [table[True, "noise:1e-2", multiple] for multiple in (1, 8)]
     assert noisy[1].parameter_error < 0.6 * noisy[0].parameter_error
-    assert noisy[1].questions > 4 * noisy[0].questions
+    assert noisy[1].queries > 4 * noisy[0].queries
     assert noisy[0].cost == pytest.approx(1e-2, rel=0.2)
     for row in table.values():
         assert row.function_error < 0.2
 
 
-def test_more_runs_are_averaged_where_one_needs_few_questions(audit):
+def test_more_runs_are_averaged_where_one_needs_few_queries(audit):
     table = {(row.bounded, row.protection, row.multiple): row for row in rows(audit)}
     once, often = table[False, "bfloat16", 1], table[False, "bfloat16", 8]
-    assert often.questions > 4 * once.questions
+    assert often.queries > 4 * once.queries
     assert often.parameter_error < once.parameter_error
 
 
@@ -147,7 +147,7 @@ def test_advice_names_the_cheapest_protection_that_helps():
     unfinished = advice([row("label", None, 0.6)], 1.0)
     assert "did not finish" in unfinished
     assert "gave a copy" not in unfinished
-    assert "1,000 questions were the fewest that gave a copy" in advice(table, 1.0)
+    assert "1,000 queries were the fewest that gave a copy" in advice(table, 1.0)
 
 
 def test_table_plot_and_json(audit, tmp_path):

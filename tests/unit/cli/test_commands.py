@@ -135,7 +135,7 @@ def test_with_json_an_error_is_one_object_too(command, words):
     ("raised", "code", "said"),
     [
         (ZeroDivisionError("seven"), 70, "a fault of Keyhole"),
-        (MemoryError(), 2, "out of memory: ask fewer questions"),
+        (MemoryError(), 2, "out of memory: ask fewer queries"),
         (KeyboardInterrupt(), 130, "keyhole: stopped"),
     ],
 )

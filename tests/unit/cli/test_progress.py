@@ -16,12 +16,12 @@ class Terminal(io.StringIO):
 
 
 def test_words_of_a_run() -> None:
-    assert asking(Progress("value", 0, 100, 0.0)) == "value: 0 questions"
+    assert asking(Progress("value", 0, 100, 0.0)) == "value: 0 queries"
     assert asking(Progress("score", 50, 150, 10.0)) == (
-        "score: 50 of about 150 questions, 5/s, 20 s left"
+        "score: 50 of about 150 queries, 5/s, 20 s left"
     )
-    assert asking(Progress("score", 5, None, 10.0)) == "score: 5 questions, 2.0 s each"
-    assert asking(Progress("score", 200, 150, 10.0)) == "score: 200 questions, 20/s"
+    assert asking(Progress("score", 5, None, 10.0)) == "score: 5 queries, 2.0 s each"
+    assert asking(Progress("score", 200, 150, 10.0)) == "score: 200 queries, 20/s"
     assert fitting(Search(2, 3, 1.2e-4, 12.0)) == (
         "2 heads: 3 restarts, best residual 1.2e-04, 12 s"
     )
@@ -40,7 +40,7 @@ def test_plain_lines_without_a_terminal(
         tell(Search(1, 2, 0.5, 1.0))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "score: 50 of about 150 questions, 5/s, 20 s left",
+        "score: 50 of about 150 queries, 5/s, 20 s left",
         "1 head: 2 restarts, best residual 5.0e-01, 1 s",
     ]
 
@@ -53,7 +53,7 @@ def test_a_live_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with shown() as tell:
         assert tell is not None
         tell(Progress("score", 50, 150, 10.0))
-    assert "50 of about 150 questions, 5/s, 20 s left" in terminal.getvalue()
+    assert "50 of about 150 queries, 5/s, 20 s left" in terminal.getvalue()
     with searching() as tell:
         assert tell is not None
         tell(Search(1, 2, 0.5, 1.0))

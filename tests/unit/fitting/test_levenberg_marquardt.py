@@ -59,7 +59,7 @@ def test_closed_form_declines_what_it_cannot_do() -> None:
 def test_whitening_changes_coordinates_only() -> None:
     rows, theta = labelled(5)
     stretch = np.diag(np.geomspace(1e-3, 1e3, 6))
-    scaled = Rows(rows.queries @ stretch, rows.tokens @ stretch, None, rows.weights, rows.targets)
+    scaled = Rows(rows.anchors @ stretch, rows.tokens @ stretch, None, rows.weights, rows.targets)
     white, back = whitened(scaled)
     moment = np.einsum("nld,nle->de", white.tokens, white.tokens) / white.weights.size
     np.testing.assert_allclose(moment, np.eye(6), atol=1e-10)

@@ -27,12 +27,12 @@ def strong_head(seed: int, *, bias: bool = False, padded: bool = False, outputs:
         padding[::2, 0, -2:] = MASKED
         tokens[::2, -2:] = 0.0
         weights[::2, -2:] = 0.0
-    queries = np.concatenate([tokens, np.ones((n, length, 1))], axis=2) if bias else tokens
-    theta = STRONG / d * rng.standard_normal((queries.shape[2], 1, d))
-    rows = Rows(queries, tokens, padding, weights, np.zeros((n, length, outputs)), offset=bias)
+    anchors = np.concatenate([tokens, np.ones((n, length, 1))], axis=2) if bias else tokens
+    theta = STRONG / d * rng.standard_normal((anchors.shape[2], 1, d))
+    rows = Rows(anchors, tokens, padding, weights, np.zeros((n, length, outputs)), offset=bias)
     values = rng.standard_normal((d, outputs))
     labels = averages(rows, patterns(rows, theta)) @ values + bias * rng.standard_normal(outputs)
-    return Rows(queries, tokens, padding, weights, labels.reshape(n, length, -1), offset=bias)
+    return Rows(anchors, tokens, padding, weights, labels.reshape(n, length, -1), offset=bias)
 
 
 def solved(rows: Rows, theta: Array) -> bool:
@@ -68,7 +68,7 @@ def test_labels_that_lost_a_dimension_leave_the_start_alone() -> None:
 
 def test_scale_of_tokens_and_labels_does_not_matter() -> None:
     rows = strong_head(1)
-    large = Rows(1e3 * rows.queries, 1e3 * rows.tokens, None, rows.weights, 1e-5 * rows.targets)
+    large = Rows(1e3 * rows.anchors, 1e3 * rows.tokens, None, rows.weights, 1e-5 * rows.targets)
     theta = np.zeros((8, 1, 8))
     np.testing.assert_allclose(
         1e6 * tilted(large, theta, SLACK), tilted(rows, theta, SLACK), rtol=1e-6

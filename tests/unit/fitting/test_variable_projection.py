@@ -20,11 +20,11 @@ def drawn(seed: int = 0, *, bias: bool = False, padded: bool = False) -> tuple[R
         padding = np.zeros((n, 1, length))
         padding[: n // 2, 0, -1] = MASKED
         tokens[: n // 2, -1] = 0.0
-    queries = np.concatenate([tokens, np.ones((n, length, 1))], axis=2) if bias else tokens
+    anchors = np.concatenate([tokens, np.ones((n, length, 1))], axis=2) if bias else tokens
     weights = (rng.random((n, length)) < 0.9).astype(float)
     targets = rng.standard_normal((n, length, outputs))
-    rows = Rows(queries, tokens, padding, weights, targets, offset=bias)
-    return rows, 0.4 * rng.standard_normal((queries.shape[2], heads, d))
+    rows = Rows(anchors, tokens, padding, weights, targets, offset=bias)
+    return rows, 0.4 * rng.standard_normal((anchors.shape[2], heads, d))
 
 
 def test_many_rows_are_fitted_with_the_curvature_of_a_sample(

@@ -12,7 +12,7 @@ from keyhole.measurement.family import examine_family
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import recover
 from keyhole.results import Outcome
 from networks import network
@@ -54,7 +54,7 @@ def test_an_impostor_is_rejected_with_a_counterexample(specimen: Specimen) -> No
     assert not np.array_equal(example.box_answer, example.model_answer)
 
 
-OTHER_FAMILIES = {  # and the most questions until that is said
+OTHER_FAMILIES = {  # and the most queries until that is said
     "two hidden layers": 4000,
     "GELU network": 60,
     "GELU layer": 60,
@@ -79,7 +79,7 @@ def test_single_precision_does_not_hide_another_family(name: str) -> None:
 
     def rounded(tokens: np.ndarray) -> np.ndarray:
         tokens = tokens.astype(np.float32).astype(np.float64)
-        return exact.ask(Questions.of(tokens, "test")).astype(np.float32)
+        return exact.ask(QueryBatch.of(tokens, "test")).astype(np.float32)
 
     found = recover(open_oracle(rounded, width=exact.spec.width), Auto(), throw=False)
     assert found.outcome is Outcome.REJECTED
@@ -160,7 +160,7 @@ def test_a_linear_map_of_the_last_token_is_told_at_once() -> None:
 
 
 def test_the_learner_asks_what_it_would_ask_alone() -> None:
-    """The same seed, the same questions after those about the family. (The precision of the box is
+    """The same seed, the same queries after those about the family. (The precision of the box is
     found out with these, or else while verifying.)"""
     secret = attention(np.random.default_rng(3), 6, heads=2)
     found, alone = (recover(secret, learner, seed=4) for learner in (Auto(), keyhole.MultiHead()))

@@ -40,7 +40,7 @@ def test_float32_boxes_are_told_by_their_answers() -> None:
     np.testing.assert_allclose(found.value[:, 0], model.heads[0].value, rtol=1e-6)
 
 
-def test_questions_stay_within_the_norm() -> None:
+def test_queries_stay_within_the_norm() -> None:
     model = attention(np.random.default_rng(2), 6, bias=True)
     largest = []
 

@@ -1,4 +1,4 @@
-"""The pair questions and their inversion, against the formula and against hostile boxes."""
+"""The pair queries and their inversion, against the formula and against hostile boxes."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from keyhole.measurement.log_odds import LogOdds, ProbeSet
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Listed, Scaled
+from keyhole.oracles.queries import ArrayBank, ScaledBank
 
 WIDTH = 8
 
@@ -26,7 +26,7 @@ def meter(model: Attention, length: float = 1.0, group: int = 1) -> tuple[LogOdd
     basis = equal_overlap(np.random.default_rng(0), left)
     rows = basis.rows(np.arange(WIDTH))
     probes = ProbeSet(
-        Scaled(basis, length),
+        ScaledBank(basis, length),
         WIDTH,
         group,
         length * rows @ linear.value,
@@ -49,7 +49,7 @@ def test_log_odds_are_probe_score_anchor(outputs: int | None, group: int, bias: 
     anchor = np.random.default_rng(2).standard_normal((1, WIDTH))
     groups = np.arange(odds.probes.groups)
     found = odds.ask(
-        Listed(anchor),
+        ArrayBank(anchor),
         1,
         np.zeros_like(groups),
         groups,
@@ -111,13 +111,13 @@ def test_no_score_is_told_from_a_small_one() -> None:
     assert box.seen <= 4
 
 
-def test_an_answer_outside_the_values_is_refused_with_the_question() -> None:
+def test_an_answer_outside_the_values_is_refused_with_the_query() -> None:
     model = attention(np.random.default_rng(9), WIDTH)
     odds, _ = meter(model)
     odds.oracle = open_oracle(lambda tokens: 10.0 * np.abs(tokens).sum(axis=(1, 2)), width=WIDTH)
     zeros = np.zeros(1, dtype=np.int64)
     with pytest.raises(WrongFamily) as caught:
-        odds.ask(Listed(np.eye(WIDTH)[:1]), 1, zeros, zeros, odds.linear.at(np.eye(WIDTH)[:1]))
+        odds.ask(ArrayBank(np.eye(WIDTH)[:1]), 1, zeros, zeros, odds.linear.at(np.eye(WIDTH)[:1]))
     example = caught.value.counterexample
     assert example is not None
     assert np.shape(example.input) == (2, WIDTH)

@@ -18,7 +18,8 @@ from keyhole.measurement.noise import (
     significant_bits,
 )
 from keyhole.models.random import attention
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits
@@ -29,13 +30,13 @@ from keyhole.verification.verify import verify
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
 
-def measured(box: Oracle) -> tuple[str, bool, Precision]:
+def measured(box: Oracle) -> tuple[str, bool, NoiseModel]:
     found = measure_precision(box, np.random.default_rng(1))
     return found.format, found.deterministic, found.precision
 
 
 def test_the_stated_precision_comes_first_then_the_type() -> None:
-    assert roundoff(Precision(relative=1e-3), np.zeros(1)).relative == 1e-3
+    assert roundoff(NoiseModel(relative=1e-3), np.zeros(1)).relative == 1e-3
     for dtype, bits in ((np.float16, 11), (np.float32, 24), (np.float64, 53)):
         assert roundoff(None, np.zeros(1, dtype)).relative == 2.0**-bits
 
@@ -59,7 +60,7 @@ def test_a_shorter_format_shows_in_the_digits(name: str, bits: int) -> None:
 
 def test_boxes_are_told_apart() -> None:
     box = open_oracle(MODEL)
-    assert measured(box) == ("float64", True, Precision())
+    assert measured(box) == ("float64", True, NoiseModel())
     name, deterministic, precision = measured(open_oracle(in_float32(MODEL), width=6))
     assert (name, deterministic, precision.relative) == ("float32", True, 2.0**-24)
     _, deterministic, precision = measured(Rounded(box, decimals=3))
@@ -76,7 +77,7 @@ def test_decimal_steps() -> None:
     assert decimal_step(np.array([3e-16, -2e-150])) == 0.0  # small numbers, not rounded ones
 
 
-def test_examining_a_box_costs_few_questions_and_says_what_it_can_do() -> None:
+def test_examining_a_box_costs_few_queries_and_says_what_it_can_do() -> None:
     box = CountingBox(MODEL, 6)
     found = examine(open_oracle(box))
     assert box.seen <= 20
@@ -119,12 +120,12 @@ def digits(count: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda answers: np.array([float(f"{x:.{count - 1}e}") for x in answers])
 
 
-ROUNDINGS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Precision]] = {
-    "two decimals": (lambda x: np.round(x, 2), Precision(step=0.01)),
-    "whole numbers": (lambda x: np.round(300 * x), Precision(step=1.0)),
-    "tens": (lambda x: np.round(3000 * x, -1), Precision(step=10.0)),
-    "three digits": (digits(3), Precision(1.34e-3)),
-    "six digits": (digits(6), Precision(1.34e-6)),
+ROUNDINGS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], NoiseModel]] = {
+    "two decimals": (lambda x: np.round(x, 2), NoiseModel(step=0.01)),
+    "whole numbers": (lambda x: np.round(300 * x), NoiseModel(step=1.0)),
+    "tens": (lambda x: np.round(3000 * x, -1), NoiseModel(step=10.0)),
+    "three digits": (digits(3), NoiseModel(1.34e-3)),
+    "six digits": (digits(6), NoiseModel(1.34e-6)),
 }
 
 

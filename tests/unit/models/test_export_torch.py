@@ -42,7 +42,7 @@ def test_torch_and_onnx_files_answer_like_the_model(tmp_path, model, dtype, clos
     tokens = np.random.default_rng(0).standard_normal((5, 3, 4))
     for target in (keyhole.to_torch(model, dtype), str(export(model, tmp_path / "m.onnx", dtype))):
         box = keyhole.open_oracle(target)
-        answers = box.ask(keyhole.Questions.of(tokens, "test"))
+        answers = box.ask(keyhole.QueryBatch.of(tokens, "test"))
         assert answers.dtype == dtype
         assert answers == pytest.approx(model(tokens), abs=close)
     state = torch.load(export(model, tmp_path / "m.pt", dtype), weights_only=True)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from keyhole.errors import DomainError, InvalidArgument
-from keyhole.oracles.base import Domain, Oracle, Precision, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.wrappers.validate import Validator
 
 WORDS = np.array([[0.0, 1.0], [1.0, 0.0], [-0.0, 2.0]])
 
@@ -67,7 +68,7 @@ def test_impossible_domains_are_refused(limits: Any) -> None:
 )
 def test_impossible_precisions_are_refused(level: Any) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(level))):
-        Precision(**level)
+        NoiseModel(**level)
 
 
 def test_a_spec_is_consistent() -> None:
@@ -85,7 +86,7 @@ def test_closing_reaches_the_box_through_its_wrappers() -> None:
             self.closed.append(True)
 
     box = Closing(lambda tokens: tokens[:, 0, 0], Spec(1))
-    with Border(box) as wrapped:
+    with Validator(box) as wrapped:
         assert isinstance(wrapped, Oracle)
         assert wrapped.spec is box.spec
     assert box.closed == [True]

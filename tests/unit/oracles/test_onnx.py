@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper  # noqa: E402
 
 TOKENS = np.random.default_rng(0).standard_normal((5, 3, 4))
-ASKED = keyhole.Questions.of(TOKENS, "test")
+ASKED = keyhole.QueryBatch.of(TOKENS, "test")
 
 
 def saved(path, inputs, outputs, nodes):
@@ -51,7 +51,7 @@ def test_a_fixed_length_is_a_limit_and_an_error(tmp_path):
     assert box.spec.domain.max_length == 3
     assert box.ask(ASKED).shape == (5, 4)
     with pytest.raises(keyhole.OracleError, match="3 tokens"):
-        box.ask(keyhole.Questions.of(TOKENS[:, :2], "test"))
+        box.ask(keyhole.QueryBatch.of(TOKENS[:, :2], "test"))
 
 
 def test_a_sequence_of_answers_is_read_at_the_last_position(tmp_path):

@@ -8,7 +8,7 @@ import keyhole
 from keyhole.models.files import save_model
 from keyhole.models.random import attention
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.batch import Batching
+from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.planning import survey
 
 MODULE = """
@@ -32,7 +32,7 @@ class Lazy:
 lazy = Lazy()
 """
 TOKENS = np.random.default_rng(0).standard_normal((4, 3, 5))
-ASKED = keyhole.Questions.of(TOKENS, "test")
+ASKED = keyhole.QueryBatch.of(TOKENS, "test")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_option_the_box_does_not_know_is_an_error(tmp_path):
         {"max_length": 2},
         {"low": -1.0, "high": 1.0},
         {"vocabulary": np.eye(5)},
-        {"precision": keyhole.Precision(step=0.1)},
+        {"precision": keyhole.NoiseModel(step=0.1)},
         {"width": 4},
     ],
 )
@@ -137,7 +137,7 @@ def test_a_batch_must_be_positive(batch):
 def test_batch_limits_what_the_box_gets_at_once():
     sizes = []
     box = keyhole.open_oracle(lambda x: sizes.append(len(x)) or x[:, 0, 0], width=5, batch=3)
-    assert isinstance(box, Batching)
+    assert isinstance(box, Batcher)
     box.ask(ASKED)
     assert sizes == [3, 1]
 

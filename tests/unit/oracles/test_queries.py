@@ -1,23 +1,30 @@
 import numpy as np
 import pytest
 
-from keyhole.oracles.queries import Against, Bank, Listed, Questions, Scaled, Summed
+from keyhole.oracles.queries import (
+    ArrayBank,
+    ProbeAnchorBank,
+    QueryBatch,
+    ScaledBank,
+    SumBank,
+    TokenBank,
+)
 
 RNG = np.random.default_rng(0)
 A, B = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
 
 
-def banks() -> dict[str, tuple[Bank, np.ndarray]]:
+def banks() -> dict[str, tuple[TokenBank, np.ndarray]]:
     """Each bank with the plain table it describes."""
-    a, b = Listed(A), Listed(B)
+    a, b = ArrayBank(A), ArrayBank(B)
     sums = (A[:, None] + B[None]).reshape(-1, 3)
     return {
         "listed": (a, A),
-        "scaled": (Scaled(a, -2.5), -2.5 * A),
-        "summed": (Summed(a, b, 5), sums),
-        "against": (Against(a, b, 4, 5), np.concatenate([sums, B])),
+        "scaled": (ScaledBank(a, -2.5), -2.5 * A),
+        "summed": (SumBank(a, b, 5), sums),
+        "against": (ProbeAnchorBank(a, b, 4, 5), np.concatenate([sums, B])),
         "nested": (
-            Against(Scaled(a, 0.5), Scaled(b, 3.0), 4, 5),
+            ProbeAnchorBank(ScaledBank(a, 0.5), ScaledBank(b, 3.0), 4, 5),
             np.concatenate([(0.5 * A[:, None] + 3.0 * B).reshape(-1, 3), 3.0 * B]),
         ),
     }
@@ -26,7 +33,7 @@ def banks() -> dict[str, tuple[Bank, np.ndarray]]:
 @pytest.mark.parametrize("name", banks())
 def test_a_bank_describes_its_table(name: str) -> None:
     bank, table = banks()[name]
-    assert isinstance(bank, Bank)
+    assert isinstance(bank, TokenBank)
     assert bank.width == 3
     index = RNG.integers(len(table), size=50)
     np.testing.assert_array_equal(bank.rows(index), table[index])
@@ -41,19 +48,19 @@ def test_rows_are_the_askers_own(name: str) -> None:
 
 
 def test_digests_tell_banks_apart() -> None:
-    a, b = Listed(A), Listed(B)
+    a, b = ArrayBank(A), ArrayBank(B)
     different = [
         a,
         b,
-        Scaled(a, 1.0),
-        Scaled(a, 2.0),
-        Summed(a, b, 5),
-        Summed(b, a, 5),
-        Against(a, b, 4, 5),
-        Against(a, b, 3, 5),
+        ScaledBank(a, 1.0),
+        ScaledBank(a, 2.0),
+        SumBank(a, b, 5),
+        SumBank(b, a, 5),
+        ProbeAnchorBank(a, b, 4, 5),
+        ProbeAnchorBank(a, b, 3, 5),
     ]
     assert len({bank.digest() for bank in different}) == len(different)
-    assert Listed(A.copy()).digest() == a.digest()
+    assert ArrayBank(A.copy()).digest() == a.digest()
 
 
 @pytest.mark.parametrize("width", [3, 2**16])  # in one part, and token by token
@@ -74,48 +81,50 @@ def test_probes_against_anchors_are_their_tokens(width: int, places: int, order:
     probe = group[:, None] * places + np.arange(places)
     last = groups * places * anchors + anchor
     index = np.column_stack([probe * anchors + anchor[:, None], last])
-    bank = Against(Listed(probe_table), Listed(anchor_table), groups * places, anchors)
+    bank = ProbeAnchorBank(
+        ArrayBank(probe_table), ArrayBank(anchor_table), groups * places, anchors
+    )
     own = anchor_table[anchor][:, None]
     expected = np.concatenate([probe_table[probe] + own, own], axis=1)
-    np.testing.assert_array_equal(Questions(bank, index, "score").tokens(), expected)
+    np.testing.assert_array_equal(QueryBatch(bank, index, "score").tokens(), expected)
     np.testing.assert_array_equal(bank.rows(index.ravel()), expected.reshape(-1, width))
 
 
-def test_questions_are_their_tokens() -> None:
+def test_queries_are_their_tokens() -> None:
     tokens = RNG.standard_normal((6, 2, 3))
-    questions = Questions.of(tokens, "value")
-    assert (len(questions), questions.length, questions.width) == (6, 2, 3)
-    np.testing.assert_array_equal(questions.tokens(), tokens)
-    np.testing.assert_array_equal(questions[2:4].tokens(), tokens[2:4])
-    assert questions[2:4].purpose == "value"
-    assert len(questions[6:]) == 0
-    assert questions[6:].tokens().shape == (0, 2, 3)
+    queries = QueryBatch.of(tokens, "value")
+    assert (len(queries), queries.length, queries.width) == (6, 2, 3)
+    np.testing.assert_array_equal(queries.tokens(), tokens)
+    np.testing.assert_array_equal(queries[2:4].tokens(), tokens[2:4])
+    assert queries[2:4].purpose == "value"
+    assert len(queries[6:]) == 0
+    assert queries[6:].tokens().shape == (0, 2, 3)
 
 
 def test_a_transposed_array_of_tokens_is_read_right() -> None:
     tokens = RNG.standard_normal((3, 2, 6)).T
-    np.testing.assert_array_equal(Questions.of(tokens, "").tokens(), tokens)
+    np.testing.assert_array_equal(QueryBatch.of(tokens, "").tokens(), tokens)
 
 
-def test_digests_name_questions_and_their_order() -> None:
-    questions = Questions.of(RNG.standard_normal((6, 2, 3)), "value")
+def test_digests_name_queries_and_their_order() -> None:
+    queries = QueryBatch.of(RNG.standard_normal((6, 2, 3)), "value")
     names = {
-        questions.digest(),
-        questions[:3].digest(),
-        questions[3:].digest(),
-        questions[::-1].digest(),
-        Questions(questions.bank, questions.index.reshape(4, 3), "value").digest(),
+        queries.digest(),
+        queries[:3].digest(),
+        queries[3:].digest(),
+        queries[::-1].digest(),
+        QueryBatch(queries.bank, queries.index.reshape(4, 3), "value").digest(),
     }
     assert len(names) == 5
-    again = Questions(questions.bank, questions.index.astype(np.int32), "other purpose")
-    assert again.digest() == questions.digest()
+    again = QueryBatch(queries.bank, queries.index.astype(np.int32), "other purpose")
+    assert again.digest() == queries.digest()
 
 
 def test_shared_tokens_are_the_same_and_lie_where_they_lay() -> None:
     tokens = np.random.default_rng(0).standard_normal((6, 3, 4))
-    questions = Questions.of(tokens, "test")
-    for part in (questions, questions[2:5], Questions(questions.bank, questions.index[::2], "x")):
+    queries = QueryBatch.of(tokens, "test")
+    for part in (queries, queries[2:5], QueryBatch(queries.bank, queries.index[::2], "x")):
         np.testing.assert_array_equal(part.shared_tokens(), part.tokens())
-    assert np.shares_memory(questions[2:5].shared_tokens(), tokens)
-    assert not np.shares_memory(questions[2:5].tokens(), tokens)
-    assert questions[:0].shared_tokens().shape == (0, 3, 4)
+    assert np.shares_memory(queries[2:5].shared_tokens(), tokens)
+    assert not np.shares_memory(queries[2:5].tokens(), tokens)
+    assert queries[:0].shared_tokens().shape == (0, 3, 4)

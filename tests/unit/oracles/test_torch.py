@@ -10,24 +10,24 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 
-def questions(width=8, length=5, n=4):
+def queries(width=8, length=5, n=4):
     tokens = np.random.default_rng(0).standard_normal((n, length, width))
-    return keyhole.Questions.of(tokens, "test"), torch.from_numpy(tokens)
+    return keyhole.QueryBatch.of(tokens, "test"), torch.from_numpy(tokens)
 
 
 def test_answers_are_the_modules_in_its_own_format():
-    asked, tokens = questions()
+    asked, tokens = queries()
     module = to_torch(attention(np.random.default_rng(0), 8), np.float32)
     answers = keyhole.open_oracle(module).ask(asked)
     assert answers.dtype == np.float32
     assert np.array_equal(answers, module(tokens.float()).detach().numpy())
 
 
-def test_evaluation_mode_is_for_the_question_only():
+def test_evaluation_mode_is_for_the_query_only():
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.9), nn.BatchNorm1d(5)).double()
     module[2].eval()
     box = keyhole.open_oracle(module)
-    first, again = box.ask(questions()[0]), box.ask(questions()[0])
+    first, again = box.ask(queries()[0]), box.ask(queries()[0])
     assert np.array_equal(first, again)
     assert [part.training for part in module.modules()] == [True, True, True, False]
     assert all(p.grad is None for p in module.parameters())
@@ -35,7 +35,7 @@ def test_evaluation_mode_is_for_the_question_only():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_multihead_attention_is_asked_as_self_attention(batch_first):
-    asked, tokens = questions()
+    asked, tokens = queries()
     module = nn.MultiheadAttention(8, 2, batch_first=batch_first).double()
     box = keyhole.open_oracle(module)
     assert box.spec.width == 8
@@ -47,7 +47,7 @@ def test_multihead_attention_is_asked_as_self_attention(batch_first):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_encoder_layer(batch_first):
-    asked, tokens = questions()
+    asked, tokens = queries()
     module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first).double().eval()
     x = tokens if batch_first else tokens.transpose(0, 1)
     whole = module(x)
@@ -86,14 +86,14 @@ class Encoder(nn.Module):
 
 
 def test_a_submodule_with_a_tuple_for_an_answer():
-    asked, tokens = questions()
+    asked, tokens = queries()
     part = submodule(Encoder(8).double(), "attention")
     answers = keyhole.open_oracle(part).ask(asked)
     np.testing.assert_array_equal(answers, part(tokens)[0][:, -1].detach().numpy())
 
 
 def test_a_part_asked_in_place_gets_what_the_model_passes_it():
-    asked, tokens = questions()
+    asked, tokens = queries()
     model = Encoder(8).double()
     part = model.attention
     run = lambda n, length: model(torch.zeros(n, length, dtype=torch.long))  # noqa: E731
@@ -121,7 +121,7 @@ def test_inside_replaces_query_key_and_value_of_self_attention():
     def run(batch, length):
         return model(torch.zeros(batch, length, dtype=torch.long))
 
-    tokens = keyhole.Questions.of(np.random.default_rng(0).standard_normal((3, 5, 4)), "")
+    tokens = keyhole.QueryBatch.of(np.random.default_rng(0).standard_normal((3, 5, 4)), "")
     in_place = keyhole.open_oracle(part, adapter=inside(model, part, run)).ask(tokens)
     assert np.array_equal(in_place, keyhole.open_oracle(part).ask(tokens))
 
@@ -170,7 +170,7 @@ def test_weights_from_a_file(tmp_path, suffix):
         torch.save(source.state_dict(), path)
     else:
         save_file(source.state_dict(), path)
-    asked, tokens = questions(length=1)
+    asked, tokens = queries(length=1)
     answers = keyhole.open_oracle(target, weights=path).ask(asked)
     np.testing.assert_array_equal(answers, source(tokens)[:, -1].detach().numpy())
 
@@ -205,7 +205,7 @@ def test_export_pt_is_a_state_dict_for_the_exported_module(tmp_path):
 
 def test_what_a_module_raises_is_an_oracle_error():
     with pytest.raises(keyhole.OracleError, match=r"RuntimeError.*open one of them"):
-        keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(questions()[0])
+        keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(queries()[0])
 
 
 def test_a_module_that_wants_another_format_says_what_to_pass():
@@ -214,8 +214,8 @@ def test_a_module_that_wants_another_format_says_what_to_pass():
             return tokens[:, -1] @ torch.ones(8, 2, dtype=torch.float32)
 
     with pytest.raises(keyhole.OracleError, match=r"on float64 tokens .* Pass dtype="):
-        keyhole.open_oracle(Hidden(), width=8).ask(questions()[0])
-    assert keyhole.open_oracle(Hidden(), width=8, dtype="float32").ask(questions()[0]).shape[1] == 2
+        keyhole.open_oracle(Hidden(), width=8).ask(queries()[0])
+    assert keyhole.open_oracle(Hidden(), width=8, dtype="float32").ask(queries()[0]).shape[1] == 2
 
 
 @pytest.mark.parametrize("module", [nn.Linear(4, 2, device="meta"), nn.LazyLinear(2)])
@@ -242,7 +242,7 @@ def test_identity_tells_two_trainings_apart():
 
 
 def test_bfloat16_answers_arrive():
-    answers = keyhole.open_oracle(nn.Linear(8, 2).bfloat16()).ask(questions()[0])
+    answers = keyhole.open_oracle(nn.Linear(8, 2).bfloat16()).ask(queries()[0])
     assert answers.dtype == np.float32
 
 
@@ -251,7 +251,7 @@ def test_dtype(dtype):
     module = nn.Flatten(0, 1)
     if dtype == "float32":
         box = keyhole.open_oracle(module, width=8, dtype=dtype)
-        assert box.ask(questions(length=1)[0]).dtype == np.float32
+        assert box.ask(queries(length=1)[0]).dtype == np.float32
     else:
         with pytest.raises(keyhole.InvalidArgument, match="dtype"):
             keyhole.open_oracle(module, width=8, dtype=dtype)

@@ -36,12 +36,12 @@ def test_singular_values_and_the_size_of_errors() -> None:
     assert spectrum_chart(blocks_of(nothing, None)[0]) is None
 
 
-def test_a_trace_separates_fresh_questions() -> None:
+def test_a_trace_separates_fresh_queries() -> None:
     trace = Trace((1, 5, 9), ("score", "score", "verification"), (0.0, 1e-15, 3e-2), 9)
     chart = trace_chart(trace, {"precision": {"relative": 1e-16}})
     assert chart is not None
     assert [series.path.count("M") for series in chart.series] == [2, 1]
-    assert "3 of 9 questions" in chart.summary
+    assert "3 of 9 queries" in chart.summary
     assert "3.0e-02 at most" in chart.summary
     assert "1 agree to the last bit" in chart.summary
     assert chart.levels[0].at == 100.0 * (1 - 1 / 16)

@@ -42,7 +42,7 @@ def test_verdict_and_numbers_come_first() -> None:
         "Singular values",
         "Error bars",
         "The floor is the number of unknowns",
-        "Error against questions asked",
+        "Error against queries asked",
         "Arithmetic",
         "keyhole.load('my run')",
         "keyhole.SingleHead(",
@@ -55,7 +55,7 @@ def test_verdict_and_numbers_come_first() -> None:
     assert "float64" in seen
 
 
-def test_a_rejection_shows_the_question_and_claims_no_error() -> None:
+def test_a_rejection_shows_the_query_and_claims_no_error() -> None:
     seen = words(render(recovery("rejected")))
     assert "Counterexample" in seen
     assert "The box answers" in seen

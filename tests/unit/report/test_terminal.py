@@ -26,12 +26,12 @@ def test_a_recovery_tells_its_numbers() -> None:
     assert "RECOVERED" in text
     assert "× the floor of 1,681" in text
     assert "float64" in text
-    assert "agrees on 4 fresh questions" in text
+    assert "agrees on 4 fresh queries" in text
     for block in ("offset", "score", "key bias", "value"):
         assert f"error of {block}" in text
 
 
-def test_a_rejection_shows_the_question() -> None:
+def test_a_rejection_shows_the_query() -> None:
     box = keyhole.open_oracle(impostors(8)["two heads"], width=8)
     text = printed(
         show(keyhole.recover(learner=keyhole.SingleHead(), box=box, throw=False), colour=False)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.testing.ffn_contract import check_ffn_learner
 
 
@@ -17,13 +17,13 @@ class Guesses:
 
     def learn(self, oracle, rng):
         points = rng.standard_normal((20, oracle.spec.width))
-        answers = oracle.ask(Questions.of(points[:, None, :], "fit"))
+        answers = oracle.ask(QueryBatch.of(points[:, None, :], "fit"))
         fit = np.linalg.lstsq(np.column_stack([points, np.ones(20)]), answers)[0]
         width = oracle.spec.width
         model = ReluNetwork(np.zeros((0, width)), [], [], fit[:-1], fit[-1])
-        return Learned(model, model, 1.0)
+        return Hypothesis(model, model, 1.0)
 
-    def expected_questions(self, spec):
+    def expected_queries(self, spec):
         return 20
 
 
@@ -38,7 +38,7 @@ class Restless(ReluNetworkLearner):
     ("learner", "message"),
     [
         (Guesses(), "differs from the box"),
-        (Restless(), "different questions"),
+        (Restless(), "different queries"),
         (object(), "missing"),
     ],
 )

@@ -17,8 +17,8 @@ def designed(count: int, seed: int = 0, **domain: Any) -> list[Any]:
 
 def test_one_lap_asks_every_kind_once() -> None:
     fresh = designed(6)
-    assert len({question.reason for question in fresh}) == 6
-    assert max(len(question.tokens) for question in fresh) == LONG
+    assert len({query.reason for query in fresh}) == 6
+    assert max(len(query.tokens) for query in fresh) == LONG
     assert [q.reason for q in designed(12)[6:]] == [q.reason for q in fresh]
 
 
@@ -41,11 +41,11 @@ def test_the_same_seed_asks_the_same() -> None:
         {"vocabulary": WORDS, "max_length": 3},
     ],
 )
-def test_every_question_lies_in_the_domain(domain: Any) -> None:
+def test_every_query_lies_in_the_domain(domain: Any) -> None:
     limits = Domain(**domain)
-    for question in designed(90, **domain):
-        assert question.tokens.shape[1] == WIDTH
-        limits.check(question.tokens[None])
+    for query in designed(90, **domain):
+        assert query.tokens.shape[1] == WIDTH
+        limits.check(query.tokens[None])
 
 
 def test_later_laps_go_over_decades_of_lengths_and_sizes() -> None:

@@ -1,4 +1,4 @@
-"""An honest box must not be wronged, whatever its noise; questions for that are not many."""
+"""An honest box must not be wronged, whatever its noise; queries for that are not many."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import pytest
 
 from boxes import CountingBox
 from keyhole.models.random import attention
-from keyhole.oracles.base import Precision
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.verification.challenge_queries import Designer
@@ -19,17 +19,17 @@ from keyhole.verification.verify import verify
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
 
-def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[Precision, int]:
-    """What is found out about a box with this noise, and the questions for it."""
+def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[NoiseModel, int]:
+    """What is found out about a box with this noise, and the queries for it."""
     box = CountingBox(function, 6)
     oracle = Noisy(open_oracle(box), seed=seed, **noise)
     tokens = next(Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(1)).tokens
-    answers = [oracle.ask(Questions.of(tokens[None], "verification"))]
+    answers = [oracle.ask(QueryBatch.of(tokens[None], "verification"))]
     return measured(oracle, tokens, answers), box.seen - 1
 
 
 def test_an_exact_box_costs_three_repeats() -> None:
-    assert precision_of(MODEL) == (Precision(2.0**-53), REPEATS)
+    assert precision_of(MODEL) == (NoiseModel(2.0**-53), REPEATS)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,7 +49,9 @@ def test_noise_that_grows_with_the_answer_is_told(seed: int) -> None:
 def test_where_answers_cannot_grow_both_are_believed() -> None:
     words = np.random.default_rng(1).standard_normal((9, 6))
     oracle = Noisy(open_oracle(MODEL, vocabulary=words), 1e-3)
-    found = measured(oracle, words[:3], [oracle.ask(Questions.of(words[None, :3], "verification"))])
+    found = measured(
+        oracle, words[:3], [oracle.ask(QueryBatch.of(words[None, :3], "verification"))]
+    )
     assert found.additive > 1e-3
     assert found.relative > 1e-4
 

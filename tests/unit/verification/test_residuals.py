@@ -2,7 +2,7 @@ import numpy as np
 
 import keyhole
 from keyhole.models.random import attention
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.sample import Kept
 from keyhole.results import Trace
 from keyhole.verification.residuals import POINTS, traced
@@ -12,25 +12,25 @@ MODEL = attention(np.random.default_rng(0), 5)
 RNG = np.random.default_rng(1)
 
 
-def asked(count: int, length: int = 2, purpose: str = "score") -> tuple[Questions, np.ndarray]:
-    questions = Questions.of(RNG.standard_normal((count, length, 5)), purpose)
-    return questions, MODEL(questions.tokens())
+def asked(count: int, length: int = 2, purpose: str = "score") -> tuple[QueryBatch, np.ndarray]:
+    queries = QueryBatch.of(RNG.standard_normal((count, length, 5)), purpose)
+    return queries, MODEL(queries.tokens())
 
 
-def trace_of(past: list[tuple[Questions, np.ndarray]]) -> Trace | None:
+def trace_of(past: list[tuple[QueryBatch, np.ndarray]]) -> Trace | None:
     """Of batches of which everything was kept."""
     kept, total = [], 0
-    for questions, answers in past:
-        kept.append(Kept(np.arange(total, total + len(questions)), questions, answers))
-        total += len(questions)
+    for queries, answers in past:
+        kept.append(Kept(np.arange(total, total + len(queries)), queries, answers))
+        total += len(queries)
     return traced(MODEL, kept, total)
 
 
 def test_deviations_are_those_of_the_answers() -> None:
-    first, (questions, answers) = asked(4, 1, "value"), asked(6)
+    first, (queries, answers) = asked(4, 1, "value"), asked(6)
     wrong = answers.copy()
     wrong[2] += 0.5
-    trace = trace_of([first, (questions, wrong)])
+    trace = trace_of([first, (queries, wrong)])
     assert trace is not None
     assert trace.asked == tuple(range(1, 11))
     assert trace.purpose == ("value",) * 4 + ("score",) * 6
@@ -48,17 +48,17 @@ def test_a_long_run_is_sampled_from_end_to_end() -> None:
 
 
 def test_a_batch_of_which_a_sample_was_kept() -> None:
-    (questions, answers), places = asked(5), np.array([0, 300, 600, 900, 999])
-    trace = traced(MODEL, [Kept(places, questions, answers)], 1000)
+    (queries, answers), places = asked(5), np.array([0, 300, 600, 900, 999])
+    trace = traced(MODEL, [Kept(places, queries, answers)], 1000)
     assert trace is not None
     assert (trace.asked, trace.total) == ((1, 301, 601, 901, 1000), 1000)
 
 
 def test_what_cannot_be_compared_has_no_trace() -> None:
-    questions, answers = asked(3)
+    queries, answers = asked(3)
     assert trace_of([]) is None
-    assert trace_of([(questions, answers[:, None])]) is None
-    assert trace_of([(questions, np.full(3, np.inf))]) is None
+    assert trace_of([(queries, answers[:, None])]) is None
+    assert trace_of([(queries, np.full(3, np.inf))]) is None
 
 
 def test_every_recovery_with_a_model_has_one_unless_it_speaks_in_labels() -> None:

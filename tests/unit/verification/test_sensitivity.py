@@ -18,7 +18,7 @@ def test_one_number_is_changed() -> None:
         assert sum(gaps) == 1
 
 
-def test_the_question_that_turns_a_rare_neuron_on_is_taken() -> None:
+def test_the_query_that_turns_a_rare_neuron_on_is_taken() -> None:
     net = ReluNetwork(np.array([[1.0, 0.0]]), np.array([-3.0]), np.array([1.0]))
     quiet, loud = np.array([[0.5, 2.0]]), np.array([[3.5, 0.0]])
     for seed in range(5):
@@ -31,7 +31,7 @@ def test_what_has_no_parameters_is_left_alone() -> None:
     assert not can_tell(LabelledAttention(attention(np.random.default_rng(0), 3), SIGNS))
 
 
-def test_chosen_questions_come_after_the_first_lap() -> None:
+def test_chosen_queries_come_after_the_first_lap() -> None:
     fresh = list(Designer(Spec(5), 2.0, np.random.default_rng(1), MODEL).stream(24))
     chosen = [i for i, q in enumerate(fresh) if "change of one parameter" in q.reason]
     assert chosen == [10, 16, 22]

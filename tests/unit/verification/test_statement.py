@@ -17,7 +17,7 @@ def test_few_answers_say_what_they_would_have_caught(count: int, often: str) -> 
     words = in_words(count, 0, None)
     assert f"{often} of the time" in words
     assert "at most" not in words
-    assert "verify with 200 questions" in words
+    assert "verify with 200 queries" in words
 
 
 def test_old_answers_are_mentioned_and_one_is_not_many() -> None:

@@ -8,7 +8,7 @@ from boxes import CountingBox, impostors, in_float32
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.verification.exactness import REPEATS
@@ -40,14 +40,14 @@ def test_the_model_itself_agrees_and_the_claim_is_modest() -> None:
 
 def test_other_precisions_agree() -> None:
     assert verify(open_oracle(in_float32(MODEL), width=8), MODEL).agrees
-    stated = open_oracle(MODEL, precision=keyhole.Precision(additive=1e-3))
+    stated = open_oracle(MODEL, precision=keyhole.NoiseModel(additive=1e-3))
     assert verify(Noisy(stated, additive=1e-3), MODEL).agrees
-    stated = open_oracle(MODEL, precision=keyhole.Precision(step=1e-3))
+    stated = open_oracle(MODEL, precision=keyhole.NoiseModel(step=1e-3))
     assert verify(Rounded(stated, decimals=3), MODEL).agrees
 
 
 @pytest.mark.parametrize("part", ["score", "key_bias", "value"])
-def test_a_small_change_is_seen_with_the_question_that_shows_it(part: str) -> None:
+def test_a_small_change_is_seen_with_the_query_that_shows_it(part: str) -> None:
     other = nudged(1e-9, part)
     verdict = verify(BOX, other)
     assert not verdict.agrees
@@ -60,7 +60,7 @@ def test_a_small_change_is_seen_with_the_question_that_shows_it(part: str) -> No
 
 
 @pytest.mark.parametrize("name", ["a window", "a score cap", "a position bias"])
-def test_what_looks_like_the_head_on_short_questions_is_told(name: str) -> None:
+def test_what_looks_like_the_head_on_short_queries_is_told(name: str) -> None:
     rng = np.random.default_rng(0)
     score = rng.standard_normal((8, 8)) / np.sqrt(8)
     rng.standard_normal((8, 8))
@@ -79,28 +79,28 @@ def test_answers_of_another_shape_differ() -> None:
 
 
 def test_past_answers_are_compared_for_free_and_one_is_asked_again() -> None:
-    questions = Questions.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
+    queries = QueryBatch.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
     box = CountingBox(MODEL, 8)
-    verdict = verify(open_oracle(box), MODEL, queries=6, past=[(questions, BOX.ask(questions))])
+    verdict = verify(open_oracle(box), MODEL, queries=6, past=[(queries, BOX.ask(queries))])
     assert verdict.agrees
     assert (verdict.queries, verdict.replayed, box.seen) == (6, 40, 6 + REPEATS + 1)
-    wrong = BOX.ask(questions).copy()
+    wrong = BOX.ask(queries).copy()
     wrong[17] *= 1.0 + 1e-6
-    verdict = verify(BOX, MODEL, queries=6, past=[(questions, wrong)])
+    verdict = verify(BOX, MODEL, queries=6, past=[(queries, wrong)])
     assert not verdict.agrees
     assert verdict.counterexample is not None
-    assert np.array_equal(verdict.counterexample.input, questions[17:18].tokens()[0])
+    assert np.array_equal(verdict.counterexample.input, queries[17:18].tokens()[0])
 
 
 def test_a_box_that_changed_meanwhile_is_told() -> None:
-    questions = Questions.of(np.random.default_rng(2).standard_normal((3, 2, 8)), "score")
-    before = BOX.ask(questions) * (1 + 1e-9)
-    verdict = verify(BOX, MODEL, queries=6, past=[(questions, before)])
+    queries = QueryBatch.of(np.random.default_rng(2).standard_normal((3, 2, 8)), "score")
+    before = BOX.ask(queries) * (1 + 1e-9)
+    verdict = verify(BOX, MODEL, queries=6, past=[(queries, before)])
     assert verdict.counterexample is not None
     assert "differently before" in verdict.counterexample.reason
 
 
-def test_the_same_seed_asks_the_same_questions() -> None:
+def test_the_same_seed_asks_the_same_queries() -> None:
     asked: list[list[bytes]] = []
 
     def watched(tokens: np.ndarray) -> np.ndarray:
@@ -179,14 +179,14 @@ def test_a_vector_whose_terms_cancel_is_not_wronged() -> None:
     ],
 )
 def test_past_answers_that_no_number_is_compared_with_count_against(lie: Any, words: str) -> None:
-    """A model that fails on the long batch of past questions alone, and is right on fresh ones."""
-    questions = Questions.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
+    """A model that fails on the long batch of past queries alone, and is right on fresh ones."""
+    queries = QueryBatch.of(np.random.default_rng(1).standard_normal((40, 2, 8)), "score")
 
     def model(tokens: np.ndarray) -> np.ndarray:
         answers = MODEL(tokens)
         return np.asarray(lie(answers) if len(tokens) == 40 else answers)
 
-    verdict = verify(BOX, model, queries=4, past=[(questions, BOX.ask(questions))])
+    verdict = verify(BOX, model, queries=4, past=[(queries, BOX.ask(queries))])
     assert not verdict.agrees
     assert verdict.counterexample is not None
     assert words in verdict.counterexample.reason
@@ -222,4 +222,4 @@ def test_noise_as_large_as_the_answers_lets_nobody_agree_and_wrongs_nobody() -> 
         assert not verdict.agrees
         assert verdict.counterexample is None
         assert verdict.word == "hides in noise"
-        assert "More questions are needed" in verdict.bound
+        assert "More queries are needed" in verdict.bound

@@ -47,11 +47,11 @@ def examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False)
         weights[i, : len(label)] = 1.0
         targets[i, : len(label)] = label
     lengths = np.array([len(s) for s in sequences])
-    queries = tokens if form == "every" else tokens[np.arange(count), lengths - 1][:, None, :]
+    anchors = tokens if form == "every" else tokens[np.arange(count), lengths - 1][:, None, :]
     if bias:
-        queries = np.concatenate([queries, np.ones((*queries.shape[:2], 1))], axis=2)
+        anchors = np.concatenate([anchors, np.ones((*anchors.shape[:2], 1))], axis=2)
     rows = Rows(
-        queries,
+        anchors,
         tokens,
         padding if (lengths < longest).any() else None,
         weights,
@@ -154,11 +154,11 @@ def check_span(rows: Rows) -> None:
             "values can be known. Sequences of two tokens or more are needed"
         )
     steps = (rows.tokens - rows.tokens[:, :1])[real]
-    used = rows.queries[rows.weights > 0]
+    used = rows.anchors[rows.weights > 0]
     for name, vectors, full in (
         ("differences of tokens", steps, rows.width),
         ("tokens", rows.tokens[real], rows.width),
-        ("query tokens", used, rows.queries.shape[2]),
+        ("anchor tokens", used, rows.anchors.shape[2]),
     ):
         sizes = np.linalg.svd(vectors, compute_uv=False)
         rank = int((sizes > SPAN * sizes[0]).sum()) if sizes[0] > 0 else 0

@@ -149,7 +149,7 @@ class _Search:
 
     def _ladder(self) -> Iterator[int]:
         heads = self.first
-        wide = self.rows.queries.shape[2] * self.rows.width >= WIDE
+        wide = self.rows.anchors.shape[2] * self.rows.width >= WIDE
         while heads < self.last:
             yield heads
             heads = 2 * heads if wide else heads + 1

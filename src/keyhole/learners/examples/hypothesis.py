@@ -10,7 +10,7 @@ from keyhole.fitting.attention_rows import Rows, averages, patterns
 from keyhole.fitting.fisher import Information, information, unknown
 from keyhole.fitting.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
 from keyhole.fitting.variable_projection import Projection
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.examples.data import Examples
 from keyhole.learners.examples.head_count import Found
 from keyhole.learners.published.chen_li_sculpting import Sculpted
@@ -45,11 +45,11 @@ class HeldOut:
 class Fitted:
     """A hypothesis with what is needed to judge it."""
 
-    learned: Learned
+    learned: Hypothesis
     held_out: HeldOut
     residuals: Float[Array, "rows D"]  # of the rows that were fitted
     predictions: Float[Array, "rows D"]  # for the rows that were fitted
-    queries: Float[Array, "rows p"]
+    anchors: Float[Array, "rows p"]
     refitted: Float[Array, "kept D"]  # of the rows kept aside, once they are fitted too
     costs: tuple[
         float, float
@@ -69,16 +69,16 @@ def distinct(rows: Rows) -> Rows:
 
 
 def sameness(rows: Rows) -> Array:
-    """Equal numbers (n, a) for rows of the same query and the same tokens in any order, which have
+    """Equal numbers (n, a) for rows of the same anchor and the same tokens in any order, which have
     the same output whatever the layer; -1 for rows that do not count."""
     rng = np.random.default_rng(0)  # fixed: a hash, not a choice
     scale = np.sqrt(np.mean(rows.tokens**2, axis=(0, 1))) + TINY
     waves = np.sin((rows.tokens / scale) @ rng.standard_normal(rows.width))
     if rows.padding is not None:
         waves = np.where(rows.padding[:, 0] == 0, waves, 0.0)
-    queries = (rows.queries[:, :, : rows.width] / scale) @ rng.standard_normal(rows.width)
+    anchors = (rows.anchors[:, :, : rows.width] / scale) @ rng.standard_normal(rows.width)
     bags = np.repeat(waves.sum(axis=1)[:, None], rows.weights.shape[1], axis=1)
-    keys = np.round(np.stack([bags, queries], axis=2), HASH_DIGITS).reshape(-1, 2)
+    keys = np.round(np.stack([bags, anchors], axis=2), HASH_DIGITS).reshape(-1, 2)
     _, number = np.unique(keys, axis=0, return_inverse=True)
     return np.where(rows.weights > 0, number.reshape(rows.weights.shape), -1)
 
@@ -125,13 +125,13 @@ def fitted_layer(
     errors = _errors(rows, spread, level, data.form)
     model = assembled(rows, final.theta, final.values, final.offset, data.form)
     details = _details(data, found, kept, least, final, spread, level, power, held_out)
-    learned = Learned(model, errors, details["floor"], _notes(details), details)
+    learned = Hypothesis(model, errors, details["floor"], _notes(details), details)
     return Fitted(
         learned,
         held_out,
         at.residual[used],
         rows.targets.reshape(len(used), -1)[used] - at.residual[used],
-        rows.queries.reshape(len(used), -1)[used][:, : rows.width],
+        rows.anchors.reshape(len(used), -1)[used][:, : rows.width],
         final.residual[kept.ravel()],
         (at.cost, final.cost),
         float(noise),
@@ -211,7 +211,7 @@ def _amplification(rows: Rows, at: Projection, spread: Information, power: float
     """Largest relative standard error of a block for relative noise 1 on the labels. Scores of a
     head that attends to all tokens alike are relative to the faintest that would show."""
     d = rows.width
-    faintest = FAINT / max(np.sqrt(np.mean(rows.queries**2) * np.mean(rows.tokens**2)), TINY)
+    faintest = FAINT / max(np.sqrt(np.mean(rows.anchors**2) * np.mean(rows.tokens**2)), TINY)
     worst = 0.0
     for i in range(at.theta.shape[1]):
         for error, block, least in (
@@ -246,7 +246,7 @@ def with_certificates(fitted: Fitted, sculpted: Sculpted) -> Fitted:
         "sum_of_values": sculpted.values,
         "certified": len(body),
         "certificates": {
-            "queries": body.queries,
+            "anchors": body.anchors,
             "preferred": body.preferred,
             "others": body.others,
         },

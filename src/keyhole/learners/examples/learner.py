@@ -6,7 +6,7 @@ numbers must outnumber the unknowns, and the score differences the entries of a 
 of width d, as many outputs and k tokens the floor is N* = max(2 m d / k, d^2 / (k (k - 1)))
 examples.
 
-Questions. None. A share of the rows is kept aside and judges the fit.
+Queries. None. A share of the rows is kept aside and judges the fit.
 
 Algebra. Given the scores, the values are linear: variable projection (fitting/variable_projection)
 with Levenberg-Marquardt (fitting/levenberg_marquardt) from small random starts, one head swapped at
@@ -146,7 +146,7 @@ class FromExamples:
         capped = self.heads is None and most < self.most_heads
         share = 1 - train.unknowns(1) / (train.counted * train.outputs)
         if found.residuals.get(1, 0.0) > NOTHING * share**2:
-            return  # one head explains nothing at all: not a question of how many heads
+            return  # one head explains nothing at all: not a query of how many heads
         if capped and found.ending != "exact" and found.theta.shape[1] == most:
             raise NotIdentifiable(
                 f"no layer of up to {most} head(s) reproduces the labels (residual "

@@ -77,8 +77,8 @@ def led_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, 
 
 def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
     """Small scores of equal size whatever the scale of the tokens."""
-    shape = (rows.queries.shape[2], heads, rows.width)
-    power = np.sqrt(_power(rows.queries) * _power(rows.tokens))
+    shape = (rows.anchors.shape[2], heads, rows.width)
+    power = np.sqrt(_power(rows.anchors) * _power(rows.tokens))
     return np.asarray(START / power * rng.standard_normal(shape))
 
 

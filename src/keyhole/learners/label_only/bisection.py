@@ -1,10 +1,10 @@
-"""Many bisections side by side: one batch of threshold questions per round.
+"""Many bisections side by side: one batch of threshold queries per round.
 
 Each unknown number has a bracket (which may be open) and a prediction: a centre and a spread. A
-question "is it above t?" is asked where the prediction, restricted to the bracket, has its median,
+query "is it above t?" is asked where the prediction, restricted to the bracket, has its median,
 so that its answer is worth a full bit. The prediction has the tails of Student's t with two degrees
 of freedom: a bracket that is still open grows by a factor at each round, so a wrong prediction
-costs a few questions and nothing else; and both its distribution and the inverse are elementary.
+costs a few queries and nothing else; and both its distribution and the inverse are elementary.
 """
 
 from collections.abc import Callable

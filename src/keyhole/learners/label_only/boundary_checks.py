@@ -1,6 +1,6 @@
-"""Labels that only this head gives: questions close to where its label changes.
+"""Labels that only this head gives: queries close to where its label changes.
 
-A label of a random question is one bit that most boxes agree on. Beside the border a label depends
+A label of a random query is one bit that most boxes agree on. Beside the border a label depends
 on every digit of the parameters, so a handful of them tells a head from a box that is nearly one.
 """
 
@@ -13,7 +13,7 @@ from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.label_only.score_thresholds import Thresholds
 from keyhole.learners.label_only.value_direction import Reader
 from keyhole.models.sign_attention import LabelledAttention
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 PAIRS = 16  # entries asked again, from both sides
 PAIR_MARGIN = 6.0  # standard errors from the entry; it is uniform in a bracket of 3.5
@@ -39,12 +39,12 @@ def refuse_other_pairs(
     side = np.repeat([1.0, -1.0], len(chosen))
     # at the smaller scale an error of the value weighs more, by at most its inverse
     at = entries[index] - PAIR_MARGIN / SHRUNK * side * errors[index]
-    questions = asked.questions(index, at, purpose=PURPOSE, shrink=SHRUNK, mirror=True)
-    wrong = asked.reader.ask(questions) != -side
+    queries = asked.queries(index, at, purpose=PURPOSE, shrink=SHRUNK, mirror=True)
+    wrong = asked.reader.ask(queries) != -side
     if wrong.any():
         _refuse(
             asked.reader,
-            questions[int(np.argmax(wrong)) :].tokens()[0],
+            queries[int(np.argmax(wrong)) :].tokens()[0],
             float(-side[int(np.argmax(wrong))]),
             "the same score with reversed tokens at another scale: the box has a key bias, more "
             "than one head, or is something else",
@@ -61,7 +61,7 @@ def refuse_other_sequences(
         pair = beside_border(model, errors, count, size, reader.size, rng)
         if pair is None:
             continue
-        wrong = reader.ask(Questions.of(pair, PURPOSE)) != np.array([-1.0, 1.0])
+        wrong = reader.ask(QueryBatch.of(pair, PURPOSE)) != np.array([-1.0, 1.0])
         if wrong.any():
             k = int(np.argmax(wrong))
             _refuse(reader, pair[k], (-1.0, 1.0)[k], f"a sequence of {count} tokens")

@@ -1,18 +1,18 @@
-"""A single head from labels alone: score and the direction of the value, one bit per question.
+"""A single head from labels alone: score and the direction of the value, one bit per query.
 
 Statement.  The box answers with the sign of f(X) = Σ_i softmax_i(x_i · score x_N) x_i · value only.
             The score and the direction of the value are recovered to about `bits` bits relative to
-            the largest entry of the score, with about bits · (d² + d − 1) questions.
-Questions.  One token: coding of the labels, direction of the value (value_direction). Pairs:
+            the largest entry of the score, with about bits · (d² + d − 1) queries.
+Queries.  One token: coding of the labels, direction of the value (value_direction). Pairs:
             "is probe · score · anchor above t?" for any t (score_thresholds), all entries bisected
             side by side from a prediction of their scale (learners/label_only/bisection).
 Algebra.    With T the probes and Ω the anchors, both orthonormal and of equal overlap with the
             value, the entries are T score Ωᵀ. A number is uniform in its last bracket.
 Fails.      value = 0 or one label only (NotIdentifiable). An offset, a key bias, a second head or
             anything else shows as a wrong label close to the border where labels change
-            (WrongFamily). No room around zero, or a vocabulary: DomainError before any question.
+            (WrongFamily). No room around zero, or a vocabulary: DomainError before any query.
 Source.     Appendix B of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026); the free threshold, scales and predictions are ours.
+            Anchors" (2026); the free threshold, scales and predictions are ours.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.label_only.bisection import Brackets, bisect, gallop
 from keyhole.learners.label_only.boundary_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.learners.label_only.score_thresholds import Thresholds
@@ -46,7 +46,7 @@ SCOUT_FACTOR = 8.0  # between the magnitudes tried
 MOST_STEPS = 16  # magnitudes tried: 8^16 = 2^48 up or down, beyond which the score counts as zero
 FEIGNED = 4.0  # standard errors that an entry must have to count
 LARGEST = 1.5  # of so many entries, in root mean squares
-OVERHEAD = 150  # questions for coding, scale and checks
+OVERHEAD = 150  # queries for coding, scale and checks
 SAMPLE = 48  # entries bisected first, for the root mean square of all
 ROUGH = 0.5  # width of a bracket in spreads, for that
 COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
@@ -73,14 +73,14 @@ class LabelOnly:
         if whole_number("bits", self.bits, 1) > MOST_BITS:
             raise InvalidArgument(f"bits must lie in 1 … {MOST_BITS}, got {self.bits}")
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         d = spec.width
         ratios = (d - 1) * (self.bits + 3 + int(np.log2(d)))
         return d * d * self.bits + ratios + 2 * d + OVERHEAD
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         if (oracle.spec.domain.max_length or 2) < 2:
-            raise NotIdentifiable("questions of one token say nothing about the score matrix")
+            raise NotIdentifiable("queries of one token say nothing about the score matrix")
         reader = open_reader(oracle, rng)
         stated = oracle.spec.precision
         roundoff = UNIT_ROUNDOFF if stated is None else max(stated.relative, UNIT_ROUNDOFF)
@@ -130,7 +130,7 @@ class LabelOnly:
 
     def _learned(
         self, table: "LabelTable", brackets: Brackets, rng: np.random.Generator, *notes: str
-    ) -> Learned:
+    ) -> Hypothesis:
         direction, reader = table.direction, table.direction.reader
         table = replace(table, asked=replace(table.asked, spread=rms(brackets.middle)))
         score, error = table.score(brackets), table.error(brackets)
@@ -146,7 +146,7 @@ class LabelOnly:
         notes = ("Labels tell the value up to a positive factor: it has norm one.", *notes)
         if table.roundoff > UNIT_ROUNDOFF:
             notes += (f"Labels are exact to about {table.roundoff:.1e} of a token's value.",)
-        return Learned(
+        return Hypothesis(
             model,
             errors,
             floor=float(self.bits * (d * d + d - 1)),

@@ -3,10 +3,10 @@
 X = [u + x ; x] with u · value > 0 > x · value has a positive label exactly if
 u · score x > log(B / A), where B = -x · value and A = (u + x) · value. Multiply u by λ and x by
 1/λ: the left side stays, the right side takes every real value. So the threshold is chosen freely,
-a root always exists, and each question of a bisection is a full bit of the entry itself.
+a root always exists, and each query of a bisection is a full bit of the entry itself.
 
 With unit vectors and s = κ · entry, κ = |u| |x|, an error r of a token's value relative to it moves
-the entry by (1 + e^s) r / κ. Hence κ is chosen question by question: as large as the threshold
+the entry by (1 + e^s) r / κ. Hence κ is chosen query by query: as large as the threshold
 allows with s at most `STEEPEST` (positive) or `DEEPEST` (negative).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int, digest
 from keyhole.learners.label_only.value_direction import Reader
 from keyhole.linalg.bases import Basis
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 STEEPEST = 1.28  # minimises (1 + e^s) / s
 DEEPEST = 3.0  # the token u + x is then 21 times as long as x; more gains little
@@ -43,10 +43,10 @@ class PairBank:
         return self.probes.width
 
     def rows(self, index: Int[Array, " n"]) -> Float[Array, "n d"]:
-        k, query = np.divmod(index, 2)
+        k, anchor = np.divmod(index, 2)
         rows = self.across[k][:, None] * self.anchors.rows(self.anchor[k])
-        first = k[query == 0]
-        rows[query == 0] += self.along[first][:, None] * self.probes.rows(self.probe[first])
+        first = k[anchor == 0]
+        rows[anchor == 0] += self.along[first][:, None] * self.probes.rows(self.probe[first])
         return rows
 
     @cached_property
@@ -60,7 +60,7 @@ class PairBank:
 
 @dataclass(frozen=True, eq=False)
 class Thresholds:
-    """Threshold questions about probe · score · anchor for all pairs of two orthonormal bases.
+    """Threshold queries about probe · score · anchor for all pairs of two orthonormal bases.
 
     Number i * d + j is the pair (probe i, anchor j); overlaps are their products with the value,
     and a pair is asked with the signs that make them positive and negative.
@@ -79,7 +79,7 @@ class Thresholds:
         return -np.outer(np.sign(self.probe_overlap), np.sign(self.anchor_overlap)).ravel()
 
     def above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
-        return self.reader.ask(self.questions(index, at))
+        return self.reader.ask(self.queries(index, at))
 
     def scale(self, at: Float[Array, " n"], ratio: Float[Array, " n"]) -> Float[Array, " n"]:
         """κ for each threshold; `ratio` is |anchor overlap / probe overlap|."""
@@ -98,7 +98,7 @@ class Thresholds:
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return low
 
-    def questions(
+    def queries(
         self,
         index: Int[Array, " n"],
         at: Float[Array, " n"],
@@ -106,7 +106,7 @@ class Thresholds:
         purpose: str = PURPOSE,
         shrink: float = 1.0,
         mirror: bool = False,
-    ) -> Questions:
+    ) -> QueryBatch:
         """`shrink` asks the same at another κ; `mirror` with all tokens reversed."""
         probe, anchor = np.divmod(index, self.anchors.width)
         over, under = self.probe_overlap[probe], self.anchor_overlap[anchor]
@@ -118,7 +118,7 @@ class Thresholds:
         across = -turn * np.sign(under) * np.sqrt(scale / slant)
         bank = PairBank(self.probes, self.anchors, probe, anchor, along, across)
         pairs = np.arange(2 * len(index), dtype=np.int64).reshape(-1, 2)
-        return Questions(bank, pairs, purpose)
+        return QueryBatch(bank, pairs, purpose)
 
     def amplification(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Array:
         """What an error of a token's value, relative to that value, does to the entry."""

@@ -16,7 +16,7 @@ from keyhole.learners.label_only.bisection import Brackets, bisect
 from keyhole.measurement.noise import FORMATS
 from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import INSIDE, Domain, Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
 LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
@@ -41,8 +41,8 @@ class Reader:
         """An ordinary length of a token."""
         return min(1.0, self.size)
 
-    def ask(self, questions: Questions) -> Float[Array, " n"]:
-        labels = flat(self.oracle.ask(questions))
+    def ask(self, queries: QueryBatch) -> Float[Array, " n"]:
+        labels = flat(self.oracle.ask(queries))
         signs = self.coding.signs(labels)
         if np.isnan(signs).any():
             k = int(np.argmax(np.isnan(signs)))
@@ -50,22 +50,22 @@ class Reader:
                 f"the box answered {labels[k]:.6g}, which is none of its labels "
                 f"{self.coding.negative:g}, {self.coding.positive:g}",
                 Counterexample(
-                    questions[k : k + 1].tokens()[0], labels[k], self.coding.positive, "no label"
+                    queries[k : k + 1].tokens()[0], labels[k], self.coding.positive, "no label"
                 ),
             )
         return signs
 
     def tokens(self, tokens: Float[Array, "n d"], purpose: str) -> Float[Array, " n"]:
-        return self.ask(Questions.of(tokens[:, None, :], purpose))
+        return self.ask(QueryBatch.of(tokens[:, None, :], purpose))
 
 
 def flat(answers: Array) -> Float[Array, " n"]:
-    """One label per question."""
+    """One label per query."""
     if answers.ndim == 2 and answers.shape[1] == 1:
         answers = answers[:, 0]
     if answers.ndim != 1:
         raise WrongFamily(
-            f"a label per question is expected, the box answers with {answers.shape[1]} numbers: "
+            f"a label per query is expected, the box answers with {answers.shape[1]} numbers: "
             "learn one of them at a time"
         )
     return np.asarray(answers, dtype=np.float64)
@@ -93,12 +93,12 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     tokens = np.minimum(np.array(LENGTHS) * min(1.0, size), size)[:, None] * unit
     batch = np.concatenate([np.zeros((1, oracle.spec.width)), tokens, -tokens])
-    labels = flat(oracle.ask(Questions.of(batch[:, None, :], PURPOSE_CODING)))
+    labels = flat(oracle.ask(QueryBatch.of(batch[:, None, :], PURPOSE_CODING)))
     kinds, pairs = np.unique(labels), labels[1:].reshape(2, -1)
     if len(kinds) > 3:
         raise WrongFamily(
             f"the box answers with numbers ({labels[0]:.6g}, {labels[1]:.6g}, …), not with labels: "
-            "use SingleHead, which needs far fewer questions",
+            "use SingleHead, which needs far fewer queries",
             Counterexample(batch[1:2], labels[1], float(np.sign(labels[1])), "not a label"),
         )
     if len(np.unique(pairs)) == 1:
@@ -171,7 +171,7 @@ class Direction:
 
 
 def measure_direction(reader: Reader, width: float) -> Direction:
-    """2 d - 1 questions for signs and the largest component, then one bit per question."""
+    """2 d - 1 queries for signs and the largest component, then one bit per query."""
     d = reader.oracle.spec.width
     signs = reader.tokens(reader.length * np.eye(d), PURPOSE_VALUE)
     alive = np.flatnonzero(signs)

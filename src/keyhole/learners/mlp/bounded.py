@@ -2,7 +2,7 @@
 
 Statement.  All planes that a set of random points can tell from the centre's side are found, one
             by one, each with checks of its own.
-Questions.  The gradient at a centre; random points, most of them at the edge (the pool); then rays
+Queries.  The gradient at a centre; random points, most of them at the edge (the pool); then rays
             from the centre through points of the pool that the network so far does not explain:
             such a ray must meet an unknown plane. Every kink on a ray is measured by itself
             (learners/mlp/hyperplanes) on what the known neurons leave over.

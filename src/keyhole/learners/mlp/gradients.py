@@ -1,4 +1,4 @@
-"""Questions beside a line: how the pieces of a piecewise affine box continue across it.
+"""Queries beside a line: how the pieces of a piecewise affine box continue across it.
 
 Piece p of the line lies in one cell of the box, with gradient J_p. Crossing kink j changes it by
 jump_j times the normal a_j (scaled so that a_j . direction = 1). One answer a step beside the line

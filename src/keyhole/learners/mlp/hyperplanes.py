@@ -1,4 +1,4 @@
-"""Questions around single kinks of a line: each neuron measured by itself, and checked.
+"""Queries around single kinks of a line: each neuron measured by itself, and checked.
 
 Where planes may be near that the line does not meet (a bounded domain), or where answers have few
 digits, gradients shared along the line are not safe. Here each kink gets two patches of its own,

@@ -1,4 +1,4 @@
-"""Questions along a line through a piecewise affine box: where its kinks are, and its slopes.
+"""Queries along a line through a piecewise affine box: where its kinks are, and its slopes.
 
 A line x(t) = origin + t * direction crosses every hyperplane that is not parallel to it, once.
 Between two crossings the answers are affine in t. The search keeps *pieces* (two or more points
@@ -43,16 +43,16 @@ SIDE = 1e-6  # distance of the two checks from a supposed kink, relative to the 
 SIDE_SLACK = 8.0  # and at least where the two lines are this many tolerances apart,
 WIDEST_SIDE = 0.25  # as long as that is within this part of the free distance
 NARROW = 1e-11  # relative width at which an interval is a point
-PATIENCE = 18  # batches in which answers are asked one at a time to save questions
+PATIENCE = 18  # batches in which answers are asked one at a time to save queries
 CROWD = 50  # intervals at once from which on batches are saved instead
 END_STEP = 0.05  # length of a tangent at the far end, relative to the pair that it replaces
-LATE, FEW = 22, 14  # batches after which so few intervals are settled without counting questions
+LATE, FEW = 22, 14  # batches after which so few intervals are settled without counting queries
 SCATTER = (0.03, 0.15, 0.5, 0.85, 0.97)  # where, within such an interval
-SUSPECT_QUESTIONS, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
+SUSPECT_QUERIES, SUSPECT_RATE = 200, 12  # beyond that many, and per kink, rounding is measured
 ROUGHER = 2.0  # measured rounding, in units of what was assumed, that starts the search again
-SMOOTH_QUESTIONS = 2000  # questions granted before kinks must appear
+SMOOTH_QUERIES = 2000  # queries granted before kinks must appear
 WITNESSES = 16  # places at which a counterexample is looked for
-SMOOTH_RATE = 50  # questions granted per kink found
+SMOOTH_RATE = 50  # queries granted per kink found
 
 Pair = tuple[Piece, Piece]
 Request = Generator[list[float], list[Array], list[Pair]]
@@ -60,7 +60,7 @@ Answer = Generator[list[float], list[Array], "Piece | Step"]
 
 
 class Step(Enum):
-    """What a question about an interval led to, where it did not lead to a new piece."""
+    """What a query about an interval led to, where it did not lead to a new piece."""
 
     SETTLED = "the kinks inside are known"
     SHRUNK = "one of the two pieces has grown into the interval"
@@ -80,19 +80,19 @@ class Search:
     crowd: int = 0  # intervals that wait for an answer
     trusted: bool = False  # two lines of vectors that meet prove a kink
     batches: int = 0
-    questions: int = 0
+    queries: int = 0
     found: int = 0
     merged: list[Pair] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
 
     @property
     def patient(self) -> bool:
-        """Whether to spend a batch in order to save questions."""
+        """Whether to spend a batch in order to save queries."""
         return self.batches < PATIENCE and self.crowd < CROWD
 
     @property
     def late(self) -> bool:
-        """Whether to spend questions in order to be done."""
+        """Whether to spend queries in order to be done."""
         return self.batches >= LATE and self.crowd < FEW
 
     def run(self, intervals: list[Pair]) -> None:
@@ -114,7 +114,7 @@ class Search:
             self.refuse_smooth()
             answers = self.ask(np.array([t for _, request in waiting for t in request]))
             self.batches += 1
-            self.questions += len(answers)
+            self.queries += len(answers)
             served, waiting, position = waiting, [], 0
             for task, request in served:
                 part = list(answers[position : position + len(request)])
@@ -126,7 +126,7 @@ class Search:
 
     def suspect_rounding(self) -> None:
         """Raises where the answers are less exact than was thought."""
-        wasteful = self.questions > SUSPECT_QUESTIONS + SUSPECT_RATE * self.found
+        wasteful = self.queries > SUSPECT_QUERIES + SUSPECT_RATE * self.found
         if self.measured or not (wasteful or self.suspicious):
             return
         self.measured = True
@@ -135,9 +135,9 @@ class Search:
             raise Rougher(noise)
 
     def refuse_smooth(self) -> None:
-        """Raises where far more questions were asked than kinks can explain, with the answer that
+        """Raises where far more queries were asked than kinks can explain, with the answer that
         shows it best: between the two neighbours whose lines lie furthest apart."""
-        if self.questions <= SMOOTH_QUESTIONS + SMOOTH_RATE * self.found:
+        if self.queries <= SMOOTH_QUERIES + SMOOTH_RATE * self.found:
             return
 
         def apart(pair: Pair) -> float:
@@ -155,7 +155,7 @@ class Search:
             seen.append((gaps[near] / (1 + abs(t)), float(t), value, lines[near]))
         _, t, value, expected = max(seen, key=lambda entry: entry[0])
         raise NotPiecewiseAffine(
-            f"after {self.questions} answers along a line only {self.found} kinks are certain: "
+            f"after {self.queries} answers along a line only {self.found} kinks are certain: "
             "the answers bend everywhere (a smooth activation?)",
             t,
             value,

@@ -10,7 +10,7 @@ from keyhole.learners.mlp.kinks import STEP, Search
 from keyhole.learners.mlp.pieces import Ask, Piece, Rougher, measured_rounding
 
 NEAR, FAR = 1e3, 1e8  # ends of the line, in units of the input scale: a random plane is crossed
-# beyond NEAR with p < 1e-3 (found at a few questions more), beyond FAR with p < 1e-8 (missed)
+# beyond NEAR with p < 1e-3 (found at a few queries more), beyond FAR with p < 1e-8 (missed)
 SHORT = 3e-3  # a line known over a shorter stretch gets one more answer (vector boxes)
 LONGER = 4.0  # if that makes the stretch this much longer
 INSET = 0.05  # how far from the ends of a piece that answer stays
@@ -118,7 +118,7 @@ def lengthen(search: Search, line: Line) -> bool:
 
 
 def further(line: Line, i: int, group: list[Piece], last: int) -> float | None:
-    """Where to ask once more about piece i, if that is worth a question."""
+    """Where to ask once more about piece i, if that is worth a query."""
     if i in (0, last) or len(group) > 1:
         return None
     piece, (a, b) = group[0], line.kinks[i - 1 : i + 1]

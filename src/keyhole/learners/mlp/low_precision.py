@@ -3,8 +3,8 @@
 Statement.  Planes that a line shows badly, because others are near, another line shows well: what
             all lines saw, weighed by random points, is the network; least squares over every
             answer then reach the answers' own rounding.
-Questions.  A line and the gradients beside it (noisy_line_search, gradients), about one and
-            a half questions per unknown; as many random points; another line while those are not
+Queries.  A line and the gradients beside it (noisy_line_search, gradients), about one and
+            a half queries per unknown; as many random points; another line while those are not
             explained.
 Algebra.    Neurons seen twice are sure. Of the others, those that keep their outputs when all
             outputs are fitted to the random points (relu_fit); more are added while they

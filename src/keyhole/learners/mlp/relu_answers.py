@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 ROUNDING = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 VALID = 1e-7  # difference to the box, relative to the answers, that is not rounding any more
@@ -38,7 +38,7 @@ class Answers:
 
     def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
         points = self.rounded(points)
-        raw = self.oracle.ask(Questions.of(points[:, None, :], purpose))
+        raw = self.oracle.ask(QueryBatch.of(points[:, None, :], purpose))
         self.look_at_format(raw)
         self.spent += len(points)
         self.scalar = raw.ndim == 1

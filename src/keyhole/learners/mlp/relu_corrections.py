@@ -19,7 +19,7 @@ DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, the
 RIDGE = 1e-13  # of the largest diagonal entry: what no answer determines stays as it is
 ITERATIONS = 400  # of the iterative solver
 ITERATION_TOLERANCE = 1e-6  # reduction of the remaining difference per solve; others follow
-PIVOTED_QUESTIONS = 400  # up to here questions are chosen among random candidates
+PIVOTED_QUERIES = 400  # up to here queries are chosen among random candidates
 
 
 def lifted(points: Float[Array, "n d"]) -> Float[Array, "n e"]:
@@ -77,7 +77,7 @@ def informative(
 ) -> Array:
     """Candidates whose answers leave the least doubt: each the most doubtful given those before
     (a pivoted Cholesky factorisation of the covariance)."""
-    if count > PIVOTED_QUESTIONS:
+    if count > PIVOTED_QUERIES:
         return candidates[:count]
     covariance = doubts.covariance(doubts.features(network, candidates), candidates)
     left = covariance.diagonal().copy()

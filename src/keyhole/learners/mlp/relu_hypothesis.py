@@ -126,7 +126,7 @@ def note_on_digits(lines: int, per_unknown: float, digits: float) -> str:
     """What few digits cost and hide."""
     return (
         f"The box's answers are exact to about {digits:.0e} of their size, and so is the network: "
-        f"that took {lines} line{'s' if lines > 1 else ''} and {per_unknown:.1f} questions per "
+        f"that took {lines} line{'s' if lines > 1 else ''} and {per_unknown:.1f} queries per "
         "unknown, where little more than one is enough for double precision; neurons weaker than "
         "that are not seen."
     )

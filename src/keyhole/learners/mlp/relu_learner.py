@@ -1,9 +1,9 @@
 """A network with one hidden layer of ReLUs, from its values alone.
 
 Statement.  f(x) = offset + skip . x + Σ_j output_j relu(weight_j . x + bias_j) is recovered as a
-            function, with the number of neurons unknown, at little more than one question per
+            function, with the number of neurons unknown, at little more than one query per
             unknown: m(d-1) for the gradients, about four and a half per kink for the line.
-Questions.  Length one. A random line crosses every plane once (kinks, line_search); the
+Queries.  Length one. A random line crosses every plane once (kinks, line_search); the
             gradients of the cells along it (gradients); a few random points to validate.
 Algebra.    Jumps of the gradient are output_j weight_j. Narrow cells are corrected by least
             squares on random points (relu_corrections), with `exact` all parameters are.
@@ -22,7 +22,7 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, real_number, whole_number
 from keyhole.errors import WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Signs, decided_signs
 from keyhole.learners.mlp.relu_answers import Answers
@@ -30,9 +30,10 @@ from keyhole.learners.mlp.relu_hypothesis import flat, notes_on, standard_errors
 from keyhole.learners.mlp.unbounded import NetworkSearch
 from keyhole.measurement.asking import few_digits
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.base import Oracle, Precision, Spec
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
 
-# measured questions: per unknown of a vector box; per unknown and per neuron (for its kink) of a
+# measured queries: per unknown of a vector box; per unknown and per neuron (for its kink) of a
 # scalar one
 VECTOR_RATE = 2.3
 SCALAR_RATE, EXACT_RATE, PER_KINK = 1.03, 2.4, 3.5
@@ -44,10 +45,10 @@ class ReluNetworkLearner:
     """Learner for networks with one hidden layer of ReLUs (leaky ones included).
 
     `neurons` is a promise, not needed: a box with more planes is refused. `exact` spends about
-    twice the questions to reach the last digits. `scale` is the size of the inputs of interest
+    twice the queries to reach the last digits. `scale` is the size of the inputs of interest
     (taken from the domain where there is one). `signs=False` leaves the neurons' sides open.
     In a bounded domain a plane may cut off a corner that nothing was asked about: `unseen` is the
-    share of the domain's edge for which that may be so; 3 / unseen questions are spent on it.
+    share of the domain's edge for which that may be so; 3 / unseen queries are spent on it.
 
     >>> import numpy as np
     >>> from keyhole.oracles.base import Spec
@@ -70,7 +71,7 @@ class ReluNetworkLearner:
             real_number("scale", self.scale, 0.0)
         real_number("unseen", self.unseen, 0.0, 1.0)
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
         box = Answers(oracle)
         search = NetworkSearch(box, region, rng, self.unseen)
@@ -84,7 +85,7 @@ class ReluNetworkLearner:
             )
         return result(search, network, self.signs)
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         if self.neurons is None:
             return None
         answer = spec.outputs or 1
@@ -97,7 +98,7 @@ class ReluNetworkLearner:
         return int((EXACT_RATE if self.exact else SCALAR_RATE) * floor + PER_KINK * self.neurons)
 
 
-def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Learned:
+def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Hypothesis:
     """The network with its sides decided, errors and notes."""
     box, region = search.box, search.region
     answer = network.output.shape[1]
@@ -125,6 +126,6 @@ def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Learned:
         "leak": decided.leak,
         "radius": region.radius,
     }
-    precision = Precision(SINGLE_ROUNDOFF) if box.single else None
+    precision = NoiseModel(SINGLE_ROUNDOFF) if box.single else None
     notes = (*notes_on(decided), *search.notes)
-    return Learned(model, errors, floor, notes, details, precision)
+    return Hypothesis(model, errors, floor, notes, details, precision)

@@ -23,15 +23,15 @@ from keyhole.learners.mlp.relu_pass import Pass, run_pass
 from keyhole.models.relu_network import ReluNetwork
 
 CORRECTED = 2.5e-11  # predicted error of a piece, relative to the answers, worth a correction
-CORRECTION_SHARE = 0.08  # most questions spent on corrections, relative to those spent before
+CORRECTION_SHARE = 0.08  # most queries spent on corrections, relative to those spent before
 VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
-VALIDATION_SHARE = 0.01  # validation points per question spent before,
+VALIDATION_SHARE = 0.01  # validation points per query spent before,
 VALIDATION_POINTS = 4, 12  # within these bounds
 PASSES = 3  # lines tried before the box is refused
 POLISH_SHARE = 1.2  # answers per unknown in the exact mode
 POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
 ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
-CANDIDATES = 4  # random points per correction question, of which the best are asked
+CANDIDATES = 4  # random points per correction query, of which the best are asked
 POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
 STALLED = 0.7  # a round that leaves more than this of the difference is the last
 SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron

@@ -3,15 +3,15 @@
 Statement. Layers with H heads of width r >= 3, H r = d = D and an invertible total value map M
 are recovered from about 5d vector answers with tokens of any bounded norm.
 
-Questions. (1) Length one: offset and M. (2) Pairs [x + u; x] around two points u: the Jacobian
-J of F(u) = out([x + u; x]) - out([x]) by one-sided differences, 2d + 2. (3) Soft questions as
+Queries. (1) Length one: offset and M. (2) Pairs [x + u; x] around two points u: the Jacobian
+J of F(u) = out([x + u; x]) - out([x]) by one-sided differences, 2d + 2. (3) Soft queries as
 in learners/multi_head/vector_outputs, kept short.
 
 Algebra. J M^-1 = sum_h s_h P_h + (rank H), P_h the projector onto the range of V_h along the
 others and s_h = sigma(u . p_h): eigenvalue s_h with an eigenspace of dimension r - 1 inside the
 range of V_h. Two points give the whole range; O = V^-1 M. The error of the differences is then
 removed by defect correction: the model found predicts it, and the algebra is repeated on the
-corrected Jacobian, without further questions.
+corrected Jacobian, without further queries.
 
 When it fails. r < 3, H r < d, or heads whose s_h coincide at the points chosen (another pair of
 points is tried); scalar answers. All these are left to learners/multi_head/random_queries.
@@ -26,7 +26,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hypothesis import Claims, validated
 from keyhole.learners.multi_head.value_maps import EXACT
 from keyhole.learners.multi_head.vector_attempt import Vector
@@ -37,7 +37,7 @@ from keyhole.models.attention import Attention, Head
 
 STEP = 1e-4  # of the differences, relative to the radius: their error is corrected afterwards
 SHORTER = 0.1  # steps of the next attempt: less to correct, which then settles, at a loss of digits
-THIRD = 1 / 3  # query, point and tokens share the radius
+THIRD = 1 / 3  # anchor, point and tokens share the radius
 NARROWEST = 3  # head width below which eigenspaces of two points cannot be matched
 SINGULAR = 1e10  # condition of the total value map that leaves differences no digits
 TIGHT = 0.05  # spread of a cluster of eigenvalues, relative to their range, that is still one head
@@ -49,13 +49,13 @@ REPLICATES = 4
 
 @dataclass
 class Point:
-    """A point u next to the query, and the differences of the answers around it."""
+    """A point u next to the anchor, and the differences of the answers around it."""
 
     at: Float[Array, " d"]
     slopes: Float[Array, "d outputs"]  # (F(u + h e_i) - F(u)) / h, i over the frame
 
 
-def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learned:
+def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Hypothesis:
     """The whole recovery of a layer with bounded tokens."""
     radius, width = ask.oracle.spec.domain.radius, ask.width
     if not radius > 0:
@@ -90,7 +90,7 @@ def learn_bounded(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learn
 
 @dataclass
 class Bounded:
-    """One attempt around one query."""
+    """One attempt around one anchor."""
 
     ask: Asker
     rng: np.random.Generator
@@ -102,7 +102,7 @@ class Bounded:
 
     def run(self, offset: Array) -> tuple[Attention, Attention]:
         self.width, self.inverse = self.ask.width, np.linalg.inv(self.total)
-        self.query = THIRD * self.radius * random_directions(self.rng, 1, self.width)[0]
+        self.anchor = THIRD * self.radius * random_directions(self.rng, 1, self.width)[0]
         self.points = [self.point() for _ in range(2)]
         ranges = self.first_ranges([p.slopes for p in self.points])
         self.soft = self.prepared(ranges)
@@ -128,7 +128,7 @@ class Bounded:
         """Differences of F around a random point, by one-sided steps."""
         at = THIRD * self.radius * random_directions(self.rng, 1, self.width)[0]
         moved = np.concatenate([at[None], at + self.step * self.frame])
-        last = np.broadcast_to(self.query, (len(moved), 1, self.width))
+        last = np.broadcast_to(self.anchor, (len(moved), 1, self.width))
         tokens = np.concatenate([last + moved[:, None], last], axis=1)
         answers = self.ask(tokens, "slopes")
         return Point(at, self.frame.T @ ((answers[1:] - answers[0]) / self.step))
@@ -198,7 +198,7 @@ class Bounded:
 
     def corrected(self, point: Point, scores: Array, biases: Array) -> Float[Array, "d outputs"]:
         """The slopes, less the error that differences of this size make on the model."""
-        keys = scores @ self.query + biases
+        keys = scores @ self.anchor + biases
         maps = self.soft.maps
         odds = keys @ point.at
         share = 1 / (1 + np.exp(-odds))

@@ -1,4 +1,4 @@
-"""Second stage of learners/multi_head/scalar_outputs: p_h at the queries around the base query."""
+"""Second stage of learners/multi_head/scalar_outputs: p_h at the anchors around the anchor."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from keyhole.learners.multi_head.separators import gate_tokens
 from keyhole.learners.multi_head.soft_probe import Chamber, Unexplained, fan, open_heads
 from keyhole.learners.multi_head.state import TARGET, TILT, Columns, Scalar
 
-SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first query
-CAUTION = 0.3  # the first column next to the base query is asked this much closer
+SHUT = 80.0  # margin, in log-odds, by which the gates hold at the first anchor
+CAUTION = 0.3  # the first column next to the anchor is asked this much closer
 EASE = (0.02, 2.0)  # later ones by what the columns before have shown, within these bounds
-STEP = 0.5  # distance of the other queries, relative to the base query:
+STEP = 0.5  # distance of the other anchors, relative to the anchor:
 WIDE, LARGE = 8, 4  # less below this root of the width, and with larger gates
 LOSS, TAIL = 0.8, 2.5  # share of a margin that may be lost, at so many standard deviations
 RETREAT, RETREATS = 0.25, 8  # a column whose gates gave way is asked closer, so often
@@ -23,7 +23,7 @@ LOWER = 1e-7  # relative size of a column outside the range so far that counts a
 
 
 def redesign(state: Scalar) -> None:
-    """Gates that hold around the base query, from the measured p_h."""
+    """Gates that hold around the anchor, from the measured p_h."""
     state.gate_norm, state.step = 0.0, 1.0
     if state.chamber.gates is None:
         return
@@ -34,9 +34,9 @@ def redesign(state: Scalar) -> None:
     smallest = float(np.linalg.norm(keys, axis=1).min())
     own = np.einsum("hd,hd->h", keys, gates)
     shut = SHUT * digits(state)
-    itself = float(((shut + keys @ state.query) / own).max())
-    scale = max(shut / smallest, itself)  # the query must lose against the gates as well
-    state.chamber = state.measured_base(state.query, gates * scale)
+    itself = float(((shut + keys @ state.anchor) / own).max())
+    scale = max(shut / smallest, itself)  # the anchor must lose against the gates as well
+    state.chamber = state.measured_base(state.anchor, gates * scale)
     state.step = STEP * min(1.0, np.sqrt(width) / WIDE) / max(1.0, state.gate_norm / LARGE)
 
 
@@ -46,30 +46,30 @@ def digits(state: Scalar) -> float:
 
 
 def other_columns(state: Scalar) -> None:
-    """p_h at the remaining queries, closer to the first where the gates demand it."""
+    """p_h at the remaining anchors, closer to the first where the gates demand it."""
     width = state.ask.width
-    frame = fan((state.query / np.linalg.norm(state.query))[:, None], state.query, state.rng)
+    frame = fan((state.anchor / np.linalg.norm(state.anchor))[:, None], state.anchor, state.rng)
     if state.chamber.alone:
         others = list(state.reach * frame[1:])
         if state.bias:
             others.append(np.zeros(width))
     else:
         rows = frame if state.bias else frame[1:]
-        others = [state.query + state.step * state.reach * row for row in rows]
-    state.gave_way = IllConditioned("the gates do not hold at any other query")
-    for query in others:
+        others = [state.anchor + state.step * state.reach * row for row in rows]
+    state.gave_way = IllConditioned("the gates do not hold at any other anchor")
+    for anchor in others:
         far = ease(state)
-        near = state.query + far * (query - state.query)
+        near = state.anchor + far * (anchor - state.anchor)
         for _ in range(RETREATS):
             if column(state, near):
                 break
-            near = state.query + RETREAT * (near - state.query)
+            near = state.anchor + RETREAT * (near - state.anchor)
         else:
             raise state.gave_way
 
 
 def ease(state: Scalar) -> float:
-    """How far the next query may lie from the first, in planned steps: as far as the gates
+    """How far the next anchor may lie from the first, in planned steps: as far as the gates
     can be expected to hold, judged by how much keys have moved so far."""
     if state.chamber.alone:
         return 1.0
@@ -79,8 +79,8 @@ def ease(state: Scalar) -> float:
             return CAUTION
         first = record.keys[0]
         moved = [
-            np.linalg.norm(key - first) / np.linalg.norm(query - state.query)
-            for key, query in zip(record.keys[1:], record.queries[1:], strict=True)
+            np.linalg.norm(key - first) / np.linalg.norm(anchor - state.anchor)
+            for key, anchor in zip(record.keys[1:], record.anchors[1:], strict=True)
         ]
         spread = state.chamber.spread(head)
         share = record.rank or min(len(record.keys), state.ask.width)
@@ -91,8 +91,8 @@ def ease(state: Scalar) -> float:
     return float(np.clip(LOSS / (TAIL * worst), *EASE))
 
 
-def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array, " n"]:
-    """How far to open along each row at a new query, from what p_h is expected to be."""
+def lengths(state: Scalar, head: int, rows: Array, anchor: Array) -> Float[Array, " n"]:
+    """How far to open along each row at a new anchor, from what p_h is expected to be."""
     record = state.records[head]
     width = state.ask.width
     if state.chamber.alone:
@@ -103,15 +103,15 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
         return np.asarray(TARGET / expected)
     first = record.keys[0]
     slopes = [
-        np.linalg.norm(key - first) / np.linalg.norm(other - state.query)
-        for key, other in zip(record.keys[1:], record.queries[1:], strict=True)
+        np.linalg.norm(key - first) / np.linalg.norm(other - state.anchor)
+        for key, other in zip(record.keys[1:], record.anchors[1:], strict=True)
     ]
     slope = (
         float(np.sqrt(np.mean(np.square(slopes))))
         if slopes
         else (float(np.linalg.norm(first)) / state.reach)
     )
-    step = float(np.linalg.norm(query - state.query))
+    step = float(np.linalg.norm(anchor - state.anchor))
     count = record.rank or width
     expected = np.abs(rows @ first) + slope * step / np.sqrt(min(width, count))
     keys = np.stack([other.keys[0] for other in state.records])
@@ -121,16 +121,16 @@ def lengths(state: Scalar, head: int, rows: Array, query: Array) -> Float[Array,
     return np.asarray(np.minimum(TARGET / expected, stretch / (reach.max(axis=1) + TINY)))
 
 
-def column(state: Scalar, query: Array) -> bool:
-    """One more query for every head; False where the gates did not hold there."""
-    chamber = state.chamber_near(query)
+def column(state: Scalar, anchor: Array) -> bool:
+    """One more anchor for every head; False where the gates did not hold there."""
+    chamber = state.chamber_near(anchor)
     plans, firsts = [], []
     for head, record in enumerate(state.records):
         known = state.range_of(record)
         count = known.shape[1]
         rows = fan(turned(state, known), state.values[head], state.rng)
         rows = rows + TILT * lean(state, head, record)
-        rows = rows * lengths(state, head, rows, query)[:, None]
+        rows = rows * lengths(state, head, rows, anchor)[:, None]
         plans.append(rows)
         if record.rank is not None and count >= record.rank:
             firsts.append(record.rank)
@@ -162,7 +162,7 @@ def column(state: Scalar, query: Array) -> bool:
     if not chamber.holds(np.stack(keys)):
         return False
     for head, (moves, changes, _) in enumerate(joined):
-        state.enter(head, query, chamber, moves, changes, keys[head])
+        state.enter(head, anchor, chamber, moves, changes, keys[head])
     state.correct_leaks(-1)
     return True
 

@@ -1,7 +1,7 @@
 """Pairs with one huge token: each head switches once on half a circle, and that names the heads.
 
-Questions. [x + s T; x] with s enormous: head h attends to the first token if T . p_h(x) > 0, else
-to the query, so f = x . V + s T . (sum of the values of the heads that do), exactly. T runs over
+Queries. [x + s T; x] with s enormous: head h attends to the first token if T . p_h(x) > 0, else
+to the anchor, so f = x . V + s T . (sum of the values of the heads that do), exactly. T runs over
 half a circle. Between switches the answer is linear in T, with two coefficients in the plane of
 the circle; intervals whose ends differ are halved. Near a switch s is lowered until the head
 attends to both tokens: two such answers give the angle and how sharply the head reacts.
@@ -27,7 +27,7 @@ ARC_DOUBT = 30.0  # rounding errors by which an answer may be off
 NARROW = 1e-4  # width, in radians, of an interval with one switch
 SOFTER = 0.03  # factor on the scale until a head is seen in between
 SEEN = 12.0  # log-odds from which on an answer is all one arc's
-LOOKS = 40  # questions about one switch
+LOOKS = 40  # queries about one switch
 CLOSEST = 30.0  # switches nearer than so many NARROW ones are not told apart
 SAFE = 0.02  # move, relative to the distance from the next switch, that switches no head
 CHECKS = 4  # ordinary tokens that the heads found must explain
@@ -59,10 +59,10 @@ class Switches:
         worst = int(np.argmax(np.abs(seen - guess).max(axis=1)))
         if np.abs(seen[worst] - guess[worst]).max() <= PLAIN * self.circle.loud:
             return None
-        query = self.circle.query
-        alone = query @ self.circle.total + self.circle.ask.offset
+        anchor = self.circle.anchor
+        alone = anchor @ self.circle.total + self.circle.ask.offset
         return Counterexample(
-            input=np.stack([query + scale * tokens[worst], query]),
+            input=np.stack([anchor + scale * tokens[worst], anchor]),
             box_answer=np.squeeze(alone + scale * seen[worst]),
             model_answer=np.squeeze(alone + scale * guess[worst]),
             reason="the heads that huge tokens show, at an ordinary token",
@@ -105,22 +105,22 @@ def compass(angles: Float[Array, " n"]) -> Float[Array, "n two"]:
 
 @dataclass
 class Circle:
-    """Half a circle of directions around one query."""
+    """Half a circle of directions around one anchor."""
 
     ask: Asker
-    query: Float[Array, " d"]
+    anchor: Float[Array, " d"]
     total: Float[Array, "d outputs"]  # sum of the values of all heads
     plane: Float[Array, "two d"]
     loud: float = field(init=False)  # the largest answer so far, per size of token
     hard: float = field(init=False)  # size of huge tokens
 
     def __post_init__(self) -> None:
-        self.hard = HARD / float(np.linalg.norm(self.query))
+        self.hard = HARD / float(np.linalg.norm(self.anchor))
         self.loud = float(np.linalg.norm(self.total))
 
     @property
     def step(self) -> float:
-        """Between the two questions that name an arc."""
+        """Between the two queries that name an arc."""
         return float(self.ask.unit ** (1 / 3))
 
     def tokens(self, angles: Array) -> Float[Array, "n d"]:
@@ -128,14 +128,14 @@ class Circle:
 
     def answers(self, tokens: Float[Array, "n d"], scale: float) -> Float[Array, "n outputs"]:
         """What tokens of that size add to the answer, per size."""
-        last = np.broadcast_to(self.query, (len(tokens), 1, len(self.query)))
+        last = np.broadcast_to(self.anchor, (len(tokens), 1, len(self.anchor)))
         pairs = np.concatenate([last + scale * tokens[:, None], last], axis=1)
-        got = (self.ask(pairs, "switches") - self.query @ self.total) / scale
+        got = (self.ask(pairs, "switches") - self.anchor @ self.total) / scale
         self.loud = max(self.loud, float(np.linalg.norm(got, axis=1).max()))
         return np.asarray(got)
 
     def arc(self, angle: float, width: float) -> "Arc":
-        """The answer around an angle, from two questions close to each other."""
+        """The answer around an angle, from two queries close to each other."""
         angles = angle + np.array([0.0, self.step * width])
         return Arc(angles, self.answers(self.tokens(angles), self.hard))
 
@@ -204,7 +204,7 @@ class Circle:
     ) -> tuple[Float[Array, "d outputs"], Float[Array, "d d"]]:
         """All coefficients of an arc, from moves up to `safe` off the plane, and the matrix that
         takes errors of answers to errors of them."""
-        width = len(self.query)
+        width = len(self.anchor)
         for number in range(TRIES):
             frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
             rows = self.tokens(np.array([angle])) + safe * SAFER**number * frame
@@ -227,13 +227,13 @@ class Circle:
 
 def find_switches(
     ask: Asker,
-    query: Float[Array, " d"],
+    anchor: Float[Array, " d"],
     total: Float[Array, "d outputs"],
     rng: np.random.Generator,
 ) -> Switches:
     """All heads, and their values up to the sign."""
-    plane = np.linalg.qr(rng.standard_normal((len(query), 2)))[0].T
-    circle = Circle(ask, query, total, plane)
+    plane = np.linalg.qr(rng.standard_normal((len(anchor), 2)))[0].T
+    circle = Circle(ask, anchor, total, plane)
     switches = circle.switches()
     angles, sharpness = np.array([part[:2] for part in switches]).reshape(-1, 2).T
     heads = len(angles)
@@ -259,17 +259,17 @@ def find_switches(
 
 def uniform_value(
     ask: Asker,
-    query: Float[Array, " d"],
+    anchor: Float[Array, " d"],
     total: Float[Array, "d outputs"],
     rng: np.random.Generator,
 ) -> Float[Array, "d outputs"] | None:
     """The value of a head that attends to all tokens alike; None where there is none. A huge token
     twice instead of once moves two thirds of such a head instead of a half, and no other head."""
-    width, hard = len(query), HARD / float(np.linalg.norm(query))
+    width, hard = len(anchor), HARD / float(np.linalg.norm(anchor))
     rows = np.linalg.qr(rng.standard_normal((width, width)))[0]
     found: list[Array] = []
     for part in (rows[:1], rows[1:]):
-        last = np.broadcast_to(query, (len(part), 1, width))
+        last = np.broadcast_to(anchor, (len(part), 1, width))
         huge = last + hard * part[:, None]
         once = ask(np.concatenate([huge, last], axis=1), "uniform head?") / hard
         twice = ask(np.concatenate([huge, huge, last], axis=1), "uniform head?") / hard

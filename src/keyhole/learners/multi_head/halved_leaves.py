@@ -1,8 +1,8 @@
 """Leaves by halving groups of tokens that are moved together, where answers have few digits.
 
-Questions. Half of a group of tokens is moved: the answer changes by as much as the heads count that
+Queries. Half of a group of tokens is moved: the answer changes by as much as the heads count that
 attend to one of them. A group that nobody attends to is dropped, the others are halved again: about
-log2(size) questions per head, of which each needs only a sign of life where moments need digits.
+log2(size) queries per head, of which each needs only a sign of life where moments need digits.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ HALVING_DOUBT = 30.0  # rounding errors of the loudest answer below which a grou
 
 def halved_leaves(
     ask: Asker,
-    query: Array,
+    anchor: Array,
     total: Array,
     heads: int | None,
     rng: np.random.Generator,
@@ -27,13 +27,13 @@ def halved_leaves(
     scale: float,
 ) -> Leaves | None:
     """The leaves by halving groups of tokens that are moved together, where answers have too few
-    digits for moments: about log2(size) questions per head. None where no bag works out, as with a
+    digits for moments: about log2(size) queries per head. None where no bag works out, as with a
     head that attends to all tokens alike."""
     width, outputs = total.shape
     mix = rng.standard_normal(outputs) if outputs > 1 else np.ones(1)
     for _ in range(TRIES):
         bag, shift = random_directions(rng, size, width), random_directions(rng, 1, width)[0]
-        base = ask_hard(ask, bag[None], query, scale, "leaves")
+        base = ask_hard(ask, bag[None], anchor, scale, "leaves")
         loud = max(float(np.abs(base @ mix).max()), float(np.linalg.norm(total @ mix)))
         silent = HALVING_DOUBT * ask.unit / HALVING_STEP * loud
         groups = [(np.arange(size), float(shift @ total @ mix))]
@@ -43,7 +43,7 @@ def halved_leaves(
             moved = np.repeat(bag[None], len(halves), axis=0)
             for place, half in enumerate(halves):
                 moved[place, half] += HALVING_STEP * shift
-            fresh = ask_hard(ask, moved, query, scale, "leaves")
+            fresh = ask_hard(ask, moved, anchor, scale, "leaves")
             seen = (fresh - base) @ mix / HALVING_STEP
             asked, answers = np.concatenate([asked, moved]), np.concatenate([answers, fresh])
             parts: list[tuple[Array, float]] = []
@@ -56,7 +56,7 @@ def halved_leaves(
         if not len(nodes) or len(nodes) > (heads or MOST_HEADS) or len(groups[0][0]) > 1:
             continue
         equations = Equations(len(nodes), width)
-        leaves = Leaves(query, bag[nodes], np.full(len(nodes), REACH), scale, equations, False)
+        leaves = Leaves(anchor, bag[nodes], np.full(len(nodes), REACH), scale, equations, False)
         if not complete(ask, leaves, base[0]):
             continue
         equations.add(bag[None][:, nodes], base)

@@ -1,6 +1,6 @@
 """Huge tokens: every head attends to exactly one token, and the box becomes linear.
 
-Questions. At a fixed query x the box gets m tokens s t_i with s enormous. Head h picks the
+Queries. At a fixed anchor x the box gets m tokens s t_i with s enormous. Head h picks the
 token with the largest t_i . p_h(x) and answers with its value: f = sum_h s t_i(h) . v_h,
 exactly. Moving token i by a_i delta changes the answer by sum_h a_i(h) (delta . v_h). The
 patterns a = cos(k theta), sin(k theta) make these answers trigonometric moments, which name the
@@ -54,23 +54,23 @@ TELLING = 5  # moments from which on a uniform head can be told from two others
 
 def find_leaves(
     ask: Asker,
-    query: Float[Array, " d"],
+    anchor: Float[Array, " d"],
     total: Float[Array, "d outputs"],
     heads: int | None,
     rng: np.random.Generator,
 ) -> Leaves:
     """The tokens in use out of a random bag; `total` is the sum of all values."""
     size = bag_size(ask, heads)
-    scale = HARD / float(np.linalg.norm(query))
+    scale = HARD / float(np.linalg.norm(anchor))
     if ask.coarse and not ask.additive:
-        by_halves = halved_leaves(ask, query, total, heads, rng, size, scale)
+        by_halves = halved_leaves(ask, anchor, total, heads, rng, size, scale)
         if by_halves is not None:
             return by_halves
     crowd: WrongFamily | None = None
     found: Leaves | Counterexample | WrongFamily
     for attempt in range(TRIES):
         patience = SPARE if attempt == TRIES - 1 else SHORT
-        found = _one_bag(ask, query, total, heads, rng, size, scale, patience)
+        found = _one_bag(ask, anchor, total, heads, rng, size, scale, patience)
         if isinstance(found, Leaves):
             return found
         if isinstance(found, WrongFamily):
@@ -86,9 +86,9 @@ def find_leaves(
 
 @dataclass(eq=False)
 class _Bag:
-    """Huge tokens at one query, moved along `shift` by one trigonometric pattern after another."""
+    """Huge tokens at one anchor, moved along `shift` by one trigonometric pattern after another."""
 
-    query: Float[Array, " d"]
+    anchor: Float[Array, " d"]
     scale: float
     tokens: Float[Array, "n d"]
     shift: Float[Array, " d"]
@@ -117,24 +117,24 @@ class _Bag:
         """The patterns up to an order that were not asked yet."""
         patterns = self.patterns(order)[1 + len(self.answers) :]
         moved = self.tokens + self.step * patterns[:, :, None] * self.shift
-        fresh = ask_hard(ask, moved, self.query, self.scale, "leaves")
+        fresh = ask_hard(ask, moved, self.anchor, self.scale, "leaves")
         self.moved = np.concatenate([self.moved, moved])
         self.answers = np.concatenate([self.answers, fresh])
 
     def leaves(self, nodes: Array, uniform: bool) -> Leaves:
         """The chosen tokens, with all that the answers say of their values."""
         chosen = self.tokens[nodes]
-        equations = Equations(len(chosen) + int(uniform), len(self.query))
+        equations = Equations(len(chosen) + int(uniform), len(self.anchor))
         reach = np.full(len(chosen), REACH)
         origin = self._rows(self.tokens[None], nodes, uniform)
         equations.add(origin, self.base)
         equations.add(self._rows(self.moved, nodes, uniform), self.answers, origin[0])
-        return Leaves(self.query, chosen, reach, self.scale, equations, uniform)
+        return Leaves(self.anchor, chosen, reach, self.scale, equations, uniform)
 
     def _rows(self, tokens: Array, nodes: Array, uniform: bool) -> Array:
         rows = tokens[:, nodes]
         if uniform:
-            mean = (tokens.sum(axis=1) + self.query / self.scale) / (tokens.shape[1] + 1)
+            mean = (tokens.sum(axis=1) + self.anchor / self.scale) / (tokens.shape[1] + 1)
             rows = np.concatenate([rows, mean[:, None]], axis=1)
         return rows
 
@@ -144,13 +144,13 @@ class _Bag:
         return fitted(self.patterns(), self.moments, support.nodes[loudest])
 
     def counterexample(self, support: Support) -> Counterexample:
-        """The question that the best support explains worst."""
+        """The query that the best support explains worst."""
         predicted = self.patterns()[1:, support.nodes] @ support.weights
         off = predicted - self.moments[1:]
         worst = int(np.argmax(np.abs(off)))
         answer = (self.answers @ self.mix)[worst] * self.scale
         return Counterexample(
-            input=np.concatenate([self.scale * self.moved[worst], self.query[None]]),
+            input=np.concatenate([self.scale * self.moved[worst], self.anchor[None]]),
             box_answer=np.asarray(answer),
             model_answer=np.asarray(answer + off[worst] * self.step * self.scale),
             reason=f"best explanation by {len(support.nodes)} heads that each attend to one token",
@@ -158,22 +158,22 @@ class _Bag:
 
 
 def _drawn(
-    ask: Asker, query: Array, total: Array, rng: np.random.Generator, size: int, scale: float
+    ask: Asker, anchor: Array, total: Array, rng: np.random.Generator, size: int, scale: float
 ) -> _Bag:
     """A random bag, asked about without a move."""
     width, outputs = total.shape
     tokens, shift = random_directions(rng, size, width), random_directions(rng, 1, width)[0]
     mix = np.asarray(rng.standard_normal(outputs)) if outputs > 1 else np.ones(1)
     step = ask.unit**0.25  # balances rounding of the answer against switching tokens
-    base = ask_hard(ask, tokens[None], query, scale, "leaves")
+    base = ask_hard(ask, tokens[None], anchor, scale, "leaves")
     moved, answers = np.zeros((0, size, width)), np.zeros((0, outputs))
     whole = float(shift @ total @ mix)
-    return _Bag(query, scale, tokens, shift, mix, whole, step, base, moved, answers)
+    return _Bag(anchor, scale, tokens, shift, mix, whole, step, base, moved, answers)
 
 
 def _one_bag(
     ask: Asker,
-    query: Array,
+    anchor: Array,
     total: Array,
     heads: int | None,
     rng: np.random.Generator,
@@ -181,8 +181,8 @@ def _one_bag(
     scale: float,
     patience: int,
 ) -> Leaves | Counterexample | WrongFamily:
-    """One random bag: the leaves, a question nobody explains, or too many heads."""
-    bag = _drawn(ask, query, total, rng, size, scale)
+    """One random bag: the leaves, a query nobody explains, or too many heads."""
+    bag = _drawn(ask, anchor, total, rng, size, scale)
     doubt = MOMENT_DOUBT * ask.unit / bag.step
     silent = SILENT + ask.noise / (bag.step * scale)
     order, most = (1, MOST_HEADS) if heads is None else (heads, heads + patience)

@@ -10,11 +10,11 @@ from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import inside
 from keyhole.models.attention import Attention
 
-VALIDATION_LENGTHS = (7, 300)  # own fresh questions, the long one longer than any bag of tokens
+VALIDATION_LENGTHS = (7, 300)  # own fresh queries, the long one longer than any bag of tokens
 SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
 DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to here
 MOST_EXCUSED = 1e3  # for a coarser box more, up to so many times
-SCORE = 1.5  # typical score of a validating question
+SCORE = 1.5  # typical score of a validating query
 BARS = 3  # error bars that a deviation may have
 VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
 
@@ -51,7 +51,7 @@ def validated(
     radius: float = np.inf,
     slack: float = DOUBT_LIMIT,
 ) -> Counterexample | None:
-    """Fresh random questions, short and long, scores of order one; the first that disagrees."""
+    """Fresh random queries, short and long, scores of order one; the first that disagrees."""
     scales = [float(np.linalg.norm(head.score)) for head in model.heads]
     typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
     size = min(float(np.sqrt(SCORE / typical)), radius / np.sqrt(model.width))

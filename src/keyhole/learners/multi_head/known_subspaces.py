@@ -2,9 +2,9 @@
 
 Statement. If head h reads and weighs only the part of a token inside a known subspace S_h, and the
 S_h are pairwise orthogonal, then the layer restricted to S_h is head h alone: inside S_h the other
-heads have value zero. The layer is determined by sum_h (k_h² + k_h) questions, k_h = dim S_h.
+heads have value zero. The layer is determined by sum_h (k_h² + k_h) queries, k_h = dim S_h.
 
-Questions. Those of a single head, tokens inside S_h. Algebra: as for a single head.
+Queries. Those of a single head, tokens inside S_h. Algebra: as for a single head.
 
 When it fails. A head with a part outside its subspace: the validation at the end uses tokens of
 the whole space and rejects it.
@@ -20,7 +20,7 @@ import numpy as np
 
 from keyhole.arrays import Array, finite_array
 from keyhole.errors import InvalidArgument, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hypothesis import validated
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.measurement.asking import Asker
@@ -47,7 +47,7 @@ class OrthogonalHeads:
                 f"the bases must be orthonormal and pairwise orthogonal; they deviate by {gap:.1e}"
             )
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         heads, errors, floor = [], [], 0.0
         for basis in self.bases:
             inside = MultiHead(heads=1, bias=False).learn(Subspace(oracle, basis), rng)
@@ -59,9 +59,9 @@ class OrthogonalHeads:
         counterexample = validated(ask, model, bars, rng)
         if counterexample is not None:
             raise WrongFamily("the heads do not live in the given subspaces alone", counterexample)
-        return Learned(model, bars, floor, (), {"heads": len(heads)})
+        return Hypothesis(model, bars, floor, (), {"heads": len(heads)})
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         return sum(int(b.shape[1] ** 2 + b.shape[1] + 2) for b in self.bases) + 2
 
 

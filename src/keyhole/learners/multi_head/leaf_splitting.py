@@ -1,6 +1,6 @@
 """Two heads that attend to one huge token, told apart by bisection.
 
-Questions. The leaf w of hard_attention becomes w + eta, w - eta with eta turning in a random
+Queries. The leaf w of hard_attention becomes w + eta, w - eta with eta turning in a random
 plane. While all its heads choose the same side the answer changes by ± eta . value.
 
 Inversion. Between the two angles at which the heads change sides it does not: such an angle makes
@@ -60,7 +60,7 @@ def _pivoted(leaves: Leaves, leaf: int, pivot: Array) -> tuple[Array, Array]:
     rows = np.insert(rows, heads, both[1], axis=1)
     tokens[0, leaf] = rows[0, leaf] = both[0]
     if leaves.uniform:
-        mean = tokens[0].sum(axis=0) + leaves.query / leaves.scale
+        mean = tokens[0].sum(axis=0) + leaves.anchor / leaves.scale
         rows[0, -1] = mean / (tokens.shape[1] + 1)
     return tokens, rows
 

@@ -1,10 +1,10 @@
-"""What a budget buys on a coarse box: more soft questions, and least squares over all answers.
+"""What a budget buys on a coarse box: more soft queries, and least squares over all answers.
 
 Statement. A recovered layer, exact to a few digits, is fitted to every answer that was paid for
-(fitting/layer_gauss_newton). With n times as many numbers as unknowns its error falls like 1/sqrt(n), and
+(layer_gauss_newton). With n times as many numbers as unknowns its error falls like 1/sqrt(n), and
 starts below that of the stepwise recovery, which uses each answer for one purpose.
 
-Questions. Random soft ones around random queries; the hypothesis tells how long tokens must be for
+Queries. Random soft ones around random anchors; the hypothesis tells how long tokens must be for
 the largest log-odds to be about one. Only on boxes with few digits or noise, only with a budget,
 and only as much of it as verification does not need.
 
@@ -18,24 +18,24 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hypothesis import validated
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
-RESERVE = 10  # questions left for validation and verification
-MOST = 20.0  # floors' worth of extra questions that are put to use at most
+RESERVE = 10  # queries left for validation and verification
+MOST = 20.0  # floors' worth of extra queries that are put to use at most
 LEAST = 0.3  # and at least: less would not pay for the fit
 REDUNDANT = 1.5  # numbers over unknowns from which least squares knows its own errors
-PEAK = 1.5  # largest log-odds of a soft question
-TOKENS = 8  # in a soft question with vector answers, at most
-SPREAD = 2.0  # queries are up to so many times longer or shorter than the natural length
-LONGEST = 64  # tokens in a question that takes part in the fit
+PEAK = 1.5  # largest log-odds of a soft query
+TOKENS = 8  # in a soft query with vector answers, at most
+SPREAD = 2.0  # anchors are up to so many times longer or shorter than the natural length
+LONGEST = 64  # tokens in a query that takes part in the fit
 LARGEST = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
 
 
-def polished(ask: Asker, learned: Learned, rng: np.random.Generator) -> Learned:
+def polished(ask: Asker, learned: Hypothesis, rng: np.random.Generator) -> Hypothesis:
     """The hypothesis fitted to all answers, where budget and box make it worthwhile."""
     left = ask.oracle.remaining
     if not ask.recording or left is None:
@@ -44,7 +44,7 @@ def polished(ask: Asker, learned: Learned, rng: np.random.Generator) -> Learned:
     extra = int(min(left - RESERVE, MOST * learned.floor))
     if extra < LEAST * learned.floor:
         return learned
-    for tokens in soft_questions(learned.model, extra, rng):
+    for tokens in soft_queries(learned.model, extra, rng):
         ask(tokens, "polish")
     data = answered(ask, learned.model)
     numbers = sum(part.answers.size for part in data)
@@ -60,7 +60,7 @@ def polished(ask: Asker, learned: Learned, rng: np.random.Generator) -> Learned:
     return better
 
 
-def layer_of(learned: Learned) -> Layer:
+def layer_of(learned: Hypothesis) -> Layer:
     """The hypothesis in factors of its own ranks."""
     model: Attention = learned.model
     width, outputs = model.width, model.outputs or 1
@@ -77,10 +77,10 @@ def layer_of(learned: Learned) -> Layer:
     return Layer(tuple(scores), tuple(values), offset, bias)
 
 
-def soft_questions(
+def soft_queries(
     model: Attention, count: int, rng: np.random.Generator
 ) -> list[Float[Array, "n length d"]]:
-    """Questions whose largest log-odds is about PEAK, in batches of one length."""
+    """Queries whose largest log-odds is about PEAK, in batches of one length."""
     width, natural = model.width, model.natural_length()
     most = 2 if model.outputs is None else max(2, min(TOKENS, model.outputs // len(model.heads)))
     lengths = rng.integers(1, most + 1, count)
@@ -88,12 +88,12 @@ def soft_questions(
     for length in range(1, most + 1):
         n = int((lengths == length).sum())
         sizes = natural * SPREAD ** rng.uniform(-1, 1, n) / np.sqrt(width)
-        query = sizes[:, None] * rng.standard_normal((n, width))
+        anchor = sizes[:, None] * rng.standard_normal((n, width))
         moves = rng.standard_normal((n, length, width))
-        keys = np.stack([head.keys(query) for head in model.heads], axis=2)
+        keys = np.stack([head.keys(anchor) for head in model.heads], axis=2)
         peaks = np.abs(moves @ keys).max(axis=(1, 2))
         moves *= (PEAK / np.maximum(peaks, TINY))[:, None, None]
-        batches.append(np.concatenate([query[:, None] + moves, query[:, None]], axis=1))
+        batches.append(np.concatenate([anchor[:, None] + moves, anchor[:, None]], axis=1))
     return [batch for batch in batches if len(batch)]
 
 
@@ -117,7 +117,7 @@ def answered(ask: Asker, model: Attention) -> list[Answered]:
 def standard_errors(
     ask: Asker, model: Attention, tokens: Float[Array, "n length d"]
 ) -> Float[Array, " n"]:
-    """Rounding of values and of scores, at the size they have in each question, and noise."""
+    """Rounding of values and of scores, at the size they have in each query, and noise."""
     outputs = model.outputs or 1
     norms = np.linalg.norm(tokens, axis=2)
     total = np.full(len(tokens), float(np.linalg.norm(model.offset)))
@@ -133,7 +133,7 @@ def standard_errors(
     return np.hypot(ask.unit * total / np.sqrt(outputs), ask.additive)
 
 
-def assembled(learned: Learned, fit: Polished) -> Learned:
+def assembled(learned: Hypothesis, fit: Polished) -> Hypothesis:
     """The fitted layer in place of the hypothesis."""
     old: Attention = learned.model
     width = old.width

@@ -1,6 +1,6 @@
 """Huge tokens that heads attend to, one per group of heads, and all that is known of their values.
 
-At a fixed query x the box gets tokens s t_i with s enormous. Head h attends to the one with the
+At a fixed anchor x the box gets tokens s t_i with s enormous. Head h attends to the one with the
 largest t_i . p_h(x) alone and answers with its value: f = sum_h s t_i(h) . v_h, exactly. Answers
 to leaves that are moved a little are linear equations in the values.
 """
@@ -33,7 +33,7 @@ NEVER_HARD = (
 class Leaves:
     """One token per group of heads, and every equation in their values learned so far."""
 
-    query: Float[Array, " d"]
+    anchor: Float[Array, " d"]
     tokens: Float[Array, "h d"]  # of size one; hard when multiplied by `scale`
     reach: Float[Array, " h"]
     scale: float
@@ -57,19 +57,19 @@ class Leaves:
         leaves = self.tokens + moves[:, :heads]
         if not self.uniform:
             return leaves, leaves
-        length = heads + 2  # leaves, dummy, query
+        length = heads + 2  # leaves, dummy, anchor
         dummy = moves[:, heads] * length - moves[:, :heads].sum(axis=1)
-        mean = (leaves.sum(axis=1) + dummy + self.query / self.scale) / length
+        mean = (leaves.sum(axis=1) + dummy + self.anchor / self.scale) / length
         tokens = np.concatenate([leaves, dummy[:, None]], axis=1)
         return tokens, np.concatenate([leaves, mean[:, None]], axis=1).reshape(count, heads + 1, -1)
 
     def ask(self, ask: Asker, tokens: Float[Array, "n k d"], purpose: str) -> Array:
-        return ask_hard(ask, tokens, self.query, self.scale, purpose)
+        return ask_hard(ask, tokens, self.anchor, self.scale, purpose)
 
 
-def ask_hard(ask: Asker, tokens: Array, query: Array, scale: float, purpose: str) -> Array:
-    """Answers, in units of `scale`, to sequences of scaled tokens with the query last."""
-    last = np.broadcast_to(query, (len(tokens), 1, len(query)))
+def ask_hard(ask: Asker, tokens: Array, anchor: Array, scale: float, purpose: str) -> Array:
+    """Answers, in units of `scale`, to sequences of scaled tokens with the anchor last."""
+    last = np.broadcast_to(anchor, (len(tokens), 1, len(anchor)))
     return ask(np.concatenate([scale * tokens, last], axis=1), purpose) / scale
 
 

@@ -1,4 +1,4 @@
-"""What questions of two tokens leave open: heads and their mirror images.
+"""What queries of two tokens leave open: heads and their mirror images.
 
 [x + u; x] is answered by x . V + u . V / 2 + sum_h (u . v_h) tanh(u . p_h / 2) / 2. A head and its
 mirror image (score, key bias and value negated) differ in the sum V of the values alone. So a layer
@@ -15,11 +15,11 @@ from keyhole.models.attention import Attention
 MOST_SIGNS = 16  # heads whose signs are all tried; of more, the linear equations decide
 CANCEL = 1e-6  # relative size that counts as zero in scores and sums of values
 MIRRORED = (
-    "questions of two tokens cannot tell a head from its mirror image (score, key bias and value "
+    "queries of two tokens cannot tell a head from its mirror image (score, key bias and value "
     "negated), and here the sum of the values does not tell either: {why}. Longer sequences would"
 )
 OPPOSITE = "a head attends to all tokens alike, or two heads have opposite scores"
-FEWEST = "Questions of two tokens: of all layers that answer them alike this has the fewest heads."
+FEWEST = "Queries of two tokens: of all layers that answer them alike this has the fewest heads."
 
 
 def signs_with_sum(

@@ -1,10 +1,10 @@
-"""A layer whose tokens are bounded or given: random questions, and the learner from examples.
+"""A layer whose tokens are bounded or given: random queries, and the learner from examples.
 
-Statement. Where no token may be long, no head can be opened by itself; but random questions inside
+Statement. Where no token may be long, no head can be opened by itself; but random queries inside
 the domain show a layer like any examples do (examples/learner), scalar answers included, at
 REDUNDANCY times as many numbers as it has unknowns.
 
-Questions. A few pairs to find the length of tokens at which attention is neither uniform nor hard;
+Queries. A few pairs to find the length of tokens at which attention is neither uniform nor hard;
 then random sequences of LENGTH tokens, enough for two heads (or as many as claimed), and twice as
 many whenever they do not suffice.
 
@@ -23,17 +23,17 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.examples.hypothesis import Fitted
 from keyhole.learners.examples.learner import FromExamples
 from keyhole.learners.multi_head.hypothesis import Claims, fewer_than_claimed
 from keyhole.learners.multi_head.mirror_images import FEWEST, MIRRORED, why_ambiguous
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import inside, look
-from keyhole.oracles.wrappers.known import Known
+from keyhole.oracles.wrappers.known import WithPrior
 
 REDUNDANCY = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
-LENGTH = 4  # tokens in a question: with two most descents fail, with more nothing is gained
+LENGTH = 4  # tokens in a query: with two most descents fail, with more nothing is gained
 FIRST_HEADS, MOST_HEADS = 2, 8  # the first number of heads asked for, and the last
 RESTARTS = 2  # starts of a search, per head, before more is asked
 PATIENCE = 120.0  # seconds of a search, at most
@@ -42,19 +42,19 @@ HARD, SHORTER = 0.4, 0.6  # share of the way to hard attention that is too far; 
 HARDER, MUCH_SHORTER = 0.8, 0.3  # the same where there is far to go
 LOOKS = 24  # lengths tried
 ROUNDINGS = 64.0  # of an answer, or standard deviations of its noise: more is an offset
-SHORTEST = 0.5  # tokens of a question are between this and the whole of that length
+SHORTEST = 0.5  # tokens of a query are between this and the whole of that length
 LOUD = 0.5  # noise over answers beyond which it is all the same
 ABOVE_NOISE = 1.5  # times the noise that a fit may leave
 AMPLIFIED = 1e6  # relative error of parameters per relative error of answers: nothing is known
 
 
-def learn_random(ask: Asker, rng: np.random.Generator, claims: Claims) -> Learned:
-    """The whole recovery from random questions."""
+def learn_random(ask: Asker, rng: np.random.Generator, claims: Claims) -> Hypothesis:
+    """The whole recovery from random queries."""
     return _Sampling(ask, rng, claims).run()
 
 
-def questions_for(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
-    """Random questions asked for so many heads, biases included."""
+def queries_for(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
+    """Random queries asked for so many heads, biases included."""
     unknowns = heads * width * (width + 1 + outputs) + outputs
     numbers = max(unknowns / outputs, width * (width + 1) / (length - 1))
     return int(np.ceil(REDUNDANCY * numbers))
@@ -67,13 +67,13 @@ class _Sampling:
     claims: Claims
     asked: list[tuple[Array, Array]] = field(default_factory=list)
 
-    def run(self) -> Learned:
+    def run(self) -> Hypothesis:
         longest = self.ask.oracle.spec.domain.max_length or LENGTH
         domain = self.ask.oracle.spec.domain
         self.free = domain.vocabulary is None and domain.radius > 0  # tokens may be made shorter
         self.length = min(LENGTH, longest)
         measured, _, _ = look(self.ask.oracle, self.rng)
-        self.ask.oracle = Known(self.ask.oracle, measured.precision)
+        self.ask.oracle = WithPrior(self.ask.oracle, measured.precision)
         self.outputs = self.ask(self._drawn(1, 1), "values").shape[1]
         self.size = self._size()
         heads = self.claims.heads or FIRST_HEADS
@@ -93,7 +93,7 @@ class _Sampling:
         raise trouble
 
     def _biased(self) -> bool:
-        """Whether there is an offset, which zero is answered with, or a key bias: a query of zero
+        """Whether there is an offset, which zero is answered with, or a key bias: an anchor of zero
         then prefers one token to another."""
         token, zero = self.size * self._drawn(1, 1), np.zeros((1, 1, self.ask.width))
         alone = self.ask(np.concatenate([token, zero]), "values")
@@ -132,7 +132,7 @@ class _Sampling:
 
     def _more(self, heads: int) -> None:
         """Enough answers for so many heads."""
-        needed = questions_for(self.ask.width, heads, self.outputs, self.length)
+        needed = queries_for(self.ask.width, heads, self.outputs, self.length)
         missing = needed - sum(len(t) for t, _ in self.asked)
         if missing > 0:
             tokens = self._drawn(missing, self.length)
@@ -161,12 +161,12 @@ class _Sampling:
         labels = answers.astype(np.float32) if self.ask.coarse else answers
         return learner.fit(tokens, labels[:, 0] if self.ask.scalar else labels, self.rng)
 
-    def _learned(self, fitted: Fitted, bias: bool) -> Learned:
+    def _learned(self, fitted: Fitted, bias: bool) -> Hypothesis:
         details = fitted.learned.details
         if details["ending"] == "spent" and details["residual"] > ABOVE_NOISE * self.level:
             raise WrongFamily(
                 f"no layer of up to {max(details['residual_by_heads'])} heads reproduces the "
-                f"answers to {details['examples']} random questions (the best leaves "
+                f"answers to {details['examples']} random queries (the best leaves "
                 f"{details['residual']:.1e} of them)"
             )
         if details["deficient"] or details["amplification"] > AMPLIFIED:
@@ -175,14 +175,14 @@ class _Sampling:
                 f"amplified {details['amplification']:.1e} times"
             )
         found = details["heads"]
-        note = f"Found from {details['examples']} random questions inside the domain."
+        note = f"Found from {details['examples']} random queries inside the domain."
         notes = (note, *fewer_than_claimed(self.claims.heads, found))
         unknowns = found * self.ask.width * (self.ask.width + bias + self.outputs)
         floor = unknowns / self.outputs + bias
         return replace(fitted.learned, floor=floor, notes=notes)
 
-    def _told_by_pairs(self, learned: Learned) -> Learned:
-        """The layer, unless questions of two tokens leave others possible."""
+    def _told_by_pairs(self, learned: Hypothesis) -> Hypothesis:
+        """The layer, unless queries of two tokens leave others possible."""
         why = why_ambiguous(learned.model)
         if why is not None:
             raise NotIdentifiable(MIRRORED.format(why=why))

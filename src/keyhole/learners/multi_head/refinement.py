@@ -1,12 +1,12 @@
 """Extra stage of scalar_outputs for coarse boxes: what undesigned gates measured is
 measured again with designed ones, which are a hundred times smaller and so a hundred times less
-loud. Costs H d questions for the first column and (H - 1) d for the values."""
+loud. Costs H d queries for the first column and (H - 1) d for the values."""
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
-from keyhole.learners.multi_head.base_query import odds_doubt
+from keyhole.learners.multi_head.base_anchor import odds_doubt
 from keyhole.learners.multi_head.columns import lean, lengths, open_many, redesign
 from keyhole.learners.multi_head.separators import margins
 from keyhole.learners.multi_head.soft_probe import Readings, fan
@@ -33,7 +33,7 @@ def refine(state: Scalar) -> None:
 
 def check_single(state: Scalar) -> None:
     """The openings of each head that tell most, doubled: two heads behind one gate would answer
-    otherwise. The same questions before the gates were designed cannot tell heads that differ
+    otherwise. The same queries before the gates were designed cannot tell heads that differ
     little."""
     plans, odds_before, doubts = [], [], []
     for head, record in enumerate(state.records):
@@ -62,19 +62,19 @@ def score_noise(state: Scalar, head: int) -> float:
 
 
 def column_again(state: Scalar) -> None:
-    """p_h at the base query, with moves whose effect is known roughly: none disturbs a gate."""
+    """p_h at the anchor, with moves whose effect is known roughly: none disturbs a gate."""
     plans = []
     for head, record in enumerate(state.records):
         rows = fan(np.zeros((state.ask.width, 0)), state.values[head], state.rng)
         rows = rows + TILT * lean(state, head, record)
-        far = 2 * state.query  # lets no direction count as unseen
+        far = 2 * state.anchor  # lets no direction count as unseen
         plans.append(rows * lengths(state, head, rows, far)[:, None])
     got = open_many(state, state.chamber, plans, [(0, len(rows)) for rows in plans])
     for head, (moves, changes, odds) in enumerate(got):
         old = state.records[head]
         doubts = state.doubt(state.chamber, np.full(len(moves), head), moves)
         state.records[head] = Columns(
-            [state.query],
+            [state.anchor],
             [moves],
             [changes],
             [doubts],
@@ -94,7 +94,7 @@ def values_again(state: Scalar) -> None:
     keys = np.stack([record.keys[0] for record in state.records])
     rows = np.linalg.qr(random_directions(state.rng, width, width))[0]
     loudest = float(np.linalg.norm(gates, axis=1).max())
-    spare = (1 - KEPT) * margins(gates, keys, state.query)
+    spare = (1 - KEPT) * margins(gates, keys, state.anchor)
     lengths = np.min(spare / np.maximum(np.abs(rows @ keys.T), TINY), axis=1)
     lengths = np.minimum(lengths, FARTHEST * loudest)
     heads = len(gates)
@@ -102,13 +102,13 @@ def values_again(state: Scalar) -> None:
     for head in range(heads - 1):
         moved[head * width : (head + 1) * width, head] += lengths[:, None] * rows
     tokens = np.concatenate([gates[None], moved])
-    last = np.broadcast_to(state.query, (len(tokens), 1, width))
+    last = np.broadcast_to(state.anchor, (len(tokens), 1, width))
     answers = state.ask(np.concatenate([tokens, last], axis=1), "values")
     slopes = (answers[1:] - answers[0]).reshape(heads - 1, width, -1) / lengths[:, None]
     found = np.einsum("id,hio->hdo", rows, slopes)
     blocks = np.concatenate([found, (state.total - found.sum(axis=0))[None]])
     state.set_values(blocks, errors_of(rows * (loudest / lengths)[:, None], heads))
-    state.chamber = state.chamber_at(state.query, gates, state.chamber.base)
+    state.chamber = state.chamber_at(state.anchor, gates, state.chamber.base)
 
 
 def errors_of(rows: Float[Array, "n d"], heads: int) -> Float[Array, "k m"]:

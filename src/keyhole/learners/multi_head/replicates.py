@@ -69,7 +69,7 @@ def parameters(
                 odds = odds + score_noise(state, record, j) * rng.standard_normal(len(moves))
             keys.append(solved(state, record, j, odds, keys))
         stack = np.stack(keys, axis=1)
-        design = np.stack(record.queries, axis=1)
+        design = np.stack(record.anchors, axis=1)
         if state.bias:
             design = np.vstack([design, np.ones(design.shape[1])])
         map_ = np.linalg.solve(design.T, stack.T).T
@@ -80,7 +80,7 @@ def parameters(
 
 def score_noise(state: Scalar, record: Columns, column: int) -> float:
     """Rounding of the scores themselves, which are large at the gates."""
-    size = max(float(np.linalg.norm(record.queries[column])), state.chamber.far)
+    size = max(float(np.linalg.norm(record.anchors[column])), state.chamber.far)
     return state.ask.unit * size * float(np.linalg.norm(record.keys[column]))
 
 

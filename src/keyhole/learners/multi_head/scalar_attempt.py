@@ -1,9 +1,9 @@
-"""One attempt of scalar_outputs: its stages, from one base query to parameters."""
+"""One attempt of scalar_outputs: its stages, from one anchor to parameters."""
 
 import numpy as np
 
 from keyhole.errors import IllConditioned
-from keyhole.learners.multi_head.base_query import first_column, partition
+from keyhole.learners.multi_head.base_anchor import first_column, partition
 from keyhole.learners.multi_head.columns import other_columns, redesign
 from keyhole.learners.multi_head.refinement import refine
 from keyhole.learners.multi_head.replicates import all_uniform, conclude
@@ -18,15 +18,15 @@ from keyhole.linalg.bases import random_directions
 
 
 def attempt(state: Scalar) -> Draft:
-    """Runs all stages from a random base query."""
+    """Runs all stages from a random anchor."""
     width, outputs = state.total.shape
     state.mix = np.ones(1)
     if outputs > 1:
         state.mix = np.asarray(state.rng.standard_normal(outputs))
-    state.query = state.reach * random_directions(state.rng, 1, width)[0]
+    state.anchor = state.reach * random_directions(state.rng, 1, width)[0]
     if state.heads == 1:
         state.set_values(state.total[None], np.zeros((width, 0)))
-        state.chamber = state.chamber_at(state.query, None)
+        state.chamber = state.chamber_at(state.anchor, None)
     elif state.pairs:
         partition_by_pairs(state)
     else:

@@ -2,20 +2,20 @@
 
 Statement. f(X) = offset + sum_h sum_i softmax_i(x_i . (W_h x_N + c_h)) x_i . v_h is determined
 up to the canonical form (equal heads merged, heads without value dropped, order free) by H(d² +
-d) questions plus a few; with key biases and an offset H(d² + 2d) + 1.
+d) queries plus a few; with key biases and an offset H(d² + 2d) + 1.
 
-Questions. (1) d of length one: the sum of the values. (2) Huge tokens at one query: who attends
-where (hard_attention), and with small moves all v_h. (3) At the same query, each head
+Queries. (1) d of length one: the sum of the values. (2) Huge tokens at one anchor: who attends
+where (hard_attention), and with small moves all v_h. (3) At the same anchor, each head
 opened along d directions: p_h = W_h x + c_h. (4) Gates of least norm (separators), and the
-same openings at d - 1 more queries nearby, where the gates still hold.
+same openings at d - 1 more anchors nearby, where the gates still hold.
 
-Algebra. p_h at d queries is W_h. A head whose columns stop growing in rank is opened along its
+Algebra. p_h at d anchors is W_h. A head whose columns stop growing in rank is opened along its
 range alone from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on
 perturbed answers.
 
 When it fails. Bounded tokens (no hard attention). Nearly parallel p_h: digits are lost like the
-square of their angle, and the error bars say so. Two random questions validate; a failure
-starts over at another query, and after several the family is wrong.
+square of their angle, and the error bars say so. Two random queries validate; a failure
+starts over at another anchor, and after several the family is wrong.
 
 Source. The canonical form: Kim, Kim, Guo, arXiv 2608.03294; non-identifiability beyond it:
 Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with Queries", Proposition 7.1.
@@ -28,7 +28,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hypothesis import (
     DOUBT_LIMIT,
     Claims,
@@ -44,13 +44,13 @@ from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
 UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
-SMALL = 1e-4  # norm of the base query without biases: it must lose against every gate
+SMALL = 1e-4  # norm of the anchor without biases: it must lose against every gate
 SMALLER = 1e-6  # the same where noise does not scale with the answer: tokens grow instead
 SUSPICION = 0.1  # each new attempt looks so much closer for two heads in one
 ALIKE = 1e3  # gate norm beyond which a failed validation may be a loss of digits
 ALIKE_LOSS = 2.5e-10  # error that near-equal heads may cause, over their gates' squared norm
 MOST_SLACK = 1e-3  # and at most
-POOR = 2e9  # relative error bar, in rounding errors, that is worth a second base query
+POOR = 2e9  # relative error bar, in rounding errors, that is worth a second anchor
 USEFUL = 0.05  # the same, itself, whatever the box's rounding
 RANK_DOUBT = 3.0  # error bars below which a singular value is nothing
 CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
@@ -63,9 +63,9 @@ def learn_scalar(
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
     pairs: bool = False,
-) -> Learned:
+) -> Hypothesis:
     """The whole recovery; `first` is the answer to the first row of `frame` alone. With `pairs`
-    questions hold two tokens, where longer ones are not allowed."""
+    queries hold two tokens, where longer ones are not allowed."""
     total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
     offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
     ask.offset = offset
@@ -75,7 +75,7 @@ def learn_scalar(
     if claims.heads == 1 and np.abs(total).max() <= ask.noise / size:
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
     trouble: Exception | None = None
-    best: Learned | None = None
+    best: Hypothesis | None = None
     for number in range(claims.attempts):
         reach = 1.0 if bias else SMALLER if ask.additive else SMALL
         state = Scalar(
@@ -93,7 +93,7 @@ def learn_scalar(
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
         result = judged(state, draft, offset)
-        if not isinstance(result, Learned):
+        if not isinstance(result, Hypothesis):
             trouble = result
             continue
         if best is not None:
@@ -101,24 +101,24 @@ def learn_scalar(
         poor = min(POOR, USEFUL / ask.unit)
         if doubtfulness(result) <= poor or draft.gate_norm > CLOSE:
             return result
-        best = result  # an unlucky base query: one more is worth its questions
+        best = result  # an unlucky anchor: one more is worth its queries
     if best is not None:
         return best
     raise no_model(trouble)
 
 
 def no_model(trouble: Exception | None) -> Exception:
-    """What to raise where no base query led to a model, after the last trouble."""
+    """What to raise where no anchor led to a model, after the last trouble."""
     if isinstance(trouble, WrongFamily):
         return trouble
-    message = f"no base query led to a model: {trouble}"
+    message = f"no anchor led to a model: {trouble}"
     if isinstance(trouble, Unexplained):
         return WrongFamily(message, trouble.counterexample)
     return IllConditioned(message)
 
 
-def judged(state: Scalar, draft: Draft, offset: Array) -> Learned | IllConditioned | WrongFamily:
-    """The hypothesis, if fresh questions agree with it; else why not."""
+def judged(state: Scalar, draft: Draft, offset: Array) -> Hypothesis | IllConditioned | WrongFamily:
+    """The hypothesis, if fresh queries agree with it; else why not."""
     ask, heads = state.ask, state.heads
     model, errors = assembled(draft, offset, ask)
     slack = float(np.clip(ALIKE_LOSS * draft.gate_norm**2, DOUBT_LIMIT, MOST_SLACK))
@@ -131,13 +131,13 @@ def judged(state: Scalar, draft: Draft, offset: Array) -> Learned | IllCondition
             "answers do not determine their parameters"
         )
     return WrongFamily(
-        "the hypothesis disagrees with the box on a fresh question: it is not attention with "
+        "the hypothesis disagrees with the box on a fresh query: it is not attention with "
         "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),
         counterexample,
     )
 
 
-def doubtfulness(result: Learned) -> float:
+def doubtfulness(result: Hypothesis) -> float:
     """The worst relative error bar of a score, in units of the box's rounding error."""
     pairs = zip(result.model.heads, result.errors.heads, strict=True)
     unit = float(result.details["unit"])
@@ -152,7 +152,7 @@ def doubtfulness(result: Learned) -> float:
 def find_bias(
     ask: Asker, frame: Array, answers: Array, claimed: bool | None, rng: np.random.Generator
 ) -> tuple[Float[Array, " outputs"], bool]:
-    """The offset, and whether there are key biases: at the query 0 all scores vanish without them,
+    """The offset, and whether there are key biases: at the anchor 0 all scores vanish without them,
     and two tokens count half each."""
     nothing = np.zeros(answers.shape[1])
     if claimed is False:
@@ -196,7 +196,7 @@ def finished(
     draft: Draft,
     bias: bool,
     heads: int | None,
-) -> Learned:
+) -> Hypothesis:
     """The result with its floor and what the reader should know."""
     width, outputs, found = model.width, model.outputs or 1, len(model.heads)
     value_ranks = [
@@ -221,7 +221,7 @@ def finished(
         "gate_norm": draft.gate_norm,
         "unit": ask.unit,
     }
-    return Learned(model, errors, unknowns / outputs, tuple(notes), details)
+    return Hypothesis(model, errors, unknowns / outputs, tuple(notes), details)
 
 
 def value_rank(head: Head, bar: Head) -> int:

@@ -1,11 +1,11 @@
 """Gates: one token per head that this head attends to and no other does.
 
-Given the key directions p_h of the heads at one query, the tokens w_h of least norm with
+Given the key directions p_h of the heads at one anchor, the tokens w_h of least norm with
 
     (w_h - w_g) . p_h >= |p_h|   and   w_h . p_h >= |p_h|     for all g != h
 
 shut every head on its own token, by a margin proportional to the head's own scale (so that heads
-of different sharpness hold alike when the query moves). This is a least-distance problem: one
+of different sharpness hold alike when the anchor moves). This is a least-distance problem: one
 nonnegative least squares problem (Lawson and Hanson, "Solving Least Squares Problems", ch. 23).
 Feasible iff no two p_h are positively parallel, hence also for more heads than dimensions.
 """
@@ -50,11 +50,11 @@ def gate_tokens(keys: Float[Array, "h d"]) -> Float[Array, "h d"]:
 
 
 def margins(
-    gates: Float[Array, "h d"], keys: Float[Array, "h d"], query: Float[Array, " d"] | None = None
+    gates: Float[Array, "h d"], keys: Float[Array, "h d"], anchor: Float[Array, " d"] | None = None
 ) -> Float[Array, " h"]:
-    """By how much each head prefers its own gate to every other gate and to the query."""
+    """By how much each head prefers its own gate to every other gate and to the anchor."""
     scores = keys @ gates.T
     own = np.diag(scores).copy()
     others = (scores - np.diag(np.full(len(keys), np.inf))).max(axis=1)
-    itself = np.zeros(len(keys)) if query is None else keys @ query
+    itself = np.zeros(len(keys)) if anchor is None else keys @ anchor
     return np.asarray(own - np.maximum(others, itself))

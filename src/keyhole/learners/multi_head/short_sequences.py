@@ -4,10 +4,10 @@ Statement. Pairs show V = sum of v_h and, for every head, J_h tanh(u . p_h(x) / 
 a head and its mirror image (score, bias and value negated) answer alike, but for the sum V. So the
 layer of fewest heads is determined if exactly one choice of signs gives sum of +-J_h = V, and then
 it is recovered. If none does, some head attends to all tokens alike, or two have opposite scores,
-and every choice of signs is a layer that answers all pairs as the box does: no question can tell.
+and every choice of signs is a layer that answers all pairs as the box does: no query can tell.
 Three tokens can (learners/multi_head/half_circle, `uniform_value`).
 
-Questions. About 20 per head to find where it switches (half_circle), then values and
+Queries. About 20 per head to find where it switches (half_circle), then values and
 openings (learners/multi_head/pair_openings) as many as with gates: H(d² + d).
 
 When it fails. Nearly equal or nearly opposite heads, as everywhere.
@@ -30,7 +30,7 @@ from keyhole.learners.multi_head.mirror_images import (
     cancelling,
     signs_with_sum,
 )
-from keyhole.learners.multi_head.pair_openings import PairChamber, anchor_tokens
+from keyhole.learners.multi_head.pair_openings import PairChamber, pivot_tokens
 from keyhole.learners.multi_head.refinement import column_again
 from keyhole.learners.multi_head.soft_probe import SATURATED, Unexplained, fan, open_heads
 from keyhole.learners.multi_head.state import TARGET, TILT, Scalar
@@ -43,13 +43,13 @@ SUM_DOUBT = 30.0  # standard errors by which the values may miss their sum
 
 
 def partition_by_pairs(state: Scalar) -> None:
-    """Heads, values and first anchors."""
-    ask, query = state.ask, state.query
-    found = find_switches(ask, query, state.total, state.rng)
+    """Heads, values and first pivots."""
+    ask, anchor = state.ask, state.anchor
+    found = find_switches(ask, anchor, state.total, state.rng)
     heads, width = len(found.angles), ask.width
     uniform = None
     if not only_pairs(state):
-        uniform = uniform_value(ask, query, state.total, state.rng)
+        uniform = uniform_value(ask, anchor, state.total, state.rng)
     count = heads + (uniform is not None)
     if state.heads is not None and count > state.heads:
         raise WrongFamily(
@@ -64,7 +64,7 @@ def partition_by_pairs(state: Scalar) -> None:
     signs = signs_of(state, found, uniform)
     if count == 1:  # the sum of the values is the value
         state.set_values(state.total[None], np.zeros((width, 0)))
-        state.chamber = state.chamber_at(query, None)
+        state.chamber = state.chamber_at(anchor, None)
         return
     blocks = signs[:, None, None] * found.jumps
     inverse = np.repeat(signs, width)[:, None] * found.inverse
@@ -77,19 +77,19 @@ def partition_by_pairs(state: Scalar) -> None:
     reach = np.sin(found.angles[:, None] - found.angles) * found.sharpness
     np.fill_diagonal(reach, np.inf)
     shut = SHUT * digits(state)
-    anchors = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=LONE))[:, None]
-    anchored(state, anchors, signs * reach > 0, shut)
+    pivots = found.tokens * (shut / np.abs(reach).min(axis=1).clip(max=LONE))[:, None]
+    pivoted(state, pivots, signs * reach > 0, shut)
 
 
-def anchored(state: Scalar, anchors: Array, sides: Array, shut: float) -> None:
-    """The chamber at the base query."""
+def pivoted(state: Scalar, pivots: Array, sides: Array, shut: float) -> None:
+    """The chamber at the anchor."""
     beside = sides.astype(float)
     np.fill_diagonal(beside, 0.0)
-    plain = state.chamber_at(state.query, None)
+    plain = state.chamber_at(state.anchor, None)
     state.chamber = PairChamber(
-        plain.query, None, plain.base, plain.values, plain.uniform, plain.mix, anchors, beside, shut
+        plain.anchor, None, plain.base, plain.values, plain.uniform, plain.mix, pivots, beside, shut
     )
-    state.chamber = state.chamber_near(state.query)
+    state.chamber = state.chamber_near(state.anchor)
 
 
 def signs_of(state: Scalar, found: Switches, uniform: Array | None) -> Float[Array, " h"]:
@@ -124,7 +124,7 @@ def only_pairs(state: Scalar) -> bool:
 
 
 def first_column_by_pairs(state: Scalar) -> None:
-    """p_h at the base query, with the long anchors from the circle: d openings per head."""
+    """p_h at the anchor, with the long pivots from the circle: d openings per head."""
     width = state.ask.width
     for head, value in enumerate(state.values):
         rows = fan(np.zeros((width, 0)), value, state.rng)
@@ -153,28 +153,28 @@ def values_by_pairs(state: Scalar) -> None:
     order = qr(beyond.reshape(len(tokens), -1).T, mode="r", pivoting=True)[1]  # the sum is known
     best = order[: (blocks - 1) * width]
     tokens, shares = tokens[best], shares[best]
-    scale = HARD / float(np.linalg.norm(state.query))
+    scale = HARD / float(np.linalg.norm(state.anchor))
     answers = ask_hard(
-        state.ask, tokens[:, None] + state.query / scale, state.query, scale, "values"
+        state.ask, tokens[:, None] + state.anchor / scale, state.anchor, scale, "values"
     )
-    answers -= state.query @ state.total / scale
+    answers -= state.anchor @ state.total / scale
     equations.add(shares[:, :, None] * tokens[:, None], answers)
     state.set_values(*equations.solve(), state.uniform is not None)
 
 
 def redesign_by_pairs(state: Scalar) -> None:
-    """Shorter anchors, from the measured p_h, and with them the first column once more: its errors
-    weigh most, because all other queries lie close to the first."""
+    """Shorter pivots, from the measured p_h, and with them the first column once more: its errors
+    weigh most, because all other anchors lie close to the first."""
     state.gate_norm, state.step = 0.0, 1.0
     if state.chamber.alone:
         return
     keys = np.stack([record.keys[0] for record in state.records])
-    tokens = anchor_tokens(keys, state.values, state.rng)
+    tokens = pivot_tokens(keys, state.values, state.rng)
     norms = np.linalg.norm(keys, axis=1)
     state.gate_norm = float(np.linalg.norm(tokens, axis=1).max())
     shut = SHUT * digits(state)
-    anchors = tokens * (shut / norms.min())
-    anchored(state, anchors, anchors @ keys.T > 0, shut)
+    pivots = tokens * (shut / norms.min())
+    pivoted(state, pivots, pivots @ keys.T > 0, shut)
     moved = state.chamber.far * float(norms.max()) / np.sqrt(state.ask.width)
     state.step = min(0.5, SATURATED / 3 / max(moved, TINY))
     column_again(state)

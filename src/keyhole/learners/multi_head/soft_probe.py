@@ -1,9 +1,9 @@
 """One head opened softly while all others stay shut.
 
-Questions. The sequence holds a gate token z_h per head (separators), one competitor z_g +
-eta, and the query x last. Every head but g attends to its own gate; head g weighs its gate
+Queries. The sequence holds a gate token z_h per head (separators), one competitor z_g +
+eta, and the anchor x last. Every head but g attends to its own gate; head g weighs its gate
 against the competitor: f = f_gate + (eta . v_g) sigma(eta . p_g(x)). A single head needs no
-gate: the query itself takes its place, f = x . v + (eta . v) sigma(eta . p(x)).
+gate: the anchor itself takes its place, f = x . v + (eta . v) sigma(eta . p(x)).
 
 Inversion. eta . p_g(x) = logit((f - f_gate) / (eta . v_g)).
 
@@ -21,7 +21,7 @@ from keyhole.errors import Counterexample, IllConditioned
 from keyhole.learners.multi_head.separators import margins
 from keyhole.measurement.asking import Asker
 
-SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a question
+SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a query
 SHORTER, SHORTEST = 0.25, 0.01
 DEAF = 1e-9  # share of the answer below which an opening is too short to be heard
 ROUNDS = 40  # shortenings: from 1e20 times too long to right
@@ -30,9 +30,9 @@ HOLDS = 14.0  # margin, in log-odds, from which on gates hold: what leaks can be
 
 @dataclass(frozen=True, eq=False)
 class Chamber:
-    """A query with the gates that hold there; `values` are those of one output or a mix of them."""
+    """An anchor with the gates that hold there; `values` of one output or of a mix of them."""
 
-    query: Float[Array, " d"]
+    anchor: Float[Array, " d"]
     gates: Float[Array, "h d"] | None  # None: one head, no gate
     base: Float[Array, " h"]  # the answer before each head is opened
     values: Float[Array, "h d"]
@@ -60,12 +60,12 @@ class Chamber:
 
     def holds(self, keys: Float[Array, "h d"]) -> bool:
         """Whether all heads that should be shut are."""
-        return bool(self.gates is None or margins(self.gates, keys, self.query).min() > HOLDS)
+        return bool(self.gates is None or margins(self.gates, keys, self.anchor).min() > HOLDS)
 
     def loudness(self, sizes: Float[Array, " h"]) -> float:
         """Size of an answer before the opening, from the sizes of the values."""
         if self.gates is None:
-            return float(np.linalg.norm(self.query) * sizes.sum())
+            return float(np.linalg.norm(self.anchor) * sizes.sum())
         return float(np.linalg.norm(self.gates, axis=1) @ sizes)
 
     def opened(self, heads: Int[Array, " n"], moves: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -76,7 +76,7 @@ class Chamber:
         self, heads: Int[Array, " n"], moves: Float[Array, "n d"]
     ) -> Float[Array, "n length d"]:
         count, width = moves.shape
-        last = np.broadcast_to(self.query, (count, 1, width))
+        last = np.broadcast_to(self.anchor, (count, 1, width))
         if self.gates is None:
             return np.concatenate([last + moves[:, None], last], axis=1)
         gates = np.broadcast_to(self.gates, (count, *self.gates.shape))
@@ -148,7 +148,7 @@ def open_heads(
 
 
 class Unexplained(IllConditioned):
-    """An answer that no weight between two tokens gives; the caller may try another query."""
+    """An answer that no weight between two tokens gives; the caller may try another anchor."""
 
     def __init__(self, message: str, counterexample: Counterexample) -> None:
         super().__init__(message)

@@ -19,13 +19,13 @@ LEAK_ROUNDS = 6
 
 @dataclass
 class Columns:
-    """What was measured of one head: for each query the openings, and the rank once known."""
+    """What was measured of one head: for each anchor the openings, and the rank once known."""
 
-    queries: list[Array] = field(default_factory=list)
+    anchors: list[Array] = field(default_factory=list)
     moves: list[Array] = field(default_factory=list)
     changes: list[Array] = field(default_factory=list)
     doubts: list[Array] = field(default_factory=list)  # standard error of each change
-    keys: list[Array] = field(default_factory=list)  # p at these queries
+    keys: list[Array] = field(default_factory=list)  # p at these anchors
     rank: int | None = None
     searching: bool = True
 
@@ -48,7 +48,7 @@ class Draft:
 
 @dataclass
 class Scalar:
-    """One attempt from one base query; holds what the stages hand on."""
+    """One attempt from one anchor; holds what the stages hand on."""
 
     ask: Asker
     rng: np.random.Generator
@@ -58,25 +58,25 @@ class Scalar:
     heads: int | None
     rank: int | None  # None: it is searched for
     bias: bool
-    reach: float  # norm of the base query
+    reach: float  # norm of the anchor
     suspicion: float = 1.0  # factor on the misfit that betrays two heads in one
-    pairs: bool = False  # whether questions hold two tokens only
+    pairs: bool = False  # whether queries hold two tokens only
     # what the stages find out
     mix: Array = field(init=False)  # of the outputs, where there are several
-    query: Array = field(init=False)  # the base query
+    anchor: Array = field(init=False)  # the anchor
     blocks: Array = field(init=False)  # values of all heads, all outputs
     inverse: Array = field(init=False)  # from errors of answers to errors of blocks
     values: Array = field(init=False)  # values of the heads that choose, outputs mixed
     uniform: Array | None = field(init=False)  # value of a head that does not
     chamber: Chamber = field(init=False)
-    sizes: dict[int, float] = field(default_factory=dict)  # |p_h| at the base query
+    sizes: dict[int, float] = field(default_factory=dict)  # |p_h| at the anchor
     begun: dict[int, tuple[Array, Readings]] = field(default_factory=dict)  # first openings
     checked: int = 0  # leaves known to hold one head each
     records: list[Columns] = field(default_factory=list)
     gate_norm: float = 0.0
-    step: float = 1.0  # distance of the other queries, relative to the base query
+    step: float = 1.0  # distance of the other anchors, relative to the anchor
     gave_way: IllConditioned = field(
-        default_factory=lambda: IllConditioned("the gates do not hold at any other query")
+        default_factory=lambda: IllConditioned("the gates do not hold at any other anchor")
     )
 
     def set_values(self, blocks: Array, inverse: Array, uniform: bool = False) -> None:
@@ -86,31 +86,31 @@ class Scalar:
         self.values = mixed[:-1] if uniform else mixed
         self.uniform = mixed[-1] if uniform else None
 
-    def chamber_at(self, query: Array, gates: Array | None, base: Array | None = None) -> Chamber:
+    def chamber_at(self, anchor: Array, gates: Array | None, base: Array | None = None) -> Chamber:
         if base is None:
-            base = np.full(len(self.values), float(query @ self.total @ self.mix))
+            base = np.full(len(self.values), float(anchor @ self.total @ self.mix))
         mix = np.asarray(self.mix)
-        return Chamber(query, gates, base, self.values, self.uniform, mix)
+        return Chamber(anchor, gates, base, self.values, self.uniform, mix)
 
-    def chamber_near(self, query: Array) -> Chamber:
-        """What shuts the heads at the base query, at another one."""
+    def chamber_near(self, anchor: Array) -> Chamber:
+        """What shuts the heads at the anchor, at another one."""
         base = self.chamber.base
-        if self.chamber.gates is None:  # answers are compared with that to the query alone
+        if self.chamber.gates is None:  # answers are compared with that to the anchor alone
             total = self.total @ self.mix - (0.0 if self.uniform is None else self.uniform)
-            base = np.full(len(self.values), float(query @ total))
-        return replace(self.chamber, query=query, base=base)
+            base = np.full(len(self.values), float(anchor @ total))
+        return replace(self.chamber, anchor=anchor, base=base)
 
-    def measured_base(self, query: Array, gates: Array) -> Chamber:
+    def measured_base(self, anchor: Array, gates: Array) -> Chamber:
         """Gates with their own answer asked, so that no error of the values enters it. A uniform
         head sees the competitor too: then each head has an answer of its own."""
-        blank = self.chamber_at(query, gates)
+        blank = self.chamber_at(anchor, gates)
         if self.uniform is None:
-            tokens = np.concatenate([gates, query[None]])[None]
+            tokens = np.concatenate([gates, anchor[None]])[None]
         else:
             every = np.arange(len(gates))
-            tokens = blank.sequences(every, np.zeros((len(gates), len(query))))
+            tokens = blank.sequences(every, np.zeros((len(gates), len(anchor))))
         base = blank.selective(self.ask(tokens, "gates"), tokens)
-        return self.chamber_at(query, gates, np.broadcast_to(base, (len(gates),)))
+        return self.chamber_at(anchor, gates, np.broadcast_to(base, (len(gates),)))
 
     def doubt(self, chamber: Chamber, heads: Array, moves: Array) -> Float[Array, " n"]:
         """Standard error of the change of an answer: rounding of sums over all gates."""
@@ -124,20 +124,20 @@ class Scalar:
         return np.asarray(np.hypot(self.ask.unit * (loud + each), noise))
 
     def enter(
-        self, head: int, query: Array, chamber: Chamber, moves: Array, changes: Array, key: Array
+        self, head: int, anchor: Array, chamber: Chamber, moves: Array, changes: Array, key: Array
     ) -> None:
-        """One more column of a head: its openings at a query, and the key they gave."""
+        """One more column of a head: its openings at an anchor, and the key they gave."""
         record = self.records[head]
-        record.queries.append(query)
+        record.anchors.append(anchor)
         record.moves.append(moves)
         record.changes.append(changes)
         record.doubts.append(self.doubt(chamber, np.full(len(moves), head), moves))
         record.keys.append(key)
 
     def enter_first(self, head: int, got: Readings) -> None:
-        """The column at the base query, d openings."""
+        """The column at the anchor, d openings."""
         key = np.linalg.solve(got.moves, got.log_odds)
-        self.enter(head, self.query, self.chamber, got.moves, got.changes, key)
+        self.enter(head, self.anchor, self.chamber, got.moves, got.changes, key)
         self.sizes[head] = float(np.linalg.norm(self.records[head].keys[0]))
 
     def range_of(self, record: Columns) -> Float[Array, "d k"]:
@@ -167,15 +167,15 @@ class Scalar:
         gates = self.chamber.gates
         if gates is None:
             return
-        query = self.records[0].queries[column]
-        chamber = self.chamber_at(query, gates, self.chamber.base)
+        anchor = self.records[0].anchors[column]
+        chamber = self.chamber_at(anchor, gates, self.chamber.base)
         for _ in range(LEAK_ROUNDS):
             keys = np.stack([record.keys[column] for record in self.records])
-            if margins(gates, keys, query).min() > TIGHT:
+            if margins(gates, keys, anchor).min() > TIGHT:
                 return
             own = np.stack([record.keys[0] for record in self.records])  # where base was asked
             still = leakage(
-                np.concatenate([gates, self.query[None]])[None], own, self.values, gates
+                np.concatenate([gates, self.anchor[None]])[None], own, self.values, gates
             )
             worst = 0.0
             for head, record in enumerate(self.records):
@@ -199,10 +199,10 @@ class Flat(Exception):
 
 def leakage(tokens: Array, keys: Array, values: Array, gates: Array) -> Float[Array, " n"]:
     """How far an answer exceeds the one where every head attends to its own gate."""
-    query = tokens[:, -1]
+    anchor = tokens[:, -1]
     answer = np.zeros(len(tokens))
     for h in range(len(keys)):
-        scores = (tokens - query[:, None]) @ keys[h]
+        scores = (tokens - anchor[:, None]) @ keys[h]
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         answer += np.einsum("nl,nl->n", weights, (tokens - gates[h]) @ values[h])

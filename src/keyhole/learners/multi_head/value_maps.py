@@ -18,7 +18,7 @@ WEAK = 0.02  # smallest singular value, relative to the largest, of rows that de
 TWICE = 1.5  # ranks, in medians, from which a leaf may hold two heads
 JUMP = 3.0  # response, in medians, of a head that has left its token
 RETREAT = 0.1  # such a move is asked again, so much shorter
-EXTRA = 0.4  # extra bags may cost so many questions per dimension
+EXTRA = 0.4  # extra bags may cost so many queries per dimension
 CLEAN = 0.05  # misfit of the check that every head kept its gate
 SAME = 1e-5  # relative difference within which two responses belong to the same head
 
@@ -29,19 +29,19 @@ class Care:
 
     reach: float  # move of a leaf, relative to its size
     bags: int  # bags of tokens whose winners are added up to gates that allow longer moves
-    spare: float  # directions and queries beyond the rank, as a share of it
-    share: float  # tokens in a soft question, as a share of the rank
+    spare: float  # directions and anchors beyond the rank, as a share of it
+    share: float  # tokens in a soft query, as a share of the rank
     groups: int  # groups of heads whose value maps are told apart by moving them together
-    peak: float  # largest log-odds aimed at in a soft question
-    query: float  # size of an entry of the queries
+    peak: float  # largest log-odds aimed at in a soft query
+    anchor: float  # size of an entry of the anchors
 
     def beyond(self, rank: int) -> int:
         return rank + max(1, int(rank * self.spare))
 
 
-# a box in float64 needs no spare questions; one in float32 does
-EXACT = Care(reach=0.03, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, query=1.0)
-COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, query=0.5)
+# a box in float64 needs no spare queries; one in float32 does
+EXACT = Care(reach=0.03, bags=1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
+COARSE = Care(reach=0.1, bags=3, spare=0.4, share=0.5, groups=2, peak=1.5, anchor=0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +102,9 @@ class ValueMaps:
     alike: bool
     reach: float = 0.0  # of a move; grows with the number of bags behind the gates
 
-    def measure(self, query: Float[Array, " d"]) -> Values:
-        width, self.reach = len(query), self.care.reach
-        leaves, moved = self.distinct(query)
+    def measure(self, anchor: Float[Array, " d"]) -> Values:
+        width, self.reach = len(anchor), self.care.reach
+        leaves, moved = self.distinct(anchor)
         ranks = [self.rank_of(responses) for responses in moved]
         if sum(ranks) > self.first.shape[1]:
             raise Overcomplete
@@ -121,18 +121,18 @@ class ValueMaps:
         order = self.rng.permutation(heads)
         return [sorted(int(h) for h in part) for part in np.array_split(order, groups)]
 
-    def distinct(self, query: Array) -> tuple[Leaves, list[Array]]:
+    def distinct(self, anchor: Array) -> tuple[Leaves, list[Array]]:
         """Leaves and their responses; a leaf that two heads seem to share is looked at again
         with other tokens, and the responses of the other heads are kept."""
         shift = self.frame[-1]
-        leaves, marks = find_vector_leaves(self.ask, query, self.heads, shift, self.rng)
+        leaves, marks = find_vector_leaves(self.ask, anchor, self.heads, shift, self.rng)
         if not len(leaves):
             raise WrongFamily("no head answers to the tokens before the last one: no attention")
-        leaves = self.strengthened(leaves, marks, query)
+        leaves = self.strengthened(leaves, marks, anchor)
         moved = self.responses(leaves, list(range(len(leaves))))
         if not self.suspicious([self.rank_of(responses) for responses in moved]):
             return leaves, moved
-        again, fresh = find_vector_leaves(self.ask, query, self.heads, shift, self.rng)
+        again, fresh = find_vector_leaves(self.ask, anchor, self.heads, shift, self.rng)
         if len(again) <= len(leaves):
             if self.alike:
                 raise IllConditioned("two heads seem to share a token")
@@ -148,13 +148,15 @@ class ValueMaps:
         """Relative difference within which two responses belong to the same head."""
         return float(SAME * max(1.0, (self.ask.unit / UNIT_ROUNDOFF) ** (1 / 3)))
 
-    def strengthened(self, leaves: Leaves, marks: Array, query: Array) -> Leaves:
+    def strengthened(self, leaves: Leaves, marks: Array, anchor: Array) -> Leaves:
         """Winners of several bags added up, head by head: what they have in common is the head's
         own direction, so moves may be longer before a head changes its mind."""
-        affordable = int(EXTRA * len(query) / (len(leaves) + 3))
+        affordable = int(EXTRA * len(anchor) / (len(leaves) + 3))
         sums, used = leaves.tokens.copy(), np.ones(len(leaves))
         for _ in range(min(self.care.bags - 1, affordable)):
-            more, others = find_vector_leaves(self.ask, query, self.heads, self.frame[-1], self.rng)
+            more, others = find_vector_leaves(
+                self.ask, anchor, self.heads, self.frame[-1], self.rng
+            )
             gaps = np.abs(marks[:, None] - others[None]).max(axis=2) / float(np.abs(marks).max())
             for head in np.flatnonzero(gaps.min(axis=1) < self.same()):
                 sums[head] += more.tokens[int(np.argmin(gaps[head]))]
@@ -164,14 +166,14 @@ class ValueMaps:
         tokens = sums / np.linalg.norm(sums, axis=1, keepdims=True)
         factors = self.rng.uniform(-1, 1, len(tokens))
         check = np.stack([tokens, tokens + self.reach * factors[:, None] * self.frame[-1]])
-        base, changed = ask_hard(self.ask, check, query, leaves.scale, "leaves")
+        base, changed = ask_hard(self.ask, check, anchor, leaves.scale, "leaves")
         misfit = np.abs((changed - base) / self.reach - factors @ marks).max()
         if misfit > CLEAN * np.abs(marks).max():
             return leaves
-        equations = Equations(len(tokens), len(query))
+        equations = Equations(len(tokens), len(anchor))
         equations.add(tokens[None], base[None])
         self.reach = self.care.reach * float(used.min())
-        return Leaves(query, tokens, leaves.reach, leaves.scale, equations, False)
+        return Leaves(anchor, tokens, leaves.reach, leaves.scale, equations, False)
 
     def suspicious(self, ranks: list[int]) -> bool:
         """Whether two heads may share a leaf: one is missing, or one leaf has twice the rank."""

@@ -1,4 +1,4 @@
-"""Second half of learners/multi_head/vector_outputs: soft questions, and scores out of them."""
+"""Second half of learners/multi_head/vector_outputs: soft queries, and scores out of them."""
 
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -20,19 +20,19 @@ from keyhole.linalg.bases import random_directions
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 
-WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first query
+WEAKEST, STRONGEST = 0.3, 5.0  # largest log-odds accepted at the first anchor
 FAINTEST = 1e-9  # log-odds from which a length is judged: a longer leap would miss the range
 TRIES = 12  # shortenings, and corrections of the first length
-RECENT, HIGH = 64, 0.9  # soft questions that judge the length of the next, by this quantile
+RECENT, HIGH = 64, 0.9  # soft queries that judge the length of the next, by this quantile
 FEW, WIDER = 4, 0.3  # coarse boxes with few heads get wide columns worth so much of the width
 CLEAR = 0.3  # ratio of singular values at the expected rank that confirms it
 
 
 @dataclass
 class Block:
-    """One soft question: query, which tokens, their length, and the answer."""
+    """One soft query: anchor, which tokens, their length, and the answer."""
 
-    query: Array
+    anchor: Array
     group: int
     length: float
     answer: Array
@@ -57,7 +57,7 @@ class Vector:
     def run(self) -> None:
         self.width = self.ask.width
         self.care: Care = COARSE if self.ask.coarse else EXACT
-        query = np.sqrt(self.width) * random_directions(self.rng, 1, self.width)[0]
+        anchor = np.sqrt(self.width) * random_directions(self.rng, 1, self.width)[0]
         stage = ValueMaps(
             self.ask,
             self.rng,
@@ -69,7 +69,7 @@ class Vector:
             self.care,
             self.alike,
         )
-        self.values = stage.measure(query)
+        self.values = stage.measure(anchor)
         self.ranks = self.values.ranks
         self.read(self.values)
         self.design()
@@ -81,7 +81,7 @@ class Vector:
         self.ins, self.outs, self.total, self.condition = values.maps()
         self.maps = np.stack([a @ b for a, b in zip(self.ins, self.outs, strict=True)])
 
-    # --- soft questions -----------------------------------------------------------------------
+    # --- soft queries -----------------------------------------------------------------------
 
     def design(self) -> None:
         """Tokens that cover all directions and that every head sees well."""
@@ -96,8 +96,8 @@ class Vector:
         self.peaks: list[float] = []
         self.covering = self.add_tokens(tokens.reshape(cover, self.count, self.width))
         zero = np.zeros(self.width)
-        size = min(self.care.query * np.sqrt(self.width), self.radius / 2)
-        self.queries = [size * self.frame[0], zero, *(size * self.frame[1:])]
+        size = min(self.care.anchor * np.sqrt(self.width), self.radius / 2)
+        self.anchors = [size * self.frame[0], zero, *(size * self.frame[1:])]
 
     def add_tokens(self, tokens: Float[Array, "g k d"]) -> list[int]:
         """Registers groups of tokens; how their weights are read is worked out once."""
@@ -113,23 +113,23 @@ class Vector:
         q, r = np.linalg.qr(values.T)
         return np.asarray(q @ np.linalg.inv(r).T)
 
-    def soft(self, query: Array, group: int, length: float) -> Block:
-        """Asks one soft question, with shorter tokens where a weight is lost in rounding."""
+    def soft(self, anchor: Array, group: int, length: float) -> Block:
+        """Asks one soft query, with shorter tokens where a weight is lost in rounding."""
         length = min(length, self.radius / 2)
         for _ in range(TRIES):
-            sequence = np.concatenate([query + length * self.groups[group], query[None]])[None]
-            block = Block(query, group, length, self.ask(sequence, "columns")[0])
+            sequence = np.concatenate([anchor + length * self.groups[group], anchor[None]])[None]
+            block = Block(anchor, group, length, self.ask(sequence, "columns")[0])
             peak = float(np.abs(self.log_odds(block)).max())
             if np.isfinite(peak):
                 self.peaks.append(max(peak / length, TINY))
                 return block
             length *= 0.25
-        raise IllConditioned("soft questions saturate at every length")
+        raise IllConditioned("soft queries saturate at every length")
 
     def log_odds(self, block: Block) -> Float[Array, "h k"]:
-        """Scores of the tokens relative to the query, for every head; NaN where a weight is not
+        """Scores of the tokens relative to the anchor, for every head; NaN where a weight is not
         positive."""
-        left = block.answer - block.query @ self.total
+        left = block.answer - block.anchor @ self.total
         weights = (left @ self.readers[block.group]).reshape(len(self.ranks), -1) / block.length
         rest = 1.0 - weights.sum(axis=1, keepdims=True)
         if not ((rest > 0).all() and (weights > 0).all()):
@@ -141,38 +141,38 @@ class Vector:
         return self.care.peak / float(np.quantile(self.peaks[-RECENT:], HIGH))
 
     def first_block(self) -> Block:
-        """The first soft question, its length corrected until it is worth keeping."""
-        block = self.soft(self.queries[0], self.covering[0], np.sqrt(self.width))
+        """The first soft query, its length corrected until it is worth keeping."""
+        block = self.soft(self.anchors[0], self.covering[0], np.sqrt(self.width))
         for _ in range(TRIES):
             peak = float(np.abs(self.log_odds(block)).max())
             if peak <= STRONGEST and (peak >= WEAKEST or block.length >= self.radius / 2):
                 break
             length = block.length * self.care.peak / max(peak, FAINTEST)
-            block = self.soft(self.queries[0], self.covering[0], length)
+            block = self.soft(self.anchors[0], self.covering[0], length)
         self.peaks = self.peaks[-1:]
         return block
 
     def wide_columns(self) -> None:
-        """Queries with enough tokens to see all of p_h = W_h x + c_h, until the rank is known."""
+        """Anchors with enough tokens to see all of p_h = W_h x + c_h, until the rank is known."""
         start = [self.first_block()]
         goal = self.care.beyond(max(self.ranks))
         if self.care.groups > 1 and 1 < len(self.ranks) <= FEW:
             goal += int(WIDER * self.width / (2 * len(self.ranks) - 2))
-        goal = min(goal, len(self.queries))
+        goal = min(goal, len(self.anchors))
         self.wide = 0
         while True:
-            for query in self.queries[self.wide : goal]:
+            for anchor in self.anchors[self.wide : goal]:
                 rest = self.covering[len(start) :]
-                self.blocks.append([*start, *(self.soft(query, g, self.reach()) for g in rest)])
+                self.blocks.append([*start, *(self.soft(anchor, g, self.reach()) for g in rest)])
                 start = []
             self.wide = goal
             keys = self.wide_keys()
             pairs = zip(keys, self.ranks, strict=True)
             self.score_ranks = [self.score_rank(part, rank) for part, rank in pairs]
             rank, telling = max(self.score_ranks), goal - self.unbiased(keys)
-            if goal >= len(self.queries) or rank < telling:
+            if goal >= len(self.anchors) or rank < telling:
                 return
-            goal = min(goal + (max(2, goal // 4) if rank == goal else 1), len(self.queries))
+            goal = min(goal + (max(2, goal // 4) if rank == goal else 1), len(self.anchors))
 
     def measured(self, columns: list[list[Block]]) -> Float[Array, "h k n"]:
         """t . p_h for the tokens t of each column (which share their tokens)."""
@@ -190,7 +190,7 @@ class Vector:
         return np.asarray(np.linalg.pinv(self.tokens_of(columns[0])) @ self.measured(columns))
 
     def unbiased(self, keys: Float[Array, "h d n"]) -> bool:
-        """Whether the second query, zero, found no key bias: then it tells no rank."""
+        """Whether the second anchor, zero, found no key bias: then it tells no rank."""
         noise = self.ask.unit * self.condition * float(np.linalg.norm(keys)) * np.sqrt(self.width)
         return keys.shape[2] > 1 and bool(np.linalg.norm(keys[:, :, 1]) <= NOISE * noise)
 
@@ -205,8 +205,8 @@ class Vector:
         return rank
 
     def narrow_columns(self) -> None:
-        """The remaining queries: tokens that see the range of every score suffice."""
-        rest = self.queries[self.wide :]
+        """The remaining anchors: tokens that see the range of every score suffice."""
+        rest = self.anchors[self.wide :]
         if not rest:
             return
         ranges = [
@@ -216,8 +216,8 @@ class Vector:
         groups = -(-max(self.score_ranks) // self.count)
         tokens = spread_tokens(self.bases, self.count, groups, self.rng, whole=ranges).T
         parts = self.add_tokens(tokens.reshape(groups, self.count, self.width))
-        for query in rest:
-            self.blocks.append([self.soft(query, part, self.reach()) for part in parts])
+        for anchor in rest:
+            self.blocks.append([self.soft(anchor, part, self.reach()) for part in parts])
 
     # --- from answers to parameters -----------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Vector:
             if seen is not None:
                 inside = self.tokens_of(narrow[0]) @ u[:, :rank]
                 keys[h, :, self.wide :] = u[:, :rank] @ (np.linalg.pinv(inside) @ seen[h])
-        design = np.stack([column[0].query for column in self.blocks], axis=1)
+        design = np.stack([column[0].anchor for column in self.blocks], axis=1)
         design = np.vstack([design, np.ones(design.shape[1])])
         maps = np.linalg.solve(design.T, keys.transpose(0, 2, 1)).transpose(0, 2, 1)
         return maps[:, :, : self.width], maps[:, :, self.width]
@@ -260,7 +260,7 @@ class Vector:
         other.readers = [other.weight_reader(group) for group in self.groups]
         other.blocks = [
             [
-                replace(b, answer=noisy(b.answer, float(np.linalg.norm(b.query)) + b.length))
+                replace(b, answer=noisy(b.answer, float(np.linalg.norm(b.anchor)) + b.length))
                 for b in column
             ]
             for column in self.blocks

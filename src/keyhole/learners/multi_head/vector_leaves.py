@@ -30,7 +30,7 @@ from keyhole.linalg.linear_system import Equations
 from keyhole.linalg.sparse_moments import Support, fitted, support_from_vectors
 from keyhole.measurement.asking import Asker
 
-COARSE = 1e-10  # rounding error from which on the leaves found are checked by a question
+COARSE = 1e-10  # rounding error from which on the leaves found are checked by a query
 
 
 class Overcomplete(Exception):
@@ -38,13 +38,13 @@ class Overcomplete(Exception):
 
 
 def find_vector_leaves(
-    ask: Asker, query: Array, heads: int | None, shift: Array, rng: np.random.Generator
+    ask: Asker, anchor: Array, heads: int | None, shift: Array, rng: np.random.Generator
 ) -> tuple[Leaves, Float[Array, "h outputs"]]:
     """The leaves, and what each answers to `shift`."""
-    size, scale = bag_size(ask), HARD / float(np.linalg.norm(query))
+    size, scale = bag_size(ask), HARD / float(np.linalg.norm(anchor))
     counterexample = None
     for _ in range(TRIES):
-        seen = _one_bag(ask, query, heads, shift, rng, size, scale)
+        seen = _one_bag(ask, anchor, heads, shift, rng, size, scale)
         if seen.explained:
             if heads is not None and len(seen.support.nodes) > heads:
                 raise WrongFamily(too_many(len(seen.support.nodes), heads), seen.refuted(heads))
@@ -64,7 +64,7 @@ def find_vector_leaves(
 class _MovedBag:
     """One bag, moved by some patterns, and the tokens that explain the answers."""
 
-    query: Float[Array, " d"]
+    anchor: Float[Array, " d"]
     scale: float
     bag: Float[Array, "n d"]
     shift: Float[Array, " d"]
@@ -85,7 +85,7 @@ class _MovedBag:
         equations = Equations(*tokens.shape)
         equations.add(tokens[None], self.base[None])
         reach = np.full(len(tokens), REACH)
-        return Leaves(self.query, tokens, reach, self.scale, equations, False)
+        return Leaves(self.anchor, tokens, reach, self.scale, equations, False)
 
     def refuted(self, heads: int) -> Counterexample:
         """What speaks against the `heads` loudest tokens alone."""
@@ -96,10 +96,10 @@ class _MovedBag:
         return self.counterexample(0, guess, f"best explanation by {heads} heads")
 
     def counterexample(self, number: int, guess: Array, reason: str) -> Counterexample:
-        """A question, its answer, and a guess at how the pattern changes it."""
+        """A query, its answer, and a guess at how the pattern changes it."""
         moved = self.bag + self.step * self.patterns[number][:, None] * self.shift
         return Counterexample(
-            input=np.concatenate([self.scale * moved, self.query[None]]),
+            input=np.concatenate([self.scale * moved, self.anchor[None]]),
             box_answer=(self.base + self.step * self.answers[number]) * self.scale,
             model_answer=(self.base + self.step * guess) * self.scale,
             reason=reason,
@@ -108,7 +108,7 @@ class _MovedBag:
 
 def _one_bag(
     ask: Asker,
-    query: Array,
+    anchor: Array,
     heads: int | None,
     shift: Array,
     rng: np.random.Generator,
@@ -118,8 +118,8 @@ def _one_bag(
     """One pattern after the other, until fewer tokens than patterns explain the answers."""
     step = ask.unit ** (1 / 3)  # vectors need less signal than moments
     doubt = MOMENT_DOUBT * ask.unit / step
-    bag = random_directions(rng, size, len(query))
-    base = ask_hard(ask, bag[None], query, scale, "leaves")
+    bag = random_directions(rng, size, len(anchor))
+    base = ask_hard(ask, bag[None], anchor, scale, "leaves")
     most = min(size - 1, base.shape[1], MOST_HEADS)
     patterns = rng.standard_normal((most + 1, size))
     patterns /= np.abs(patterns).max(axis=1, keepdims=True)
@@ -127,11 +127,11 @@ def _one_bag(
     goal = 2 if heads is None else heads + 1
     while True:
         moved = bag + step * patterns[len(answers) : goal, :, None] * shift
-        change = ask_hard(ask, moved, query, scale, "leaves") - base
+        change = ask_hard(ask, moved, anchor, scale, "leaves") - base
         answers = np.concatenate([answers, change / step])
         asked = patterns[: len(answers)]
         support = support_from_vectors(answers, asked, doubt)
-        seen = _MovedBag(query, scale, bag, shift, asked, base[0], answers, step, support, doubt)
+        seen = _MovedBag(anchor, scale, bag, shift, asked, base[0], answers, step, support, doubt)
         if seen.explained or len(answers) > most:
             return seen
         goal += 1

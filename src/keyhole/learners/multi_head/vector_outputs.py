@@ -4,11 +4,11 @@ Statement. out = offset + sum_h softmax_i(x_i . (W_h x_N + c_h)) X M_h with M_h 
 rank r and [W_h | c_h] of rank r is recovered from about 4d + 2 - 2r answers of D = d numbers,
 the number of unknowns per answer, and a few percent more.
 
-Questions. (1) Huge tokens name the heads (hard_attention). (2) Each head's token moved
+Queries. (1) Huge tokens name the heads (hard_attention). (2) Each head's token moved
 along r + r/8 common directions: answers span the rows of O_h. (3) Length one: offset and M =
-sum M_h, along the directions that (2) has not summed already. (4) Soft questions with r tokens
-around a query: all attention weights of all heads at once, because the O_h keep the heads
-apart. At r + r/8 queries the tokens cover all directions, which gives the ranges U_h of the
+sum M_h, along the directions that (2) has not summed already. (4) Soft queries with r tokens
+around an anchor: all attention weights of all heads at once, because the O_h keep the heads
+apart. At r + r/8 anchors the tokens cover all directions, which gives the ranges U_h of the
 scores; at the others r tokens suffice.
 
 Algebra. V = M O⁺. Tokens are designed so that every head sees every block well conditioned
@@ -25,7 +25,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hypothesis import Claims, fewer_than_claimed, validated
 from keyhole.learners.multi_head.vector_attempt import Vector
 from keyhole.learners.multi_head.vector_leaves import Overcomplete
@@ -43,7 +43,7 @@ def learn_vector(
     claims: Claims,
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
-) -> Learned:
+) -> Hypothesis:
     """The whole recovery; `first` is the answer to the first row of `frame` alone. Raises
     Overcomplete where the answers cannot keep the heads apart."""
     offset = ask(np.zeros((1, 1, ask.width)), "values")[0]
@@ -72,13 +72,13 @@ def learn_vector(
         if counterexample is None:
             return finished(attempt, model, errors, claims.heads)
         trouble = WrongFamily(
-            "the hypothesis disagrees with the box on a fresh question: it is not a layer of "
+            "the hypothesis disagrees with the box on a fresh query: it is not a layer of "
             "softmax attention heads",
             counterexample,
         )
     if isinstance(trouble, WrongFamily):
         raise trouble
-    raise IllConditioned(f"no base query led to a model: {trouble}")
+    raise IllConditioned(f"no anchor led to a model: {trouble}")
 
 
 def assembled(attempt: Vector, scores: Array, biases: Array, offset: Array) -> Attention:
@@ -133,7 +133,7 @@ def rms(part: Array) -> Array:
     return np.asarray(np.sqrt((part**2).mean(axis=axes, keepdims=True)))
 
 
-def finished(attempt: Vector, model: Attention, errors: Attention, heads: int | None) -> Learned:
+def finished(attempt: Vector, model: Attention, errors: Attention, heads: int | None) -> Hypothesis:
     """The result with its floor and what the reader should know."""
     width, outputs = attempt.width, model.outputs or 1
     unknowns = outputs
@@ -147,4 +147,4 @@ def finished(attempt: Vector, model: Attention, errors: Attention, heads: int | 
         "ranks": tuple(attempt.score_ranks),
         "condition": attempt.condition,
     }
-    return Learned(model, errors, unknowns / outputs, fewer_than_claimed(heads, found), details)
+    return Hypothesis(model, errors, unknowns / outputs, fewer_than_claimed(heads, found), details)

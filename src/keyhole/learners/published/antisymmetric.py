@@ -13,12 +13,12 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import DomainError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
 class Antisymmetric(Oracle):
-    """Asks the inner box two questions for each of its own."""
+    """Asks the inner box two queries for each of its own."""
 
     inner: Oracle
     spec: Spec = field(init=False)
@@ -39,11 +39,11 @@ class Antisymmetric(Oracle):
             low, high = -min(reach), min(reach)
         object.__setattr__(self, "spec", replace(spec, domain=replace(domain, low=low, high=high)))
 
-    def ask(self, questions: Questions) -> Array:
-        tokens = questions.tokens()
-        both = Questions.of(np.concatenate([tokens, -tokens]), questions.purpose)
+    def ask(self, queries: QueryBatch) -> Array:
+        tokens = queries.tokens()
+        both = QueryBatch.of(np.concatenate([tokens, -tokens]), queries.purpose)
         answers = self.inner.ask(both)
-        return np.asarray(answers[: len(questions)] - answers[len(questions) :])
+        return np.asarray(answers[: len(queries)] - answers[len(queries) :])
 
     def close(self) -> None:
         self.inner.close()

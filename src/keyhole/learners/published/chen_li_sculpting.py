@@ -5,7 +5,7 @@ linear statement about every score: y_a = x_b (W_1 + ... + W_m) says that every 
 prefers x_b to all other tokens of the example. Such inequalities hold for any consistent layer:
 they are a result of their own, `Certificates`.
 
-Questions. None; Boolean examples, at most two heads, outputs at every position.
+Queries. None; Boolean examples, at most two heads, outputs at every position.
 
 Algebra. The paper's phases, each a function: `crude_values` (regression of summed outputs on summed
 inputs), `agreement` and `refined_values` (trimmed alternation on the rows where heads agree),
@@ -54,27 +54,27 @@ FINALISTS = 6  # candidates that are refined
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """Read at `queries`, every head of any consistent layer gives `preferred` a higher score than
-    `others`: queries . theta (preferred - others) > 0, row by row."""
+    """Read at `anchors`, every head of any consistent layer gives `preferred` a higher score than
+    `others`: anchors . theta (preferred - others) > 0, row by row."""
 
-    queries: Float[Array, "n d"]
+    anchors: Float[Array, "n d"]
     preferred: Float[Array, "n d"]
     others: Float[Array, "n d"]
 
     def __len__(self) -> int:
-        return len(self.queries)
+        return len(self.anchors)
 
     def margins(self, score: Float[Array, "d d"]) -> Float[Array, " n"]:
         """Score differences under a head's `score` (keyhole's: x_i . score x_q); true if > 0."""
         return np.asarray(
-            np.einsum("np,pq,nq->n", self.preferred - self.others, score, self.queries)
+            np.einsum("np,pq,nq->n", self.preferred - self.others, score, self.anchors)
         )
 
     def normals(self) -> Float[Array, "n dd"]:
         """The inequalities as vectors against theta = score^t, evenly thinned if many."""
         keep = np.linspace(0, len(self) - 1, min(LARGEST_BODY, len(self))).astype(int)
         steps = self.preferred[keep] - self.others[keep]
-        return np.asarray((self.queries[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
+        return np.asarray((self.anchors[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +180,8 @@ def certificates(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
     for other in range(rows.tokens.shape[1]):
         rest = rows.tokens[example, other]
         differs = (rest != chosen).any(axis=1)
-        query = rows.tokens[example, position]
-        lines.append((query[differs], chosen[differs], rest[differs]))
+        anchor = rows.tokens[example, position]
+        lines.append((anchor[differs], chosen[differs], rest[differs]))
     parts = (np.concatenate([line[i] for line in lines]) for i in range(3))
     return Certificates(*parts)
 
@@ -199,13 +199,13 @@ def proxy(body: Certificates) -> Float[Array, "d d"] | None:
     gap = system @ multipliers - target
     if residual <= EMPTY or abs(gap[-1]) <= UNBOUNDED:
         return None
-    d = body.queries.shape[1]
+    d = body.anchors.shape[1]
     return np.asarray((-gap[:-1] / gap[-1]).reshape(d, d))
 
 
 def span(body: Certificates, heads: int) -> Float[Array, "directions d d"]:
     """Phase 4: the directions that the inequalities feel least; the scores differ along these."""
-    d = body.queries.shape[1]
+    d = body.anchors.shape[1]
     _, _, right = np.linalg.svd(body.normals(), full_matrices=True)
     return np.asarray(right[::-1][: heads - 1].reshape(-1, d, d))
 

@@ -1,6 +1,6 @@
-"""Low rank from a fixed set of questions: Gaussian rank-one measurements and the nuclear norm.
+"""Low rank from a fixed set of queries: Gaussian rank-one measurements and the nuclear norm.
 
-Question k, [a_k + b_k; b_k] with Gaussian a_k and b_k of one common length each, measures
+Query k, [a_k + b_k; b_k] with Gaussian a_k and b_k of one common length each, measures
 a_k · score b_k. All are asked at once, after CALIBRATION of them have told that length: nothing
 depends on the answers. Among all matrices with these measurements the one of least nuclear norm is
 the score, once there are about 6rd (Theorem 5.1 of the paper); a semidefinite program finds it to
@@ -19,7 +19,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.published.nuclear_norm import least_nuclear_norm
 from keyhole.learners.single_head.pairs import Pairs, assemble_low_rank, without_score
 from keyhole.linalg.bases import DenseBasis
@@ -34,7 +34,7 @@ from keyhole.linalg.low_rank_fit import (
 )
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import SHRINK, TARGET_SPREAD
-from keyhole.oracles.queries import Listed
+from keyhole.oracles.queries import ArrayBank
 
 OVERSAMPLING = 6  # measurements over rank · width: what the program needs in practice
 ASSUMED_RANK = 8  # without a rank, enough is asked for width / ASSUMED_RANK
@@ -109,7 +109,7 @@ class Convex:
         self.rank, self.tolerance = rank, tolerance
         self.count = planned(self.width, rank, measurements)
 
-    def run(self) -> Learned:
+    def run(self) -> Hypothesis:
         everything = self._measure()
         refuse_too_few(self.width, self.rank, len(everything), self.count)
         if self._misfit(everything, Factored.zero(self.width)) <= 1.0:
@@ -120,26 +120,26 @@ class Convex:
         final = fit(everything, self._trimmed(search, held, found.fit).matrix)
         return self._assembled(everything, final, found)
 
-    # -- questions -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------
 
     def _measure(self) -> Measured:
         """All measurements whose answers are usable, in Gaussian coordinates."""
         group = self.pairs.group
-        questions = -(-self.count // group)
-        left = self.rng.standard_normal((questions * group, self.width))
-        right = self.rng.standard_normal((questions, self.width))
+        queries = -(-self.count // group)
+        left = self.rng.standard_normal((queries * group, self.width))
+        right = self.rng.standard_normal((queries, self.width))
         anchors = right / np.sqrt(self.width)
         tokens = self._tokens(left)
         first = -(-min(CALIBRATION, self.count) // group)
         length, products, errors = self._calibrated(tokens, anchors, first)
         parts = [(products, errors)]
-        if first < questions:
+        if first < queries:
             parts.append(self._ask(tokens[first * group :], anchors[first:], length))
         scores = np.concatenate([p for p, _ in parts])
         noise = np.concatenate([e for _, e in parts])
         usable = np.isfinite(scores)
         if not usable.any():
-            raise IllConditioned("every question of the fixed set was answered by one token alone")
+            raise IllConditioned("every query of the fixed set was answered by one token alone")
         return Measured(
             left[usable], np.repeat(right, group, axis=0)[usable], scores[usable], noise[usable]
         )
@@ -176,7 +176,7 @@ class Convex:
         pairs, group = self.pairs, self.pairs.group
         numbers = np.arange(len(anchors))
         found = pairs.meter_of(tokens, group).ask(
-            Listed(length * anchors),
+            ArrayBank(length * anchors),
             len(anchors),
             numbers,
             numbers,
@@ -189,7 +189,7 @@ class Convex:
         return scale * (scores.ravel() - tokens @ pairs.key_bias), scale * errors.ravel()
 
     def _blur(self, tokens: Float[Array, "n d"]) -> Float[Array, " q"]:
-        """Relative error of what a question's probes read, by the rounding of their values: a
+        """Relative error of what a query's probes read, by the rounding of their values: a
         Gaussian probe may be nearly orthogonal to the value map, so that its terms cancel."""
         linear, group = self.pairs.linear, self.pairs.group
         noise = answer_noise(linear.roundoff, self.width)
@@ -227,7 +227,7 @@ class Convex:
         raise IllConditioned(
             f"{len(search) + len(held)} measurements did not determine the score: "
             + "; ".join(reasons)
-            + ". Ask more (measurements=), or questions that depend on the answers "
+            + ". Ask more (measurements=), or queries that depend on the answers "
             "(method='adaptive')"
         )
 
@@ -261,7 +261,7 @@ class Convex:
 
     # -- the result ------------------------------------------------------------------------
 
-    def _assembled(self, everything: Measured, final: Fit, found: _Accepted) -> Learned:
+    def _assembled(self, everything: Measured, final: Fit, found: _Accepted) -> Hypothesis:
         matrix, rank = final.matrix, final.matrix.rank
         left, right = self._as_score(matrix.left * matrix.singular), matrix.right
         rest = float(np.sqrt(np.mean((everything.products - matrix.predict(everything)) ** 2)))

@@ -8,7 +8,7 @@ When it fails. The poles crowd on a half line, and the pencil loses digits expon
 about four digits per head, nothing left in float64 from six heads on. Kept as the baseline of
 benchmarks/multi_head.py; learners use hard attention instead.
 
-Source. Kim, Kim, Guo, arXiv 2608.03294 (the questions); Mayo, Antoulas, "A framework for the
+Source. Kim, Kim, Guo, arXiv 2608.03294 (the queries); Mayo, Antoulas, "A framework for the
 solution of the generalized realization problem" (the pencil).
 """
 

@@ -2,7 +2,7 @@
 
 Statement.  Answers within ±τ of f, ‖score‖ ≤ B known, every |v_j| ≥ μ: the score is found to an
             error proportional to τ/μ.
-Questions.  [e_j], then [b e_i + a e_j; a e_j] with a = 1/2, b = 1/B, all scaled into the domain.
+Queries.  [e_j], then [b e_i + a e_j; a e_j] with a = 1/2, b = 1/B, all scaled into the domain.
 Algebra.    α = (y − a v_j)/(b v_i), clipped to [σ(−½), σ(½)], score_ij = logit(α)/(a b).
 Fails.      Where some v_i is small: the division amplifies every error. `SingleHead()` has no such
             condition.
@@ -11,34 +11,36 @@ Source.     Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with 
 
 import numpy as np
 
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Against, Listed, Questions
+from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch
 
 ANCHOR = 0.5  # the theorem's a
 CLIP = 0.5  # |score · a · b| is at most this under the theorem's condition
 
 
-def published(oracle: Oracle, score_bound: float) -> Learned:
-    """Asks d + d² questions, whatever the precision of the box."""
+def published(oracle: Oracle, score_bound: float) -> Hypothesis:
+    """Asks d + d² queries, whatever the precision of the box."""
     width = oracle.spec.width
     probe, anchor = 1.0 / score_bound, ANCHOR
     scale = min(1.0, oracle.spec.domain.radius / (probe + anchor))
     probe, anchor = scale * probe, scale * anchor
     unit = min(1.0, oracle.spec.domain.radius)
     eye = np.eye(width)
-    value = np.asarray(oracle.ask(Questions.of(unit * eye[:, None, :], "value")), np.float64) / unit
-    tokens = Against(Listed(probe * eye), Listed(anchor * eye), width, width)
+    value = (
+        np.asarray(oracle.ask(QueryBatch.of(unit * eye[:, None, :], "value")), np.float64) / unit
+    )
+    tokens = ProbeAnchorBank(ArrayBank(probe * eye), ArrayBank(anchor * eye), width, width)
     i, j = np.divmod(np.arange(width * width), width)
     index = np.column_stack([i * width + j, width * width + j])
-    answers = np.asarray(oracle.ask(Questions(tokens, index, "score")), np.float64)
+    answers = np.asarray(oracle.ask(QueryBatch(tokens, index, "score")), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = (answers - anchor * value[j]) / (probe * value[i])
     low, high = 1.0 / (1.0 + np.exp([CLIP, -CLIP]))
     weight = np.clip(np.nan_to_num(weight, nan=0.5), low, high)
     score = (np.log(weight / (1.0 - weight)) / (probe * anchor)).reshape(width, width)
-    return Learned(
+    return Hypothesis(
         Attention([Head(score, None, value)]),
         None,
         floor=float(width * width + width),

@@ -1,19 +1,19 @@
 """One head behind additive errors, with tokens in a ball: the design that noise asks for.
 
 Statement.  Answers carry errors that do not scale with them (noise, rounding to decimals, a
-            tolerance), tokens have norm at most B. d² + d questions determine the head; every
+            tolerance), tokens have norm at most B. d² + d queries determine the head; every
             further d² + d lower the error as 1/√.
-Questions.  [x], [u + x; x] as for a single head, but probes lean towards the value map
+Queries.  [x], [u + x; x] as for a single head, but probes lean towards the value map
             (leaning_pairs). Repetitions use slightly different lengths, so that a rounding
             step averages out as noise does.
-Algebra.    With v from the length-one questions, every score û_i · score · x̂_j has a most likely
+Algebra.    With v from the length-one queries, every score û_i · score · x̂_j has a most likely
             value of its own (bounded_noise_likelihood), and score = U⁻¹ H Ω. A score of low rank
             is the estimate without the singular values that noise alone explains.
 Errors.     Standard errors from the Fisher information (own noise, and that of v, which all scores
             share); for a stated tolerance, intervals that contain the truth with certainty
             (learners/single_head/bounded_noise_intervals).
 Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026), whose margin condition (no small entry of v) is not needed here.
+            Anchors" (2026), whose margin condition (no small entry of v) is not needed here.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import NotIdentifiable
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.bounded_noise_intervals import (
     CERTAINTY,
     Intervals,
@@ -40,13 +40,14 @@ from keyhole.learners.single_head.leaning_pairs import (
 from keyhole.learners.single_head.one_head import floor, shaped_head
 from keyhole.linalg.truncation import separated, without_noise
 from keyhole.measurement.noise import decimal_step
-from keyhole.oracles.base import Oracle, Precision
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 DITHER = 0.1  # repetitions shorten their tokens by up to this fraction
 SEEN = 5.0  # standard errors from which an offset or a key bias is there
-LOOKS = 3  # questions that look for a key bias
-RESERVE = 5  # questions of a budget that are left for verification
+LOOKS = 3  # queries that look for a key bias
+RESERVE = 5  # queries of a budget that are left for verification
 MODERATE_SCORE = 1.5  # root mean square of scores above which shorter tokens tell more
 SHORTENINGS, SHORTEN = 8, 0.25  # attempts, and the least factor of one
 SHORTER = 0.5  # factor of the lengths where a tolerance leaves a score unbounded
@@ -61,7 +62,7 @@ class Ball:
         self,
         oracle: Oracle,
         rng: np.random.Generator,
-        precision: Precision,
+        precision: NoiseModel,
         passes: int,
         rank: int | Literal["full", "unknown"] = "full",
     ) -> None:
@@ -77,8 +78,8 @@ class Ball:
         self.notes: list[str] = []
         self.share = 1.0  # of the longest lengths: less where the scores would be large
 
-    def run(self, thrifty: bool) -> Learned:
-        """All questions, then the estimate; `thrifty`: no question beyond the unknowns."""
+    def run(self, thrifty: bool) -> Hypothesis:
+        """All queries, then the estimate; `thrifty`: no query beyond the unknowns."""
         if not thrifty:
             self._measure_offset()
         self._measure_value()
@@ -91,7 +92,7 @@ class Ball:
         return self._estimate()
 
     def _ask(self, tokens: Float[Array, "n l d"], purpose: str) -> Float[Array, "n D"]:
-        answers = self.oracle.ask(Questions.of(tokens, purpose))
+        answers = self.oracle.ask(QueryBatch.of(tokens, purpose))
         self.scalar = answers.ndim == 1
         return np.asarray(answers, dtype=np.float64).reshape(len(tokens), -1)
 
@@ -216,7 +217,7 @@ class Ball:
 
     # -- the estimate ----------------------------------------------------------------------
 
-    def _estimate(self) -> Learned:
+    def _estimate(self) -> Hypothesis:
         if self.precision.tolerance > 0:
             return self._learned(*self._bounded(), self.width**2)
         pairs, key_bias, noise = self.pairs, self.key_bias, self.noise
@@ -235,7 +236,7 @@ class Ball:
             shift += pairs.score(self.rng.standard_normal(products.shape) / np.sqrt(information))
         return self._of_low_rank(score, error, off)
 
-    def _of_low_rank(self, score: Array, error: Array, off: list[Array]) -> Learned:
+    def _of_low_rank(self, score: Array, error: Array, off: list[Array]) -> Hypothesis:
         rank = self.rank if isinstance(self.rank, int) else None
         kept = without_noise(score, error, off, rank)
         found = len(kept.singular)
@@ -277,7 +278,7 @@ class Ball:
         answers[rows, columns] = self._ask(tokens, "score")
         self.asked.append(Asked(answers, probe, anchor))
 
-    def _learned(self, score: Any, error: Array, unknowns: int) -> Learned:
+    def _learned(self, score: Any, error: Array, unknowns: int) -> Hypothesis:
         rigorous = self.precision.tolerance > 0
         if rigorous:
             self.notes.append("Errors are bounds, not standard errors: the truth lies within.")
@@ -288,7 +289,7 @@ class Ball:
         relative = float(np.linalg.norm(error)) / size if size else np.inf
         parts = separated(error) if isinstance(score, tuple) else error
         errors = shaped_head(self.scalar, parts, self.key_bias_error, value_error, offset_error)
-        return Learned(
+        return Hypothesis(
             model,
             errors,
             floor=floor(model, unknowns),

@@ -1,7 +1,7 @@
 """The most likely scores behind answers to leaning pairs with additive noise.
 
-Every score h_ij = û_i · score · x̂_j is seen by its own questions alone: its likelihood is maximised
-by Newton steps in one variable. At one pass the questions are as many as the unknowns, and this is
+Every score h_ij = û_i · score · x̂_j is seen by its own queries alone: its likelihood is maximised
+by Newton steps in one variable. At one pass the queries are as many as the unknowns, and this is
 the maximum-likelihood estimate; its covariance is the Cramér–Rao bound.
 """
 
@@ -54,4 +54,4 @@ def unreadable(reading: PairReading, asked: Sequence[Asked], noise: float) -> Ke
         beyond = np.maximum(-rest, rest - np.abs(probe) * reading.sizes[:, None])
         if beyond.max() > IMPOSSIBLE * noise:
             return WrongFamily("no scores of one head explain the answers to pairs")
-    return IllConditioned("noise hides the score of some pairs: they need more questions")
+    return IllConditioned("noise hides the score of some pairs: they need more queries")

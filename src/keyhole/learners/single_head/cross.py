@@ -2,7 +2,7 @@
 
 Columns are Y = score·Ω, rows B = T·score, and from r of each score = Y (T Y)⁻¹ B. What was
 measured is never measured again: a column needs only the probes orthogonal to the T so far, a row
-only the anchors orthogonal to the Ω so far, which makes exactly 2rd − r² questions.
+only the anchors orthogonal to the Ω so far, which makes exactly 2rd − r² queries.
 
 Crosses are taken in blocks. First as many probes look at as many anchors (one at two). Pivots of
 this square that can be seen are crosses that are there, and its answers are part of the columns.
@@ -28,7 +28,7 @@ import numpy as np
 from scipy.linalg import qr
 
 from keyhole.arrays import Array, Float, Int
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.low_rank_anchors import FreshAnchors
 from keyhole.learners.single_head.pairs import Pairs, assemble_low_rank, without_score
 from keyhole.learners.single_head.score_table import Table, measured_table
@@ -37,12 +37,12 @@ from keyhole.linalg.crosses import Crosses, Parted
 from keyhole.linalg.low_rank_fit import unknowns
 from keyhole.linalg.reflections import turned
 from keyhole.measurement.log_odds import TARGET_SPREAD
-from keyhole.oracles.queries import Listed
+from keyhole.oracles.queries import ArrayBank
 
 CHOICE = 2  # anchors that a single probe looks at: both bad by chance is rare enough
 SHRUNK, RECENT = 0.25, 8  # share of what the last looks saw, below which there is another
 VISIBLE = 12.0  # standard errors of a test from which there is
-SPARE = 2  # questions per rank that the last look may cost
+SPARE = 2  # queries per rank that the last look may cost
 STEEP = 2.0**-6  # pivots of a block below this share of its first are left for the next
 CANCELLATION = 4.0  # rounding of a column that is zero because its terms cancel, in roundoffs
 BIAS_CANCELLATION = 12.0  # and of a key bias whose terms do
@@ -96,7 +96,7 @@ class Cross:
         self.looks: list[float] = []  # and those before every block
         self.ended = False  # whether the last look showed no more than was taken
 
-    def run(self) -> Learned:
+    def run(self) -> Hypothesis:
         limit = self.width if self.rank is None else min(self.rank, self.width)
         while len(self.crosses) < limit and self._cross(limit - len(self.crosses)):
             pass
@@ -147,7 +147,7 @@ class Cross:
         pairs, linear = self.pairs, self.pairs.linear
         return measured_table(
             pairs.meter_of(pairs.probes.stretched(probes), 1),
-            Listed(anchors),
+            ArrayBank(anchors),
             linear.at(anchors),
             spread,
             pairs.longest,
@@ -298,7 +298,7 @@ class Cross:
 
     # -- the result ------------------------------------------------------------------------
 
-    def _assembled(self) -> Learned:
+    def _assembled(self) -> Hypothesis:
         rank, width = len(self.crosses), self.width
         if rank == 0:
             details = {"rank": 0, "rank_reason": self.reason, "truncation": self.left_over}

@@ -1,6 +1,6 @@
-"""Questions of probes against the zero token: [u_1; …; u_k; 0] gives u_i · key_bias.
+"""Queries of probes against the zero token: [u_1; …; u_k; 0] gives u_i · key_bias.
 
-One question with long probes decides whether there is a key bias at all: without one the weights
+One query with long probes decides whether there is a key bias at all: without one the weights
 are equal to the last digit, however long the probes. (Where probes must be short and digits are
 few, all probes are asked.)
 
@@ -32,16 +32,16 @@ from keyhole.measurement.log_odds import (
 )
 from keyhole.measurement.noise import Roundoff
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Listed, Scaled, Summed
+from keyhole.oracles.queries import ArrayBank, ScaledBank, SumBank
 
 # of the probes that look for a key bias, in units of offset / value. Not a round number: a round
 # answer of a float64 box (value e_1, width 16) would pass for one of a box with fewer bits
 FIRST_LENGTH = 326.0 * np.pi
 FIRST_GROUPS = 4  # asked before the rest, for the scale
 MODERATE = 0.125  # step of the length where a score came out steep
-VAGUE = 0.02  # a score that may pass unseen up to this size: then one question does not decide
+VAGUE = 0.02  # a score that may pass unseen up to this size: then one query does not decide
 CHANCE = 4.0  # mean square of a key bias in standard errors up to which it is none
-WORTHWHILE = 8.0  # lengthening from which a carrier is worth its questions
+WORTHWHILE = 8.0  # lengthening from which a carrier is worth its queries
 LEVEL = 0.1  # squared share of the probes' common value that a carrier should keep
 CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
 
@@ -72,19 +72,19 @@ class _Zero:
 
     def ask(self, length: float, groups: Array, carrier: Carrier | None = None) -> Weights:
         width = self.basis.width
-        bank, values = Scaled(self.basis, length), length * self.values
+        bank, values = ScaledBank(self.basis, length), length * self.values
         if carrier is None:
             probes = ProbeSet(bank, width, self.group, values, np.zeros(width))
         else:
             shift = self.basis.combine(carrier.coordinates[None])
-            carried = Summed(bank, Listed(shift), 1)
+            carried = SumBank(bank, ArrayBank(shift), 1)
             values = values + carrier.coordinates @ self.values
             probes = ProbeSet(carried, width, self.group, values, np.zeros(width))
         return self._against_zero(probes, groups)
 
     def ask_vector(self, coordinates: Float[Array, " d"]) -> tuple[float, float, bool]:
         """Score, its error, and whether it is saturated, of one vector as the only probe."""
-        vector = Listed(self.basis.combine(coordinates[None]))
+        vector = ArrayBank(self.basis.combine(coordinates[None]))
         value = coordinates[None] @ self.values
         found = self._against_zero(
             ProbeSet(vector, 1, 1, value, np.zeros(1)), np.zeros(1, dtype=np.int64)
@@ -93,7 +93,10 @@ class _Zero:
 
     def _against_zero(self, probes: ProbeSet, groups: Array) -> Weights:
         meter = LogOdds(self.oracle, self.linear, probes, "key bias")
-        zero, rows = Listed(np.zeros((1, self.basis.width))), np.zeros(len(groups), dtype=np.int64)
+        zero, rows = (
+            ArrayBank(np.zeros((1, self.basis.width))),
+            np.zeros(len(groups), dtype=np.int64),
+        )
         found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), self.values.shape[1])))
         self.roundoff = meter.roundoff
         return found
@@ -102,7 +105,7 @@ class _Zero:
 def measure_key_bias(
     oracle: Oracle, linear: LinearPart, basis: Basis, group: int, longest: float = np.inf
 ) -> KeyBias:
-    """One question where there is no key bias, about ceil(d / group) + 5 where there is."""
+    """One query where there is no key bias, about ceil(d / group) + 5 where there is."""
     width = basis.width
     zero = _Zero(oracle, linear, basis, group)
     first = np.zeros(1, dtype=np.int64)
@@ -191,7 +194,7 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         if found.saturated.any():  # those known may be the small ones
             length = min(length, MODERATE * before)
         if known.all() and length == before and np.array_equal(pending, asked):
-            break  # the same questions once more: no length is better
+            break  # the same queries once more: no length is better
     else:
         raise IllConditioned("the key bias spans more decades than the box's precision can show")
     plain = (scores / lengths).ravel()[:width]

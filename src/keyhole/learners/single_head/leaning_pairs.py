@@ -1,6 +1,6 @@
 """Pairs [u + x; x] of bounded tokens, with probes that lean towards the value map.
 
-Questions. Unit probes u_0 ∝ v̂ and u_i ∝ c v̂ + s q_i (of a vector box, v̂ is where its value map is
+Queries. Unit probes u_0 ∝ v̂ and u_i ∝ c v̂ + s q_i (of a vector box, v̂ is where its value map is
 largest) against orthonormal anchors. The error of a score is noise / |u · v|: equal overlap with v
 would make |u · v| small for all. Lengths are the longest the ball allows, twice as much
 information in |u| as in |x|, signs so that u and x point apart.
@@ -74,7 +74,7 @@ class LeaningPairs:
         return np.asarray(sign * PROBE_OVER_ANCHOR * anchor)
 
     def tokens(self, columns: slice, probe: Array, anchor: Array) -> Float[Array, "n 2 d"]:
-        """Questions of all probes against some anchors, anchor by anchor."""
+        """Queries of all probes against some anchors, anchor by anchor."""
         x = anchor[:, columns].T[:, :, None] * self.anchors[columns][:, None, :]
         u = probe[:, columns].T[:, :, None] * self.probes[None, :, :]
         return np.stack([u + x, x], axis=2).reshape(-1, 2, self.probes.shape[1])
@@ -82,7 +82,7 @@ class LeaningPairs:
     def some_tokens(
         self, rows: Array, columns: Array, probe: Array, anchor: Array
     ) -> Float[Array, "n 2 d"]:
-        """Questions of single probes against single anchors."""
+        """Queries of single probes against single anchors."""
         x = anchor[rows, columns][:, None] * self.anchors[columns]
         u = probe[rows, columns][:, None] * self.probes[rows]
         return np.stack([u + x, x], axis=1)

@@ -1,15 +1,15 @@
 """Single-head softmax attention, exactly, at the floor.
 
 Statement.  f(X) = offset + Σ_i softmax_i(x_i · (score x_N + key_bias)) x_i · value is recovered to
-            the box's last digits with d² + d questions (2d + 1 more unknowns: + d + 1 questions,
-            asked only if one question shows a key bias; the offset is always asked).
-Questions.  Length one: offset and value (measurement/linear_response). Probes against zero: key bias
+            the box's last digits with d² + d queries (2d + 1 more unknowns: + d + 1 queries,
+            asked only if one query shows a key bias; the offset is always asked).
+Queries.  Length one: offset and value (measurement/linear_response). Probes against zero: key bias
             (learners/single_head/key_bias). Probes against anchors: score (measurement/log_odds).
 Algebra.    With T the probes and Ω the anchors, both orthonormal, the log-odds are T score Ωᵀ.
 Fails.      value = 0: nothing of the score can be seen (NotIdentifiable). A box that is not one
             head answers outside the mean of its tokens' values, or fails verification.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026); equal-overlap probes, operating point and calibration are ours.
+            Anchors" (2026); equal-overlap probes, operating point and calibration are ours.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, real_number, whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.published.theorem_6_1 import published
 from keyhole.learners.single_head.low_rank import LowRank
 from keyhole.learners.single_head.noise import noisy_in_ball
@@ -38,7 +38,7 @@ class SingleHead:
     """Learner for one softmax attention head.
 
     `rank=None`: of any rank, nothing is assumed. A number, or "unknown" to have it found: the
-    questions of `LowRank`, 2rd − r² + d of them, and d² + d + 2d where the rank turns out full.
+    queries of `LowRank`, 2rd − r² + d of them, and d² + d + 2d where the rank turns out full.
 
     A box with additive errors and bounded tokens is asked again and again: until the budget is
     spent, or until the relative standard error of the score reaches `accuracy`.
@@ -68,11 +68,11 @@ class SingleHead:
         if self.accuracy is not None:
             real_number("accuracy", self.accuracy, 0.0, 1.0)
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         numbers = spec.outputs or 1
         return -(-(spec.width**2) // min(numbers, spec.width)) + spec.width + 4
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
         if domain.vocabulary is not None:
             return learn_from_vocabulary(oracle, rng)
@@ -88,7 +88,7 @@ class SingleHead:
         return learn_score(oracle, rng, LowRank(rank=rank).measure)
 
 
-def full_rank(pairs: Pairs, rng: np.random.Generator) -> Learned:
+def full_rank(pairs: Pairs, rng: np.random.Generator) -> Hypothesis:
     """Every probe against every anchor."""
     score, error = full_score(pairs, anchor_basis(pairs, rng))
     return assemble(pairs, score, error, unknowns=score.size)

@@ -1,9 +1,9 @@
 """Single-head attention of low rank, rank unknown, at the floor 2rd − r² + d.
 
-Statement.  A head whose score has rank r is recovered with 2rd − r² + d questions and one to three
+Statement.  A head whose score has rank r is recovered with 2rd − r² + d queries and one to three
             more a column, rank unknown; a key bias adds d. The score is returned in factors (in
             one piece if its rank is full), with its singular values, the rank and why that rank.
-Questions.  Value and key bias as for a single head. A column is all probes against one anchor, a
+Queries.  Value and key bias as for a single head. A column is all probes against one anchor, a
             row one probe against all anchors, and what one tells the other does not ask again.
             Scalar boxes: blocks of columns and rows (low_rank_cross). Vector answers and large
             widths: all columns, then all rows (low_rank_sweep). Before each, probes outside the
@@ -15,7 +15,7 @@ Fails.      Singular values below the box's precision cannot be seen: the rank f
             rank. What lies outside it, or outside a tolerance or prescribed rank, is measured and
             added to the standard errors. A fixed set with too few measurements: IllConditioned.
 Source.     Theorem 5.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026) for `method="convex"`. The adaptive methods are a cross approximation
+            Anchors" (2026) for `method="convex"`. The adaptive methods are a cross approximation
             (Goreinov, Tyrtyshnikov, Zamarashkin 1997) and a randomised range finder (Halko,
             Martinsson, Tropp 2011), exact here because the rank is.
 """
@@ -27,7 +27,7 @@ import numpy as np
 
 from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.learners.base import Learned, at_most_the_width
+from keyhole.learners.base import Hypothesis, at_most_the_width
 from keyhole.learners.published.convex_program import CONE_LIMIT, Convex, planned, refuse_too_few
 from keyhole.learners.published.nuclear_norm import require_solver
 from keyhole.learners.single_head.cross import Cross
@@ -44,7 +44,7 @@ class LowRank:
 
     `method="adaptive"` asks next to nothing beyond the floor. `method="convex"` asks a set of
     `measurements` that is fixed in advance (default 6 · rank · width, and enough for rank width/8
-    where no rank is given), which is the choice where questions cannot depend on answers.
+    where no rank is given), which is the choice where queries cannot depend on answers.
 
     `tolerance` stops the search once what is left of the score is below this fraction of it
     (default: what the box's precision can show).
@@ -65,7 +65,7 @@ class LowRank:
         if self.measurements is not None and self.method != "convex":
             raise InvalidArgument("measurements= belongs to method='convex'")
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         at_most_the_width(self.rank, spec.width)
         if self.method == "convex":
             count = planned(spec.width, self.rank, self.measurements)
@@ -75,7 +75,7 @@ class LowRank:
         r, d = self.rank, spec.width
         return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         at_most_the_width(self.rank, oracle.spec.width)
         if self.method == "convex":
             width = oracle.spec.width
@@ -89,7 +89,7 @@ class LowRank:
                 return noisy
         return learn_score(oracle, rng, self.measure)
 
-    def measure(self, pairs: Pairs, rng: np.random.Generator, spare: float = 0.0) -> Learned:
+    def measure(self, pairs: Pairs, rng: np.random.Generator, spare: float = 0.0) -> Hypothesis:
         """The score, once value, key bias and scale are known. `spare`: share of the unknowns
         that may be asked for nothing where that is faster."""
         if self.method == "convex":

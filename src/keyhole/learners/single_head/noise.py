@@ -5,10 +5,11 @@ from typing import Literal
 import numpy as np
 
 from keyhole.errors import BudgetExhausted
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.bounded_noise import LOOKS, RESERVE, Ball
 from keyhole.measurement.noise import REPEATS, look
-from keyhole.oracles.base import Oracle, Precision
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 
 OVERHEAD = 3 + 3 * LOOKS + REPEATS  # beyond the unknowns: precision, offset, key bias, scale
 ROUGH = 1e3  # additive errors above this many roundoffs of the largest answers ask for the ball
@@ -20,11 +21,11 @@ def noisy_in_ball(
     rng: np.random.Generator,
     accuracy: float | None = None,
     rank: int | Literal["full", "unknown"] = "full",
-) -> Learned | None:
+) -> Hypothesis | None:
     """The head, if errors of the box are additive and tokens are bounded; None elsewhere.
 
     Spends the budget of the oracle, where there is one, or what `accuracy` needs: another budget
-    asks other questions.
+    asks other queries.
     """
     radius, stated = oracle.spec.domain.radius, oracle.spec.precision
     if not 0 < radius < np.inf:
@@ -34,7 +35,7 @@ def noisy_in_ball(
     thrifty = left is not None and left < unknowns + OVERHEAD + RESERVE
     if thrifty and stated is None:
         raise BudgetExhausted(
-            f"with the precision of the box unknown, {unknowns + OVERHEAD + RESERVE} questions are "
+            f"with the precision of the box unknown, {unknowns + OVERHEAD + RESERVE} queries are "
             f"needed, the budget leaves {left}: raise it, or state precision="
         )
     precision = look(oracle, rng)[0].precision if stated is None else stated
@@ -42,7 +43,7 @@ def noisy_in_ball(
         return None
     if left is not None and left < unknowns:  # before any is paid for: a plan for more is another
         raise BudgetExhausted(
-            f"{unknowns} questions are the least that determine a head, the budget leaves {left}: "
+            f"{unknowns} queries are the least that determine a head, the budget leaves {left}: "
             "raise it"
         )
     passes = 1
@@ -58,6 +59,6 @@ def noisy_in_ball(
     return learned
 
 
-def rough(precision: Precision) -> bool:
+def rough(precision: NoiseModel) -> bool:
     """Whether additive errors dominate the rounding of numbers of order one."""
     return precision.floor > ROUGH * precision.relative

@@ -16,7 +16,7 @@ from keyhole.arrays import Array, Float, Int, digest
 from keyhole.linalg.bases import Basis, KroneckerBasis
 from keyhole.measurement.linear_response import LinearPart
 from keyhole.measurement.log_odds import TARGET_SPREAD, ProbeSet
-from keyhole.oracles.queries import Bank
+from keyhole.oracles.queries import TokenBank
 
 IMBALANCE = 2.0**20  # probe length over anchor length where both are free
 COARSEST = 2.0**-4  # the same in units of 1 / roundoff: short formats have a short range
@@ -66,7 +66,7 @@ class Stretched:
         return self.stretched(rows)
 
     @property
-    def bank(self) -> Bank:
+    def bank(self) -> TokenBank:
         """The same; in one go where factors of a product are only scaled."""
         if isinstance(self.basis, KroneckerBasis) and self.shape is None and not self.axis.any():
             return self.basis.scaled(self.across)

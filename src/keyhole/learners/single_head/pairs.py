@@ -8,7 +8,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import NotIdentifiable
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.key_bias import measure_key_bias
 from keyhole.learners.single_head.one_head import floor, shaped_head
 from keyhole.learners.single_head.operating_point import (
@@ -26,7 +26,7 @@ from keyhole.linalg.low_rank_fit import unknowns as unknowns_of_rank
 from keyhole.measurement.linear_response import LinearPart, measure_values
 from keyhole.measurement.log_odds import TARGET_SPREAD, LogOdds, ProbeSet
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Listed
+from keyhole.oracles.queries import ArrayBank
 
 CHEAP_GROUP = 8  # probes read off at once from which a second look at the key bias is cheap
 EVENING_ROUNDS = 6  # the length along the key bias settles in two or three
@@ -37,9 +37,9 @@ VALUE_RANK = 1e-4  # singular values of the value map below this, relative, read
 def learn_score(
     oracle: Oracle,
     rng: np.random.Generator,
-    measure: Callable[["Pairs", np.random.Generator], Learned],
+    measure: Callable[["Pairs", np.random.Generator], Hypothesis],
     linear: LinearPart | None = None,
-) -> Learned:
+) -> Hypothesis:
     """Everything but the score, then `measure` for the score, if there is one to see."""
     linear = measure_values(oracle, rng) if linear is None else linear
     pairs = prepare(oracle, linear, rng)
@@ -86,12 +86,12 @@ class Pairs:
     def meter_of(self, tokens: Float[Array, "n d"], group: int, purpose: str = "score") -> LogOdds:
         """The same with these tokens as the probes."""
         values, bias = self.linear.at(tokens), tokens @ self.key_bias
-        probes = ProbeSet(Listed(tokens), len(tokens), group, values, bias, self.bias_error)
+        probes = ProbeSet(ArrayBank(tokens), len(tokens), group, values, bias, self.bias_error)
         return LogOdds(self.oracle, self.linear, probes, purpose)
 
 
 def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pairs:
-    """Key bias, scale of the score and lengths of the tokens: a handful of questions."""
+    """Key bias, scale of the score and lengths of the tokens: a handful of queries."""
     spec = oracle.spec
     left, singular, _ = np.linalg.svd(linear.value, full_matrices=False)
     if singular[0] == 0.0:
@@ -102,7 +102,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
     group = int(np.sum(singular > VALUE_RANK * singular[0]))
     if spec.domain.max_length is not None:
         if spec.domain.max_length < 2:
-            raise NotIdentifiable("questions of one token say nothing about the score matrix")
+            raise NotIdentifiable("queries of one token say nothing about the score matrix")
         group = min(group, spec.domain.max_length - 1)
     longest = ROOM * spec.domain.radius
     basis = equal_overlap(rng, left[:, :group])
@@ -192,7 +192,7 @@ def _levelled(plain: Pairs, probes: Stretched, rng: np.random.Generator) -> Stre
 def _bias_measured_again(pairs: Pairs) -> Pairs:
     """Probe · key_bias with the probes that will measure the score: no error to multiply."""
     meter, groups = pairs.meter, np.arange(pairs.meter.probes.groups)
-    zero, rows = Listed(np.zeros((1, pairs.probes.width))), np.zeros_like(groups)
+    zero, rows = ArrayBank(np.zeros((1, pairs.probes.width))), np.zeros_like(groups)
     meter.purpose = "key bias"
     found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), pairs.linear.offset.size)))
     if found.saturated.any():
@@ -223,11 +223,11 @@ def assemble(
     unknowns: int,
     notes: tuple[str, ...] = (),
     details: dict[str, Any] | None = None,
-) -> Learned:
+) -> Hypothesis:
     """The hypothesis in the shape of the box's answers; `unknowns` of the score alone."""
     linear = pairs.linear
     model = shaped_head(linear.scalar, score, pairs.key_bias, linear.value, linear.offset)
-    return Learned(
+    return Hypothesis(
         model,
         shaped_head(
             linear.scalar, error, pairs.key_bias_error, linear.value_error, linear.offset_error
@@ -253,7 +253,7 @@ def assemble_low_rank(
     singular: Float[Array, " r"],
     truncation: float,
     details: dict[str, Any] | None = None,
-) -> Learned:
+) -> Hypothesis:
     """The same for a score whose rank was found out. `truncation` is what it leaves out: the root
     mean square of unit direction · score · unit direction."""
     found = {
@@ -274,10 +274,10 @@ def assemble_low_rank(
 
 def without_score(
     pairs: Pairs, below: float = 0.0, details: dict[str, Any] | None = None
-) -> Learned:
+) -> Hypothesis:
     """The hypothesis where no score was seen; its entries are `below` that."""
     width = pairs.probes.width
     zero = (np.zeros((width, 1)), np.zeros((1, width)))
     error = (np.ones((width, 1)), np.full((1, width), below))
-    note = "No question showed a score: attention is uniform up to the key bias."
+    note = "No query showed a score: attention is uniform up to the key bias."
     return assemble(pairs, zero, error, unknowns=0, notes=(note,), details=details)

@@ -1,9 +1,9 @@
 """Low rank by a sweep: all columns of the range first, then all rows.
 
-The probes of a group share a question, so this is the way for boxes with vector answers, and for
+The probes of a group share a query, so this is the way for boxes with vector answers, and for
 widths at which no d × d array is formed. Before each column, random probes orthogonal to the range
 found so far look for more on two anchors, and the column is taken on the better of them:
-2rd − r² + 2r questions.
+2rd − r² + 2r queries.
 
 The columns are those of a random matrix times the score, whose inverse carries their errors into
 the range. Where a column is cheap, as with long vector answers, a few more than the rank are taken.
@@ -14,19 +14,19 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import Array, Float, Int
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.pairs import Pairs, assemble_low_rank
 from keyhole.learners.single_head.score_table import measured_table
 from keyhole.linalg.bases import Basis, equal_overlap, random_rotation
 from keyhole.linalg.range_finder import RangeFinder
-from keyhole.oracles.queries import Listed, Picked
+from keyhole.oracles.queries import ArrayBank, SubsetBank
 
-TESTS = 2  # probes outside the range per rank test where they share a question
+TESTS = 2  # probes outside the range per rank test where they share a query
 CHOICE = 2  # anchors that are looked at before a column: both bad by chance is rare enough
 DOUBTFUL = 100.0  # a sight this little above the threshold may be an error of the range
-EXTRA, EXTRA_QUESTIONS = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
+EXTRA, EXTRA_QUERIES = 4, 8  # columns beyond the rank, while they cost no more than 2r + 8
 VISIBLE = 12.0  # standard errors of a test from which a further column is there
-COHERENT = 3.0  # errors of probes that share a question add up along the value map (measured)
+COHERENT = 3.0  # errors of probes that share a query add up along the value map (measured)
 SAMPLES = 6  # anchors for what a search that was stopped leaves out
 SAMPLE_SAFETY = 3.0  # the few entries seen outside the range may all be small by chance
 FAINT_VALUE = 1e-3  # a part of the value map this small, relative, carries nothing
@@ -62,7 +62,7 @@ class Sweep:
         self.visible = 0.0  # what the last look could have seen, in the same units
         self.reason = ""
 
-    def run(self) -> Learned:
+    def run(self) -> Hypothesis:
         limit = self.width if self.rank is None else min(self.rank, self.width)
         while self.found.rank < limit and (self.found.rank >= self.patience or self._more()):
             self.found.add(self._column())
@@ -83,7 +83,11 @@ class Sweep:
         number = self.rest.pop(0)
         token = self.anchors.rows(np.array([number]))
         table = measured_table(
-            self.meter, Listed(token), self.pairs.linear.at(token), self.spread, self.pairs.longest
+            self.meter,
+            ArrayBank(token),
+            self.pairs.linear.at(token),
+            self.spread,
+            self.pairs.longest,
         )
         self.spread = table.spread
         self.noise = max(self.noise, float(np.sqrt(np.mean(table.error**2))))
@@ -96,7 +100,7 @@ class Sweep:
         """A few columns beyond the rank, where they are cheap; the range is then their best fit."""
         rank, group = self.found.rank, self.pairs.group
         cost = -(-self.width // group) - -(-rank // group)
-        spare = len(self.rest) if cost <= 0 else (2 * rank + EXTRA_QUESTIONS) // cost
+        spare = len(self.rest) if cost <= 0 else (2 * rank + EXTRA_QUERIES) // cost
         extra = min(EXTRA, spare, len(self.rest))
         for _ in range(extra):
             self._column()
@@ -129,7 +133,7 @@ class Sweep:
         meter = self.pairs.meter_of(tokens, 1 if mirrored else len(tokens), "rank")
         table = measured_table(
             meter,
-            Listed(anchors),
+            ArrayBank(anchors),
             self.pairs.linear.at(anchors),
             self.spread,
             self.pairs.longest,
@@ -207,7 +211,7 @@ class Sweep:
         values = self.pairs.values_of(self.anchors)[numbers]
         # the carriers keep the probes' length, but only the part inside the range is scored
         table = measured_table(
-            meter, Picked(self.anchors, numbers), values, self.spread, self.pairs.longest
+            meter, SubsetBank(self.anchors, numbers), values, self.spread, self.pairs.longest
         )
         inverse = np.linalg.inv(tokens @ self.found.basis)
         return inverse @ table.product, np.sqrt(inverse**2 @ table.error**2)
@@ -233,7 +237,7 @@ class Sweep:
 
     # -- the result ------------------------------------------------------------------------
 
-    def _assembled(self) -> Learned:
+    def _assembled(self) -> Hypothesis:
         rank, width, basis = self.found.rank, self.width, self.found.basis
         known = basis.T @ np.array(self.columns).T  # Qᵀ score on the anchors with a column
         coefficients, errors = np.zeros((rank, width)), np.zeros((rank, width))

@@ -13,13 +13,13 @@ from keyhole.errors import IllConditioned
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
 from keyhole.measurement.noise import Roundoff
-from keyhole.oracles.queries import Bank, Listed, Scaled
+from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
-COMFORTABLE = 2.0  # where that other question puts s
-WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another question
+COMFORTABLE = 2.0  # where that other query puts s
+WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another query
 SAME_LENGTH = 2.0**-10  # relative: an anchor this little shorter says nothing new
 BLOCK_GROWTH = 4  # times the answers so far that are asked next: few before the scale is known
-SPREAD_OUT, STRIDE = 340, 29  # questions asked first, from all over the table
+SPREAD_OUT, STRIDE = 340, 29  # queries asked first, from all over the table
 RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
 CAUTION = 2.0  # in standard errors of the scale so far
 FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
@@ -40,7 +40,7 @@ class Table:
 
 def measured_table(
     meter: LogOdds,
-    anchors: Bank,
+    anchors: TokenBank,
     anchor_values: Float[Array, "m D"],
     spread: float,
     longest: float = np.inf,
@@ -65,7 +65,7 @@ class _Filling:
     def __init__(
         self,
         meter: LogOdds,
-        anchors: Bank,
+        anchors: TokenBank,
         anchor_values: Array,
         anchor_bias: Array,
         spread: float,
@@ -116,7 +116,7 @@ class _Filling:
         return self._finished()
 
     def _numbers(self, places: Int[Array, " n"]) -> Int[Array, " n"]:
-        """Questions (anchor · groups + group) by their place in the order in which they are asked:
+        """Queries (anchor · groups + group) by their place in the order in which they are asked:
         one side stays while the other runs."""
         groups, count = self.length.shape
         if groups >= min(RUN, count):
@@ -125,15 +125,15 @@ class _Filling:
         return anchor * groups + group
 
     def _fill(self, numbers: Int[Array, " n"], lengths: Float[Array, " n"]) -> Array:
-        """Asks questions (anchor · groups + group); returns those that must be asked again."""
+        """Asks queries (anchor · groups + group); returns those that must be asked again."""
         if not len(numbers):
             return numbers
         anchor, group = np.divmod(numbers, self.length.shape[0])
         if (lengths == lengths[0]).all():
-            bank: Bank = Scaled(self.anchors, float(lengths[0]))
+            bank: TokenBank = ScaledBank(self.anchors, float(lengths[0]))
             rows, count = anchor, len(self.values)
         else:
-            bank = Listed(lengths[:, None] * self.anchors.rows(anchor))
+            bank = ArrayBank(lengths[:, None] * self.anchors.rows(anchor))
             rows, count = np.arange(len(numbers)), len(numbers)
         found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
         scores = found.scores - self.bias[group]
@@ -160,7 +160,7 @@ class _Filling:
             self.spread = float(np.sqrt(self.power / self.seen))
 
     def _ideal(self, group: Int[Array, " n"], anchor: Int[Array, " n"]) -> Float[Array, " n"]:
-        """The best length for each question: the target, or less for a score of large size."""
+        """The best length for each query: the target, or less for a score of large size."""
         goal = min(TARGET_SPREAD / self.spread, self.longest)
         top = np.abs(self.product[group, :, anchor]).max(axis=1)
         with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Questions of two tokens of a vocabulary, [t_a; t_b]: with u = t_a − t_b and x = t_b the answer is
+"""Queries of two tokens of a vocabulary, [t_a; t_b]: with u = t_a − t_b and x = t_b the answer is
 
     f([t_b]) + σ(s) (f([t_a]) − f([t_b])),   s = u · (score x + key_bias)
 
@@ -19,7 +19,7 @@ from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.single_head.token_values import TokenValues
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Listed, Questions
+from keyhole.oracles.queries import ArrayBank, QueryBatch
 
 SATURATED = 4.0  # a weight below so many of its standard errors carries no information
 OUTSIDE = 1e4  # so far outside [0, 1], in the same units, is no rounding
@@ -49,8 +49,8 @@ class TokenPairs:
     known: TokenValues
 
     def ask(self, first: Int[Array, " n"], anchor: Int[Array, " n"], purpose: str) -> PairScores:
-        questions = Questions(Listed(self.tokens), np.stack([first, anchor], axis=1), purpose)
-        raw = np.asarray(self.oracle.ask(questions), dtype=np.float64).reshape(len(first), -1)
+        queries = QueryBatch(ArrayBank(self.tokens), np.stack([first, anchor], axis=1), purpose)
+        raw = np.asarray(self.oracle.ask(queries), dtype=np.float64).reshape(len(first), -1)
         known = self.known
         swing = known.answers[first] - known.answers[anchor]
         power = np.maximum(np.sum(swing**2, axis=1), TINY)
@@ -59,7 +59,7 @@ class TokenPairs:
         answer, one, other = self._errors(first, anchor)
         fuzz, own_fuzz = np.hypot(answer, other), np.hypot(answer, one)
         low = np.minimum(weight / fuzz, own / own_fuzz)
-        self._refuse_impossible(questions, raw, low)
+        self._refuse_impossible(queries, raw, low)
         saturated = low <= SATURATED
         weight, own = np.maximum(weight, fuzz), np.maximum(own, own_fuzz)
         errors = np.sqrt((answer / (weight * own)) ** 2 + (other / weight) ** 2 + (one / own) ** 2)
@@ -91,17 +91,17 @@ class TokenPairs:
             worst = np.maximum(worst, error)
         return np.sqrt(worst)
 
-    def _refuse_impossible(self, questions: Questions, answers: Array, low: Array) -> None:
+    def _refuse_impossible(self, queries: QueryBatch, answers: Array, low: Array) -> None:
         worst = int(np.argmin(low))
         if low[worst] >= -OUTSIDE:
             return
-        pair = self.known.answers[questions.index[worst]]
+        pair = self.known.answers[queries.index[worst]]
         nearest = np.clip(answers[worst], pair.min(axis=0), pair.max(axis=0))
         raise WrongFamily(
             "an attention head answers with a mean of its tokens' values, and the box's answer to "
-            "a question of 2 tokens is not such a mean",
+            "a query of 2 tokens is not such a mean",
             Counterexample(
-                questions[worst : worst + 1].tokens()[0],
+                queries[worst : worst + 1].tokens()[0],
                 answers[worst],
                 nearest,
                 "not a mean of the values",

@@ -1,4 +1,4 @@
-"""Questions of one token of a vocabulary: f([t]) = offset + t · value.
+"""Queries of one token of a vocabulary: f([t]) = offset + t · value.
 
 d + 1 affinely independent tokens determine the value map and the offset. Where d of them predict
 the answer to the last one, there is no offset.
@@ -12,7 +12,7 @@ from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.noise import Roundoff, observed, roundoff
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Listed, Questions
+from keyhole.oracles.queries import ArrayBank, QueryBatch
 
 TERMS = 0.45  # the terms' root sum of squares exceeds the answer (measured: tests of calibration)
 UNSEEN = 16.0  # an offset below so many standard errors is called zero
@@ -56,7 +56,7 @@ def measure_token_values(
 ) -> TokenValues:
     """Asks the d + 1 chosen tokens; the first d of them span."""
     width = tokens.shape[1]
-    raw = oracle.ask(Questions(Listed(tokens), chosen[:, None], "value"))
+    raw = oracle.ask(QueryBatch(ArrayBank(tokens), chosen[:, None], "value"))
     kind = observed(roundoff(oracle.spec.precision, raw), raw)
     noise = noise_of(oracle, kind)
     asked = np.asarray(raw, dtype=np.float64).reshape(width + 1, -1)

@@ -1,10 +1,10 @@
 """One softmax head through a finite vocabulary: only known tokens may be asked.
 
-Statement.  A head over R^d is recovered exactly from d + 1 + d² questions of one and two tokens of
+Statement.  A head over R^d is recovered exactly from d + 1 + d² queries of one and two tokens of
             a vocabulary whose tokens are d + 1 affinely independent ones at least (an offset costs
             nothing more, a key bias d more). A few per cent more replace saturated answers.
-Questions.  [t_a]: value and offset (token_values). [t_a; t_b] (token_pairs): for d
-            anchors t_b, d tokens t_a each. One or two questions at a (d+1)-th anchor, predicted by
+Queries.  [t_a]: value and offset (token_values). [t_a; t_b] (token_pairs): for d
+            anchors t_b, d tokens t_a each. One or two queries at a (d+1)-th anchor, predicted by
             the others, tell whether there is a key bias.
 Algebra.    Each anchor's column k = score t_b + key_bias from d differences t_a − t_b; then
             score = K X⁻¹ (with a key bias: [score key_bias] = K [X; 1]⁻¹).
@@ -12,7 +12,7 @@ Fails.      Tokens in a flat of lower dimension: only the score between directio
             determined (NotIdentifiable). Scores too large for the box's precision between all
             tokens, and no scale to turn: IllConditioned.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026), whose questions are differences of two tokens; the design is ours.
+            Anchors" (2026), whose queries are differences of two tokens; the design is ours.
 """
 
 from dataclasses import dataclass, field
@@ -22,37 +22,37 @@ from scipy.linalg import qr
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.one_head import floor, shaped_head
 from keyhole.learners.single_head.token_pairs import CAUTION, OVERFLOW, Column, TokenPairs
 from keyhole.learners.single_head.token_sets import token_pool
 from keyhole.learners.single_head.token_values import UNSEEN, TokenValues, measure_token_values
 from keyhole.oracles.base import Oracle
 
-PILOT = 8  # questions from which the scale of the score is learned
+PILOT = 8  # queries from which the scale of the score is learned
 PILOT_ROUNDS = 12
 TOO_LARGE = 8.0  # step of the scale where every pilot answer was saturated
 RESCALE = 3.0  # a scale off by more is worth a new plan
 SATURATED_SCORE = 36.0  # about what float64 can show: a saturated answer says "at least this"
 QUARTILE = 0.6745  # median of |s| over its root mean square, s normal
-SPARE = 0.03  # of the questions, for replacing imprecise ones
+SPARE = 0.03  # of the queries, for replacing imprecise ones
 WORTH = 8.0  # a replacement is worth it if it removes this many average shares of the variance
 ROUNDS = 12  # of replacements
 GROWTH = 1.5  # of the blocks of anchors: each block is forecast by those before
-BIAS_QUESTIONS = 2
+BIAS_QUERIES = 2
 BIAS_SPARE = 0.25  # of the width: replacements once a key bias was measured
 
 
 def learn_from_vocabulary(
     oracle: Oracle, rng: np.random.Generator, tokens: Float[Array, "m d"] | None = None
-) -> Learned:
+) -> Hypothesis:
     """Recovers one head asking tokens of the domain's vocabulary (or of `tokens`) only."""
     table = oracle.spec.domain.vocabulary if tokens is None else tokens
     if table is None:
         raise InvalidArgument("the box declares no vocabulary: pass vocabulary= or tokens=")
     longest = oracle.spec.domain.max_length
     if longest is not None and longest < 2:
-        raise NotIdentifiable("questions of one token say nothing about the score matrix")
+        raise NotIdentifiable("queries of one token say nothing about the score matrix")
     pool = token_pool(np.asarray(table, dtype=np.float64), rng)
     return _Run(oracle, pool).run()
 
@@ -70,12 +70,12 @@ class _Run:
     def width(self) -> int:
         return int(self.tokens.shape[1])
 
-    def run(self) -> Learned:
+    def run(self) -> Hypothesis:
         self.scale = 1.0 / np.sqrt(self.width)  # the natural guess, as for unbounded tokens
         lengths = np.linalg.norm(self.tokens, axis=1)
         # an entry for the key bias, of the size of the others, to forecast with
         one = max(float(np.median(lengths)) / np.sqrt(self.width), TINY)
-        self.queries = np.hstack([self.tokens, np.full((len(self.tokens), 1), one)])
+        self.anchors = np.hstack([self.tokens, np.full((len(self.tokens), 1), one)])
         anchors = self._spanning(1.0 / self._costs())
         self.known = measure_token_values(self.oracle, self.tokens, anchors)
         if not self.known.value.any():
@@ -103,14 +103,14 @@ class _Run:
 
     def _prior(self, anchor: int) -> Column:
         """A column as the columns known so far predict it."""
-        query = self.queries[anchor]
+        anchor = self.anchors[anchor]
         done = [column for column in self.columns if not column.missing]
         if not done:
-            size = self.scale * float(np.linalg.norm(query))
+            size = self.scale * float(np.linalg.norm(anchor))
             return Column(self.pairs, anchor, np.zeros(self.width), size)
-        rows = self.queries[[column.anchor for column in done]]
-        share = np.linalg.lstsq(rows.T, query, rcond=None)[0]
-        rest = query - share @ rows
+        rows = self.anchors[[column.anchor for column in done]]
+        share = np.linalg.lstsq(rows.T, anchor, rcond=None)[0]
+        rest = anchor - share @ rows
         mean = share @ np.stack([column.estimate for column in done])
         noise = np.sqrt(
             sum(s**2 * np.trace(c.covariance) for s, c in zip(share, done, strict=True))
@@ -127,7 +127,7 @@ class _Run:
             column.add(probes, found)
             size = np.where(found.saturated, SATURATED_SCORE, np.abs(found.scores))
             steps = np.linalg.norm(column.steps(probes), axis=1)
-            ratio = size / (steps * np.linalg.norm(self.queries[anchors[0]]))
+            ratio = size / (steps * np.linalg.norm(self.anchors[anchors[0]]))
             scale = max(float(np.median(ratio)) / QUARTILE, TINY)
             old, self.scale = self.scale, scale
             if found.saturated.mean() > 0.5:
@@ -151,7 +151,7 @@ class _Run:
         square = np.sum(self.tokens**2, axis=1)
         distance = square[:, None] + square - 2.0 * self.tokens @ self.tokens.T
         near = np.sqrt(np.maximum(np.partition(distance, enough, axis=1)[:, enough], 0.0))
-        reach = CAUTION * self.scale * near * np.linalg.norm(self.queries, axis=1)
+        reach = CAUTION * self.scale * near * np.linalg.norm(self.anchors, axis=1)
         return np.exp(np.minimum(reach - reach.min(), OVERFLOW)) / np.maximum(near, TINY)
 
     def _measure(self, anchors: Int[Array, " d"]) -> None:
@@ -206,7 +206,7 @@ class _Run:
 
     def _learn_scale(self) -> None:
         sizes = [
-            float(np.sum(c.estimate**2)) / float(np.sum(self.queries[c.anchor] ** 2))
+            float(np.sum(c.estimate**2)) / float(np.sum(self.anchors[c.anchor] ** 2))
             for c in self.columns
         ]
         self.scale = max(float(np.sqrt(np.mean(sizes) / self.width)), TINY)
@@ -239,7 +239,7 @@ class _Run:
         mean = share @ np.stack([column.estimate for column in self.columns])
         spread = sum(s**2 * c.covariance for s, c in zip(share, self.columns, strict=True))
         test = Column(self.pairs, extra, mean, 0.0)
-        probes = test.first_probes()[:BIAS_QUESTIONS]
+        probes = test.first_probes()[:BIAS_QUERIES]
         found = self.pairs.ask(probes, np.full(len(probes), extra), "key bias")
         steps = test.steps(probes)
         lengths = np.linalg.norm(steps, axis=1)
@@ -255,7 +255,7 @@ class _Run:
         lever = max(abs(1.0 - float(share.sum())), TINY)
         return np.full(self.width, np.sqrt(np.mean((error / lengths) ** 2)) / lever)
 
-    def _hypothesis(self, bias_error: Float[Array, " d"]) -> Learned:
+    def _hypothesis(self, bias_error: Float[Array, " d"]) -> Hypothesis:
         """`bias_error` holds where no key bias was found."""
         width, inverse = self.width, self._inverse()
         solution = inverse @ np.stack([column.estimate for column in self.columns])
@@ -276,10 +276,10 @@ class _Run:
 
 def assemble(
     known: TokenValues, score: Array, score_error: Array, bias: Array, bias_error: Array
-) -> Learned:
+) -> Hypothesis:
     """The hypothesis in the shape of the box's answers."""
     model = shaped_head(known.scalar, score, bias, known.value, known.offset)
-    return Learned(
+    return Hypothesis(
         model,
         shaped_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
         floor(model, score.size),

@@ -1,10 +1,10 @@
-"""What `Transformer(ffn=...)` accepts: any learner of networks from length-one questions."""
+"""What `Transformer(ffn=...)` accepts: any learner of networks from length-one queries."""
 
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.oracles.base import Oracle, Spec
 
 
@@ -12,12 +12,12 @@ from keyhole.oracles.base import Oracle, Spec
 class FfnLearner(Protocol):
     """Learns a function of one token.
 
-    `learn` gets an oracle that answers questions of shape (batch, 1, width) and returns a
-    `Learned` whose `model` is a `ReluNetwork` (a linear skip is allowed) that agrees with the
+    `learn` gets an oracle that answers queries of shape (batch, 1, width) and returns a
+    `Hypothesis` whose `model` is a `ReluNetwork` (a linear skip is allowed) that agrees with the
     oracle at least to single precision. It must use `rng` for everything random and raise errors
     from `keyhole.errors` where it fails. `keyhole.testing.ffn_contract` checks all of this.
     """
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned: ...
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis: ...
 
-    def expected_questions(self, spec: Spec) -> int | None: ...
+    def expected_queries(self, spec: Spec) -> int | None: ...

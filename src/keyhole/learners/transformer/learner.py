@@ -1,18 +1,18 @@
 """One Transformer layer: softmax attention followed by a network of ReLUs.
 
 Statement.  f(X) = network(Σ_i softmax_i(x_i · (score x_N + key_bias)) x_i) is recovered with the
-            questions of any learner of networks plus about one per entry of the score.
-Questions.  Length one: the network is an oracle of its own (oracles/wrappers/single_token), any
+            queries of any learner of networks plus about one per entry of the score.
+Queries.  Length one: the network is an oracle of its own (oracles/wrappers/single_token), any
             `FfnLearner` learns it. Then, method "segment": pairs [x + u ; x], read off the known
             network along the segment from x to x + u (segments). Method "antisymmetric":
             f(X) − f(−X) is an attention head (learners/published/antisymmetric) for any learner of
-            attention: two questions per entry, networks without biases only.
+            attention: two queries per entry, networks without biases only.
 Algebra.    With probes and anchors orthonormal, the log-odds over the lengths are P score Ωᵀ.
-            A query that goes around the attention is recovered too (learners/transformer/residual).
+            An anchor that goes around the attention is recovered too (residual).
 Fails.      A network that does not change along any segment hides the score (NotIdentifiable).
             Several heads or another activation fail validation (WrongFamily).
 Source.     Section 4 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Queries" (2026); reading the known network along segments is ours.
+            Anchors" (2026); reading the known network along segments is ours.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from keyhole.errors import (
     NotIdentifiable,
     WrongFamily,
 )
-from keyhole.learners.base import Learned, Learner
+from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.published.antisymmetric import Antisymmetric
@@ -39,7 +39,7 @@ from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.single_token import SingleToken
 
 VALIDATION_LENGTHS = (3, 5, 8)  # of the random sequences that are compared at the end
@@ -49,9 +49,9 @@ RESIDUAL_ERROR = 1e-8  # relative error of what is read off small steps, a gener
 NO_SKIP = 10.0  # errors of a mixed skip that cannot be told from none
 NO_KEY_BIAS = 1e-8  # a key bias below this, relative to the score, is rounding
 RESIDUAL_NOTE = (
-    "The query goes around the attention (a residual connection). Seen are only products: "
+    "The anchor goes around the attention (a residual connection). Seen are only products: "
     "mixed_weight is the first layer times the value map, and mixed_skip what the linear part "
-    "makes of the attended tokens. If the query is added unscaled before the network, weight - "
+    "makes of the attended tokens. If the anchor is added unscaled before the network, weight - "
     "mixed_weight is the first layer, up to the scale of each neuron, and the value map follows "
     "where that has full column rank; whether it is unscaled, the answers do not tell. What is "
     "added after the network is part of skip - mixed_skip."
@@ -65,9 +65,9 @@ class Transformer:
     """Learner for one layer: a head of attention, then a network that `ffn` learns.
 
     The network's errors reach the score tenfold, so it is learned to the last digits by default;
-    `ffn=ReluNetworkLearner()` takes half the questions and leaves errors of about 1e-9.
+    `ffn=ReluNetworkLearner()` takes half the queries and leaves errors of about 1e-9.
 
-    `method` is "segment" (one question per entry of the score, any network) or "antisymmetric"
+    `method` is "segment" (one query per entry of the score, any network) or "antisymmetric"
     (the paper's reduction: two per entry, networks without biases; `attention` learns the head,
     a `SingleHead` unless another learner of attention is given).
 
@@ -94,17 +94,17 @@ class Transformer:
             )
         if isinstance(self.ffn, type) or not isinstance(self.ffn, FfnLearner):
             raise InvalidArgument(
-                f"ffn must have learn(oracle, rng) and expected_questions(spec), got {self.ffn!r}"
+                f"ffn must have learn(oracle, rng) and expected_queries(spec), got {self.ffn!r}"
             )
         if isinstance(self.attention, type) or not isinstance(self.attention, Learner | None):
             raise InvalidArgument(
                 f"attention must be a learner such as SingleHead(), got {self.attention!r}"
             )
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         longest = oracle.spec.domain.max_length
         if longest is not None and longest < 2:
-            raise DomainError("with questions of length one only, attention cannot be seen")
+            raise DomainError("with queries of length one only, attention cannot be seen")
         inner = self.ffn.learn(SingleToken(oracle), rng)
         network = inner.model
         if not isinstance(network, ReluNetwork):
@@ -125,16 +125,16 @@ class Transformer:
             return around
         return found
 
-    def expected_questions(self, spec: Spec) -> int | None:
-        inner = self.ffn.expected_questions(spec)
+    def expected_queries(self, spec: Spec) -> int | None:
+        inner = self.ffn.expected_queries(spec)
         if inner is None:
             return None
         per_entry = 1 if self.method == "segment" else 2
         return inner + per_entry * spec.width**2 + spec.width
 
     def _by_segments(
-        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
-    ) -> Learned:
+        self, oracle: Oracle, network: ReluNetwork, inner: Hypothesis, rng: np.random.Generator
+    ) -> Hypothesis:
         region = InputRegion.of(oracle.spec.domain, network.width, None)
         exactness = inner.details.get("function_error", 0.0)
         scale = inner.details.get("scale", 1.0)
@@ -147,8 +147,8 @@ class Transformer:
         return learned(model, errors, inner, ())
 
     def _around(
-        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
-    ) -> Learned | None:
+        self, oracle: Oracle, network: ReluNetwork, inner: Hypothesis, rng: np.random.Generator
+    ) -> Hypothesis | None:
         """A layer with a residual connection, if the box is one."""
         region = InputRegion.of(oracle.spec.domain, network.width, None)
         probe = ResidualProbe(oracle, network, region, rng)
@@ -177,8 +177,8 @@ class Transformer:
         return learned(model, errors, inner, (RESIDUAL_NOTE,))
 
     def _by_antisymmetry(
-        self, oracle: Oracle, network: ReluNetwork, inner: Learned, rng: np.random.Generator
-    ) -> Learned:
+        self, oracle: Oracle, network: ReluNetwork, inner: Hypothesis, rng: np.random.Generator
+    ) -> Hypothesis:
         rows = np.linalg.norm(network.weight, axis=1)
         if (np.abs(network.bias) > BIAS_FREE * rows).any():
             raise NotIdentifiable(
@@ -199,20 +199,20 @@ class Transformer:
         return learned(model, errors, inner, found.notes)
 
 
-def rounding_of(inner: Learned) -> float:
+def rounding_of(inner: Hypothesis) -> float:
     """Error of the network relative to how much its answers vary."""
     scale = float(inner.details.get("scale", 1.0))
     return float(inner.details.get("function_error", 0.0)) / max(scale, TINY)
 
 
 def learned(
-    model: TransformerModel, errors: TransformerModel, inner: Learned, notes: tuple[str, ...]
-) -> Learned:
+    model: TransformerModel, errors: TransformerModel, inner: Hypothesis, notes: tuple[str, ...]
+) -> Hypothesis:
     answer = model.outputs or 1
     unknowns = model.width**2 + (model.width if model.key_bias.any() else 0)
     if model.mixed_weight is not None and model.mixed_skip is not None:
         unknowns += model.mixed_weight.size + model.mixed_skip.size
-    return Learned(
+    return Hypothesis(
         model,
         errors,
         inner.floor + unknowns / answer,
@@ -234,7 +234,7 @@ def validate(
         if longest is not None and length > longest:
             continue
         tokens: Float[Array, "n d"] = region.points(rng, length)
-        answer = oracle.ask(Questions.of(tokens[None], "validation"))[0]
+        answer = oracle.ask(QueryBatch.of(tokens[None], "validation"))[0]
         predicted = model(tokens[None])[0]
         spread = float(np.linalg.norm(np.std(model(tokens[:, None, :]), axis=0)))
         gap = float(np.linalg.norm(answer - predicted))

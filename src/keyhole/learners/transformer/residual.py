@@ -1,4 +1,4 @@
-"""Two-token questions about a layer in which the query also goes around the attention.
+"""Two-token queries about a layer in which the anchor also goes around the attention.
 
     f(X) = skip . x_N + mixed_skip . (z - x_N)
            + sum_j output_j relu(weight_j . x_N + mixed_weight_j . (z - x_N) + bias_j) + offset
@@ -20,7 +20,7 @@ from keyhole.learners.mlp.domain import InputRegion
 from keyhole.linalg.bases import equal_overlap, random_rotation
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 CANDIDATES = 400  # random points from which roomy ones are taken
 STEP = 0.1  # length of a probe relative to the distance of the nearest plane
@@ -31,7 +31,7 @@ NARROW_PLANE = 0.4  # distance of the two bases from a plane, relative to its cl
 
 @dataclass(frozen=True, eq=False)
 class ResidualProbe:
-    """Questions to a layer whose network of one token is known."""
+    """Queries to a layer whose network of one token is known."""
 
     oracle: Oracle
     network: ReluNetwork
@@ -99,7 +99,7 @@ class ResidualProbe:
     def known_attention(
         self, point: Array, length: float, basis: Array, score: Array, key_bias: Array
     ) -> Float[Array, "d k"]:
-        """The same with one question per direction, once the attention is known."""
+        """The same with one query per direction, once the attention is known."""
         steps = length * basis
         weight = 1 / (1 + np.exp(-(steps @ (score @ point + key_bias))))
         moved = self.answers(point + steps, point) - self.known(point)
@@ -107,7 +107,7 @@ class ResidualProbe:
 
     def answers(self, first: Float[Array, "n d"], last: Float[Array, " d"]) -> Array:
         tokens = np.stack([first, np.broadcast_to(last, first.shape)], axis=1)
-        raw = self.oracle.ask(Questions.of(tokens, "residual"))
+        raw = self.oracle.ask(QueryBatch.of(tokens, "residual"))
         return np.asarray(raw, dtype=np.float64).reshape(len(first), -1)
 
     def known(self, point: Array) -> Float[Array, " k"]:

@@ -1,6 +1,6 @@
 """The score matrix of a Transformer layer with a known network, entry by entry.
 
-Probe p_i and anchor w_j are orthonormal; entry (i, j) is p_i . score w_j. The question
+Probe p_i and anchor w_j are orthonormal; entry (i, j) is p_i . score w_j. The query
 [x + u ; x] with u = ±length p_i, x = ±size w_j measures it, and lengths, sizes and signs are free:
 for each entry those are chosen where the known network is steepest and the log-odds about one.
 """
@@ -16,7 +16,7 @@ from keyhole.learners.transformer.segments import Lifted, gradients_at, read_wei
 from keyhole.linalg.bases import equal_overlap, random_rotation
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 SIZES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)  # of an anchor, in typical lengths of an input
 LENGTHS = (0.004, 0.02, 0.1, 0.3, 0.7, 1.5, 3.0, 6.0)  # of a probe
@@ -31,7 +31,7 @@ FIRST = 6  # entries measured before the size of the score is settled
 LEAST = 0.3  # of the supposed size that a few small entries make of it
 INFLATED = 1.2  # size of the score after a few entries, times this: they may all be small
 CALIBRATIONS = 12  # rounds of looking for the size of the score
-DIRECTIONS = 40  # tried for the question whether there is a key bias
+DIRECTIONS = 40  # tried for the query whether there is a key bias
 REPEATS = 6  # rounds of measuring entries again
 ZERO_BIAS = 30.0  # a key bias is zero if its log-odds are this many errors from zero at most
 FLAT_NETWORK = (
@@ -117,7 +117,7 @@ class ScoreSegments:
         return table, error, size
 
     def key_bias(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """One question whether there is a key bias, and one per entry if so."""
+        """One query whether there is a key bias, and one per entry if so."""
         width = self.network.width
         odds, error, hard, length = self.odds_anywhere(rng)
         if abs(odds[0]) <= ZERO_BIAS * error[0] and not hard[0]:
@@ -193,7 +193,7 @@ class ScoreSegments:
         """Log-odds of the first token in [start + step ; start], their errors, and which of them
         lie where the segment says little."""
         tokens = np.stack([start + step, start], axis=1)
-        raw = self.oracle.ask(Questions.of(tokens, "score"))
+        raw = self.oracle.ask(QueryBatch.of(tokens, "score"))
         answers = raw.astype(np.float64).reshape(len(tokens), -1)
         reading = read_weights(self.network, start, step, answers)
         off = self.exactness / np.maximum(reading.slope, TINY)

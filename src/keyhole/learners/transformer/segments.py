@@ -1,8 +1,8 @@
-"""Two-token questions about a Transformer layer whose network is known.
+"""Two-token queries about a Transformer layer whose network is known.
 
 X = [x + u ; x] makes the network see x + a u, where a = sigmoid(u . (score x + key_bias)): the
 x-on-x score cancels. Along the segment from x to x + u the network is a known polyline, so the
-answer tells a, and logit(a) is one number about the score. One question per number; biases do no
+answer tells a, and logit(a) is one number about the score. One query per number; biases do no
 harm. A segment is good where the polyline is steep and does not turn back.
 """
 

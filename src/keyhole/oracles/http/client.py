@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 from keyhole import __version__
 from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.http.retry import Patience, Transient, patiently, pause
+from keyhole.oracles.http.retry import RetryPolicy, Transient, patiently, pause
 
 if TYPE_CHECKING:
     import httpx
@@ -43,9 +43,9 @@ class Access:
     token_env: str = TOKEN_VARIABLE  # name of the environment variable that holds the token
     plain_token: bool = False  # whether the token may travel unencrypted to another machine
     timeout: float = 60.0  # seconds for one exchange, from connecting to the last byte
-    rate: float | None = None  # questions per second, over all connections
+    rate: float | None = None  # queries per second, over all connections
     concurrency: int = 1  # exchanges at the same time
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
         real_number("timeout", self.timeout, 0.0, finite=False)
@@ -56,18 +56,18 @@ class Access:
 
 @dataclass
 class Traffic:
-    """What went over the wire. Questions sent again after a failure appear here, not in the
+    """What went over the wire. Queries sent again after a failure appear here, not in the
     ledger: the endpoint may have computed them, but they were answered once."""
 
     exchanges: int = 0
-    questions: int = 0  # sent, repeats included
+    queries: int = 0  # sent, repeats included
     failures: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def sent(self, questions: int) -> None:
+    def sent(self, queries: int) -> None:
         with self._lock:
             self.exchanges += 1
-            self.questions += questions
+            self.queries += queries
 
     def failed(self, kind: str) -> None:
         with self._lock:
@@ -82,11 +82,11 @@ class Pace:
         self._free = 0.0
         self._lock = threading.Lock()
 
-    def wait(self, questions: int, stop: threading.Event | None) -> None:
+    def wait(self, queries: int, stop: threading.Event | None) -> None:
         with self._lock:
             now = time.monotonic()
             start = max(now, self._free)
-            self._free = max(self._free, start + (questions / self.rate if self.rate else 0.0))
+            self._free = max(self._free, start + (queries / self.rate if self.rate else 0.0))
         if start > now:
             pause(start - now, stop)
 
@@ -169,17 +169,17 @@ class Endpoint:
         *,
         content: bytes = b"",
         headers: dict[str, str] | None = None,
-        questions: int = 0,
+        queries: int = 0,
         read: Any = None,
         stop: threading.Event | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
     ) -> Any:
         """One exchange with patience. `read` turns the Answer into what is wanted; what it raises
         as Transient (an answer that makes no sense) is tried again too."""
 
         def attempt() -> Any:
-            self.pace.wait(questions, stop)
-            self.traffic.sent(questions)
+            self.pace.wait(queries, stop)
+            self.traffic.sent(queries)
             answer = self._exchange(method, self._at(path), content, headers or {})
             return answer if read is None else read(answer)
 
@@ -206,7 +206,7 @@ class Endpoint:
             if origin(target) != origin(self.url):
                 raise OracleError(
                     f"{self.identity} redirects to another host ({urlsplit(target).hostname}); "
-                    "questions and token stay with the host they were meant for. Name that host "
+                    "queries and token stay with the host they were meant for. Name that host "
                     "as the target if you trust it"
                 )
             url = target

@@ -1,7 +1,7 @@
 """A box behind an HTTP endpoint with a JSON of its own.
 
 `request` is the message with the string "$tokens" where a batch of sequences goes, or "$sequence"
-where one sequence goes (then every question is a request). `answer` is the path to the numbers in
+where one sequence goes (then every query is a request). `answer` is the path to the numbers in
 the reply, names and positions separated by dots; empty if the reply itself is the list.
 """
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.base import Domain, Precision, Spec
+from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.http.client import Access, Answer, Endpoint
 from keyhole.oracles.http.open_inference import last_position, polite, sound
 from keyhole.oracles.http.retry import Transient
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
 
 BATCH, SINGLE = "$tokens", "$sequence"
@@ -39,16 +40,16 @@ class JsonOracle(Parted):
     def traffic(self) -> Any:
         return self.endpoint.traffic
 
-    def answer(self, questions: Questions, stop: threading.Event) -> Array:
-        tokens = questions.tokens()
+    def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
+        tokens = queries.tokens()
         filled = _filled(self.request, SINGLE if self.single else BATCH, tokens, self.single)
         answers: Array = self.endpoint.ask(
             "POST",
             "",
             content=json.dumps(filled).encode(),
             headers={"Content-Type": "application/json"},
-            questions=len(questions),
-            read=lambda answer: self._read(answer, len(questions)),
+            queries=len(queries),
+            read=lambda answer: self._read(answer, len(queries)),
             stop=stop,
         )
         return answers
@@ -88,7 +89,7 @@ def open_json(
     url: str,
     width: int | None,
     domain: Domain,
-    precision: Precision | None,
+    precision: NoiseModel | None,
     *,
     access: Access | None = None,
     request: Any,

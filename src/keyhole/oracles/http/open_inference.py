@@ -2,7 +2,7 @@
 
 Width, number format and names come from the endpoint's metadata; tensors travel in the binary
 extension where the endpoint offers it, else as JSON (which keeps every bit of a float64 too).
-Every request carries an id made of its questions; an answer with another id is another's answer.
+Every request carries an id made of its queries; an answer with another id is another's answer.
 """
 
 import json
@@ -16,16 +16,17 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.base import Domain, Precision, Spec
+from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.http.client import Access, Answer, Endpoint, Forbidden, Unreachable
-from keyhole.oracles.http.retry import Patience, Transient
+from keyhole.oracles.http.retry import RetryPolicy, Transient
 from keyhole.oracles.http.tensors import DATATYPES, HEADER_LENGTH, Malformed, Tensor, decode, encode
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
 
 BINARY_EXTENSION = "binary_tensor_data"
 MODEL_PATH = re.compile(r"(.*?)/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")
-OPENING = Patience(attempts=4)  # metadata: a wrong address should not take minutes to show
+OPENING = RetryPolicy(attempts=4)  # metadata: a wrong address should not take minutes to show
 DEFAULT_INPUT = "tokens"  # where an endpoint's metadata names no input
 FLOATS = ("FP16", "FP32", "FP64")
 
@@ -59,9 +60,9 @@ class OpenInferenceOracle(Parted):
     def traffic(self) -> Any:
         return self.endpoint.traffic
 
-    def answer(self, questions: Questions, stop: threading.Event) -> Array:
-        meta, name = self.metadata, questions.digest().hex()
-        tokens = questions.shared_tokens().astype(DATATYPES[meta.datatype], copy=False)
+    def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
+        meta, name = self.metadata, queries.digest().hex()
+        tokens = queries.shared_tokens().astype(DATATYPES[meta.datatype], copy=False)
         head: dict[str, Any] = {"id": name}
         if meta.output is not None:
             head["outputs"] = [{"name": meta.output, "parameters": {"binary_data": meta.binary}}]
@@ -73,14 +74,14 @@ class OpenInferenceOracle(Parted):
             headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(split)}
 
         def read(answer: Answer) -> Array:
-            return self._read(answer, name, len(questions))
+            return self._read(answer, name, len(queries))
 
         answers: Array = self.endpoint.ask(
             "POST",
             f"{meta.path}/infer",
             content=body,
             headers=headers,
-            questions=len(questions),
+            queries=len(queries),
             read=read,
             stop=stop,
         )
@@ -107,11 +108,11 @@ class OpenInferenceOracle(Parted):
         self.endpoint.close()
 
 
-SHARED = 64  # questions of a part, where several are on their way at a time
+SHARED = 64  # queries of a part, where several are on their way at a time
 
 
 def polite(batch: int | None, access: Access) -> int | None:
-    """Parts of at most one second's worth of questions, where a rate is to be kept; parts at all,
+    """Parts of at most one second's worth of queries, where a rate is to be kept; parts at all,
     where several are to be on their way."""
     if batch is None and access.concurrency > 1:
         batch = SHARED
@@ -130,7 +131,7 @@ def sound(answers: Array, count: int, who: str) -> Array:
     """The answers, or a Transient where asking again may help."""
     if answers.ndim == 0 or answers.shape[0] != count:
         got = answers.shape[0] if answers.ndim else 1
-        raise Transient(f"{who} gave {got} answers to {count} questions")
+        raise Transient(f"{who} gave {got} answers to {count} queries")
     if answers.dtype.kind == "f" and not np.isfinite(answers).all():
         raise Transient(f"{who} gave an answer that is not a finite number")
     return answers.astype(answers.dtype.newbyteorder("="))
@@ -140,7 +141,7 @@ def open_inference(
     url: str,
     width: int | None,
     domain: Domain,
-    precision: Precision | None,
+    precision: NoiseModel | None,
     *,
     access: Access | None = None,
     model: str | None = None,

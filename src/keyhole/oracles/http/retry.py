@@ -19,7 +19,7 @@ JITTER = random.Random()  # no part of any result: only of when something is ask
 
 
 class Transient(OracleError):
-    """A failure that may be gone when the question is asked again."""
+    """A failure that may be gone when the query is asked again."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class Transient(OracleError):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How often and how long to try again."""
 
     attempts: int = 8  # of one part, the first included
@@ -49,7 +49,7 @@ class Patience:
 
 def patiently(
     attempt: Callable[[], T],
-    patience: Patience,
+    patience: RetryPolicy,
     stop: threading.Event | None = None,
     failed: Callable[[Transient], None] | None = None,
 ) -> T:

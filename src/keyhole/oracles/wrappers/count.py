@@ -1,4 +1,4 @@
-"""The one counter: how many questions the box was paid for, by purpose, with a hard budget."""
+"""The one counter: how many queries the box was paid for, by purpose, with a hard budget."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from keyhole.arrays import Array
 from keyhole.errors import BudgetExhausted, DomainError, InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
-class Counting(Wrapper):
-    """Counts every question on its way to the box; refuses the first that exceeds the budget."""
+class QueryCounter(Wrapper):
+    """Counts every query on its way to the box; refuses the first that exceeds the budget."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Counting(Wrapper):
     ) -> None:
         self.inner = inner
         self.budget = budget
-        self.listener = listener  # told purpose and questions paid for, after each batch
+        self.listener = listener  # told purpose and queries paid for, after each batch
         self.opening = opening  # told purpose and size of a batch before it goes out
         self.by_purpose: Counter[str] = Counter()
 
@@ -33,24 +33,24 @@ class Counting(Wrapper):
     def remaining(self) -> int | None:
         return None if self.budget is None else self.budget - self.paid
 
-    def ask(self, questions: Questions) -> Array:
-        count = len(questions)
+    def ask(self, queries: QueryBatch) -> Array:
+        count = len(queries)
         if self.budget is not None and self.paid + count > self.budget:
             raise BudgetExhausted(
-                f"the next {count} questions ({questions.purpose}) would exceed the budget of "
+                f"the next {count} queries ({queries.purpose}) would exceed the budget of "
                 f"{self.budget}; {self.paid} were asked. Raise budget=, and pass the same "
                 "journal= to continue without paying twice (a learner that plans with its budget, "
                 "as for noise in a bounded domain, needs another journal)"
             )
         if self.opening is not None:
-            self.opening(questions.purpose, count)
-        self.by_purpose[questions.purpose] += count
+            self.opening(queries.purpose, count)
+        self.by_purpose[queries.purpose] += count
         try:
-            answers = self.inner.ask(questions)
+            answers = self.inner.ask(queries)
         except (DomainError, InvalidArgument):  # the border let none of them out to the box
-            self.by_purpose[questions.purpose] -= count
-            self.by_purpose += Counter()  # drops a purpose without questions
+            self.by_purpose[queries.purpose] -= count
+            self.by_purpose += Counter()  # drops a purpose without queries
             raise
         if self.listener is not None:
-            self.listener(questions.purpose, self.paid)
+            self.listener(queries.purpose, self.paid)
         return answers

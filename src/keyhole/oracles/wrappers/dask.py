@@ -14,16 +14,16 @@ from keyhole.errors import InvalidArgument, OracleError
 from keyhole.extras import need
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.http.client import Endpoint
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import assembled, grid
 
-BATCH = 64  # questions of one task
+BATCH = 64  # queries of one task
 RETRIES = 3  # times a task may fail for reasons of its machine
 
 
 def _answered(box: Oracle, tokens: Array) -> Array:
     """Runs on a worker."""
-    return box.ask(Questions.of(tokens, "distributed"))
+    return box.ask(QueryBatch.of(tokens, "distributed"))
 
 
 class Distributed(Wrapper):
@@ -43,14 +43,14 @@ class Distributed(Wrapper):
         except (OSError, TypeError, ValueError, AttributeError) as error:
             raise OracleError(f"the cluster cannot be used: {error}") from error
 
-    def ask(self, questions: Questions) -> Array:
-        return assembled(len(questions), dict(self.stream(questions)))
+    def ask(self, queries: QueryBatch) -> Array:
+        return assembled(len(queries), dict(self.stream(queries)))
 
-    def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
-        """(number of the first question, answers) of each part, in the order they are ready."""
+    def stream(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
+        """(number of the first query, answers) of each part, in the order they are ready."""
         from distributed import CancelledError, as_completed
 
-        parts = dict(grid(questions, self.batch))
+        parts = dict(grid(queries, self.batch))
         tasks = {self._submit(part): start for start, part in parts.items()}
         lost: Counter[int] = Counter()
         waiting = as_completed(list(tasks))  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class Distributed(Wrapper):
                     lost[start] += 1
                     if lost[start] > RETRIES:
                         raise OracleError(
-                            f"the cluster lost the questions from {start} on {lost[start]} times"
+                            f"the cluster lost the queries from {start} on {lost[start]} times"
                         ) from error
                     self._box = self._sent()
                     again = self._submit(parts[start])
@@ -76,7 +76,7 @@ class Distributed(Wrapper):
         """The box on every worker there is now."""
         return self.client.scatter(self.inner, broadcast=True, hash=False)
 
-    def _submit(self, part: Questions) -> Any:
+    def _submit(self, part: QueryBatch) -> Any:
         return self.client.submit(_answered, self._box, part.tokens(), pure=False, retries=RETRIES)
 
     def _result(self, task: Any) -> Array:

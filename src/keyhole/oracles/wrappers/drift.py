@@ -1,7 +1,7 @@
-"""Is it still the same box? A few old questions, asked again as the run goes on.
+"""Is it still the same box? A few old queries, asked again as the run goes on.
 
-Sits above the counter: a question asked again is paid for and stands in the ledger as "recall".
-When it looks depends on the number of questions alone, so a resumed run looks at the same places
+Sits above the counter: a query asked again is paid for and stands in the ledger as "recall".
+When it looks depends on the number of queries alone, so a resumed run looks at the same places
 and finds what it asked in its journal.
 """
 
@@ -12,25 +12,26 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument
-from keyhole.oracles.base import Oracle, Precision, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Oracle, Wrapper
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 PURPOSE = "recall"
-RECALLED = 3  # old questions asked again at a time
-KEPT = 8  # old questions that can be asked again: the oldest of every kind
-FIRST, EVERY = 2048, 4096  # new questions before the first look, and between two later ones
-REPEATS = 12  # of a question whose answer differs, to tell noise from another box
+RECALLED = 3  # old queries asked again at a time
+KEPT = 8  # old queries that can be asked again: the oldest of every kind
+FIRST, EVERY = 2048, 4096  # new queries before the first look, and between two later ones
+REPEATS = 12  # of a query whose answer differs, to tell noise from another box
 MEASURED_DEVIATIONS = 14.0  # of noise known from so few repeats that two answers may be apart
 CANCELLED = 2.0**12  # roundings of an answer that its last bit may be, where larger terms cancelled
 LABELS = 3  # a box that has shown no more different numbers answers with labels
 TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
 SAMPLE = 64  # answers of a batch that tell the number format
 CHANGED = (
-    "the box changed while it was asked: it answers an old question differently than before. With "
+    "the box changed while it was asked: it answers an old query differently than before. With "
     "new weights or another replica, what was learned mixes two models: start again with another "
     "journal. Where an answer depends on the rest of its batch, ask with batch=1 (--batch 1)"
 )
-REASON = "the box answered this question differently before"
+REASON = "the box answered this query differently before"
 
 
 def roundoff_of_type(answers: Array) -> float:
@@ -40,16 +41,16 @@ def roundoff_of_type(answers: Array) -> float:
 
 
 @dataclass(eq=False)
-class OldQuestion:
-    """A question and what the box said to it at first."""
+class OldQuery:
+    """A query and what the box said to it at first."""
 
-    question: Questions
+    query: QueryBatch
     answer: Array
     scale: float  # largest answer of its batch: what cancelled in this one was of that size
 
 
 class DriftWatch(Wrapper):
-    """Asks RECALLED old questions again after `first`, twice that many, … and then after every
+    """Asks RECALLED old queries again after `first`, twice that many, … and then after every
     `every` new ones. `roundoff` tells the unit roundoff of the box from a sample of answers."""
 
     def __init__(
@@ -64,8 +65,8 @@ class DriftWatch(Wrapper):
         self.inner, self.every, self.roundoff = inner, every, roundoff
         self._wait = min(every, first or every)
         self._since = 0
-        self._oldest: dict[str, OldQuestion] = {}  # by purpose
-        self._longest: OldQuestion | None = None
+        self._oldest: dict[str, OldQuery] = {}  # by purpose
+        self._longest: OldQuery | None = None
         self._samples: list[Array] = []
         self._values: set[float] = set()  # that were answered; no more than tell labels apart
         self._measured: tuple[float, float] | None = None  # noise, and the scale it was seen at
@@ -87,71 +88,71 @@ class DriftWatch(Wrapper):
         """Whether the box has shown nothing but labels."""
         return len(self._values) <= LABELS
 
-    def ask(self, questions: Questions) -> Array:
-        answers = self.inner.ask(questions)
-        if len(questions):
-            self._keep(questions, answers)
-        self._since += len(questions)
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = self.inner.ask(queries)
+        if len(queries):
+            self._keep(queries, answers)
+        self._since += len(queries)
         if self._since >= self._wait:
             self._since, self._wait = 0, min(2 * self._wait, self.every)
             self.look()
         return answers
 
-    def look(self, count: int = RECALLED, precision: Precision | None = None) -> None:
-        """Asks `count` old questions again; raises Inconsistent if the box is not what it was.
+    def look(self, count: int = RECALLED, precision: NoiseModel | None = None) -> None:
+        """Asks `count` old queries again; raises Inconsistent if the box is not what it was.
 
-        The longest sequences say most about a model, the oldest questions about the past."""
+        The longest sequences say most about a model, the oldest queries about the past."""
         needed = TIES if self.labels else 1
         for kept in self._known()[:count]:
-            now = np.asarray(self.inner.ask(kept.question)[0])
+            now = np.asarray(self.inner.ask(kept.query)[0])
             if self._same(kept, now, precision or self.spec.precision):
                 continue
             needed -= 1
             if needed == 0:
-                tokens = kept.question.tokens()[0]
+                tokens = kept.query.tokens()[0]
                 raise Inconsistent(CHANGED, Counterexample(tokens, now, kept.answer, REASON))
 
-    def _keep(self, questions: Questions, answers: Array) -> None:
+    def _keep(self, queries: QueryBatch, answers: Array) -> None:
         if self.labels:
             self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:SAMPLE].tolist())
         if len(self._samples) < KEPT:
             self._samples.append(np.array(answers[:SAMPLE]).ravel())
-        longer = self._longest is None or questions.length > self._longest.question.length
-        new = questions.purpose not in self._oldest and len(self._oldest) < KEPT
+        longer = self._longest is None or queries.length > self._longest.query.length
+        new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
         if not (longer or new):
             return
-        one = Questions.of(questions[:1].tokens(), PURPOSE)  # lets go of the bank
-        kept = OldQuestion(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
+        one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank
+        kept = OldQuery(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
         if new:
-            self._oldest[questions.purpose] = kept
+            self._oldest[queries.purpose] = kept
         if longer:
             self._longest = kept
 
-    def _known(self) -> list[OldQuestion]:
+    def _known(self) -> list[OldQuery]:
         """What can be asked again: the oldest of the longest, then the oldest of every purpose."""
         known = [] if self._longest is None else [self._longest]
         return [*known, *(kept for kept in self._oldest.values() if kept not in known)][:KEPT]
 
-    def _same(self, kept: OldQuestion, now: Array, precision: Precision | None) -> bool:
-        """Whether two answers to one question can come from one box."""
+    def _same(self, kept: OldQuery, now: Array, precision: NoiseModel | None) -> bool:
+        """Whether two answers to one query can come from one box."""
         if now.shape != kept.answer.shape:
             return False
         gap = float(np.max(np.abs(np.asarray(now, dtype=np.float64) - kept.answer), initial=0.0))
         if precision is not None:
             return gap <= precision.apart(kept.scale)
-        allowed = Precision(self.roundoff(np.concatenate(self._samples))).apart(kept.scale)
+        allowed = NoiseModel(self.roundoff(np.concatenate(self._samples))).apart(kept.scale)
         if gap <= allowed:
             return True
         alone = now[None] if gap <= CANCELLED * allowed else now[None][:0]
         return gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept, alone)
 
-    def _noise(self, kept: OldQuestion, alone: Array) -> float:
-        """Standard deviation of its answers: from repeats of the first question that needed them,
+    def _noise(self, kept: OldQuery, alone: Array) -> float:
+        """Standard deviation of its answers: from repeats of the first query that needed them,
         and larger in proportion for larger answers, as relative noise would be. The repeats are
         asked together; boxes may round what was asked `alone` differently."""
         if self._measured is None:
-            index = np.repeat(kept.question.index, REPEATS, axis=0)
-            again = self.inner.ask(Questions(kept.question.bank, index, PURPOSE))
+            index = np.repeat(kept.query.index, REPEATS, axis=0)
+            again = self.inner.ask(QueryBatch(kept.query.bank, index, PURPOSE))
             together = np.concatenate([alone, again]).astype(np.float64)
             spread = np.std(together, axis=0, ddof=1)
             self._measured = float(np.max(spread, initial=0.0)), kept.scale

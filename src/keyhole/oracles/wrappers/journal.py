@@ -1,8 +1,8 @@
 """Answers on disk, so that nothing paid for is ever lost or paid twice.
 
-One SQLite file. A row holds answers with the digest of their questions, the place in the run where
+One SQLite file. A row holds answers with the digest of their queries, the place in the run where
 they were asked, and a checksum. On a later run with the same box, learner and seed the same
-questions come in the same order: what is recorded is answered from the file, after its digest is
+queries come in the same order: what is recorded is answered from the file, after its digest is
 checked, and what is not goes to the box. A process killed at any moment leaves a valid file.
 
 An oracle that answers in parts (`stream`) is recorded part by part, so that a kill in the middle
@@ -21,7 +21,7 @@ import numpy as np
 from keyhole.arrays import Array, digest
 from keyhole.errors import JournalError, JournalMismatch
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import assembled
 
 FORMAT = "keyhole-journal-2"
@@ -30,11 +30,11 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS header (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (
     position INTEGER NOT NULL, start INTEGER NOT NULL, purpose TEXT NOT NULL,
-    questions BLOB NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB NOT NULL,
+    queries BLOB NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB NOT NULL,
     checksum BLOB NOT NULL, PRIMARY KEY (position, start)
 );
 """
-ROOM = 8 * 2**20  # bytes that must be free before a question is paid for: several chunks
+ROOM = 8 * 2**20  # bytes that must be free before a query is paid for: several chunks
 LOCKED = "another process uses it; wait for it, or name another journal"
 FULL = "the disk is full; make room and run again, nothing recorded is lost"
 READ_ONLY = "the file or its folder cannot be written; name another place"
@@ -46,9 +46,9 @@ class Journal(Wrapper):
 
     def __init__(self, inner: Oracle, path: str | Path, header: Mapping[str, Any]) -> None:
         self.inner, self.path = inner, Path(path)
-        self.replayed = 0  # questions answered from the file
-        self.asked = 0  # questions that went to the box
-        self.live = False  # while set, questions go past the file to the box
+        self.replayed = 0  # queries answered from the file
+        self.asked = 0  # queries that went to the box
+        self.live = False  # while set, queries go past the file to the box
         self._position = 0
         self._largest = 0  # bytes of a record
         try:
@@ -120,7 +120,7 @@ class Journal(Wrapper):
                 )
 
     def _check_room(self) -> None:
-        """Better no question than an answer that cannot be kept."""
+        """Better no query than an answer that cannot be kept."""
         if shutil.disk_usage(self.path.parent).free < ROOM + 4 * self._largest:
             raise JournalError(f"journal {self.path}: {FULL}")
 
@@ -138,35 +138,35 @@ class Journal(Wrapper):
             advice = DAMAGED
         return JournalError(f"journal {self.path}: {text}: {advice}")
 
-    def ask(self, questions: Questions) -> Array:
+    def ask(self, queries: QueryBatch) -> Array:
         if self.live:
-            return self.inner.ask(questions)
+            return self.inner.ask(queries)
         try:
-            known = dict(self._recorded(questions))
+            known = dict(self._recorded(queries))
             self.replayed += sum(len(part) for part in known.values())
-            for start, stop in _gaps(len(questions), known):
+            for start, stop in _gaps(len(queries), known):
                 self._check_room()
-                for offset, answers in _arriving(self.inner, questions[start:stop]):
+                for offset, answers in _arriving(self.inner, queries[start:stop]):
                     first = start + offset
-                    self._record(first, questions[first : first + len(answers)], answers)
+                    self._record(first, queries[first : first + len(answers)], answers)
                     self.asked += len(answers)
                     known[first] = answers
         except (sqlite3.Error, OSError) as error:
             raise self._failure(error) from error
         self._position += 1
-        return assembled(len(questions), known)
+        return assembled(len(queries), known)
 
-    def _recorded(self, questions: Questions) -> Iterator[tuple[int, Array]]:
+    def _recorded(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
         rows = self._file.execute(
-            "SELECT start, questions, dtype, shape, data, checksum FROM answers "
+            "SELECT start, queries, dtype, shape, data, checksum FROM answers "
             "WHERE position = ? ORDER BY start",
             (self._position,),
         )
         for start, asked, dtype, shape, data, checksum in rows.fetchall():
             answers = self._read(dtype, shape, data, checksum)
-            if asked != questions[start : start + len(answers)].digest():
+            if asked != queries[start : start + len(answers)].digest():
                 raise JournalMismatch(
-                    f"{self.path} recorded other questions at position {self._position} than this "
+                    f"{self.path} recorded other queries at position {self._position} than this "
                     "run asks: it belongs to another box, learner, seed or version, or to another "
                     "budget, where the learner plans with all of it. Name another journal"
                 )
@@ -184,7 +184,7 @@ class Journal(Wrapper):
             ) from error
         return answers.copy()
 
-    def _record(self, start: int, questions: Questions, answers: Array) -> None:
+    def _record(self, start: int, queries: QueryBatch, answers: Array) -> None:
         dtype, shape = answers.dtype.str, json.dumps(answers.shape)
         data = np.ascontiguousarray(answers).tobytes()
         self._file.execute(
@@ -192,8 +192,8 @@ class Journal(Wrapper):
             (
                 self._position,
                 start,
-                questions.purpose,
-                questions.digest(),
+                queries.purpose,
+                queries.digest(),
                 dtype,
                 shape,
                 data,
@@ -222,10 +222,10 @@ def _gaps(count: int, known: Mapping[int, Array]) -> Iterator[tuple[int, int]]:
         yield end, count
 
 
-def _arriving(oracle: Oracle, questions: Questions) -> Iterator[tuple[int, Array]]:
+def _arriving(oracle: Oracle, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
     """Answers as they come: in parts where the oracle knows parts, else all at once."""
     stream = getattr(oracle, "stream", None)
     if stream is None:
-        yield 0, oracle.ask(questions)
+        yield 0, oracle.ask(queries)
     else:
-        yield from stream(questions)
+        yield from stream(queries)

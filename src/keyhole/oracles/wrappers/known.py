@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.oracles.base import Oracle, Precision, Spec, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.base import Oracle, Spec, Wrapper
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
-class Known(Wrapper):
+class WithPrior(Wrapper):
     """The inner box; `precision`, where given, as if it had been stated, and `single`, where given,
-    in place of the box for questions of one token, which then cost nothing."""
+    in place of the box for queries of one token, which then cost nothing."""
 
     inner: Oracle
-    precision: Precision | None = None
+    precision: NoiseModel | None = None
     single: Callable[[Array], Array] | None = None
 
     @property
@@ -24,7 +25,7 @@ class Known(Wrapper):
         spec = self.inner.spec
         return spec if self.precision is None else replace(spec, precision=self.precision)
 
-    def ask(self, questions: Questions) -> Array:
-        if self.single is None or questions.length != 1:
-            return self.inner.ask(questions)
-        return np.asarray(self.single(questions.tokens()))
+    def ask(self, queries: QueryBatch) -> Array:
+        if self.single is None or queries.length != 1:
+            return self.inner.ask(queries)
+        return np.asarray(self.single(queries.tokens()))

@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 SIGNS = Coding(-1.0, 0.0, 1.0)
 BITS = Coding(0.0, 0.0, 1.0)  # the label of `f > 0`
@@ -21,8 +21,8 @@ class Labels(Wrapper):
     inner: Oracle
     coding: Coding = field(default=SIGNS)
 
-    def ask(self, questions: Questions) -> Array:
-        answers = np.asarray(self.inner.ask(questions))
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = np.asarray(self.inner.ask(queries))
         if answers.ndim == 2:
             return np.argmax(answers, axis=1).astype(np.float64)
         return self.coding.encode(answers.astype(np.float64))

@@ -5,7 +5,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 class Noisy(Wrapper):
@@ -19,7 +19,7 @@ class Noisy(Wrapper):
         self.inner, self.additive, self.relative = inner, additive, relative
         self._rng = np.random.default_rng(seed)
 
-    def ask(self, questions: Questions) -> Array:
-        answers = self.inner.ask(questions)
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = self.inner.ask(queries)
         noise = self._rng.standard_normal((2, *answers.shape))
         return answers + self.additive * noise[0] + self.relative * np.abs(answers) * noise[1]

@@ -1,6 +1,6 @@
 """A batch in parts of fixed size, answered in any order, several at a time.
 
-The grid depends on the questions alone, never on who answers or how fast: whoever answers a part
+The grid depends on the queries alone, never on who answers or how fast: whoever answers a part
 sees the same batch, so one process, many connections and many machines give the same bits.
 """
 
@@ -14,21 +14,21 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
-Part = tuple[int, Questions]  # first question's number, the questions
+Part = tuple[int, QueryBatch]  # first query's number, the queries
 
 
-def grid(questions: Questions, batch: int | None) -> list[Part]:
-    """The parts of a batch: `batch` questions each, the last one shorter."""
+def grid(queries: QueryBatch, batch: int | None) -> list[Part]:
+    """The parts of a batch: `batch` queries each, the last one shorter."""
     if batch is not None and batch < 1:
         raise InvalidArgument(f"batch must be at least 1, got {batch}")
-    step = batch or max(1, len(questions))
-    return [(start, questions[start : start + step]) for start in range(0, len(questions), step)]
+    step = batch or max(1, len(queries))
+    return [(start, queries[start : start + step]) for start in range(0, len(queries), step)]
 
 
 def assembled(count: int, parts: dict[int, Array]) -> Array:
-    """The answers in the order of the questions."""
+    """The answers in the order of the queries."""
     if not parts:
         return np.zeros(0)
     ordered = [parts[start] for start in sorted(parts)]
@@ -36,7 +36,7 @@ def assembled(count: int, parts: dict[int, Array]) -> Array:
         raise OracleError("the box changed the shape of its answers between two parts of a batch")
     answers = np.concatenate(ordered)
     if len(answers) != count:
-        raise OracleError(f"the box gave {len(answers)} answers to {count} questions")
+        raise OracleError(f"the box gave {len(answers)} answers to {count} queries")
     return answers
 
 
@@ -51,17 +51,17 @@ class Parted(Oracle):
     concurrency: int = 1
 
     @abstractmethod
-    def answer(self, questions: Questions, stop: threading.Event) -> Array:
+    def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
         """Answers one part. `stop` is set when the answer is no longer wanted."""
 
-    def ask(self, questions: Questions) -> Array:
-        return assembled(len(questions), dict(self.stream(questions)))
+    def ask(self, queries: QueryBatch) -> Array:
+        return assembled(len(queries), dict(self.stream(queries)))
 
-    def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
-        """(number of the first question, answers) of each part, in the order they are ready."""
-        if not len(questions):
+    def stream(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
+        """(number of the first query, answers) of each part, in the order they are ready."""
+        if not len(queries):
             return
-        parts, stop = grid(questions, self.batch), threading.Event()
+        parts, stop = grid(queries, self.batch), threading.Event()
         if self.concurrency == 1 or len(parts) == 1:
             for start, part in parts:
                 yield start, self.answer(part, stop)

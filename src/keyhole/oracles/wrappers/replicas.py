@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from keyhole.arrays import Array
 from keyhole.errors import Inconsistent, InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
 
-BATCH = 64  # questions of one part: small enough to share a chunk among a few replicas
+BATCH = 64  # queries of one part: small enough to share a chunk among a few replicas
 STRIKES = 3  # failures in a row after which a replica is left alone
 
 
@@ -31,7 +31,7 @@ class Replicas(Parted):
             raise InvalidArgument("replicas that accept different tokens or lengths")
         self.members, self.batch = tuple(members), BATCH if batch is None else batch
         self.concurrency = sum(self._slots(member) for member in members)
-        self.answered = [0] * len(members)  # questions, by member
+        self.answered = [0] * len(members)  # queries, by member
         self._free = [self._slots(member) for member in members]
         self._strikes = [0] * len(members)
         self._change = threading.Condition()
@@ -44,12 +44,12 @@ class Replicas(Parted):
     def _slots(member: Oracle) -> int:
         return int(getattr(member, "concurrency", 1))
 
-    def answer(self, questions: Questions, stop: threading.Event) -> Array:
+    def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
         failed: dict[int, OracleError] = {}
         while len(failed) < len(self.members):
             number = self._take(failed, stop)
             try:
-                answers = self.members[number].ask(questions)
+                answers = self.members[number].ask(queries)
             except Inconsistent:
                 self._give_back(number, worked=True)
                 raise
@@ -60,7 +60,7 @@ class Replicas(Parted):
                 self._give_back(number, worked=True)
                 raise
             else:
-                self._give_back(number, worked=True, answered=len(questions))
+                self._give_back(number, worked=True, answered=len(queries))
                 return answers
         worst = "; ".join(str(error) for error in failed.values())
         raise OracleError(f"none of {len(self.members)} replicas answered: {worst}")

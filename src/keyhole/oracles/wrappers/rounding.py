@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +24,8 @@ class Rounded(Wrapper):
         if self.bits is not None and not 1 <= self.bits <= 53:
             raise InvalidArgument(f"bits must lie in 1 … 53, got {self.bits}")
 
-    def ask(self, questions: Questions) -> Array:
-        answers = self.inner.ask(questions)
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = self.inner.ask(queries)
         if self.decimals is not None:
             return np.round(answers, self.decimals)
         return round_bits(answers, self.bits or 53)

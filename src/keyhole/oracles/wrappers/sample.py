@@ -1,4 +1,4 @@
-"""Keeps questions and answers of a run, for the free comparison with the hypothesis."""
+"""Keeps queries and answers of a run, for the free comparison with the hypothesis."""
 
 from dataclasses import dataclass
 
@@ -6,64 +6,64 @@ import numpy as np
 
 from keyhole.arrays import Array, Int
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import Questions, holds_table
+from keyhole.oracles.queries import QueryBatch, holds_table
 
-DESCRIBED = 512  # questions of one batch that are kept, spread over it, where tokens need not be
-LISTED = 128  # questions of the whole run that are kept with their tokens
+DESCRIBED = 512  # queries of one batch that are kept, spread over it, where tokens need not be
+LISTED = 128  # queries of the whole run that are kept with their tokens
 LISTED_BYTES = 2**24  # and the memory these may take
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Some questions of a batch, and their numbers in the run."""
+    """Some queries of a batch, and their numbers in the run."""
 
     numbers: Int[Array, " n"]
-    questions: Questions
+    queries: QueryBatch
     answers: Array
 
     @property
     def size(self) -> int:
         """Bytes of the tokens."""
-        return 8 * self.questions.index.size * self.questions.width
+        return 8 * self.queries.index.size * self.queries.width
 
     def part(self, chosen: Array, tokens: bool) -> "Kept":
-        index, purpose = self.questions.index[chosen], self.questions.purpose
-        questions = Questions(self.questions.bank, index, purpose)
+        index, purpose = self.queries.index[chosen], self.queries.purpose
+        queries = QueryBatch(self.queries.bank, index, purpose)
         if tokens:
-            questions = Questions.of(questions.tokens(), purpose)
-        return Kept(self.numbers[chosen], questions, self.answers[chosen])
+            queries = QueryBatch.of(queries.tokens(), purpose)
+        return Kept(self.numbers[chosen], queries, self.answers[chosen])
 
 
-class Memory(Wrapper):
+class AnswerSample(Wrapper):
     """Remembers a sample of the run: where the tokens were made for a batch alone, every n-th
-    question with its tokens, n growing with the run, and the first for each purpose; of all other
+    query with its tokens, n growing with the run, and the first for each purpose; of all other
     batches the description."""
 
     def __init__(self, inner: Oracle) -> None:
         self.inner, self.total = inner, 0
         self._described: list[Kept] = []
         self._listed: list[Kept] = []
-        self._held, self._bytes = 0, 0  # questions of these, and the size of their tokens
+        self._held, self._bytes = 0, 0  # queries of these, and the size of their tokens
         self._stride = 1
-        self._first: dict[str, int] = {}  # number of the first question for each purpose
+        self._first: dict[str, int] = {}  # number of the first query for each purpose
 
     @property
     def kept(self) -> list[Kept]:
         return sorted([*self._described, *self._listed], key=lambda kept: int(kept.numbers[0]))
 
     @property
-    def past(self) -> list[tuple[Questions, Array]]:
-        return [(kept.questions, kept.answers) for kept in self.kept]
+    def past(self) -> list[tuple[QueryBatch, Array]]:
+        return [(kept.queries, kept.answers) for kept in self.kept]
 
-    def ask(self, questions: Questions) -> Array:
-        answers = self.inner.ask(questions)
-        count = len(questions)
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = self.inner.ask(queries)
+        count = len(queries)
         if not count:
             return answers
-        batch = Kept(np.arange(self.total, self.total + count), questions, answers)
-        self._first.setdefault(questions.purpose, self.total)
+        batch = Kept(np.arange(self.total, self.total + count), queries, answers)
+        self._first.setdefault(queries.purpose, self.total)
         self.total += count
-        if holds_table(questions.bank):
+        if holds_table(queries.bank):
             self._list(batch)
         else:
             spread = np.linspace(0, count - 1, min(count, DESCRIBED)).astype(np.int64)
@@ -90,10 +90,10 @@ class Memory(Wrapper):
             self._bytes += self._listed[-1].size
 
     def _chosen(self, batch: Kept) -> Array:
-        first = self._first[batch.questions.purpose]
+        first = self._first[batch.queries.purpose]
         return np.asarray((batch.numbers % self._stride == 0) | (batch.numbers == first))
 
     def _fits(self, batch: Kept, count: int) -> bool:
-        """Whether there is room for so many questions of the batch."""
+        """Whether there is room for so many queries of the batch."""
         size = self._bytes + count * batch.size // len(batch.numbers)
         return self._held + count <= LISTED and size <= LISTED_BYTES

@@ -1,7 +1,7 @@
 """The network inside a Transformer layer as an oracle: sequences of length one.
 
 A single token attends to itself with weight one, so f([x]) is the network at x, whatever the
-attention. Longer questions are refused: they would not be answered by the network alone.
+attention. Longer queries are refused: they would not be answered by the network alone.
 """
 
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from keyhole.arrays import Array
 from keyhole.errors import DomainError
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
 class SingleToken(Oracle):
-    """The box, limited to questions of length one."""
+    """The box, limited to queries of length one."""
 
     inner: Oracle
 
@@ -23,12 +23,12 @@ class SingleToken(Oracle):
         spec = self.inner.spec
         return replace(spec, domain=replace(spec.domain, max_length=1))
 
-    def ask(self, questions: Questions) -> Array:
-        if questions.length != 1:
+    def ask(self, queries: QueryBatch) -> Array:
+        if queries.length != 1:
             raise DomainError(
-                f"the network alone answers questions of length 1, not {questions.length}"
+                f"the network alone answers queries of length 1, not {queries.length}"
             )
-        return self.inner.ask(questions)
+        return self.inner.ask(queries)
 
     def close(self) -> None:
         self.inner.close()

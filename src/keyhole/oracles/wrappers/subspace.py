@@ -1,15 +1,15 @@
-"""A box seen through one subspace: questions are coordinates, tokens stay inside the subspace."""
+"""A box seen through one subspace: queries are coordinates, tokens stay inside the subspace."""
 
 from dataclasses import dataclass, replace
 
 from keyhole.arrays import Array, Float
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
 class Subspace(Oracle):
-    """`basis` has orthonormal columns; a question of width k becomes one of the box's width."""
+    """`basis` has orthonormal columns; a query of width k becomes one of the box's width."""
 
     inner: Oracle
     basis: Float[Array, "d k"]
@@ -18,9 +18,9 @@ class Subspace(Oracle):
     def spec(self) -> Spec:  # type: ignore[override]
         return replace(self.inner.spec, width=self.basis.shape[1])
 
-    def ask(self, questions: Questions) -> Array:
-        tokens = questions.tokens() @ self.basis.T
-        return self.inner.ask(Questions.of(tokens, questions.purpose))
+    def ask(self, queries: QueryBatch) -> Array:
+        tokens = queries.tokens() @ self.basis.T
+        return self.inner.ask(QueryBatch.of(tokens, queries.purpose))
 
     def close(self) -> None:
         self.inner.close()

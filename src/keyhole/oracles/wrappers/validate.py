@@ -1,4 +1,4 @@
-"""The border: no question leaves the domain, no malformed answer comes in."""
+"""The border: no query leaves the domain, no malformed answer comes in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Spec, Wrapper
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 
 LAST_ALONE = (
     "If it answers at every position, let it return the last one alone: "
@@ -18,25 +18,25 @@ LAST_ALONE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Border(Wrapper):
-    """Checks every question against the domain and every answer for shape, kind and finiteness."""
+class Validator(Wrapper):
+    """Checks every query against the domain and every answer for shape, kind and finiteness."""
 
     inner: Oracle
     _seen: dict[tuple[int, ...], int] = field(default_factory=dict, init=False, repr=False)
 
-    def ask(self, questions: Questions) -> Array:
-        self._admit(questions)
-        return self._checked(self.inner.ask(questions), len(questions), questions.length)
+    def ask(self, queries: QueryBatch) -> Array:
+        self._admit(queries)
+        return self._checked(self.inner.ask(queries), len(queries), queries.length)
 
-    def stream(self, questions: Questions) -> Iterator[tuple[int, Array]]:
+    def stream(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
         """The same part by part, as they arrive, where the box answers in parts."""
-        self._admit(questions)
+        self._admit(queries)
         parts = getattr(self.inner, "stream", None)
         if parts is None:
-            yield 0, self._checked(self.inner.ask(questions), len(questions), questions.length)
+            yield 0, self._checked(self.inner.ask(queries), len(queries), queries.length)
             return
-        for start, answers in parts(questions):
-            yield start, self._checked(answers, len(answers), questions.length)
+        for start, answers in parts(queries):
+            yield start, self._checked(answers, len(answers), queries.length)
 
     def _checked(self, answers: Any, count: int, length: int) -> Array:
         """The answers, of one shape for all lengths: a box that answers at every position of a
@@ -51,16 +51,16 @@ class Border(Wrapper):
             )
         return checked
 
-    def _admit(self, questions: Questions) -> None:
+    def _admit(self, queries: QueryBatch) -> None:
         spec = self.spec
-        if questions.width != spec.width:
-            raise InvalidArgument(f"questions of width {questions.width}, box of {spec.width}")
+        if queries.width != spec.width:
+            raise InvalidArgument(f"queries of width {queries.width}, box of {spec.width}")
         if not (spec.domain.unbounded and spec.domain.max_length is None):
-            spec.domain.check(questions.tokens())
+            spec.domain.check(queries.tokens())
 
 
 def described(shape: tuple[int, ...]) -> str:
-    """The part of an answer's shape that belongs to one question, in words."""
+    """The part of an answer's shape that belongs to one query, in words."""
     return f"{shape[0]} numbers" if shape else "one number"
 
 
@@ -79,7 +79,7 @@ def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
             f"outputs). {LAST_ALONE}"
         )
     if answers.shape[0] != count:
-        raise OracleError(f"the box gave {answers.shape[0]} answers to {count} questions")
+        raise OracleError(f"the box gave {answers.shape[0]} answers to {count} queries")
     outputs = answers.shape[1] if answers.ndim == 2 else None
     if outputs == 0:
         raise OracleError(f"the box answered with shape {answers.shape}: no number in an answer")
@@ -91,7 +91,7 @@ def checked_answers(answers: Array, count: int, spec: Spec) -> Array:
     if not finite.all():
         bad = int(np.argmin(finite.reshape(count, -1).all(axis=1)))
         raise OracleError(
-            f"the box answered {answers[bad]} (not finite) to question {bad} of {count} in the "
+            f"the box answered {answers[bad]} (not finite) to query {bad} of {count} in the "
             "batch; restrict the domain (max_norm=, max_length=) if inputs this large overflow"
         )
     return answers

@@ -18,7 +18,7 @@ def test_forms_of_outputs() -> None:
     every, last, scalar = examples(X, Y), examples(X, Y[:, -1]), examples(X, Y[:, -1, 0])
     assert (every.form, last.form, scalar.form) == ("every", "last", "scalar")
     assert every.rows.targets.shape == (5, 3, 4)
-    np.testing.assert_array_equal(last.rows.queries[:, 0], X[:, -1])
+    np.testing.assert_array_equal(last.rows.anchors[:, 0], X[:, -1])
     assert scalar.rows.targets.shape == (5, 1, 1)
 
 
@@ -32,11 +32,11 @@ def test_lists_and_masks_are_the_same_rows() -> None:
         [x[:n] for x, n in zip(X, lengths, strict=True)],
         [y[:n] for y, n in zip(Y, lengths, strict=True)],
     ).rows
-    for name in ("queries", "tokens", "padding", "weights", "targets"):
+    for name in ("anchors", "tokens", "padding", "weights", "targets"):
         np.testing.assert_array_equal(getattr(masked, name), getattr(listed, name))
     assert masked.lengths.tolist() == lengths
     last = examples([x[:n] for x, n in zip(X, lengths, strict=True)], Y[:, 0]).rows
-    np.testing.assert_array_equal(last.queries[1, 0], X[1, 1])
+    np.testing.assert_array_equal(last.anchors[1, 0], X[1, 1])
 
 
 def test_masks_of_numbers_and_tensors_of_another_library() -> None:

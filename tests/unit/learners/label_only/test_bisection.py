@@ -1,4 +1,4 @@
-"""Bisections in lockstep: brackets hold the truth, cost one bit per question, and never hang."""
+"""Bisections in lockstep: brackets hold the truth, cost one bit per query, and never hang."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from keyhole.learners.label_only.bisection import Brackets, bisect, gallop
 
 
 class Hidden:
-    """Answers threshold questions about numbers, and counts questions and batches."""
+    """Answers threshold queries about numbers, and counts queries and batches."""
 
     def __init__(self, numbers: np.ndarray, ties: bool = False) -> None:
         self.numbers, self.ties, self.asked, self.batches = np.asarray(numbers), ties, 0, 0
@@ -40,7 +40,7 @@ def test_a_good_prediction_costs_its_entropy() -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1e-2, 1e2, 1e6, 1e12])
-def test_a_wrong_prediction_costs_a_few_questions(factor: float) -> None:
+def test_a_wrong_prediction_costs_a_few_queries(factor: float) -> None:
     numbers = factor * np.random.default_rng(1).standard_normal(200)
     box = Hidden(numbers)
     found = bisect(box.above, Brackets.unknown(200, 1.0), factor * 2.0**-10)

@@ -1,4 +1,4 @@
-"""A head from its labels: error, questions, error bars, codings, domains."""
+"""A head from its labels: error, queries, error bars, codings, domains."""
 
 from collections.abc import Callable
 from typing import Any
@@ -139,7 +139,7 @@ def test_a_score_of_zero_is_bounded() -> None:
     [{"max_norm": 1.0}, {"max_norm": 0.02}, {"low": -0.3, "high": 2.0}, {"max_length": 2}],
     ids=str,
 )
-def test_questions_stay_in_the_domain(domain: dict[str, Any]) -> None:
+def test_queries_stay_in_the_domain(domain: dict[str, Any]) -> None:
     secret = attention(np.random.default_rng(5), 6)
 
     def strict(tokens: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def test_questions_stay_in_the_domain(domain: dict[str, Any]) -> None:
     assert score_error(found.model, secret) <= 4 * 2.0**-20
 
 
-def test_impossible_domains_are_refused_before_any_question() -> None:
+def test_impossible_domains_are_refused_before_any_query() -> None:
     secret = attention(np.random.default_rng(5), 4)
     box = CountingBox(lambda x: np.sign(secret(x)), 4)
     words = np.random.default_rng(0).standard_normal((50, 4))
@@ -196,7 +196,7 @@ def test_a_float32_box_gets_honest_errors(bits: int) -> None:
     assert np.mean(inside) >= 0.9
 
 
-def test_same_seed_same_questions() -> None:
+def test_same_seed_same_queries() -> None:
     secret = attention(np.random.default_rng(6), 4)
     runs = []
     for seed in (1, 1, 2):
@@ -215,7 +215,7 @@ def test_the_forecast_is_close() -> None:
     secret = attention(np.random.default_rng(7), 12)
     learner, box = LabelOnly(), Labels(keyhole.open_oracle(secret))
     found = keyhole.recover(box, learner)
-    assert learner.expected_questions(box.spec) == pytest.approx(found.ledger.paid, rel=0.05)
+    assert learner.expected_queries(box.spec) == pytest.approx(found.ledger.paid, rel=0.05)
 
 
 def test_bits_are_checked() -> None:
@@ -238,6 +238,6 @@ def test_the_step_of_labels_is_not_a_tolerance() -> None:
     model = LabelledAttention(attention(np.random.default_rng(3), 6), Coding())
     tokens = np.random.default_rng(0).standard_normal((200, 5, 6))
     allowed = allowance(
-        model, None, tokens, keyhole.Precision(2.0**-8, step=1.0), np.random.default_rng(1)
+        model, None, tokens, keyhole.NoiseModel(2.0**-8, step=1.0), np.random.default_rng(1)
     )
     assert not allowed.any()

@@ -24,7 +24,7 @@ def test_random_networks_near_the_floor(seed, width, neurons, factor):
     secret = network(seed, width, neurons)
     found, box = learn(secret, width, seed)
     assert found.model.neurons == neurons
-    assert box.questions <= factor * (neurons * (width + 1) + 1)
+    assert box.queries <= factor * (neurons * (width + 1) + 1)
     assert box.batches <= 40
     assert function_error(found.model, secret, width) < 1e-8
 
@@ -33,7 +33,7 @@ def test_the_large_network():
     secret = network(0, 64, 256)
     found, box = learn(secret, 64, signs=False)
     assert found.model.neurons == 256
-    assert box.questions <= 1.15 * (256 * 65 + 1)
+    assert box.queries <= 1.15 * (256 * 65 + 1)
     assert box.batches <= 42
     assert function_error(found.model, secret, 64) < 1e-8
 
@@ -47,7 +47,7 @@ def test_vector_answers(width, neurons, outputs, factor):
     unknowns = neurons * (width + outputs) + outputs
     assert found.model.neurons == neurons
     assert found.model.outputs == outputs
-    assert box.questions * outputs <= factor * unknowns
+    assert box.queries * outputs <= factor * unknowns
     assert function_error(found.model, secret, width) < 1e-7
     assert found.details["sides_certified"]
 
@@ -56,7 +56,7 @@ def test_vector_answers(width, neurons, outputs, factor):
 def test_exact_mode_reaches_the_last_digits(width, neurons):
     secret = network(0, width, neurons)
     found, box = learn(secret, width, exact=True)
-    assert box.questions <= 2.5 * (neurons * (width + 1) + 1)
+    assert box.queries <= 2.5 * (neurons * (width + 1) + 1)
     assert function_error(found.model, secret, width) < 1e-13
 
 
@@ -68,7 +68,7 @@ def test_parameters_up_to_symmetry():
     assert distance(found.model, secret) < 1e-9
 
 
-def test_the_same_seed_asks_the_same_questions():
+def test_the_same_seed_asks_the_same_queries():
     secret = network(0, 8, 8)
     counts = [learn(secret, 8, seed=5)[1].by_purpose for _ in range(2)]
     models = [learn(secret, 8, seed=5)[0].model.weight for _ in range(2)]
@@ -139,7 +139,7 @@ def test_affine_boxes(skip, offset):
     secret = ReluNetwork(np.zeros((0, 4)), [], [], skip, offset)
     found, box = learn(secret, 4)
     assert found.model.neurons == 0
-    assert box.questions <= 20
+    assert box.queries <= 20
     assert function_error(found.model, secret, 4) < 1e-13
     assert any("affine" in note for note in found.notes)
 
@@ -197,17 +197,17 @@ def test_single_precision_reaches_the_boxs_own_rounding(seed, width, neurons, ou
     own = np.abs(rounded(points) - exact(points)).max()
     assert found.model.neurons == neurons
     assert np.abs(found.model(points) - exact(points)).max() < 3 * own
-    assert box.questions <= most * found.floor
+    assert box.queries <= most * found.floor
     assert found.details["sides_certified"]
     assert found.precision.relative == 2.0**-24
-    assert any("questions per unknown" in note for note in found.notes)
+    assert any("queries per unknown" in note for note in found.notes)
 
 
 def test_single_precision_with_many_neurons():
     exact = network(0, 16, 64)
     found, box = learn(exact.astype(np.float32), 16)
     assert found.model.neurons == 64
-    assert box.questions <= 9 * found.floor
+    assert box.queries <= 9 * found.floor
     assert function_error(found.model, exact, 16) < 1e-5
 
 
@@ -275,7 +275,7 @@ def test_a_bounded_domain_asks_as_much_as_it_promises():
     for unseen in (0.02, 0.003):
         box = CountingOracle(secret, 8, domain=Domain(max_norm=2.0))
         ReluNetworkLearner(unseen=unseen).learn(box, np.random.default_rng(0))
-        counts.append(box.questions)
+        counts.append(box.queries)
     assert 768 <= counts[1] - counts[0] <= 800  # and a few more to validate
 
 

@@ -10,7 +10,7 @@ from keyhole.models.canonical import distance
 from keyhole.models.random import attention
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.count import QueryCounter
 
 
 def planted(seed: int) -> tuple[Attention, list[np.ndarray]]:
@@ -23,7 +23,7 @@ def planted(seed: int) -> tuple[Attention, list[np.ndarray]]:
 
 def test_cost_and_error() -> None:
     secret, bases = planted(0)
-    oracle = Counting(FunctionOracle(secret, Spec(12)))
+    oracle = QueryCounter(FunctionOracle(secret, Spec(12)))
     learner = OrthogonalHeads(bases)
     learned = learner.learn(oracle, np.random.default_rng(0))
     assert learned.floor == 3 * 4 + 5 * 6 + 4 * 5

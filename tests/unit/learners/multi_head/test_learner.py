@@ -9,7 +9,8 @@ from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
-from keyhole.oracles.base import Domain, Precision, Spec
+from keyhole.oracles.base import Domain, Spec
+from keyhole.oracles.noise import NoiseModel
 from multi_head_boxes import (
     ask_all,
     layer_box,
@@ -19,7 +20,7 @@ from multi_head_boxes import (
     worst_bar,
 )
 
-ALLOWED = {8: 1.10, 16: 1.02, 32: 1.02}  # questions over the floor, heads given
+ALLOWED = {8: 1.10, 16: 1.02, 32: 1.02}  # queries over the floor, heads given
 ALLOWED_UNKNOWN = {8: 1.15, 16: 1.05, 32: 1.05}
 
 
@@ -63,7 +64,7 @@ def test_one_head_costs_what_a_single_head_costs() -> None:
 
 
 @pytest.mark.parametrize(("rank", "heads", "width"), [(4, 4, 16), (2, 3, 12)])
-def test_low_rank_is_found_and_saves_questions(rank: int, heads: int, width: int) -> None:
+def test_low_rank_is_found_and_saves_queries(rank: int, heads: int, width: int) -> None:
     ratios = []
     for seed in range(5):
         secret = drawn(width, heads, seed, rank=rank)
@@ -149,7 +150,7 @@ def test_additive_noise_is_outgrown() -> None:
     def box(tokens: np.ndarray) -> np.ndarray:
         return secret(tokens) + 1e-6 * noise.standard_normal(len(tokens))
 
-    precision = Precision(additive=1e-6)
+    precision = NoiseModel(additive=1e-6)
     learned, _ = ask_all(box, 8, MultiHead(heads=2, bias=False), precision=precision)
     assert max(np.linalg.norm(a.score - b.score) for a, b, _ in pairs(learned, secret)) < 1e-7
 
@@ -160,7 +161,7 @@ def test_more_heads_than_dimensions() -> None:
     assert distance(learned.model, secret) < 1e-6
 
 
-def test_same_seed_same_questions() -> None:
+def test_same_seed_same_queries() -> None:
     secret, seen = drawn(6, 2, 7), []
 
     def box(tokens: np.ndarray) -> np.ndarray:
@@ -253,8 +254,8 @@ def test_claims_are_checked() -> None:
         MultiHead(rank=-1)
     with pytest.raises(InvalidArgument):
         ask_all(drawn(4, 1, 0), 4, MultiHead(rank=5))
-    assert MultiHead(heads=2).expected_questions(Spec(8)) == 2 * 72 + 12
-    assert MultiHead().expected_questions(Spec(64, outputs=64)) is not None
+    assert MultiHead(heads=2).expected_queries(Spec(8)) == 2 * 72 + 12
+    assert MultiHead().expected_queries(Spec(64, outputs=64)) is not None
 
 
 def test_a_layer_with_bounded_tokens() -> None:

@@ -1,4 +1,4 @@
-"""Several heads where tokens are bounded or given: random questions, learned from as examples."""
+"""Several heads where tokens are bounded or given: random queries, learned from as examples."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 import keyhole
 from keyhole.models.random import attention
-from keyhole.oracles.base import Precision
+from keyhole.oracles.noise import NoiseModel
 from keyhole.results import Outcome
 
 WORDS = np.random.default_rng(5).standard_normal((60, 5))
@@ -53,7 +53,7 @@ def test_noise_stated_or_not_and_single_precision() -> None:
 
     boxes = (
         keyhole.open_oracle(noisy, width=6, max_norm=2.0),
-        keyhole.open_oracle(noisy, width=6, max_norm=2.0, precision=Precision(additive=1e-6)),
+        keyhole.open_oracle(noisy, width=6, max_norm=2.0, precision=NoiseModel(additive=1e-6)),
         keyhole.open_oracle(lambda x: short(x.astype(np.float32)), width=6, max_norm=2.0),
     )
     for box in boxes:

@@ -35,7 +35,7 @@ def test_parallel_keys_cannot_be_separated() -> None:
         gate_tokens(keys)
 
 
-def test_the_query_counts_as_a_competitor() -> None:
+def test_the_anchor_counts_as_a_competitor() -> None:
     keys, gates = np.array([[2.0, 0.0]]), np.array([[3.0, 0.0]])
     assert margins(gates, keys)[0] == pytest.approx(6.0)
     assert margins(gates, keys, np.array([1.0, 5.0]))[0] == pytest.approx(4.0)

@@ -5,7 +5,7 @@ from keyhole.errors import DomainError
 from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Domain
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from networks import CountingOracle, layer
 
 
@@ -13,11 +13,11 @@ def test_is_an_attention_head_for_networks_without_biases():
     model = layer(0, 4, 6, bias=False)
     inner = CountingOracle(model, 4)
     tokens = np.random.default_rng(0).standard_normal((20, 5, 4))
-    answers = Antisymmetric(inner).ask(Questions.of(tokens, "test"))
+    answers = Antisymmetric(inner).ask(QueryBatch.of(tokens, "test"))
     net = model.network
     head = Attention([Head(model.score, None, net.weight.T @ net.output)])
     assert answers == pytest.approx(head(tokens), abs=1e-12)
-    assert inner.questions == 40
+    assert inner.queries == 40
 
 
 def test_domain_is_made_symmetric():

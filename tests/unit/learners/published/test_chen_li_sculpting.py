@@ -94,7 +94,7 @@ def test_sculpting_recovers_and_reports_certificates(heads: int) -> None:
     found = learn(rows.tokens, rows.targets, FromExamples(method="sculpting"))
     assert found.outcome is Outcome.RECOVERED
     assert distance(found.model, truth) < 1e-9
-    assert found.details["certified"] == len(found.details["certificates"]["queries"]) > 100
+    assert found.details["certified"] == len(found.details["certificates"]["anchors"]) > 100
 
 
 @pytest.mark.parametrize(

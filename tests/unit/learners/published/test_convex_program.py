@@ -156,5 +156,5 @@ def test_without_cvxpy_the_command_that_installs_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_forecast() -> None:
-    assert keyhole.LowRank("convex", rank=2).expected_questions(Spec(24)) == 6 * 2 * 24 + 24 + 4
-    assert keyhole.LowRank().expected_questions(Spec(24)) is None
+    assert keyhole.LowRank("convex", rank=2).expected_queries(Spec(24)) == 6 * 2 * 24 + 24 + 4
+    assert keyhole.LowRank().expected_queries(Spec(24)) is None

@@ -59,7 +59,7 @@ def test_noise_in_the_unit_ball_and_the_published_design() -> None:
     assert np.median(published) > 20 * np.median(errors)
 
 
-def test_twenty_times_the_questions_quarter_the_error() -> None:
+def test_twenty_times_the_queries_quarter_the_error() -> None:
     width, model = 24, drawn(24, 5)
     once, often = (
         error(
@@ -74,13 +74,13 @@ def test_twenty_times_the_questions_quarter_the_error() -> None:
     assert once / often >= 4.0
 
 
-def test_exactly_as_many_questions_as_unknowns_with_a_stated_precision() -> None:
+def test_exactly_as_many_queries_as_unknowns_with_a_stated_precision() -> None:
     width, model = 16, drawn(16, 2)
     box = keyhole.open_oracle(
         noisy(model, NOISE, 1),
         width=width,
         max_norm=1.0,
-        precision=keyhole.Precision(additive=NOISE),
+        precision=keyhole.NoiseModel(additive=NOISE),
     )
     recovery = keyhole.recover(box, budget=width * width + width)
     assert recovery.outcome is keyhole.Outcome.UNVERIFIED
@@ -157,7 +157,7 @@ def test_intervals_contain_the_truth(worst_case: bool, biased: bool) -> None:
 
         recovery = keyhole.recover(
             keyhole.open_oracle(
-                box, width=width, max_norm=4.0, precision=keyhole.Precision(tolerance=tolerance)
+                box, width=width, max_norm=4.0, precision=keyhole.NoiseModel(tolerance=tolerance)
             ),
             keyhole.SingleHead(),
             throw=False,
@@ -244,7 +244,7 @@ def test_vector_answers_are_read_along_what_a_probe_shows(outputs: int) -> None:
 
 
 @pytest.mark.parametrize("precision", [{"additive": 1e-4}, {"tolerance": 1e-4}])
-def test_vector_answers_without_a_question_to_spare(precision: dict[str, float]) -> None:
+def test_vector_answers_without_a_query_to_spare(precision: dict[str, float]) -> None:
     width, outputs, rng = 6, 3, np.random.default_rng(0)
     score, value = rng.standard_normal((width, width)) / 2, rng.standard_normal((width, outputs))
     model = Attention([Head(score, None, value)])
@@ -252,7 +252,7 @@ def test_vector_answers_without_a_question_to_spare(precision: dict[str, float])
         lambda x: model(x) + 9e-5 * rng.uniform(-1.0, 1.0, (len(x), outputs)),
         width=width,
         max_norm=3.0,
-        precision=keyhole.Precision(**precision),
+        precision=keyhole.NoiseModel(**precision),
     )
     recovery = keyhole.recover(box, keyhole.SingleHead(), budget=width * width + width + 6)
     assert recovery.model.offset.shape == (outputs,)
@@ -285,7 +285,7 @@ def test_noise_that_hides_a_score_is_not_another_family(seed: int) -> None:
         lambda tokens: secret(tokens) + noise * rng.standard_normal(len(tokens)),
         width=width,
         max_norm=2.0,
-        precision=keyhole.Precision(additive=noise),
+        precision=keyhole.NoiseModel(additive=noise),
     )
     learner, budget = keyhole.SingleHead(), width**2 + width + 6
     recovery = keyhole.recover(box, learner, budget=budget, throw=False, seed=seed)
@@ -300,14 +300,14 @@ def test_a_budget_below_any_plan_is_refused_unspent_and_a_larger_one_goes_on(
     model, path = drawn(4, 0), tmp_path / "run.journal"
 
     def run(budget: int) -> keyhole.Recovery:
-        stated = keyhole.Precision(additive=NOISE)
+        stated = keyhole.NoiseModel(additive=NOISE)
         box = keyhole.open_oracle(noisy(model, NOISE, 1), width=4, max_norm=1.0, precision=stated)
         return keyhole.recover(box, keyhole.SingleHead(), budget=budget, journal=path, throw=False)
 
     small = run(budget)
     assert small.outcome is keyhole.Outcome.BUDGET_EXHAUSTED
     assert small.ledger.paid == 0
-    assert "20 questions are the least" in small.reason
+    assert "20 queries are the least" in small.reason
     assert run(400).outcome is keyhole.Outcome.RECOVERED
     with pytest.raises(keyhole.JournalMismatch, match="another budget"):
         run(500)
@@ -319,7 +319,7 @@ def test_a_key_bias_that_was_not_planned_for_ends_the_passes_before_the_budget()
         noisy(model, NOISE, 1),
         width=16,
         max_norm=1.0,
-        precision=keyhole.Precision(additive=NOISE),
+        precision=keyhole.NoiseModel(additive=NOISE),
     )
     unknowns = 16 * 16 + 16
     recovery = keyhole.recover(box, keyhole.SingleHead(), budget=2 * (unknowns + 1) + 14)

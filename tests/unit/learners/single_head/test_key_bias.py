@@ -25,7 +25,7 @@ def measured(model: Attention) -> tuple[KeyBias, int]:
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1e3])
 @pytest.mark.parametrize("outputs", [None, 4])
-def test_no_key_bias_costs_one_question(outputs: int | None, offset: float) -> None:
+def test_no_key_bias_costs_one_query(outputs: int | None, offset: float) -> None:
     drawn = attention(np.random.default_rng(1), WIDTH, outputs=outputs, scale=1e3)
     found, asked = measured(Attention(drawn.heads, offset))
     assert asked == 1

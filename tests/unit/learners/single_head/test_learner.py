@@ -14,7 +14,7 @@ from keyhole.models.random import attention
 from keyhole.oracles.base import Spec
 
 FLOAT64, FLOAT32 = 1e-13, 3e-6  # relative Frobenius error of the score
-SPARE = 12  # questions beyond 1.01 × the floor: calibration and verification
+SPARE = 12  # queries beyond 1.01 × the floor: calibration and verification
 
 
 def recovered(
@@ -130,7 +130,7 @@ def test_round_answers_are_not_mistaken_for_few_bits(width: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "bias"), [(57, False), (77, False), (84, False), (57, True), (60, True), (77, True)]
 )
-def test_an_unlucky_first_look_costs_neither_digits_nor_questions(seed: int, bias: bool) -> None:
+def test_an_unlucky_first_look_costs_neither_digits_nor_queries(seed: int, bias: bool) -> None:
     """Seeds whose first measurement of the scale is small by chance."""
     model = attention(np.random.default_rng(seed), 8, bias=bias)
     recovery, asked = recovered(model, seed=seed)
@@ -242,7 +242,7 @@ def test_uniform_attention_is_a_head_with_score_zero() -> None:
 def test_the_forecast_is_near_the_cost() -> None:
     for width, outputs in ((8, None), (32, None), (8, 8), (9, 4)):
         model = attention(np.random.default_rng(width), width, outputs=outputs)
-        forecast = SingleHead().expected_questions(Spec(width, outputs))
+        forecast = SingleHead().expected_queries(Spec(width, outputs))
         _, asked = recovered(model)
         assert forecast is not None
         assert forecast <= asked <= 1.3 * forecast + SPARE

@@ -12,7 +12,7 @@ from boxes import CountingBox, in_float32
 from keyhole.learners.single_head.learner import SingleHead
 from keyhole.models.attention import Attention
 from keyhole.models.random import attention
-from keyhole.oracles.wrappers.batch import CHUNK_QUESTIONS
+from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
 
 COVERED = 4.0  # Frobenius norm of an error in units of its standard errors
 IN_SCORES = 10.0  # memory of a run beside one chunk, in units of the score matrix
@@ -83,5 +83,5 @@ def test_memory_is_a_few_times_the_score_matrix(learner: Any, most: float) -> No
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    chunk = CHUNK_QUESTIONS * 2 * width * 8
+    chunk = CHUNK_QUERIES * 2 * width * 8
     assert peak - chunk <= most * model.heads[0].score.nbytes

@@ -33,7 +33,7 @@ def limit(width: int, rank: int, bias: bool = False) -> int:
 def recovered(
     model: Attention, learner: Any = None, function: Any = None, seed: int = 0
 ) -> tuple[keyhole.Recovery, int]:
-    """The recovery, and the questions asked but for the verification, as the box counted them."""
+    """The recovery, and the queries asked but for the verification, as the box counted them."""
     box = CountingBox(function or model, model.width)
     recovery = keyhole.recover(box, learner or keyhole.LowRank(), seed=seed, throw=False)
     assert recovery.outcome is keyhole.Outcome.RECOVERED, recovery.reason
@@ -91,7 +91,7 @@ def test_vector_answers(rank: int, outputs: int, bias: bool) -> None:
         assert recovery.details["rank"] == rank
         # a square value map is ill conditioned, which is what reading weights off it costs
         assert keyhole.distance(recovery.model, model) <= (1e-10 if outputs == 48 else 1e-11)
-        # groups of probes share a question; the last group of each column and row may be smaller
+        # groups of probes share a query; the last group of each column and row may be smaller
         group = min(outputs, 48)
         score = rank * -(-48 // group) + 48 * -(-rank // group)
         assert asked <= score + 48 + (-(-48 // group) * 2 + 8 if bias else 0) + 4 * rank + 28
@@ -190,7 +190,7 @@ def test_single_head_of_unknown_rank(rank: int | None) -> None:
 
 
 @pytest.mark.parametrize(("learner", "rounds"), [(None, 10), (keyhole.LowRank(), 16)])
-def test_full_rank_takes_few_rounds_and_few_questions(learner: Any, rounds: int) -> None:
+def test_full_rank_takes_few_rounds_and_few_queries(learner: Any, rounds: int) -> None:
     """One cross after the other would be three batches for each of 96."""
     model = attention(np.random.default_rng(6), 96)
     batches = []
@@ -236,7 +236,7 @@ def test_impostors_are_rejected(name: str) -> None:
     assert recovery.verdict.counterexample is not None
 
 
-def test_same_seed_same_questions() -> None:
+def test_same_seed_same_queries() -> None:
     model = attention(np.random.default_rng(5), 24, rank=2)
     heard: list[list[bytes]] = []
     for _ in range(2):

@@ -104,7 +104,7 @@ def test_standard_errors_are_honest(kind):
         rng = np.random.default_rng([13, seed])
         secret, words = attention(rng, 10, bias=True), 0.6 * rng.standard_normal((120, 10))
         function = in_float32(secret) if kind == "float32" else secret
-        stated = keyhole.Precision(additive=1e-5) if kind == "noise" else None
+        stated = keyhole.NoiseModel(additive=1e-5) if kind == "noise" else None
         box = keyhole.open_oracle(function, width=10, vocabulary=words, precision=stated)
         if kind == "noise":
             box = Noisy(box, additive=1e-5, seed=seed)
@@ -134,7 +134,7 @@ def test_sampled_tokens_stay_in_the_domain(seed):
         assert np.linalg.matrix_rank(tokens - tokens.mean(axis=0)) == 12
 
 
-def test_same_seed_same_questions():
+def test_same_seed_same_queries():
     rng = np.random.default_rng(15)
     secret, words = attention(rng, 8), rng.standard_normal((80, 8))
     asked = [[], []]

@@ -3,7 +3,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models import relu_symmetry  # noqa: F401 - registers the distance
@@ -34,7 +34,7 @@ def worst_on_sequences(model, secret):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("width", "neurons"), [(8, 8), (8, 32), (16, 16), (16, 64)])
-def test_one_question_per_entry(width, neurons, bias):
+def test_one_query_per_entry(width, neurons, bias):
     secret = layer(1, width, neurons, bias=bias)
     found, box = learn(secret)
     floor = neurons * (width + 1) + 1
@@ -42,7 +42,7 @@ def test_one_question_per_entry(width, neurons, bias):
     assert gap < 1e-10
     assert worst_on_sequences(found.model, secret) < 1e-9
     assert box.by_purpose["score"] <= 1.05 * width**2
-    assert box.questions <= 2.8 * floor + 1.1 * width**2
+    assert box.queries <= 2.8 * floor + 1.1 * width**2
 
 
 def test_key_bias_and_vector_answers():
@@ -61,7 +61,7 @@ def test_scores_of_other_sizes(scale):
     assert gap < 1e-7
 
 
-def test_half_the_questions_for_fewer_digits():
+def test_half_the_queries_for_fewer_digits():
     secret = layer(0, 8, 16)
     found, box = learn(secret, ffn=ReluNetworkLearner())
     assert np.abs(found.model.score - secret.score).max() < 1e-8
@@ -84,19 +84,19 @@ class TinyAttentionLearner:
     """Stands in for a learner of attention: reads one head off log-odds."""
 
     def learn(self, oracle, rng):
-        from keyhole.oracles.queries import Questions
+        from keyhole.oracles.queries import QueryBatch
 
         d = oracle.spec.width
         eye = np.eye(d)
-        value = oracle.ask(Questions.of(eye[:, None, :], "value"))
+        value = oracle.ask(QueryBatch.of(eye[:, None, :], "value"))
         u = np.array([[eye[i] + eye[j], eye[j]] for j in range(d) for i in range(d)])
-        answers = oracle.ask(Questions.of(u, "score")).reshape(d, d)
+        answers = oracle.ask(QueryBatch.of(u, "score")).reshape(d, d)
         weight = (answers - value[:, None]) / value[None, :]
         score = np.log(weight / (1 - weight)).T
         model = Attention([Head(score, None, value)])
-        return Learned(model, model, float(d * d + d))
+        return Hypothesis(model, model, float(d * d + d))
 
-    def expected_questions(self, spec):
+    def expected_queries(self, spec):
         return None
 
 
@@ -134,9 +134,9 @@ def test_senseless_options_are_refused(options):
 def test_a_plug_in_must_return_a_network():
     class Wrong:
         def learn(self, oracle, rng):
-            return Learned("model", None, 1.0)
+            return Hypothesis("model", None, 1.0)
 
-        def expected_questions(self, spec):
+        def expected_queries(self, spec):
             return None
 
     with pytest.raises(InvalidArgument, match="ReluNetwork"):
@@ -145,7 +145,7 @@ def test_a_plug_in_must_return_a_network():
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize(("seed", "outputs"), [(0, None), (1, None), (0, 3)])
-def test_a_query_that_goes_around_the_attention(where, seed, outputs):
+def test_a_anchor_that_goes_around_the_attention(where, seed, outputs):
     secret = residual_layer(seed, 6, 10, where, outputs)
     found, box = learn(secret)
     assert found.model.residual

@@ -22,11 +22,11 @@ from keyhole.oracles.http.client import (
     proxy_for,
     retry_after,
 )
-from keyhole.oracles.http.retry import Patience, Transient
+from keyhole.oracles.http.retry import RetryPolicy, Transient
 
 TOKEN = "s3cr3t-t0k3n-value"
 TOKENS = np.random.default_rng(0).standard_normal((6, 2, 4))
-ASKED = keyhole.Questions.of(TOKENS, "test")
+ASKED = keyhole.QueryBatch.of(TOKENS, "test")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def answering():
 
 
 def endpoint(server, **more):
-    more = {"timeout": 2.0, "patience": Patience(attempts=3, first=0.001), **more}
+    more = {"timeout": 2.0, "patience": RetryPolicy(attempts=3, first=0.001), **more}
     return Endpoint(server.url, Access(**more))
 
 
@@ -129,9 +129,9 @@ def clock(monkeypatch):
 def test_retry_after_is_kept(answering, clock):
     server = answering((429, {"Retry-After": "0.3"}, b""), (200, {}, b"ok"))
     end = endpoint(server)
-    end.ask("POST", "/x", questions=1)
+    end.ask("POST", "/x", queries=1)
     assert clock.now == pytest.approx(0.3)
-    assert end.traffic.questions == 2
+    assert end.traffic.queries == 2
     end.close()
 
 
@@ -172,7 +172,7 @@ def test_an_answer_without_end_is_cut_off(answering, monkeypatch):
 
 
 def test_nobody_there():
-    end = Endpoint("http://127.0.0.1:9", Access(patience=Patience(attempts=2, first=0.001)))
+    end = Endpoint("http://127.0.0.1:9", Access(patience=RetryPolicy(attempts=2, first=0.001)))
     with pytest.raises(keyhole.OracleError, match="2 attempts"):
         end.ask("GET", "/")
     end.close()

@@ -12,7 +12,7 @@ from jaxtyping import TypeCheckError
 import faulty_endpoint
 import keyhole
 from keyhole.models.random import attention
-from keyhole.oracles.http.retry import Patience
+from keyhole.oracles.http.retry import RetryPolicy
 from keyhole.oracles.http.tensors import Malformed, Tensor, decode, encode
 
 PORT = {"name": "x", "datatype": "FP32", "shape": [-1, -1, 4]}
@@ -117,7 +117,7 @@ def test_what_cannot_be_asked_is_told_why(told, metadata, options, message):
 def test_where_nobody_listens_the_address_is_doubted_and_not_the_model(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # free again after the block
-    monkeypatch.setattr("keyhole.oracles.http.open_inference.OPENING", Patience(attempts=1))
+    monkeypatch.setattr("keyhole.oracles.http.open_inference.OPENING", RetryPolicy(attempts=1))
     with pytest.raises(keyhole.OracleError, match=r"^the connection to .* Is it running") as raised:
         keyhole.open_oracle(f"http://127.0.0.1:{port}")
     assert "name one" not in str(raised.value)
@@ -138,7 +138,7 @@ def test_a_query_in_the_url_is_refused():
 def test_concurrency_is_bounded_and_the_order_kept():
     secret = attention(np.random.default_rng(0), 4)
     end = faulty_endpoint.start(secret)
-    asked = keyhole.Questions.of(np.random.default_rng(0).standard_normal((90, 2, 4)), "test")
+    asked = keyhole.QueryBatch.of(np.random.default_rng(0).standard_normal((90, 2, 4)), "test")
     with keyhole.open_oracle(end.url, batch=7, concurrency=5) as box:
         alone = keyhole.open_oracle(secret, batch=7).ask(asked)
         np.testing.assert_array_equal(box.ask(asked), alone)

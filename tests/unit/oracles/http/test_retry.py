@@ -3,7 +3,7 @@ import random
 import pytest
 
 import keyhole
-from keyhole.oracles.http.retry import Patience, Transient, patiently
+from keyhole.oracles.http.retry import RetryPolicy, Transient, patiently
 
 
 def failing(times, error):
@@ -21,24 +21,26 @@ def failing(times, error):
 
 def test_what_passes_is_tried_again():
     seen = []
-    assert patiently(failing(2, Transient("busy")), Patience(3, 0.001), failed=seen.append) == 3
+    assert patiently(failing(2, Transient("busy")), RetryPolicy(3, 0.001), failed=seen.append) == 3
     assert len(seen) == 2
 
 
 def test_patience_ends():
     with pytest.raises(keyhole.OracleError, match=r"gone.*3 attempts"):
-        patiently(failing(3, Transient("gone")), Patience(3, 0.001))
+        patiently(failing(3, Transient("gone")), RetryPolicy(3, 0.001))
 
 
 def test_what_does_not_pass_is_final():
     seen = []
     with pytest.raises(keyhole.OracleError, match="wrong"):
-        patiently(failing(1, keyhole.OracleError("wrong")), Patience(3, 0.001), failed=seen.append)
+        patiently(
+            failing(1, keyhole.OracleError("wrong")), RetryPolicy(3, 0.001), failed=seen.append
+        )
     assert seen == []
 
 
 def test_delays_double_up_to_the_longest_with_jitter_and_keep_what_is_asked_for():
-    patience, rng = Patience(first=1.0, longest=4.0), random.Random(0)
+    patience, rng = RetryPolicy(first=1.0, longest=4.0), random.Random(0)
     delays = [[patience.delay(k, None, rng) for _ in range(50)] for k in (1, 2, 3, 9)]
     for most, seen in zip((1.0, 2.0, 4.0, 4.0), delays, strict=True):
         assert most / 2 <= min(seen) < max(seen) <= most
@@ -50,7 +52,7 @@ def test_a_pause_beyond_willingness_is_refused():
         raise Transient("busy", after=1e6)
 
     with pytest.raises(keyhole.OracleError, match="come back"):
-        patiently(attempt, Patience(5, 0.001))
+        patiently(attempt, RetryPolicy(5, 0.001))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +60,4 @@ def test_a_pause_beyond_willingness_is_refused():
 )
 def test_patience_makes_sense(options):
     with pytest.raises(keyhole.InvalidArgument):
-        Patience(**options)
+        RetryPolicy(**options)

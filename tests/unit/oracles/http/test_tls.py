@@ -1,4 +1,4 @@
-"""Certificates: one that nobody vouches for, or of another host, gets no question and no token."""
+"""Certificates: one that nobody vouches for, or of another host, gets no query and no token."""
 
 import shutil
 import ssl

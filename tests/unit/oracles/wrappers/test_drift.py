@@ -3,8 +3,8 @@ import pytest
 
 import keyhole
 from keyhole.models.random import attention
-from keyhole.oracles.wrappers.batch import Batching
-from keyhole.oracles.wrappers.count import Counting
+from keyhole.oracles.wrappers.batch import Batcher
+from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.drift import PURPOSE, RECALLED, REPEATS, DriftWatch
 from keyhole.oracles.wrappers.noise import Noisy
 
@@ -12,7 +12,7 @@ WIDTH = 8
 
 
 class Changing:
-    """Another model after so many questions."""
+    """Another model after so many queries."""
 
     width = WIDTH
 
@@ -26,8 +26,8 @@ class Changing:
 
 
 def watched(box, every=20):
-    counting = Counting(keyhole.open_oracle(box))
-    return counting, Batching(DriftWatch(counting, every), chunk_questions=16)
+    counting = QueryCounter(keyhole.open_oracle(box))
+    return counting, Batcher(DriftWatch(counting, every), chunk_queries=16)
 
 
 def test_a_box_that_changes_half_way_is_caught():
@@ -48,27 +48,27 @@ def test_a_box_that_stays_is_left_in_peace_and_the_recalls_are_counted():
 
 def test_stated_noise_is_no_drift():
     secret = keyhole.open_oracle(
-        attention(np.random.default_rng(0), WIDTH), precision=keyhole.Precision(additive=1e-3)
+        attention(np.random.default_rng(0), WIDTH), precision=keyhole.NoiseModel(additive=1e-3)
     )
     _, box = watched(Noisy(secret, additive=1e-3))
     tokens = np.random.default_rng(0).standard_normal((200, 3, WIDTH))
-    box.ask(keyhole.Questions.of(tokens, "test"))
+    box.ask(keyhole.QueryBatch.of(tokens, "test"))
 
 
 def test_noise_that_nobody_stated_is_measured_and_is_no_drift():
     secret = keyhole.open_oracle(attention(np.random.default_rng(0), WIDTH))
     counting, box = watched(Noisy(secret, additive=1e-3))
     tokens = np.random.default_rng(0).standard_normal((200, 3, WIDTH))
-    box.ask(keyhole.Questions.of(tokens, "test"))
-    looks = 200 // 32  # every 20 questions, in chunks of 16
-    assert counting.by_purpose[PURPOSE] == looks + REPEATS  # one kind of question, measured once
+    box.ask(keyhole.QueryBatch.of(tokens, "test"))
+    looks = 200 // 32  # every 20 queries, in chunks of 16
+    assert counting.by_purpose[PURPOSE] == looks + REPEATS  # one kind of query, measured once
 
 
 def test_a_noisy_box_that_changes_is_caught():
     _, box = watched(Noisy(keyhole.open_oracle(Changing(100)), additive=1e-3))
     tokens = np.random.default_rng(0).standard_normal((200, 3, WIDTH))
     with pytest.raises(keyhole.Inconsistent, match="the box changed"):
-        box.ask(keyhole.Questions.of(tokens, "test"))
+        box.ask(keyhole.QueryBatch.of(tokens, "test"))
 
 
 def test_a_coarse_box_that_rounds_by_batches_is_left_in_peace():
@@ -79,23 +79,23 @@ def test_a_coarse_box_that_rounds_by_batches_is_left_in_peace():
         shaken = secret(tokens) * (1.0 + 2.0**-11 * (len(tokens) % 3))
         return np.round(shaken * 2**9) / 2**9
 
-    counting = Counting(keyhole.open_oracle(box, width=WIDTH))
+    counting = QueryCounter(keyhole.open_oracle(box, width=WIDTH))
     watch = DriftWatch(counting, 20, roundoff=lambda answers: 2.0**-11)
     tokens = np.random.default_rng(0).standard_normal((100, 3, WIDTH))
-    Batching(watch, chunk_questions=16).ask(keyhole.Questions.of(tokens, "test"))
+    Batcher(watch, chunk_queries=16).ask(keyhole.QueryBatch.of(tokens, "test"))
     assert counting.by_purpose[PURPOSE] == 100 // 32  # nothing had to be measured
 
 
-def test_a_box_that_rounds_a_lone_question_differently_is_left_in_peace():
+def test_a_box_that_rounds_a_lone_query_differently_is_left_in_peace():
     """Terms much larger than their sum: the last bit of one of them is many of an answer's."""
     secret = attention(np.random.default_rng(0), WIDTH)
 
     def box(tokens):
         return secret(tokens) + (1e-13 if len(tokens) == 1 else 0.0)
 
-    counting = Counting(keyhole.open_oracle(box, width=WIDTH))
+    counting = QueryCounter(keyhole.open_oracle(box, width=WIDTH))
     tokens = np.random.default_rng(0).standard_normal((100, 3, WIDTH))
-    Batching(DriftWatch(counting, 20), chunk_questions=16).ask(keyhole.Questions.of(tokens, "test"))
+    Batcher(DriftWatch(counting, 20), chunk_queries=16).ask(keyhole.QueryBatch.of(tokens, "test"))
     assert counting.by_purpose[PURPOSE] == 100 // 32 + REPEATS
 
 
@@ -115,7 +115,7 @@ def test_one_label_at_a_tie_is_no_drift_and_two_are():
         watch = DriftWatch(keyhole.open_oracle(box), 1000)
         for purpose in ("one", "two", "three"):
             tokens = np.random.default_rng(0).standard_normal((5, 2, WIDTH))
-            watch.ask(keyhole.Questions.of(tokens, purpose))
+            watch.ask(keyhole.QueryBatch.of(tokens, purpose))
         box.turned = turned
         if turned == 1:
             watch.look()
@@ -127,11 +127,11 @@ def test_one_label_at_a_tie_is_no_drift_and_two_are():
 def test_the_budget_a_learner_sees_leaves_room_for_the_looks():
     secret = keyhole.open_oracle(attention(np.random.default_rng(0), WIDTH))
     for budget in (500, 600, 9000):
-        counting = Counting(Noisy(secret, additive=1e-3), budget)
-        box = Batching(DriftWatch(counting, 4096, first=512))
+        counting = QueryCounter(Noisy(secret, additive=1e-3), budget)
+        box = Batcher(DriftWatch(counting, 4096, first=512))
         while left := box.remaining:
             tokens = np.random.default_rng(0).standard_normal((min(left, 100), 2, WIDTH))
-            box.ask(keyhole.Questions.of(tokens, "test"))
+            box.ask(keyhole.QueryBatch.of(tokens, "test"))
         assert budget - 8 * RECALLED - REPEATS <= counting.paid <= budget
 
 

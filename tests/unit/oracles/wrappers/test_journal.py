@@ -12,14 +12,14 @@ from boxes import CountingBox
 from keyhole.errors import JournalError, JournalMismatch, OracleError
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.journal import Journal
 
 HEADER = {"box": "a box", "width": 2, "learner": "SingleHead()", "seed": 0}
 
 
-def questions(*numbers: float) -> Questions:
-    return Questions.of(np.array(numbers).reshape(-1, 1, 1) * np.ones((1, 1, 2)), "value")
+def queries(*numbers: float) -> QueryBatch:
+    return QueryBatch.of(np.array(numbers).reshape(-1, 1, 1) * np.ones((1, 1, 2)), "value")
 
 
 def counting(function: Callable[[np.ndarray], Any] = lambda t: t[:, 0, 0] / 3.0) -> CountingBox:
@@ -30,7 +30,7 @@ def opened(path: Path, function: CountingBox, **header: Any) -> Journal:
     return Journal(open_oracle(function), path, {**HEADER, **header})
 
 
-BATCHES = (questions(1.0, 2.0), questions(3.0), questions(4.0, 5.0, 6.0))
+BATCHES = (queries(1.0, 2.0), queries(3.0), queries(4.0, 5.0, 6.0))
 
 
 def test_recorded_answers_are_replayed_bit_for_bit_without_asking(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_type_and_shape_are_kept(tmp_path: Path, dtype: Any) -> None:
     assert np.array_equal(answers[0], answers[1])
 
 
-def test_other_questions_are_a_mismatch(tmp_path: Path) -> None:
+def test_other_queries_are_a_mismatch(tmp_path: Path) -> None:
     journal = opened(tmp_path / "j", counting())
     journal.ask(BATCHES[0])
     journal.release()
     box = counting()
     journal = opened(tmp_path / "j", box)
-    with pytest.raises(JournalMismatch, match="other questions at position 0"):
-        journal.ask(questions(1.0, 2.0 + 1e-15))
+    with pytest.raises(JournalMismatch, match="other queries at position 0"):
+        journal.ask(queries(1.0, 2.0 + 1e-15))
     journal.release()
     assert box.seen == 0
 
@@ -84,7 +84,7 @@ def test_another_box_learner_or_seed_is_a_mismatch(tmp_path: Path, change: Any) 
     opened(tmp_path / "j", counting()).release()  # the refusal left it unharmed and unlocked
 
 
-def test_a_failed_question_is_not_recorded(tmp_path: Path) -> None:
+def test_a_failed_query_is_not_recorded(tmp_path: Path) -> None:
     def broken(tokens: np.ndarray) -> np.ndarray:
         raise RuntimeError
 

@@ -29,7 +29,7 @@ def secret():
 
 
 def asked(n=20, seed=0):
-    return keyhole.Questions.of(np.random.default_rng(seed).standard_normal((n, 2, WIDTH)), "test")
+    return keyhole.QueryBatch.of(np.random.default_rng(seed).standard_normal((n, 2, WIDTH)), "test")
 
 
 class Counted(Oracle):
@@ -39,11 +39,11 @@ class Counted(Oracle):
         self.spec, self.model = Spec(WIDTH), secret()
         self.seen, self.fail_after, self.batches = 0, fail_after, []
 
-    def ask(self, questions):
-        return np.concatenate([answers for _, answers in self.stream(questions)])
+    def ask(self, queries):
+        return np.concatenate([answers for _, answers in self.stream(queries)])
 
-    def stream(self, questions):
-        for start, part in reversed(grid(questions, 4)):
+    def stream(self, queries):
+        for start, part in reversed(grid(queries, 4)):
             if self.fail_after is not None and self.seen >= self.fail_after:
                 raise keyhole.OracleError("enough")
             self.seen += len(part)

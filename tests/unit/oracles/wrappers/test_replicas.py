@@ -8,14 +8,14 @@ import faulty_endpoint
 import keyhole
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.http.retry import Patience
+from keyhole.oracles.http.retry import RetryPolicy
 from keyhole.oracles.wrappers.replicas import STRIKES, Replicas
 
 WIDTH = 6
 
 
 def asked(n=100):
-    return keyhole.Questions.of(np.random.default_rng(0).standard_normal((n, 2, WIDTH)), "test")
+    return keyhole.QueryBatch.of(np.random.default_rng(0).standard_normal((n, 2, WIDTH)), "test")
 
 
 class Member(Oracle):
@@ -24,7 +24,7 @@ class Member(Oracle):
         self.seen, self.tried, self.inside, self.most = 0, 0, 0, 0
         self.lock = threading.Lock()
 
-    def ask(self, questions):
+    def ask(self, queries):
         with self.lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
@@ -34,8 +34,8 @@ class Member(Oracle):
             self.tried += 1
             if self.fails:
                 raise keyhole.OracleError("this replica is down")
-            self.seen += len(questions)
-        return self.model(questions.tokens())
+            self.seen += len(queries)
+        return self.model(queries.tokens())
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_replicas_must_fit(secret):
 def test_several_endpoints_one_of_which_dies(secret):
     ends = [faulty_endpoint.start(secret) for _ in range(3)]
     box = keyhole.open_oracle(
-        [end.url for end in ends], batch=4, patience=Patience(attempts=2, first=0.001)
+        [end.url for end in ends], batch=4, patience=RetryPolicy(attempts=2, first=0.001)
     )
     ends[1].plan = ["ok", "ok", *["drop"] * 1000]
     found = keyhole.recover(box)

@@ -5,14 +5,14 @@ import pytest
 
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import Questions
+from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.rounding import Rounded, round_bits
 
 BOX = open_oracle(lambda tokens: tokens[:, 0, 0], width=1)
 
 
 def rounded(numbers: list[float], **how: Any) -> np.ndarray:
-    return Rounded(BOX, **how).ask(Questions.of(np.array(numbers).reshape(-1, 1, 1), ""))
+    return Rounded(BOX, **how).ask(QueryBatch.of(np.array(numbers).reshape(-1, 1, 1), ""))
 
 
 def test_decimals() -> None:

@@ -6,15 +6,15 @@ import pytest
 from keyhole.errors import DomainError, InvalidArgument, OracleError
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.queries import Questions
-from keyhole.oracles.wrappers.validate import Border
+from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.validate import Validator
 
 TOKENS = np.ones((3, 2, 2))
 
 
 def asked(answer: Any, **spec: Any) -> np.ndarray:
-    return Border(FunctionOracle(lambda tokens: answer, Spec(2, **spec))).ask(
-        Questions.of(TOKENS, "")
+    return Validator(FunctionOracle(lambda tokens: answer, Spec(2, **spec))).ask(
+        QueryBatch.of(TOKENS, "")
     )
 
 
@@ -24,12 +24,12 @@ def asked(answer: Any, **spec: Any) -> np.ndarray:
         (1.0, r"shape \(\)"),
         (None, "answered None: it must return its answers"),
         (np.zeros((3, 2, 2)), r"shape \(3, 2, 2\); expected \(3,\) or \(3, outputs\). If it"),
-        (np.zeros(2), "2 answers to 3 questions"),
-        (np.zeros((2, 3)), "2 answers to 3 questions"),
+        (np.zeros(2), "2 answers to 3 queries"),
+        (np.zeros((2, 3)), "2 answers to 3 queries"),
         (np.zeros(0), "0 answers"),
         (np.zeros((3, 0)), "no number in an answer"),
-        (np.array([1.0, np.nan, 0.0]), r"nan \(not finite\) to question 1 of 3"),
-        (np.array([[1.0, 2.0], [0.0, 1.0], [np.inf, 0.0]]), "question 2 of 3"),
+        (np.array([1.0, np.nan, 0.0]), r"nan \(not finite\) to query 1 of 3"),
+        (np.array([[1.0, 2.0], [0.0, 1.0], [np.inf, 0.0]]), "query 2 of 3"),
         (np.zeros(3, dtype=complex), "complex128"),
         (["a", "b", "c"], "dtype"),
         (np.array([None, 1, 2]), "object"),
@@ -56,13 +56,13 @@ def test_the_spec_must_be_true() -> None:
         asked(np.zeros(3), outputs=1)
 
 
-def test_no_question_leaves_the_domain_and_the_box_does_not_see_it() -> None:
+def test_no_query_leaves_the_domain_and_the_box_does_not_see_it() -> None:
     seen = []
     box = FunctionOracle(seen.append, Spec(2, domain=Domain(max_norm=1.0)))
     with pytest.raises(DomainError):
-        Border(box).ask(Questions.of(TOKENS, ""))
-    with pytest.raises(InvalidArgument, match="questions of width 3, box of 2"):
-        Border(box).ask(Questions.of(np.zeros((1, 1, 3)), ""))
+        Validator(box).ask(QueryBatch.of(TOKENS, ""))
+    with pytest.raises(InvalidArgument, match="queries of width 3, box of 2"):
+        Validator(box).ask(QueryBatch.of(np.zeros((1, 1, 3)), ""))
     assert seen == []
 
 
@@ -75,7 +75,7 @@ def test_tokens_that_are_no_numbers_stay_inside(limits: Any, bad: float) -> None
     tokens[1, 0, 1] = bad
     box = FunctionOracle(seen.append, Spec(2, domain=Domain(**limits)))
     with pytest.raises(DomainError):
-        Border(box).ask(Questions.of(tokens, ""))
+        Validator(box).ask(QueryBatch.of(tokens, ""))
     assert seen == []
 
 
@@ -87,8 +87,8 @@ def test_tokens_that_are_no_numbers_stay_inside(limits: Any, bad: float) -> None
     ],
 )
 def test_answers_at_every_position_are_told_from_outputs(answer: Any, words: str) -> None:
-    box = Border(FunctionOracle(answer, Spec(2)))
-    box.ask(Questions.of(TOKENS[:, :1], ""))
+    box = Validator(FunctionOracle(answer, Spec(2)))
+    box.ask(QueryBatch.of(TOKENS[:, :1], ""))
     with pytest.raises(OracleError, match=words) as raised:
-        box.ask(Questions.of(TOKENS, ""))
+        box.ask(QueryBatch.of(TOKENS, ""))
     assert "[:, -1]" in str(raised.value)

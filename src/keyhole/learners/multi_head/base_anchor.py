@@ -1,4 +1,4 @@
-"""First stage of learners/multi_head/scalar_outputs: heads, values, and p_h at the base query."""
+"""First stage of learners/multi_head/scalar_outputs: heads, values, and p_h at the anchor."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ SINGLE = 1e2  # misfit of a second opening, in standard errors, that betrays two
 
 def partition(state: Scalar) -> None:
     """Leaves, all values, and first gates; leaves with several heads are split."""
-    leaves = find_leaves(state.ask, state.query, state.total, state.heads, state.rng)
+    leaves = find_leaves(state.ask, state.anchor, state.total, state.heads, state.rng)
     shared = np.repeat(state.total_rows[:, None], leaves.blocks, axis=1)
     leaves.equations.add(shared, state.total_answers)
     state.checked = 0
@@ -44,9 +44,9 @@ def partition(state: Scalar) -> None:
 
 
 def shut(state: Scalar, leaves: Leaves) -> None:
-    """Gates around the base query; none where one head is alone."""
+    """Gates around the anchor; none where one head is alone."""
     if len(leaves) == 1 and not leaves.uniform:
-        state.chamber = state.chamber_at(state.query, None)
+        state.chamber = state.chamber_at(state.anchor, None)
         return
     guess = scale_of(state, 0)
     state.chamber = first_gates(state, leaves, guess)
@@ -60,7 +60,7 @@ def first_gates(state: Scalar, leaves: Leaves, size: float) -> Chamber:
     """The leaves as gates, as small as they still hold."""
     tokens = leaves.tokens * (WIDE / size)
     for _ in range(GROWTHS):
-        chamber = state.measured_base(state.query, tokens)
+        chamber = state.measured_base(state.anchor, tokens)
         expected = float(np.einsum("hd,hd->", tokens, state.values))
         loudness = float(np.linalg.norm(tokens, axis=1) @ np.linalg.norm(state.values, axis=1))
         allowed = GATE_DOUBT * state.ask.unit * loudness + state.ask.noise
@@ -70,7 +70,7 @@ def first_gates(state: Scalar, leaves: Leaves, size: float) -> Chamber:
     raise Unexplained(
         "the gates do not hold at any size that was tried",
         Counterexample(
-            input=np.concatenate([tokens / GROWTH, state.query[None]]),
+            input=np.concatenate([tokens / GROWTH, state.anchor[None]]),
             box_answer=np.asarray(chamber.base[0]),
             model_answer=np.asarray(expected),
             reason="huge tokens: each head should attend to one of them alone",
@@ -79,7 +79,7 @@ def first_gates(state: Scalar, leaves: Leaves, size: float) -> Chamber:
 
 
 def scale_of(state: Scalar, head: int) -> float:
-    """Estimate of |p_h| at the first query, from other heads where this one is unknown."""
+    """Estimate of |p_h| at the first anchor, from other heads where this one is unknown."""
     return state.sizes.get(head, float(np.median(list(state.sizes.values()) or [state.reach])))
 
 
@@ -134,7 +134,7 @@ def odds_doubt(
 
 
 def first_column(state: Scalar) -> None:
-    """p_h at the base query: d openings per head, their length found on the way."""
+    """p_h at the anchor: d openings per head, their length found on the way."""
     width = state.ask.width
     for head in range(len(state.records)):
         begin(state, head)

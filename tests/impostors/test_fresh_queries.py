@@ -1,4 +1,4 @@
-"""Boxes that give themselves away on one kind of fresh question alone: all kinds must be compared,
+"""Boxes that give themselves away on one kind of fresh query alone: all kinds must be compared,
 also by learners that do not know how exact the box is."""
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ CASES = {
 
 @pytest.mark.parametrize("lie", [merging_repeats, forgetting_the_first])
 @pytest.mark.parametrize("case", CASES)
-def test_four_kinds_of_fresh_questions_are_compared(case: str, lie: Any) -> None:
+def test_four_kinds_of_fresh_queries_are_compared(case: str, lie: Any) -> None:
     model, learner = CASES[case]
     box = keyhole.open_oracle(lie(model), width=WIDTH)
     recovery = keyhole.recover(box, learner, throw=False)
