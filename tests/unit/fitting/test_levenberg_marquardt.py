@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from keyhole.algebra import levenberg_marquardt
 
+from keyhole.fitting import levenberg_marquardt
 from keyhole.fitting.attention_rows import Rows, averages, patterns
 from keyhole.fitting.closed_form import one_head
 from keyhole.fitting.levenberg_marquardt import Limits, descend

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from keyhole.algebra import attention_information, levenberg_marquardt
 
+from keyhole.fitting import fisher, levenberg_marquardt
 from keyhole.fitting.attention_rows import MASKED, Rows, averages, patterns, pull, push
 from keyhole.fitting.fisher import information
 from keyhole.fitting.levenberg_marquardt import AMPLE, Limits, descend
@@ -41,7 +41,7 @@ def test_many_rows_are_fitted_with_the_curvature_of_a_sample(
     limits = Limits(precise=True)
     sampled = descend(rows, theta, limits, damping=1e-8)
     errors = information(rows, sampled.at, rng)
-    for module in (levenberg_marquardt, attention_information):
+    for module in (levenberg_marquardt, fisher):
         monkeypatch.setattr(module, "AMPLE", np.inf)
     whole = descend(rows, theta, limits, damping=1e-8)
     assert sampled.products > 0 == whole.products
@@ -140,7 +140,7 @@ def test_errors_are_those_of_the_joint_jacobian() -> None:
 def test_probed_errors_are_close_to_the_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, theta = drawn()
     dense = information(rows, project(rows, theta), np.random.default_rng(0))
-    monkeypatch.setattr(attention_information, "DENSE_LIMIT", 1)
+    monkeypatch.setattr(fisher, "DENSE_LIMIT", 1)
     probed = information(rows, project(rows, theta), np.random.default_rng(0))
     assert 0.8 < np.median(probed.theta / dense.theta) < 1.25
     assert 0.8 < np.median(probed.values / dense.values) < 1.25

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from keyhole.algebra import bases
 
+from keyhole.linalg import bases
 from keyhole.linalg.bases import DenseBasis, KroneckerBasis, equal_overlap, random_basis
 
 

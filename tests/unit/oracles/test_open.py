@@ -173,7 +173,7 @@ def test_what_was_opened_for_a_call_is_closed_and_nothing_else(monkeypatch):
 
 
 LAZY = """
-import sys, keyhole, keyhole.oracles.open, keyhole.recover, keyhole.cli.serve
+import sys, keyhole, keyhole.oracles.open, keyhole.recovery, keyhole.cli.serve
 heavy = {"torch", "onnx", "onnxruntime", "httpx", "dask", "distributed", "uvicorn"}
 print(sorted(heavy & set(sys.modules)))
 """

@@ -101,13 +101,13 @@ class _Run:
         lever[first] = 0.0
         return np.append(first, np.argmax(lever)).astype(np.int64)
 
-    def _prior(self, anchor: int) -> Column:
+    def _prior(self, number: int) -> Column:
         """A column as the columns known so far predict it."""
-        anchor = self.anchors[anchor]
+        anchor = self.anchors[number]
         done = [column for column in self.columns if not column.missing]
         if not done:
             size = self.scale * float(np.linalg.norm(anchor))
-            return Column(self.pairs, anchor, np.zeros(self.width), size)
+            return Column(self.pairs, number, np.zeros(self.width), size)
         rows = self.anchors[[column.anchor for column in done]]
         share = np.linalg.lstsq(rows.T, anchor, rcond=None)[0]
         rest = anchor - share @ rows
@@ -116,7 +116,7 @@ class _Run:
             sum(s**2 * np.trace(c.covariance) for s, c in zip(share, done, strict=True))
         )
         size = self.scale * float(np.linalg.norm(rest)) + float(noise) / np.sqrt(self.width)
-        return Column(self.pairs, anchor, mean, size)
+        return Column(self.pairs, number, mean, size)
 
     def _calibrate(self, anchors: Int[Array, " n"]) -> Int[Array, " n"]:
         """The scale of the score from a few answers at the first anchor, and a plan that fits."""

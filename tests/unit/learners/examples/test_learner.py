@@ -56,7 +56,7 @@ def test_recovers_at_four_times_the_floor(d: int, k: int, heads: int, scale: flo
     assert found.details["ratio"] == pytest.approx(4.0, rel=0.15)
     assert found.verdict is not None
     assert found.verdict.agrees
-    assert found.verdict.anchors >= 3
+    assert found.verdict.queries >= 3
 
 
 def test_last_position_and_scalar_outputs() -> None:

@@ -121,8 +121,8 @@ def clock(monkeypatch):
     monkeypatch.setattr(
         "keyhole.oracles.http.client.time", SimpleNamespace(monotonic=lambda: clock.now)
     )
-    for place in ("endpoint", "patience"):
-        monkeypatch.setattr(f"keyhole.oracles.{place}.pause", pause)
+    for place in ("client", "retry"):
+        monkeypatch.setattr(f"keyhole.oracles.http.{place}.pause", pause)
     return clock
 
 
