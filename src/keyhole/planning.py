@@ -23,7 +23,7 @@ from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head.learner import SingleHead
 from keyhole.learners.single_head.low_rank import LowRank
 from keyhole.learners.transformer.learner import Transformer
-from keyhole.measurement.noise import inside, look
+from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
@@ -105,7 +105,7 @@ def survey(box: Any, seed: int = 0) -> Survey:
 
 
 def _surveyed(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
-    found, _, answers = look(oracle, rng)
+    found, _, answers = estimate_noise(oracle, rng)
     spec = oracle.spec
     if answers.ndim == 2 and spec.outputs is None:
         spec = Spec(spec.width, int(answers.shape[1]), spec.domain, spec.precision, spec.identity)
@@ -114,9 +114,9 @@ def _surveyed(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
         kind = "labels"
         found = replace(found, format="labels")
     else:
-        slack = EXACTLY * found.precision.relative, NOISE * found.precision.floor
+        slack = EXACTLY * found.relative, NOISE * found.error_floor
         kind = _kind(oracle, rng, slack)
-    return Survey(spec, found.precision, found.format, kind, latency, each, oracle.paid)
+    return Survey(spec, found, found.format, kind, latency, each, oracle.paid)
 
 
 def _speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float, Array]:
@@ -158,7 +158,7 @@ class Candidate:
     learner: Learner
     assumes: str
     depends: str
-    kinds: tuple[str, ...]  # of a survey for which it comes into query
+    kinds: tuple[str, ...]  # of a survey for which it comes into question
     draw: Callable[[np.random.Generator, int], Any]
 
 
@@ -232,7 +232,7 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
 def plan(
     target: Survey | Spec, size: Size | None = None, *, seed: int = 0, rehearse: bool = True
 ) -> list[Estimate]:
-    """A forecast for every learner that comes into query.
+    """A forecast for every learner that comes into question.
 
     >>> [(e.learner, e.queries) for e in plan(Spec(width=64), Size(rank=4), rehearse=False)][:2]
     [('single-head', 4164), ('low-rank', 572)]

@@ -24,7 +24,7 @@ from keyhole.errors import (
 )
 from keyhole.learners.auto import Auto
 from keyhole.learners.base import Hypothesis, Learner
-from keyhole.measurement.noise import observed, roundoff
+from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.models.canonical import product_norm
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
@@ -207,7 +207,7 @@ class _Run:
                 queries=RECOVERY_QUERIES,
                 seed=self.seed,
                 past=self.oracle.past,
-                precision=learned.precision,
+                precision=learned.noise,
             )
         except BudgetExhausted:  # the precision of the box was not known, and had to be measured
             return few
@@ -301,8 +301,8 @@ class _Run:
             self.verdict,
             ledger,
             reason,
-            learned.notes,
-            learned.details,
+            learned.report_notes(),
+            learned.report_details(),
             self._how(),
             traced(learned.model, self.oracle.kept, self.oracle.total),
         )
@@ -310,7 +310,7 @@ class _Run:
     @property
     def _precision(self) -> NoiseModel | None:
         """Of the box, as far as it was measured or stated."""
-        return (self.learned and self.learned.precision) or self.box.spec.precision
+        return (self.learned and self.learned.noise) or self.box.spec.precision
 
     def _how(self) -> dict[str, Any]:
         """What was run, and what was stated or measured about the box."""
@@ -332,7 +332,7 @@ class _Run:
 
 def roundoff_seen(answers: Array) -> float:
     """Unit roundoff of the number format that the answers belong to."""
-    return observed(roundoff(None, answers), answers).relative
+    return recognise_format(noise_of_type(None, answers), answers).relative
 
 
 def loosest(learned: Hypothesis) -> float:

@@ -93,7 +93,7 @@ class Choice:
 
     @classmethod
     def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
-        precision = None if facts.labels else facts.measured.precision
+        precision = None if facts.labels else facts.noise
         return cls(facts.sentences, family, reason, precision)
 
     @property
@@ -117,7 +117,7 @@ class Choice:
             learned,
             notes=(*self.notes, *learned.notes),
             details=details,
-            precision=learned.precision or self.precision,
+            noise=learned.noise or self.precision,
         )
 
     def blamed(self, error: KeyholeError) -> KeyholeError:
@@ -137,10 +137,10 @@ def tight(oracle: Oracle) -> bool:
 
 def worth_stating(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
     """What was measured, where a learner would otherwise have to measure it again, or would not."""
-    measured = facts.measured
-    known = measured.format != DECIMAL  # to every learner, from the answers
-    plain = known and measured.deterministic and measured.precision.floor == 0
-    return None if stated is not None or plain else measured.precision
+    noise = facts.noise
+    known = noise.format != DECIMAL  # to every learner, from the answers
+    plain = known and noise.repeatable and noise.error_floor == 0
+    return None if stated is not None or plain else noise
 
 
 def refuse(facts: Facts) -> None:
@@ -190,7 +190,7 @@ def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         learned = choice.learn(SingleHead(), oracle, rng)
     except WrongFamily:
         return several.learn(MultiHead(), oracle, rng)
-    ask = Asker(WithPrior(oracle, learned.precision))
+    ask = Asker(WithPrior(oracle, learned.noise))
     if validated(ask, learned.model, learned.errors, rng) is None:
         return learned
     return several.learn(MultiHead(), oracle, rng)
@@ -213,7 +213,7 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothes
             facts = replace(facts, bent=True)  # not linear after all
             return network(oracle, rng, facts)
         return beyond_one_head(oracle, rng, facts, None, error)
-    ask = Asker(WithPrior(oracle, learned.precision))
+    ask = Asker(WithPrior(oracle, learned.noise))
     example = validated(ask, learned.model, learned.errors, rng, oracle.spec.domain.radius)
     if example is None:
         return learned
@@ -223,8 +223,8 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothes
 
 def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     if np.isinf(oracle.spec.domain.radius):
-        linear = measure_values(oracle, rng, (facts.measured, *facts.looked))
-        coarse = linear.roundoff.relative > COARSE or linear.roundoff.additive > 0
+        linear = measure_values(oracle, rng, (facts.noise, *facts.looked))
+        coarse = linear.noise.relative > COARSE or linear.noise.error_floor > 0
         return learn_score(oracle, rng, full_rank if coarse else by_rank, linear)
     found = noisy_in_ball(oracle, rng, None)
     return learn_score(oracle, rng, full_rank) if found is None else found
@@ -252,7 +252,7 @@ def beyond_one_head(
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
-    exact = facts.measured.precision.relative <= COARSE
+    exact = facts.noise.relative <= COARSE
     oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:

@@ -1,26 +1,101 @@
-"""What every learner is: a frozen configuration with `learn(oracle, rng)`."""
+"""What every learner is, what it returns, and how it tries one strategy after the other.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A learner is a frozen configuration with `learn(oracle, rng)`. A strategy inside it returns a
+`Hypothesis`, `Refuted` or `Inconclusive`; exceptions leave a learner only at its border.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from keyhole.errors import InvalidArgument
+from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, WrongFamily
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Diagnostics:
+    """What a learner found out beside the model; each learner has a subclass with its fields."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by their names, for reports and files; those that are None are left out."""
+        named = ((part.name, getattr(self, part.name)) for part in fields(self))
+        return {name: value for name, value in named if value is not None}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A strategy that was tried before the one that led to the hypothesis, and how it ended."""
+
+    strategy: str
+    ending: str
+
+    @property
+    def sentence(self) -> str:
+        return f"Tried before: {self.strategy} ({self.ending.rstrip('.')})."
+
+
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """A hypothesis: the model, standard errors in the model's own structure, and what to know."""
+    """The model, standard errors in the model's own structure, and what to know about them."""
 
     model: Any
     errors: Any
     floor: float  # unknowns per number in an answer
     notes: tuple[str, ...] = ()  # sentences for the reader
-    details: Mapping[str, Any] = field(default_factory=dict)  # numbers for the report
-    precision: NoiseModel | None = None  # of the box, as measured on the way
+    details: Mapping[str, Any] = field(default_factory=dict)  # of a foreign learner, for the report
+    noise: NoiseModel | None = None  # of the box, as measured on the way
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    tried: tuple[Attempt, ...] = ()  # strategies that failed before this one
+
+    def report_details(self) -> dict[str, Any]:
+        """All that the report shows beside the model."""
+        return {**self.diagnostics.as_dict(), **self.details}
+
+    def report_notes(self) -> tuple[str, ...]:
+        """The notes, and a sentence for every strategy that was tried before."""
+        return (*self.notes, *(attempt.sentence for attempt in self.tried))
+
+
+@dataclass(frozen=True, eq=False)
+class Refuted:
+    """The box is no member of the family that the strategy assumes."""
+
+    reason: str
+    counterexample: Counterexample | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Inconclusive:
+    """The strategy came to no hypothesis; the box may still be a member of the family."""
+
+    reason: str
+
+
+Result = Hypothesis | Refuted | Inconclusive
+
+
+def run_strategies(strategies: Iterable[tuple[str, Callable[[], Result]]]) -> Hypothesis:
+    """The first hypothesis, which says what was tried before it and why that failed.
+
+    Where no strategy has one: WrongFamily if one of them was refuted, else IllConditioned.
+    """
+    tried: list[Attempt] = []
+    refuted: Refuted | None = None
+    for name, strategy in strategies:
+        result = strategy()
+        if isinstance(result, Hypothesis):
+            return replace(result, tried=(*tried, *result.tried))
+        if isinstance(result, Refuted):
+            refuted = refuted or result
+        tried.append(Attempt(name, result.reason))
+    if refuted is not None:
+        raise WrongFamily(refuted.reason, refuted.counterexample)
+    if len(tried) == 1:
+        raise IllConditioned(tried[0].ending)
+    raise IllConditioned("; ".join(f"{each.strategy}: {each.ending}" for each in tried))
 
 
 @runtime_checkable

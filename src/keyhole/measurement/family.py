@@ -13,15 +13,15 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
-from keyhole.measurement.noise import Measured, inside, look
+from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import REJECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 PURPOSE = "family"
 LABELS = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
 LABEL_LOOKS = 12  # answers that must all be labels
 EXACTLY = 1e3  # roundoffs within which two answers are the same
-DEVIATIONS = 16.0  # and standard deviations of noise
 CHORD = (0.25, 0.5, 0.75, 1.0)  # points asked on a chord; its start is known
 SMOOTH_LOOKS = 4  # places that must all be bent: a kink is met by chance at few of them
 SMOOTH_STEP = 2.0**-12  # step there, relative: planes of a thousand neurons are wider apart
@@ -44,7 +44,7 @@ ROUNDINGS = 64.0  # of one answer, in units of the roundoff, with safety
 class Facts:
     """What was found out about a box."""
 
-    measured: Measured
+    noise: NoiseModel
     looked: tuple[QueryBatch, Array]  # the first queries, for whoever can use them again
     outputs: int | None
     labels: bool = False
@@ -62,14 +62,13 @@ class Facts:
         queries, answers = self.looked
         now = _rows(oracle.ask(QueryBatch(queries.bank, queries.index[:1], PURPOSE)))
         first = _rows(answers)[:1]
-        return not differs(now - first, float(np.max(np.abs(first))), self.measured)
+        return not differs(now - first, float(np.max(np.abs(first))), self.noise)
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The facts for a reader."""
-        form = self.measured.format if self.measured.deterministic else "noisy"
         kind = "one number" if self.outputs is None else f"a vector of {self.outputs}"
-        found = [f"Answers are {kind}, {form}."]
+        found = [f"Answers are {kind}, {self.noise.name}."]
         if self.labels:
             return (*found, "Every answer is a label.")
         if self.smooth:
@@ -101,7 +100,7 @@ class _Examination:
 
     def __init__(self, oracle: Oracle, rng: np.random.Generator) -> None:
         self.oracle, self.rng = oracle, rng
-        self.measured, queries, answers = look(oracle, rng)
+        self.noise, queries, answers = estimate_noise(oracle, rng)
         self.looked = (queries, answers)
         self.start = queries.tokens()[0, 0]
         self.at_start = _rows(answers)[0]
@@ -110,7 +109,7 @@ class _Examination:
 
     def run(self) -> Facts:
         if self._labels_only():
-            return Facts(self.measured, self.looked, self.outputs, labels=True)
+            return Facts(self.noise, self.looked, self.outputs, labels=True)
         line = self._chord()
         bent, smooth, several = self._differ(np.diff(line, 2, axis=0)), False, None
         against = None
@@ -121,7 +120,7 @@ class _Examination:
         if not (bent or order or copies or lone):
             several = self._several(line)
         return Facts(
-            self.measured, self.looked, self.outputs, False, bent, smooth,
+            self.noise, self.looked, self.outputs, False, bent, smooth,
             sequence, order, copies, several, lone, against or disorder,
         )  # fmt: skip
 
@@ -140,7 +139,7 @@ class _Examination:
         return inside(self.oracle, drawn, self.rng)[:, 0]
 
     def _differ(self, gap: Array) -> bool:
-        return differs(gap, self.size, self.measured)
+        return differs(gap, self.size, self.noise)
 
     def _labels_only(self) -> bool:
         if self.outputs is not None or not np.isin(self.at_start, LABELS).all():
@@ -161,10 +160,9 @@ class _Examination:
 
     def _smooth(self) -> tuple[bool, Counterexample | None]:
         """Whether f([x]) bends everywhere: neither attention nor ReLUs do."""
-        precision = self.measured.precision
-        if precision.relative > COARSE or precision.floor > 0:
+        if self.noise.relative > COARSE or self.noise.error_floor > 0:
             return False, None
-        fine = precision.relative <= FINE
+        fine = self.noise.relative <= FINE
         return self._bent_everywhere() if fine else self._curved_everywhere()
 
     def _bent_everywhere(self) -> tuple[bool, Counterexample | None]:
@@ -174,7 +172,7 @@ class _Examination:
         tokens = np.concatenate([places - steps, places, places + steps])
         before, middle, after = self.ask(tokens[:, None]).reshape(3, SMOOTH_LOOKS, -1)
         bend = np.abs(before + after - 2 * middle).max(axis=1)
-        if (bend <= EXACTLY * self.measured.precision.relative * self.size).any():
+        if (bend <= EXACTLY * self.noise.relative * self.size).any():
             return False, None
         return True, smooth_at(places[0], before[0], middle[0], after[0])
 
@@ -185,7 +183,7 @@ class _Examination:
         for _ in range(CURVE_LOOKS):
             place, step = 0.5 * self.tokens(1)[0], CURVE_STEP * self.tokens(1)[0]
             before, middle, after = self.ask((place + np.outer((-1, 0, 1), step))[:, None])
-            wide, rounding = before + after - 2 * middle, ROUNDINGS * self._noise()
+            wide, rounding = before + after - 2 * middle, ROUNDINGS * self._sigma()
             if np.linalg.norm(wide) <= rounding / CURVED:
                 continue
             near = self.ask((place + np.outer((-0.5, 0.5), step))[:, None])
@@ -236,7 +234,7 @@ class _Examination:
         probe = 0.5 * self.tokens(1)[0]
         zero, high = self.ask(np.stack([np.zeros(width), probe])[:, None])
         swing = high - zero
-        strength, noise = float(np.linalg.norm(swing)), self._noise()
+        strength, noise = float(np.linalg.norm(swing)), self._sigma()
         if strength <= EXACTLY * noise:
             return None
         at = np.array(ANCHORS)
@@ -263,9 +261,8 @@ class _Examination:
                 length /= 4.0
         return None
 
-    def _noise(self) -> float:
-        precision = self.measured.precision
-        return float(precision.relative * self.size + precision.floor)
+    def _sigma(self) -> float:
+        return float(self.noise.sigma(self.size))
 
 
 def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Counterexample:
@@ -274,10 +271,9 @@ def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Count
     return Counterexample(place[None], box, line, "a single token: the answer bends everywhere")
 
 
-def differs(gap: Array, size: float, measured: Measured) -> bool:
+def differs(gap: Array, size: float, noise: NoiseModel) -> bool:
     """Whether a difference of answers of this size is more than rounding and noise."""
-    precision = measured.precision
-    allowed = EXACTLY * precision.relative * size + DEVIATIONS * precision.floor
+    allowed = EXACTLY * noise.relative * size + 2.0 * REJECTION * noise.error_floor
     return bool((np.abs(gap) > allowed).any())
 
 

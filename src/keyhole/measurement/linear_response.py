@@ -5,23 +5,21 @@ With an offset, tokens are made long, so that the offset subtracted from the ans
 One random token is asked twice before: how exact is the box, and is it linear at all?
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample, WrongFamily
-from keyhole.measurement.noise import FIXED, Measured, Roundoff, look, observed
+from keyhole.measurement.noise import estimate_noise, is_settled, recognise_format
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import DETECTION, REJECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch, UnitVectorBank
 
 LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
 LONGEST_TOKEN = 2.0**50  # and neither do additive errors
 COARSEST = 2.0**-6  # limit of these in units of 1 / roundoff: short formats have a short range
-SEEN = 5.0  # standard deviations of additive errors from which an offset is there
 ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at small width
-DEVIATIONS = 8.0  # standard deviations of additive errors beyond which it is not either
 NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
 BOX_ROUNDINGS = 1.5  # the same where our own arithmetic is finer than the box's
 SHORT, SHORT_ROUNDINGS = 2.0**-12, 0.8  # and in formats so short that sums are kept in longer ones
@@ -37,56 +35,52 @@ class LinearPart:
     value_error: Float[Array, "d D"]
     offset_error: Float[Array, " D"]
     scalar: bool  # whether the box answers with numbers rather than vectors
-    roundoff: Roundoff
-    precision: NoiseModel
+    noise: NoiseModel
 
     def at(self, tokens: Float[Array, "n d"]) -> Float[Array, "n D"]:
         return tokens @ self.value
 
 
-def answer_noise(roundoff: Roundoff, width: int) -> float:
+def answer_noise(noise: NoiseModel, width: int) -> float:
     """Standard error of an answer relative to the size of its terms (measured, see the tests of
     calibration: errors of a NumPy box grow about as the fourth root of the width)."""
-    roundings = ROUNDINGS if roundoff.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
-    if roundoff.relative > SHORT and roundoff.name not in FIXED:
+    roundings = ROUNDINGS if noise.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
+    if noise.relative > SHORT and not is_settled(noise):
         roundings = SHORT_ROUNDINGS
-    return float(roundings * roundoff.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
+    return float(roundings * noise.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
 
 
 def measure_values(
     oracle: Oracle,
     rng: np.random.Generator,
-    looked: tuple[Measured, QueryBatch, Array] | None = None,
+    looked: tuple[NoiseModel, QueryBatch, Array] | None = None,
 ) -> LinearPart:
     """Asks 3 + d queries of length one: a random token twice (how exact is the box? unless that
     is known), the zero token, and the unit vectors at a length that makes offset and noise
     harmless."""
     width = oracle.spec.width
-    found, queries, twice = look(oracle, rng) if looked is None else looked
-    name = found.format if found.deterministic else "noisy"
-    kind = Roundoff(found.precision.relative, name, found.precision.floor)
+    noise, queries, twice = estimate_noise(oracle, rng) if looked is None else looked
     zero = oracle.ask(QueryBatch.of(np.zeros((1, 1, width)), "offset"))
     offset = np.asarray(zero, dtype=np.float64).reshape(-1)
     size = LONG_TOKEN if offset.any() else 1.0
-    if kind.additive > 0:
+    if noise.error_floor > 0:
         size = LONGEST_TOKEN
-        offset = np.where(np.abs(offset) > SEEN * kind.additive, offset, 0.0)
-    size = min(size, max(1.0, COARSEST / kind.relative), oracle.spec.domain.radius)
+        offset = np.where(np.abs(offset) > DETECTION * noise.error_floor, offset, 0.0)
+    size = min(size, max(1.0, COARSEST / noise.relative), oracle.spec.domain.radius)
     answers = oracle.ask(
         QueryBatch(UnitVectorBank(width, size), np.arange(width)[:, None], "value")
     )
     rows = np.asarray(answers, dtype=np.float64).reshape(width, -1)
     # one answer does not tell the shortest formats apart
-    kind = observed(kind, np.concatenate([np.ravel(twice), np.ravel(answers)]))
-    noise = answer_noise(kind, width)
+    noise = recognise_format(noise, np.concatenate([np.ravel(twice), np.ravel(answers)]))
+    level, floor = answer_noise(noise, width), noise.error_floor
     linear = LinearPart(
         value=(rows - offset) / size,
         offset=offset,
-        value_error=(noise * (np.abs(rows) + np.abs(offset)) + kind.additive) / size,
-        offset_error=np.where(offset == 0, 0.0, noise * np.abs(offset) + kind.additive),
+        value_error=(level * (np.abs(rows) + np.abs(offset)) + floor) / size,
+        offset_error=np.where(offset == 0, 0.0, level * np.abs(offset) + floor),
         scalar=zero.ndim == 1,
-        roundoff=kind,
-        precision=replace(found.precision, relative=kind.relative),
+        noise=noise,
     )
     refuse_nonlinear(linear, queries.tokens()[0], twice[:1])
     return linear
@@ -99,8 +93,8 @@ def refuse_nonlinear(
     answer = np.asarray(answer, dtype=np.float64)
     predicted = (linear.offset + linear.at(token)).reshape(answer.shape)
     terms = np.abs(linear.offset) + np.abs(token) @ np.abs(linear.value)
-    allowed = NONLINEAR * answer_noise(linear.roundoff, token.shape[1]) * terms
-    allowed += DEVIATIONS * (linear.roundoff.additive + np.abs(token) @ linear.value_error)
+    allowed = NONLINEAR * answer_noise(linear.noise, token.shape[1]) * terms
+    allowed += REJECTION * (linear.noise.error_floor + np.abs(token) @ linear.value_error)
     if (np.abs(answer - predicted) > allowed.reshape(answer.shape)).any():
         raise WrongFamily(
             "an attention head is linear in a sequence of one token, this box is not",

@@ -18,7 +18,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
 from keyhole.measurement.linear_response import SHORT, LinearPart, answer_noise
-from keyhole.measurement.noise import observed
+from keyhole.measurement.noise import recognise_format
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch, TokenBank
 
@@ -73,7 +73,7 @@ class LogOdds:
 
     def __init__(self, oracle: Oracle, linear: LinearPart, probes: ProbeSet, purpose: str) -> None:
         self.oracle, self.linear, self.probes, self.purpose = oracle, linear, probes, purpose
-        self.roundoff = linear.roundoff
+        self.noise = linear.noise
         scalar = probes.group == 1 == probes.values.shape[1]  # division does: thousands of groups
         self._inverse = [
             np.linalg.pinv(probes.values[probes.members(g)])
@@ -119,7 +119,7 @@ class LogOdds:
         index += rows[:, None]
         queries = QueryBatch(tokens, index, self.purpose)
         answers = self.oracle.ask(queries)
-        self.roundoff = observed(self.roundoff, answers)
+        self.noise = recognise_format(self.noise, answers)
         numbers = np.asarray(answers, dtype=np.float64).reshape(len(rows), -1)
         return self._invert(numbers, queries, groups, values)
 
@@ -141,9 +141,9 @@ class LogOdds:
             own = 1.0 - weights.sum(axis=1)
         # the offset is added last: it costs the rounding of one sum, not that of all terms
         terms = np.abs(answers - self.linear.offset) + np.abs(values)
-        level = answer_noise(self.roundoff, queries.width) * np.linalg.norm(terms, axis=1)
-        level += OFFSET_ROUNDINGS * self.roundoff.relative * np.linalg.norm(self.linear.offset)
-        level += self.roundoff.additive
+        level = answer_noise(self.noise, queries.width) * np.linalg.norm(terms, axis=1)
+        level += OFFSET_ROUNDINGS * self.noise.relative * np.linalg.norm(self.linear.offset)
+        level += self.noise.error_floor
         level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, queries, weights / fuzz, own / own_fuzz)
@@ -178,7 +178,7 @@ class LogOdds:
         Asks one query after another until a score is seen: None if there is none to see.
         """
         length, value = min(natural, longest), self.linear.at(anchor[None])
-        grow = SHORT_GROW if self.roundoff.relative > SHORT else GROW
+        grow = SHORT_GROW if self.noise.relative > SHORT else GROW
         unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
         groups, clearest = np.zeros(1, dtype=np.int64), (-1.0, 0.0, 0.0)
         others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))

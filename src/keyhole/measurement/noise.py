@@ -2,11 +2,11 @@
 
 Mostly read off answers that were paid for anyway: a box that computes in float32 (or less) gives
 answers that are float32 numbers, whatever type it hands them over in, and the number of trailing
-zero bits tells. `measure_precision` also asks the same queries several times, for noise that is
+zero bits tells. `measure_noise` also asks the same queries several times, for noise that is
 additive or relative; `examine` adds the lengths and norms that the box accepts.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float64", 53),
 )
 DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
-FIXED = ("stated", "noisy", DECIMAL)  # what was found out by other means stands
 MOST_DIGITS = 9  # a number in double precision has as few by chance once in ten million
 DIGIT_SPREAD = (
     0.134  # relative standard deviation of rounding to one digit (leading digits as usual)
@@ -46,42 +45,39 @@ NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
 
 
-@dataclass(frozen=True)
-class Roundoff:
-    """Unit roundoff of the box's arithmetic, and the number format it belongs to."""
-
-    relative: float
-    name: str
-    additive: float = 0.0  # standard deviation of errors that do not scale with the answer
-
-
-def roundoff(stated: NoiseModel | None, answers: Array) -> Roundoff:
+def noise_of_type(stated: NoiseModel | None, answers: Array) -> NoiseModel:
     """The stated precision, else what the type of the answers allows."""
     if stated is not None:
-        return Roundoff(stated.relative, "stated", stated.floor)
+        return stated
     if answers.dtype == np.float16:
-        return Roundoff(2.0**-11, "float16")
+        return NoiseModel(2.0**-11, format="float16")
     if answers.dtype == np.float32:
-        return Roundoff(SINGLE_ROUNDOFF, "float32")
-    return Roundoff(UNIT_ROUNDOFF, "float64")
+        return NoiseModel(SINGLE_ROUNDOFF, format="float32")
+    return NoiseModel(UNIT_ROUNDOFF, format="float64")
 
 
-def observed(known: Roundoff, answers: Array) -> Roundoff:
-    """The shortest number format that all these (irrational-looking) answers belong to."""
+def recognise_format(known: NoiseModel, answers: Array) -> NoiseModel:
+    """The noise model with the shortest number format that holds all these (irrational-looking)
+    answers."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
-    if known.name in FIXED or not numbers.any():
+    if is_settled(known) or not numbers.any():
         return known
-    if known.name == FORMATS[-1][0] and significant_bits(numbers[:A_FEW]).max() > FORMATS[-2][1]:
+    if known.format == FORMATS[-1][0] and significant_bits(numbers[:A_FEW]).max() > FORMATS[-2][1]:
         return known  # the longest format there is: no need to look at the others
     numbers = np.unique(numbers[numbers != 0])
     bits = int(significant_bits(numbers).max())
-    if known.name == FORMATS[0][0] and bits <= FORMATS[0][1]:
+    if known.format == FORMATS[0][0] and bits <= FORMATS[0][1]:
         return known
     for name, width in FORMATS:
         # a few float16 answers may have eight bits by chance
         if bits <= width and (numbers.size >= TELLING_ANSWERS or width > FORMATS[0][1]):
-            return Roundoff(2.0**-width, name, known.additive)
+            return replace(known, relative=2.0**-width, format=name)
     return known
+
+
+def is_settled(noise: NoiseModel) -> bool:
+    """Whether the noise was stated or found out by other means than the number format."""
+    return noise.format in ("stated", DECIMAL) or not noise.repeatable
 
 
 def significant_bits(numbers: Array) -> Array:
@@ -93,16 +89,7 @@ def significant_bits(numbers: Array) -> Array:
     return np.asarray(53 - trailing)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """How exact the answers are, and in which number format the box computes."""
-
-    precision: NoiseModel
-    format: str
-    deterministic: bool
-
-
-def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
+def measure_noise(oracle: Oracle, rng: np.random.Generator) -> NoiseModel:
     """Asks REPEATS queries: two tokens of different lengths, again and again."""
     one = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
     small = oracle.spec.domain.vocabulary is None
@@ -110,7 +97,7 @@ def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
     batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
     answers = oracle.ask(QueryBatch.of(batch, PURPOSE))
     numbers = np.asarray(answers, dtype=np.float64).reshape(2, REPEATS // 2, -1)
-    kind = observed(roundoff(None, answers), answers)
+    kind = recognise_format(noise_of_type(None, answers), answers)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=1, ddof=1), axis=1))
     sizes = np.sqrt(np.mean(numbers**2, axis=(1, 2)))
     deterministic = bool((scatter <= SAME * kind.relative * sizes).all())
@@ -124,16 +111,18 @@ def measure_precision(oracle: Oracle, rng: np.random.Generator) -> Measured:
             additive = 0.0 if scatter[low] < 2.0 * relative * sizes[low] else float(scatter[low])
         else:
             additive = float(np.sqrt(np.mean(scatter**2)))
-    precision = NoiseModel(relative, additive, _step(kind, answers))
-    return Measured(precision, kind.name, deterministic)
+    step = _step(kind, answers)
+    return NoiseModel(relative, additive, step, format=kind.format, repeatable=deterministic)
 
 
-def _step(kind: Roundoff, answers: Array) -> float:
+def _step(kind: NoiseModel, answers: Array) -> float:
     """A rounding step, in formats long enough to tell it from the format's own."""
     return decimal_step(answers) if kind.relative <= FINE else 0.0
 
 
-def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, QueryBatch, Array]:
+def estimate_noise(
+    oracle: Oracle, rng: np.random.Generator
+) -> tuple[NoiseModel, QueryBatch, Array]:
     """One random token, asked twice: number format, rounding step, and whether there is noise,
     which is then measured with further queries."""
     token = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
@@ -141,18 +130,17 @@ def look(oracle: Oracle, rng: np.random.Generator) -> tuple[Measured, QueryBatch
     answers = oracle.ask(queries)
     stated = oracle.spec.precision
     if stated is not None:
-        return Measured(stated, "stated", stated.additive == 0), queries, answers
-    kind = observed(roundoff(None, answers), answers)
+        return replace(stated, repeatable=stated.additive == 0), queries, answers
+    kind = recognise_format(noise_of_type(None, answers), answers)
     gap = np.max(np.abs(np.asarray(answers[0], dtype=np.float64) - answers[1]))
     if gap > SAME * kind.relative * np.max(np.abs(answers)):
-        return measure_precision(oracle, rng), queries, answers
+        return measure_noise(oracle, rng), queries, answers
     domain = oracle.spec.domain
     if _looks_decimal(answers) and domain.vocabulary is None and domain.radius > 0:
         rounded = _rounded(oracle, token, answers)
         if rounded is not None:
-            return Measured(rounded, DECIMAL, True), queries, answers
-    precision = NoiseModel(kind.relative, step=_step(kind, answers))
-    return Measured(precision, kind.name, True), queries, answers
+            return rounded, queries, answers
+    return replace(kind, step=_step(kind, answers)), queries, answers
 
 
 def _rounded(oracle: Oracle, token: Array, answers: Array) -> NoiseModel | None:
@@ -176,8 +164,8 @@ def decimals(answers: Array) -> NoiseModel | None:
     behind = np.floor(np.log10(np.abs(seen) / step)) + 1 if step else np.zeros(len(seen))
     fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
     if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
-        return NoiseModel(step=step)
-    return NoiseModel(DIGIT_SPREAD * 10.0 ** (1 - digits.max()))
+        return NoiseModel(step=step, format=DECIMAL)
+    return NoiseModel(DIGIT_SPREAD * 10.0 ** (1 - digits.max()), format=DECIMAL)
 
 
 def _looks_decimal(answers: Array) -> bool:
@@ -244,11 +232,11 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     token = inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
     one = oracle.ask(QueryBatch.of(token, PURPOSE))
     found["outputs"] = "one number" if one.ndim == 1 else f"a vector of {one.shape[1]}"
-    measured, _, _ = look(oracle, rng)
-    found["number_format"] = measured.format
-    found["deterministic"] = measured.deterministic
-    found["noise"] = measured.precision.additive
-    found["rounding_step"] = measured.precision.step
+    noise, _, _ = estimate_noise(oracle, rng)
+    found["number_format"] = noise.format
+    found["deterministic"] = noise.repeatable
+    found["noise"] = noise.additive
+    found["rounding_step"] = noise.step
     longest = spec.domain.max_length or LENGTHS[-1]
     sizes = [n for n in LENGTHS if n <= longest]
     found["accepts_lengths_up_to"] = _accepted(

@@ -1,38 +1,69 @@
-"""How exact the answers of a box are: the noise model that every threshold is derived from."""
+"""How exact the answers of a box are: the one noise model that thresholds are derived from.
 
-from dataclasses import dataclass
+An answer that is a sum of terms of size `scale` misses its true value by about `sigma(scale)`.
+Three levels say how much is needed until something is believed; no other file has its own.
+"""
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import UNIT_ROUNDOFF, real_number
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, real_number
 
-REPEATABLE = 64.0  # roundoffs that two answers to one query in different batches may be apart
-DEVIATIONS = 8.0  # standard deviations of noise that they may be apart
+DETECTION = 5.0  # standard deviations from which a signal counts as seen
+REJECTION = 8.0  # standard deviations from which an answer contradicts a hypothesis
+ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms may differ
 
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """How exact the answers are: |answer - f| is about relative * |scale| + additive + step / 2."""
+    """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2."""
 
     relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
     additive: float = 0.0  # standard deviation of noise that differs from call to call
     step: float = 0.0  # answers are rounded to multiples of this
     tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
-
-    @property
-    def floor(self) -> float:
-        """Standard deviation of the errors that do not scale with the answer."""
-        spread = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
-        return float(np.linalg.norm(spread))
-
-    def apart(self, scale: float) -> float:
-        """How far two answers to one query may lie apart, if one box gave both and the terms
-        of which they are sums are of this size."""
-        noise = DEVIATIONS * self.additive + self.step + 2.0 * self.tolerance
-        return REPEATABLE * self.relative * scale + noise
+    format: str = field(default="stated", compare=False)  # number format, where it was seen
+    repeatable: bool = field(default=True, compare=False)  # asked again, the box answers alike
 
     def __post_init__(self) -> None:
         # float64 answers are exact to UNIT_ROUNDOFF at best
         real_number(f"relative (at best {UNIT_ROUNDOFF:.1e})", self.relative, 0.0)
         for name in ("additive", "step", "tolerance"):
             real_number(name, getattr(self, name), 0.0, with_low=True)
+
+    @property
+    def name(self) -> str:
+        """The number format, for readers; "noisy" where answers differ from call to call."""
+        return self.format if self.repeatable else "noisy"
+
+    @property
+    def error_floor(self) -> float:
+        """Standard deviation of the errors that do not scale with the answer."""
+        parts = (self.additive, self.step / np.sqrt(12.0), self.tolerance / np.sqrt(3.0))
+        return float(np.linalg.norm(parts))
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether answers have fewer digits than single precision gives, or an error floor."""
+        return self.relative > SINGLE_ROUNDOFF or self.error_floor > 0.0
+
+    def sigma(self, scale: Array | float) -> Array:
+        """Standard deviation of an answer whose terms are of this size."""
+        return np.asarray(self.relative * np.abs(scale) + self.error_floor)
+
+    def detects(self, signal: Array | float, scale: Array | float) -> bool:
+        """Whether any of these differences of answers of this size is a signal, not noise."""
+        return bool((np.abs(signal) > DETECTION * self.sigma(scale)).any())
+
+    def rejects(self, residual: Array | float, scale: Array | float) -> bool:
+        """Whether any residual is too large for a hypothesis that predicts answers of this size:
+        beyond the roundings that two ways to evaluate one sum may differ by, and the noise."""
+        allowed = ROUNDINGS * self.relative * np.abs(scale) + REJECTION * self.error_floor
+        return bool((np.abs(residual) > allowed).any())
+
+    def apart(self, scale: float) -> float:
+        """How far two answers to one query may lie apart, if one box gave both and the terms
+        of which they are sums are of this size."""
+        noise = REJECTION * self.additive + self.step + 2.0 * self.tolerance
+        return ROUNDINGS * self.relative * scale + noise

@@ -10,7 +10,13 @@ import numpy as np
 from scipy.special import gammaincinv
 
 from keyhole.arrays import TINY, Array
-from keyhole.measurement.noise import SAME, decimal_step, decimals, observed, roundoff
+from keyhole.measurement.noise import (
+    SAME,
+    decimal_step,
+    decimals,
+    noise_of_type,
+    recognise_format,
+)
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
@@ -27,7 +33,7 @@ def measured(box: Oracle, tokens: Array, answers: list[Array]) -> NoiseModel:
     """Number format and rounding step from the answers given so far, noise from the first of
     these queries, asked again."""
     numbers = np.concatenate([np.ravel(a) for a in answers])
-    kind = observed(roundoff(None, answers[0]), numbers)
+    kind = recognise_format(noise_of_type(None, answers[0]), numbers)
     again = _again(box, tokens, REPEATS)
     noisy = np.max(np.ptp(again, axis=0)) > SAME * kind.relative * np.max(np.abs(again))
     if not noisy and (rounded := decimals(numbers)) is not None:

@@ -36,7 +36,7 @@ def test_zeros_stay_zero_and_tiny_entries_keep_their_digits() -> None:
 def test_float32_boxes_are_told_by_their_answers() -> None:
     model = attention(np.random.default_rng(1), 6, bias=True)
     found = measure_values(open_oracle(in_float32(model), width=6), np.random.default_rng(0))
-    assert found.roundoff.name == "float32"
+    assert found.noise.name == "float32"
     np.testing.assert_allclose(found.value[:, 0], model.heads[0].value, rtol=1e-6)
 
 
@@ -68,6 +68,6 @@ def test_a_box_that_is_not_linear_in_one_token_is_refused_with_the_token() -> No
 
 def test_noise_grows_slowly_with_the_width() -> None:
     rng = np.random.default_rng(0)
-    kind = measure_values(open_oracle(attention(rng, 3)), rng).roundoff
+    kind = measure_values(open_oracle(attention(rng, 3)), rng).noise
     levels = [answer_noise(kind, width) for width in (1, 64, 4096)]
     assert levels[0] < levels[1] < levels[2] < 4 * levels[0]

@@ -7,14 +7,13 @@ from boxes import CountingBox, in_float32
 from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.measurement.noise import (
     DECIMAL,
-    Roundoff,
     decimal_step,
     decimals,
+    estimate_noise,
     examine,
-    look,
-    measure_precision,
-    observed,
-    roundoff,
+    measure_noise,
+    noise_of_type,
+    recognise_format,
     significant_bits,
 )
 from keyhole.models.random import attention
@@ -31,14 +30,14 @@ MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
 
 def measured(box: Oracle) -> tuple[str, bool, NoiseModel]:
-    found = measure_precision(box, np.random.default_rng(1))
-    return found.format, found.deterministic, found.precision
+    found = measure_noise(box, np.random.default_rng(1))
+    return found.format, found.repeatable, found
 
 
 def test_the_stated_precision_comes_first_then_the_type() -> None:
-    assert roundoff(NoiseModel(relative=1e-3), np.zeros(1)).relative == 1e-3
+    assert noise_of_type(NoiseModel(relative=1e-3), np.zeros(1)).relative == 1e-3
     for dtype, bits in ((np.float16, 11), (np.float32, 24), (np.float64, 53)):
-        assert roundoff(None, np.zeros(1, dtype)).relative == 2.0**-bits
+        assert noise_of_type(None, np.zeros(1, dtype)).relative == 2.0**-bits
 
 
 def test_bits_in_use_are_counted() -> None:
@@ -49,13 +48,14 @@ def test_bits_in_use_are_counted() -> None:
 
 @pytest.mark.parametrize(("name", "bits"), [("bfloat16", 8), ("float16", 11), ("float32", 24)])
 def test_a_shorter_format_shows_in_the_digits(name: str, bits: int) -> None:
-    full = Roundoff(UNIT_ROUNDOFF, "float64")
+    full = NoiseModel(UNIT_ROUNDOFF, format="float64")
     numbers = np.random.default_rng(2).standard_normal(9)
-    assert observed(full, round_bits(numbers, bits)) == Roundoff(2.0**-bits, name)
-    assert observed(full, numbers) == full
-    for name_known in ("stated", "noisy"):  # what the user or the scatter says stands
-        known = Roundoff(1e-3, name_known)
-        assert observed(known, round_bits(numbers, bits)) == known
+    found = recognise_format(full, round_bits(numbers, bits))
+    assert (found.relative, found.format) == (2.0**-bits, name)
+    assert recognise_format(full, numbers) == full
+    for known in (NoiseModel(1e-3), NoiseModel(1e-3, format="float64", repeatable=False)):
+        # what the user or the scatter says stands
+        assert recognise_format(known, round_bits(numbers, bits)) == known
 
 
 def test_boxes_are_told_apart() -> None:
@@ -135,10 +135,10 @@ def test_decimals_behind_the_point_are_told_from_digits_in_all(name: str, seed: 
     rounding, expected = ROUNDINGS[name]
     model = attention(np.random.default_rng(seed), 6)
     box = CountingBox(lambda tokens: rounding(model(tokens)), 6)
-    found, _, _ = look(open_oracle(box), np.random.default_rng(seed))
-    assert (found.format, found.deterministic) == (DECIMAL, True)
-    assert found.precision.relative == pytest.approx(expected.relative)
-    assert found.precision.step == pytest.approx(expected.step)
+    found, _, _ = estimate_noise(open_oracle(box), np.random.default_rng(seed))
+    assert (found.format, found.repeatable) == (DECIMAL, True)
+    assert found.relative == pytest.approx(expected.relative)
+    assert found.step == pytest.approx(expected.step)
     assert box.seen == 2 + 5
 
 

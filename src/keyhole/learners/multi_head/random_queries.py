@@ -29,7 +29,7 @@ from keyhole.learners.examples.learner import FromExamples
 from keyhole.learners.multi_head.hypothesis import Claims, fewer_than_claimed
 from keyhole.learners.multi_head.mirror_images import FEWEST, MIRRORED, why_ambiguous
 from keyhole.measurement.asking import Asker
-from keyhole.measurement.noise import inside, look
+from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.wrappers.known import WithPrior
 
 REDUNDANCY = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
@@ -72,8 +72,8 @@ class _Sampling:
         domain = self.ask.oracle.spec.domain
         self.free = domain.vocabulary is None and domain.radius > 0  # tokens may be made shorter
         self.length = min(LENGTH, longest)
-        measured, _, _ = look(self.ask.oracle, self.rng)
-        self.ask.oracle = WithPrior(self.ask.oracle, measured.precision)
+        noise, _, _ = estimate_noise(self.ask.oracle, self.rng)
+        self.ask.oracle = WithPrior(self.ask.oracle, noise)
         self.outputs = self.ask(self._drawn(1, 1), "values").shape[1]
         self.size = self._size()
         heads = self.claims.heads or FIRST_HEADS

@@ -192,7 +192,7 @@ class Convex:
         """Relative error of what a query's probes read, by the rounding of their values: a
         Gaussian probe may be nearly orthogonal to the value map, so that its terms cancel."""
         linear, group = self.pairs.linear, self.pairs.group
-        noise = answer_noise(linear.roundoff, self.width)
+        noise = answer_noise(linear.noise, self.width)
         terms = np.linalg.norm(np.abs(tokens) @ np.abs(linear.value), axis=1)
         terms = noise * terms + np.linalg.norm(np.abs(tokens) @ linear.value_error, axis=1)
         values = linear.at(tokens).reshape(-1, group, linear.offset.size)

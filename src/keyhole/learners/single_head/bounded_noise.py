@@ -69,7 +69,7 @@ class Ball:
         self.oracle, self.rng, self.precision, self.passes = oracle, rng, precision, passes
         self.rank, self.scalar = rank, True
         self.width, self.radius = oracle.spec.width, oracle.spec.domain.radius
-        self.noise = precision.floor
+        self.noise = precision.error_floor
         self.offset, self.key_bias = np.zeros(1), np.zeros(self.width)
         self.offset_error = np.zeros(1)
         self.key_bias_error = np.zeros(self.width)
@@ -151,7 +151,7 @@ class Ball:
         """A rounding step read off one answer is too coarse where that answer ends in zeros."""
         if self.oracle.spec.precision is None and 0 < step < self.precision.step:
             self.precision = replace(self.precision, step=step)
-            self.noise = self.precision.floor
+            self.noise = self.precision.error_floor
 
     # -- pairs -----------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class Ball:
             errors,
             floor=floor(model, unknowns),
             notes=tuple(self.notes),
-            precision=self.precision,
+            noise=self.precision,
             details={
                 "precision": "stated" if self.oracle.spec.precision else "measured",
                 "noise": self.noise,

@@ -222,7 +222,7 @@ class Cross:
             terms += BIAS_CANCELLATION * size
         if row:
             terms += self.largest * TARGET_SPREAD / (table.spread * self.pairs.probes.across)
-        return table.roundoff.relative * terms
+        return table.noise.relative * terms
 
     def _pivots(self, anchors: Array, columns: Array) -> Float[Array, "k d"]:
         """What the columns add, leaning towards the value map if it would see little of it, and

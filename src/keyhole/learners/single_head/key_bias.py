@@ -30,8 +30,8 @@ from keyhole.measurement.log_odds import (
     ProbeSet,
     Weights,
 )
-from keyhole.measurement.noise import Roundoff
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, SumBank
 
 # of the probes that look for a key bias, in units of offset / value. Not a round number: a round
@@ -50,7 +50,7 @@ CERTAIN = 0.25  # error of the carrier's own score that still leaves it in range
 class KeyBias:
     vector: Float[Array, " d"]
     error: Float[Array, " d"]
-    roundoff: Roundoff
+    noise: NoiseModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class _Zero:
         self.values = np.ascontiguousarray(
             basis.coordinates(np.ascontiguousarray(linear.value.T)).T
         )
-        self.roundoff = linear.roundoff
+        self.noise = linear.noise
 
     def ask(self, length: float, groups: Array, carrier: Carrier | None = None) -> Weights:
         width = self.basis.width
@@ -98,7 +98,7 @@ class _Zero:
             np.zeros(len(groups), dtype=np.int64),
         )
         found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), self.values.shape[1])))
-        self.roundoff = meter.roundoff
+        self.noise = meter.noise
         return found
 
 
@@ -114,7 +114,7 @@ def measure_key_bias(
     found = zero.ask(length, first)
     unseen = not found.saturated[0] and (np.abs(found.scores) <= UNSEEN * found.errors).all()
     if unseen and (length < longest or UNSEEN * found.errors.max() <= VAGUE):
-        return KeyBias(np.zeros(width), np.zeros(width), zero.roundoff)
+        return KeyBias(np.zeros(width), np.zeros(width), zero.noise)
     for _ in range(ROUNDS):
         if not found.saturated[0]:
             break
@@ -179,7 +179,7 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         asked, before = pending, length
         found = zero.ask(length, pending, carrier)
         scores[pending], errors[pending], lengths[pending] = found.scores, found.errors, length
-        noise = LOOSE * answer_noise(zero.roundoff, width)
+        noise = LOOSE * answer_noise(zero.noise, width)
         loose = (np.abs(found.scores) > STEEPEST) & (found.errors > noise)
         steep = ((found.scores > STEEPEST) | loose).any(axis=1)
         known[pending] = ~found.saturated
@@ -205,4 +205,4 @@ def _sweep(zero: _Zero, length: float, carrier: Carrier | None, longest: float) 
         weight = carrier.coordinates / (1.0 + carrier.coordinates @ inverse)
         plain = plain - (weight @ plain) * inverse
         variance += (weight**2 @ noise**2) * zero.basis.combine(inverse[None])[0] ** 2
-    return KeyBias(zero.basis.combine(plain[None])[0], np.sqrt(variance), zero.roundoff)
+    return KeyBias(zero.basis.combine(plain[None])[0], np.sqrt(variance), zero.noise)

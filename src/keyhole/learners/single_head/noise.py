@@ -7,7 +7,7 @@ import numpy as np
 from keyhole.errors import BudgetExhausted
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.single_head.bounded_noise import LOOKS, RESERVE, Ball
-from keyhole.measurement.noise import REPEATS, look
+from keyhole.measurement.noise import REPEATS, estimate_noise
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 
@@ -38,7 +38,7 @@ def noisy_in_ball(
             f"with the precision of the box unknown, {unknowns + OVERHEAD + RESERVE} queries are "
             f"needed, the budget leaves {left}: raise it, or state precision="
         )
-    precision = look(oracle, rng)[0].precision if stated is None else stated
+    precision = estimate_noise(oracle, rng)[0] if stated is None else stated
     if not rough(precision):
         return None
     if left is not None and left < unknowns:  # before any is paid for: a plan for more is another
@@ -61,4 +61,4 @@ def noisy_in_ball(
 
 def rough(precision: NoiseModel) -> bool:
     """Whether additive errors dominate the rounding of numbers of order one."""
-    return precision.floor > ROUGH * precision.relative
+    return precision.error_floor > ROUGH * precision.relative

@@ -135,9 +135,9 @@ def free_lengths(
     `overlap` is the value of a probe of length one.
     """
     offset = float(np.linalg.norm(linear.offset))
-    imbalance = min(IMBALANCE, COARSEST / linear.roundoff.relative)
+    imbalance = min(IMBALANCE, COARSEST / linear.noise.relative)
     probe = max(np.sqrt(product * imbalance), OFFSET_MARGIN * offset / overlap)
-    probe = max(probe, NOISE_MARGIN * linear.roundoff.additive / overlap)
+    probe = max(probe, NOISE_MARGIN * linear.noise.error_floor / overlap)
     probe = min(probe, longest)
     return float(probe), float(min(product / probe, longest))
 

@@ -107,7 +107,7 @@ def prepare(oracle: Oracle, linear: LinearPart, rng: np.random.Generator) -> Pai
     longest = ROOM * spec.domain.radius
     basis = equal_overlap(rng, left[:, :group])
     bias = measure_key_bias(oracle, linear, basis, group, longest)
-    linear = replace(linear, roundoff=bias.roundoff)
+    linear = replace(linear, noise=bias.noise)
     shape = evening(left[:, :group], singular[:group]) if group > 1 else None
     if shape is not None:
         longest /= max(1.0, float(np.linalg.norm(shape.matrix, 2)))  # evened probes are longer
@@ -234,9 +234,9 @@ def assemble(
         ),
         floor(model, unknowns),
         notes=notes,
-        precision=linear.precision,
+        noise=linear.noise,
         details={
-            "precision": linear.roundoff.name,
+            "precision": linear.noise.name,
             "key_bias": bool(pairs.key_bias.any()),
             **(details or {}),
         },

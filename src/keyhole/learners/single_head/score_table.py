@@ -12,7 +12,7 @@ from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
-from keyhole.measurement.noise import Roundoff
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
 COMFORTABLE = 2.0  # where that other query puts s
@@ -34,7 +34,7 @@ class Table:
     product: Float[Array, "n m"]
     error: Float[Array, "n m"]  # standard errors
     inverse_length: Float[Array, " m"]  # of the anchors: an error of probe · key_bias times this
-    roundoff: Roundoff
+    noise: NoiseModel
     spread: float  # root mean square of the products: the next table starts from here
 
 
@@ -138,7 +138,7 @@ class _Filling:
         found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
         scores = found.scores - self.bias[group]
         self.product[group, :, anchor] = products = scores / lengths[:, None]
-        rounding = self.meter.roundoff.relative * lengths * self.anchor_bias[anchor]
+        rounding = self.meter.noise.relative * lengths * self.anchor_bias[anchor]
         errors = np.hypot(found.errors, np.hypot(self.meter.probes.bias_error, rounding[:, None]))
         self.error[group, :, anchor] = errors
         relative = np.maximum(lengths / self.unit, np.finfo(np.float32).tiny)
@@ -148,7 +148,7 @@ class _Filling:
         self.power += float(np.sum(products[good] ** 2))
         self.noise += float(np.sum((errors[good] / lengths[good, None]) ** 2))
         # what a shorter anchor can mend: a steep logistic, or a weight too small for its noise
-        noise = LOOSE * answer_noise(self.meter.roundoff, self.anchors.width)
+        noise = LOOSE * answer_noise(self.meter.noise, self.anchors.width)
         loose = (np.abs(scores) > STEEPEST) & (found.errors > noise)
         steep = ((scores > STEEPEST) | loose).any(axis=1)
         return numbers[found.saturated | steep]
@@ -193,7 +193,7 @@ class _Filling:
             self.product.reshape(-1, count)[:n],
             (self.error * inverse[:, None]).reshape(-1, count)[:n],
             np.sqrt(np.mean(inverse**2, axis=0)),
-            self.meter.roundoff,
+            self.meter.noise,
             self.spread,
         )
 

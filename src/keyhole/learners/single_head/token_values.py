@@ -10,8 +10,9 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.measurement.linear_response import answer_noise
-from keyhole.measurement.noise import Roundoff, observed, roundoff
+from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, QueryBatch
 
 TERMS = 0.45  # the terms' root sum of squares exceeds the answer (measured: tests of calibration)
@@ -41,13 +42,13 @@ class TokenValues:
     errors: Float[Array, "m D"]  # standard errors of these
     sizes: Float[Array, "m D"]  # of the terms that the box adds up for them
     scalar: bool
-    roundoff: Roundoff
+    kind: NoiseModel
     noise: AnswerNoise
 
 
-def noise_of(oracle: Oracle, kind: Roundoff) -> AnswerNoise:
+def noise_of(oracle: Oracle, kind: NoiseModel) -> AnswerNoise:
     stated = oracle.spec.precision
-    absolute = 0.0 if stated is None else stated.floor
+    absolute = 0.0 if stated is None else stated.error_floor
     return AnswerNoise(TERMS * answer_noise(kind, oracle.spec.width), absolute)
 
 
@@ -57,7 +58,7 @@ def measure_token_values(
     """Asks the d + 1 chosen tokens; the first d of them span."""
     width = tokens.shape[1]
     raw = oracle.ask(QueryBatch(ArrayBank(tokens), chosen[:, None], "value"))
-    kind = observed(roundoff(oracle.spec.precision, raw), raw)
+    kind = recognise_format(noise_of_type(oracle.spec.precision, raw), raw)
     noise = noise_of(oracle, kind)
     asked = np.asarray(raw, dtype=np.float64).reshape(width + 1, -1)
     # without an offset: d tokens, and the last one as a test
@@ -94,7 +95,7 @@ def measure_token_values(
         errors=spread,
         sizes=sizes,
         scalar=raw.ndim == 1,
-        roundoff=kind,
+        kind=kind,
         noise=noise,
     )
 

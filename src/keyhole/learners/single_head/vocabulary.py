@@ -283,5 +283,5 @@ def assemble(
         model,
         shaped_head(known.scalar, score_error, bias_error, known.value_error, known.offset_error),
         floor(model, score.size),
-        details={"precision": known.roundoff.name},
+        details={"precision": known.kind.name},
     )

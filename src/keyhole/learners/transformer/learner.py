@@ -218,7 +218,7 @@ def learned(
         inner.floor + unknowns / answer,
         (*inner.notes, *notes),
         {**inner.details, "key_bias": bool(model.key_bias.any()), "residual": model.residual},
-        inner.precision,
+        inner.noise,
     )
 
 

@@ -199,7 +199,7 @@ def test_single_precision_reaches_the_boxs_own_rounding(seed, width, neurons, ou
     assert np.abs(found.model(points) - exact(points)).max() < 3 * own
     assert box.queries <= most * found.floor
     assert found.details["sides_certified"]
-    assert found.precision.relative == 2.0**-24
+    assert found.noise.relative == 2.0**-24
     assert any("queries per unknown" in note for note in found.notes)
 
 
