@@ -35,10 +35,9 @@ from keyhole.learners.examples.learner import FromExamples
 from keyhole.learners.examples.restarts import led_start, random_start
 from keyhole.learners.published.chen_li_sculpting import sculpt
 from keyhole.learning import learn
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
-from keyhole.models.every_position import every_position
-from keyhole.models.hard_instances import high_order
+from keyhole.models.random import high_order
 from keyhole.results import Recovery
 
 SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches

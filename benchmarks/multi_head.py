@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from keyhole.errors import KeyholeError
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
-from keyhole.models.canonical import matched, score_gap, score_norm
+from keyhole.models.canonical import match_heads, score_gap, score_norm
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
 from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer
@@ -74,7 +74,7 @@ def measured(
         print(f"    seed {seed}: {len(learned.model.heads)} heads of {len(truth.heads)}")
         return None
     bars = dict(zip(map(id, learned.model.heads), learned.errors.heads, strict=True))
-    pairs = matched(learned.model.heads, truth.heads)
+    pairs = match_heads(learned.model.heads, truth.heads)
     scores = [score_gap(a, b) / score_norm(b) for a, b in pairs]
     values = [np.linalg.norm(a.value - b.value) / np.linalg.norm(b.value) for a, b in pairs]
     within = [

@@ -10,7 +10,7 @@ import torch
 from keyhole.errors import KeyholeError
 from keyhole.learners.published.rational_interpolation import logistic_terms
 from keyhole.models.attention import Attention, Head
-from keyhole.models.canonical import matched, score_gap, score_norm
+from keyhole.models.canonical import match_heads, score_gap, score_norm
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Result:
 
 def worst_score(model: Attention, truth: Attention) -> float:
     """Largest relative error of a score after matching the heads."""
-    return max(score_gap(a, b) / score_norm(b) for a, b in matched(model.heads, truth.heads))
+    return max(score_gap(a, b) / score_norm(b) for a, b in match_heads(model.heads, truth.heads))
 
 
 def rational(truth: Attention, rng: np.random.Generator) -> Result:

@@ -8,7 +8,7 @@ import numpy as np
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
-from keyhole.models.canonical import canonical, matched, score_gap
+from keyhole.models.canonical import canonical, match_heads, score_gap
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.wrappers.batch import Batcher
@@ -34,7 +34,7 @@ def pairs(learned: Hypothesis, truth: Attention) -> list[tuple[Head, Head, Head]
     form = canonical(truth)
     assert form is not None
     bars = dict(zip(map(id, learned.model.heads), learned.errors.heads, strict=True))
-    return [(a, b, bars[id(a)]) for a, b in matched(learned.model.heads, form.heads)]
+    return [(a, b, bars[id(a)]) for a, b in match_heads(learned.model.heads, form.heads)]
 
 
 def worst_bar(learned: Hypothesis, truth: Attention) -> float:

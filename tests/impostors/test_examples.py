@@ -5,8 +5,7 @@ import pytest
 
 from keyhole.learners.examples.learner import FromExamples
 from keyhole.learning import TRIED, learn
-from keyhole.models.attention import Attention, Head
-from keyhole.models.every_position import every_position
+from keyhole.models.attention import Attention, Head, every_position
 from keyhole.results import Outcome
 
 RNG = np.random.default_rng(0)

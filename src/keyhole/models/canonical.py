@@ -3,23 +3,34 @@
 Attention: the order of heads does not matter; heads with equal score and key bias act as one head
 with the sum of their values; a head with value zero does nothing. What remains after merging,
 dropping and sorting is the canonical form (Proposition 7.1 of Bhattamishra, Shah, Hahn, Kanade,
-"Provably Learning Attention with Queries", shows that no more can be known).
+"Provably Learning Attention with Queries", shows that no more can be known). Where only the sign
+of the answers is seen, a positive factor on values and offset does not matter either.
+
+Networks of ReLUs: the order of the neurons does not matter; positive scale moves between a neuron's
+row and its output; a neuron may be turned around if the skip takes the difference; neurons on one
+hyperplane act as one. The canonical form has unit rows whose first clearly nonzero entry is
+positive, hyperplanes merged, dead neurons dropped and everything that turning leaves over in the
+skip. `output_j weight_j`, with both taken as one block, is what `distance` compares, so that
+neurons without weight do not count. A Transformer layer is a score, a key bias and a network.
 """
 
 from functools import singledispatch
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from scipy.linalg import qr
 from scipy.optimize import linear_sum_assignment
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.sign_attention import LabelledAttention, normalised
+from keyhole.models.transformer import TransformerModel
 
-OTHER_MODELS = ("keyhole.models.relu_canonical", "keyhole.models.sign_attention")
-MERGE_TOLERANCE = 1e-12  # relative score difference below which two heads cannot be told apart
+MERGE_TOLERANCE = 1e-12  # relative difference of two heads or hyperplanes that are one, and
+# the size, relative to the largest, of a head or neuron that does nothing
+CLEAR = 1e-6  # entry of a unit row that decides which way the row points
 
 
 @singledispatch
@@ -30,12 +41,7 @@ def distance(a: Any, b: Any) -> float:
     `b` that is zero is compared in units of the block family it belongs to, absolute if that is
     zero too. Infinite where the structures (number of heads, shapes) differ.
     """
-    for name in OTHER_MODELS:  # they register themselves when they are loaded
-        import_module(name)
-    known = distance.dispatch(type(a))
-    if known is distance.dispatch(object):
-        raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
-    return float(known(a, b))
+    raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
 
 
 def relative(error: float, scale: float) -> float:
@@ -43,12 +49,16 @@ def relative(error: float, scale: float) -> float:
     return error / scale if scale > 0 else error
 
 
+def incomparable(a: Any, b: Any) -> InvalidArgument:
+    return InvalidArgument(f"cannot compare {type(a).__name__} with {type(b).__name__}")
+
+
 @distance.register
 def _(a: Attention, b: Any) -> float:
-    if hasattr(b, "distance_from"):  # of which only labels are seen: it knows what to compare
-        return float(b.distance_from(a))
+    if isinstance(b, LabelledAttention):
+        return sign_distance(a, b.model)
     if not isinstance(b, Attention):
-        raise InvalidArgument(f"cannot compare Attention with {type(b).__name__}")
+        raise incomparable(a, b)
     if a.width != b.width or a.outputs != b.outputs:
         return float("inf")
     first, second = canonical(a), canonical(b)
@@ -58,7 +68,7 @@ def _(a: Attention, b: Any) -> float:
         return relative(float(np.linalg.norm(a.offset - b.offset)), float(np.linalg.norm(b.offset)))
     if len(first.heads) != len(second.heads):
         return float("inf")
-    pairs = matched(first.heads, second.heads)
+    pairs = match_heads(first.heads, second.heads)
     scores = max(score_norm(h) for h in second.heads)
     biases = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
     values = max(float(np.linalg.norm(h.value)) for h in second.heads)
@@ -105,7 +115,7 @@ def same_attention(a: Head, b: Head) -> bool:
     return same_bias and score_gap(a, b) <= MERGE_TOLERANCE * scale
 
 
-def matched(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
+def match_heads(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
     """Heads of `a` paired with heads of `b`, least total distance of their parameters."""
     if len(a) == 1 == len(b):
         return [(a[0], b[0])]
@@ -150,3 +160,140 @@ def product_norm(left: Array, right: Array) -> float:
     upper = qr(left, mode="r")[0][: left.shape[1]]
     lower = qr(right.T, mode="r")[0][: right.shape[0]]
     return float(np.linalg.norm(upper @ lower.T))
+
+
+@distance.register
+def _(a: LabelledAttention, b: Any) -> float:
+    other = b.model if isinstance(b, LabelledAttention) else b
+    if not isinstance(other, Attention):
+        raise incomparable(a, b)
+    return sign_distance(a.model, other)
+
+
+def sign_distance(a: Attention, b: Attention) -> float:
+    """Labels say nothing about a positive factor, so both sides are normalised first."""
+    if a.outputs is not None or b.outputs is not None:
+        return float("inf")
+    return distance(normalised(a), normalised(b))
+
+
+@distance.register
+def _(a: ReluNetwork, b: Any) -> float:
+    if not isinstance(b, ReluNetwork):
+        raise incomparable(a, b)
+    if a.width != b.width or a.outputs != b.outputs:
+        return float("inf")
+    first, second = canonical_network(a), canonical_network(b)
+    if first.neurons != second.neurons:
+        return float("inf")
+    rows, columns = match_planes(*(np.column_stack([n.weight, n.bias]) for n in (first, second)))
+    mine, theirs = gradient_jumps(first)[rows], gradient_jumps(second)[columns]
+    size = float(np.linalg.norm(theirs))
+    worst = relative(float(np.linalg.norm(mine - theirs)), size)
+    for part in ("skip", "offset"):
+        gap = float(np.linalg.norm(getattr(first, part) - getattr(second, part)))
+        own = float(np.linalg.norm(getattr(second, part)))
+        worst = max(worst, relative(gap, max(own, size)))
+    return worst
+
+
+def canonical_network(network: ReluNetwork) -> ReluNetwork:
+    """The one representative of all networks that are the same function, neurons unordered."""
+    planes, live, back = orient_planes(network)
+    constant = ~live  # a neuron without weights only adds to the offset
+    offset = network.offset + (
+        np.maximum(network.bias[constant], 0) @ network.output_table[constant]
+    ).reshape(network.offset.shape)
+    rows = np.linalg.norm(network.weight[live], axis=1)
+    output = network.output_table[live] * rows[:, None]
+    skip = network.skip - (planes[back, :-1].T @ output[back]).reshape(network.skip.shape)
+    offset = offset - (planes[back, -1] @ output[back]).reshape(offset.shape)
+    planes, output = merge_planes(planes, output)
+    size = np.abs(output).max(axis=1, initial=0.0)
+    kept = size > MERGE_TOLERANCE * size.max(initial=0.0)
+    answer = network.output.shape[1:]
+    return ReluNetwork(
+        planes[kept, :-1], planes[kept, -1], output[kept].reshape(-1, *answer), skip, offset
+    )
+
+
+def orient_planes(network: ReluNetwork) -> tuple[Float[Array, "live e"], Array, Array]:
+    """Hyperplanes (weight, bias) of unit rows whose first clear entry is positive, of the neurons
+    that have weights; which neurons those are; and which of these were turned around."""
+    rows = np.linalg.norm(network.weight, axis=1)
+    live = rows > 0
+    planes = np.column_stack([network.weight, network.bias])[live] / rows[live, None]
+    first = np.argmax(np.abs(planes[:, :-1]) > CLEAR, axis=1)
+    back = planes[np.arange(len(planes)), first] < 0
+    planes[back] *= -1
+    return planes, live, back
+
+
+def merge_planes(planes: Float[Array, "m e"], output: Float[Array, "m k"]) -> tuple[Array, Array]:
+    """Hyperplanes that coincide, once, with the sum of their outputs."""
+    kept: list[int] = []
+    output = output.copy()
+    for j in range(len(planes)):
+        if kept:
+            gaps = np.linalg.norm(planes[kept] - planes[j], axis=1)
+            near = int(np.argmin(gaps))
+            if gaps[near] <= MERGE_TOLERANCE * (1 + np.linalg.norm(planes[j])):
+                output[kept[near]] += output[j]
+                continue
+        kept.append(j)
+    return planes[kept], output[kept]
+
+
+def match_planes(a: Float[Array, "m e"], b: Float[Array, "n e"]) -> tuple[Array, Array]:
+    """Which hyperplane of `a` is which of `b`: least total squared distance."""
+    square = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
+    rows, columns = linear_sum_assignment(np.maximum(square, 0))
+    return rows, columns
+
+
+def gradient_jumps(network: ReluNetwork) -> Float[Array, "m e k"]:
+    """output_j (weight_j, bias_j): what a neuron changes at its hyperplane."""
+    planes = np.column_stack([network.weight, network.bias])
+    return np.asarray(planes[:, :, None] * network.output_table[:, None, :])
+
+
+@distance.register
+def _(a: TransformerModel, b: Any) -> float:
+    if not isinstance(b, TransformerModel):
+        raise incomparable(a, b)
+    if a.width != b.width or a.outputs != b.outputs or a.residual != b.residual:
+        return float("inf")
+    size = float(np.linalg.norm(b.score))
+    bias = float(np.linalg.norm(a.key_bias - b.key_bias))
+    return max(
+        relative(float(np.linalg.norm(a.score - b.score)), size),
+        relative(bias, float(np.linalg.norm(b.key_bias)) or size),
+        distance(a.network, b.network),
+        *((mixed_distance(a, b),) if a.residual else ()),
+    )
+
+
+def mixed_distance(a: TransformerModel, b: TransformerModel) -> float:
+    """Of what a residual connection adds, neurons matched by their oriented hyperplanes."""
+    first, second = orient_mixed(a), orient_mixed(b)
+    if len(first[0]) != len(second[0]):
+        return float("inf")
+    rows, columns = match_planes(first[0], second[0])
+    size = float(np.linalg.norm(second[1]))
+    gap = float(np.linalg.norm(first[1][rows] - second[1][columns]))
+    skip = float(np.linalg.norm(first[2] - second[2]))
+    own = float(np.linalg.norm(second[2]))
+    return max(relative(gap, size), relative(skip, max(own, size)))
+
+
+def orient_mixed(model: TransformerModel) -> tuple[Array, Array, Array]:
+    """Oriented hyperplanes, output_j mixed_weight_j and the mixed skip; neurons without weight
+    are left out."""
+    if model.mixed_weight is None or model.mixed_skip is None:
+        raise InvalidArgument("the layer has no residual connection")
+    planes, live, back = orient_planes(model.network)
+    output = model.network.output_table[live]
+    mixed = model.mixed_weight[live, :, None] * output[:, None, :]
+    skip = model.mixed_skip.reshape(model.width, -1) + mixed[back].sum(axis=0)
+    mixed[back] *= -1
+    return planes, mixed, skip

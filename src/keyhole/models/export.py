@@ -1,17 +1,10 @@
-"""Recovered models for other programs: PyTorch, ONNX, safetensors.
+"""Recovered models for other programs: PyTorch (export_torch), ONNX (export_onnx), safetensors."""
 
-Further kinds of models register with `to_torch.register` and `to_onnx.register`.
-"""
-
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keyhole.errors import InvalidArgument
 from keyhole.extras import need
-from keyhole.models.attention import Attention
 from keyhole.models.files import replacing, save_model
 
 SUFFIXES = ".safetensors, .onnx or .pt"
@@ -38,38 +31,17 @@ def export(model: Any, path: str | Path, dtype: Any = None) -> Path:
     raise InvalidArgument(f"cannot export to {path.name!r}: its suffix must be {SUFFIXES}")
 
 
-@singledispatch
 def to_torch(model: Any, dtype: Any = None) -> Any:
     """A torch module on (batch, length, width) that computes what the model computes."""
-    from keyhole.models.export_torch import to_torch as network_to_torch
-
-    module = network_to_torch(model).eval()
-    return module if dtype is None else module.to(torch_dtype(dtype))
-
-
-@to_torch.register
-def _(model: Attention, dtype: Any = None) -> Any:
     need("torch", "torch", "a PyTorch module")
-    from keyhole.models.attention_module import AttentionModule
+    from keyhole.models.export_torch import to_module
 
-    return AttentionModule(model, torch_dtype(model.dtype if dtype is None else dtype)).eval()
-
-
-def torch_dtype(dtype: Any) -> Any:
-    """Torch's own name of a number format."""
-    torch = need("torch", "torch", "a PyTorch module")
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = np.dtype(dtype).name
-    if name not in ("float16", "float32", "float64"):
-        raise InvalidArgument(f"dtype must be float16, float32 or float64, got {name}")
-    return getattr(torch, name)
+    return to_module(model, dtype)
 
 
-@singledispatch
 def to_onnx(model: Any, dtype: Any = None) -> Any:
     """An ONNX model with the input `tokens` (batch, length, width) and the output `answers`."""
     need("onnx", "onnx", "an ONNX file")
-    from keyhole.models.export_onnx import proto_of
+    from keyhole.models.export_onnx import to_proto
 
-    return proto_of(model, dtype)
+    return to_proto(model, dtype)

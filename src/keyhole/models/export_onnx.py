@@ -20,12 +20,12 @@ IR_VERSION = 8
 KINDS = (np.float16, np.float32, np.float64)
 
 
-def proto_of(model: Any, dtype: Any = None) -> Any:
+def to_proto(model: Any, dtype: Any = None) -> Any:
     """The model as an ONNX object."""
     builders: dict[type, Callable[[Graph, Any], str]] = {
-        Attention: attention_graph,
-        ReluNetwork: network_graph,
-        TransformerModel: layer_graph,
+        Attention: add_heads,
+        ReluNetwork: add_network,
+        TransformerModel: add_transformer,
     }
     if type(model) not in builders:
         raise InvalidArgument(f"a {type(model).__name__} cannot be exported to ONNX")
@@ -82,18 +82,20 @@ class Graph:
         return self.node("Gather", ["tokens", self.constant("last", np.array(-1))], axis=1)
 
 
-def attention_graph(graph: Graph, model: Attention) -> str:
+def add_heads(graph: Graph, model: Attention) -> str:
     query = graph.query()
     answer = graph.constant("offset", model.offset.astype(graph.dtype))
     for number, head in enumerate(model.heads):
         name = f"heads.{number}."
-        mean = attended(graph, query, head.score_factors or head.score, head.key_bias, name)
+        mean = add_attention(graph, query, head.score_factors or head.score, head.key_bias, name)
         moved = graph.node("MatMul", [mean, graph.parameter(f"{name}value", head.value)])
         answer = graph.node("Add", [answer, moved])
     return answer
 
 
-def attended(graph: Graph, query: str, score: Array | Factors, key_bias: Array, name: str) -> str:
+def add_attention(
+    graph: Graph, query: str, score: Array | Factors, key_bias: Array, name: str
+) -> str:
     """softmax(tokens · (score query + key_bias)) · tokens"""
     keys = query
     if isinstance(score, Factors):
@@ -109,46 +111,47 @@ def attended(graph: Graph, query: str, score: Array | Factors, key_bias: Array, 
     return graph.node("Squeeze", [graph.node("MatMul", [row, "tokens"]), graph.axis(1)])
 
 
-def network_graph(graph: Graph, model: ReluNetwork) -> str:
+def add_network(graph: Graph, model: ReluNetwork) -> str:
     point = graph.query()
-    return relus(
+    return add_relus(
         graph,
         model,
-        linear(graph, point, "weight", model.weight.T),
-        linear(graph, point, "skip", model.skip),
+        multiply(graph, point, "weight", model.weight.T),
+        multiply(graph, point, "skip", model.skip),
     )
 
 
-def layer_graph(graph: Graph, model: TransformerModel) -> str:
+def add_transformer(graph: Graph, model: TransformerModel) -> str:
     query, network = graph.query(), model.network
-    mean = attended(graph, query, model.score, model.key_bias, "")
+    mean = add_attention(graph, query, model.score, model.key_bias, "")
     if model.mixed_weight is None or model.mixed_skip is None:
-        return relus(
+        return add_relus(
             graph,
             network,
-            linear(graph, mean, "weight", network.weight.T),
-            linear(graph, mean, "skip", network.skip),
+            multiply(graph, mean, "weight", network.weight.T),
+            multiply(graph, mean, "skip", network.skip),
         )
     moved = graph.node("Sub", [mean, query])
     hidden, straight = (
         graph.node(
-            "Add", [linear(graph, query, name, own), linear(graph, moved, f"mixed_{name}", mixed)]
+            "Add",
+            [multiply(graph, query, name, own), multiply(graph, moved, f"mixed_{name}", mixed)],
         )
         for name, own, mixed in (
             ("weight", network.weight.T, model.mixed_weight.T),
             ("skip", network.skip, model.mixed_skip),
         )
     )
-    return relus(graph, network, hidden, straight)
+    return add_relus(graph, network, hidden, straight)
 
 
-def linear(graph: Graph, point: str, name: str, matrix: Array) -> str:
+def multiply(graph: Graph, point: str, name: str, matrix: Array) -> str:
     return graph.node("MatMul", [point, graph.parameter(name, matrix)])
 
 
-def relus(graph: Graph, network: ReluNetwork, hidden: str, straight: str) -> str:
+def add_relus(graph: Graph, network: ReluNetwork, hidden: str, straight: str) -> str:
     """output · relu(hidden + bias) + straight + offset"""
     active = graph.node("Add", [hidden, graph.parameter("bias", network.bias)])
-    bent = linear(graph, graph.node("Relu", [active]), "output", network.output)
+    bent = multiply(graph, graph.node("Relu", [active]), "output", network.output)
     answer = graph.node("Add", [bent, straight])
     return graph.node("Add", [answer, graph.constant("offset", network.offset.astype(graph.dtype))])

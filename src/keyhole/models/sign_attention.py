@@ -6,14 +6,12 @@ one and compared after that normalisation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
-from keyhole.models.canonical import distance
 
 LABELS = "labels"  # name of the coding among the parameters
 
@@ -90,10 +88,6 @@ class LabelledAttention:
     def natural_length(self) -> float:
         return self.model.natural_length()
 
-    def distance_from(self, other: Attention) -> float:
-        """`distance(other, self)`, for a layer whose answers are numbers."""
-        return normalised_distance(other, self.model)
-
     def to_arrays(self) -> dict[str, Array]:
         """Every parameter by name; `from_arrays` is the inverse."""
         coding = self.coding
@@ -118,18 +112,3 @@ def normalised(model: Attention) -> Attention:
         return model
     heads = [Head(h.score_factors or h.score, h.key_bias, h.value / size) for h in model.heads]
     return Attention(heads, model.offset / size)
-
-
-@distance.register
-def _(a: LabelledAttention, b: Any) -> float:
-    """Labels say nothing about a positive factor, so both sides are normalised first."""
-    other = b.model if isinstance(b, LabelledAttention) else b
-    if not isinstance(other, Attention):
-        raise InvalidArgument(f"cannot compare LabelledAttention with {type(b).__name__}")
-    return normalised_distance(a.model, other)
-
-
-def normalised_distance(a: Attention, b: Attention) -> float:
-    if a.outputs is not None or b.outputs is not None:
-        return float("inf")
-    return distance(normalised(a), normalised(b))

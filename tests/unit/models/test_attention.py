@@ -2,9 +2,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
 
 from keyhole.errors import InvalidArgument
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.random import attention
 
 
@@ -128,3 +129,16 @@ def test_tokens_of_the_natural_length_make_scores_of_order_one() -> None:
             scores = np.einsum("nd,nd->n", tokens[::2], model.heads[0].keys(tokens[1::2]))
             assert 0.3 < np.std(scores) < 3.0
     assert Attention([Head(np.zeros((4, 4)), None, np.ones(4))]).natural_length() == 2.0
+
+
+@pytest.mark.parametrize("outputs", [None, 3])
+def test_each_position_is_an_anchor(outputs: int | None) -> None:
+    rng = np.random.default_rng(0)
+    model = attention(rng, 4, heads=2, outputs=outputs, bias=True)
+    tokens = rng.standard_normal((5, 6, 4))
+    answers = every_position(model, tokens)
+    for position in range(6):
+        order = [i for i in range(6) if i != position] + [position]
+        np.testing.assert_allclose(answers[:, position], model(tokens[:, order]), rtol=1e-12)
+    with pytest.raises((InvalidArgument, TypeCheckError)):
+        every_position(model, tokens[0])

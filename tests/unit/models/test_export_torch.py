@@ -4,7 +4,6 @@ import pytest
 import keyhole
 from keyhole.errors import InvalidArgument
 from keyhole.models.export import export
-from keyhole.models.export_torch import to_torch
 from networks import layer, network, residual_layer
 
 torch = pytest.importorskip("torch")
@@ -22,7 +21,7 @@ torch = pytest.importorskip("torch")
 )
 def test_answers_like_the_model(model):
     tokens = np.random.default_rng(0).standard_normal((5, 3, 4))
-    answers = to_torch(model)(torch.from_numpy(tokens)).detach().numpy()
+    answers = keyhole.to_torch(model)(torch.from_numpy(tokens)).detach().numpy()
     assert answers == pytest.approx(model(tokens), abs=1e-13)
 
 
@@ -50,7 +49,7 @@ def test_torch_and_onnx_files_answer_like_the_model(tmp_path, model, dtype, clos
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
-    for attempt in (to_torch, keyhole.to_torch, keyhole.to_onnx):
+    for attempt in (keyhole.to_torch, keyhole.to_onnx):
         with pytest.raises(InvalidArgument, match="object"):
             attempt(object())
     for attempt in (keyhole.to_torch, keyhole.to_onnx):

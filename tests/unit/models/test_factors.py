@@ -6,9 +6,9 @@ import pytest
 from keyhole.errors import InvalidArgument
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
+from keyhole.models.export_torch import fit_torch_shape, to_multihead_attention
 from keyhole.models.factors import head_maps, head_width, layer_maps
 from keyhole.models.random import attention
-from keyhole.models.torch_attention import to_torch, torch_shape
 from multi_head_boxes import ask_all, layer_box, random_layer
 
 
@@ -47,7 +47,7 @@ def test_scalar_heads_have_maps_too() -> None:
 @pytest.mark.parametrize(("heads", "rank"), [(4, 2), (2, 4), (3, 2), (1, 8)])
 def test_torch_computes_the_same(heads: int, rank: int) -> None:
     layer = low_rank_layer(8, heads, rank, heads)
-    module = to_torch(layer)
+    module = to_multihead_attention(layer)
     rng = np.random.default_rng(2)
     for length in (1, 2, 13):
         tokens = rng.standard_normal((4, length, 8))
@@ -57,7 +57,7 @@ def test_torch_computes_the_same(heads: int, rank: int) -> None:
 def test_export_of_a_recovered_layer() -> None:
     secret = random_layer(16, 4, 0)
     learned, _ = ask_all(layer_box(secret), 16, MultiHead())
-    module = to_torch(learned.model)
+    module = to_multihead_attention(learned.model)
     assert module.num_heads == 4
     rng = np.random.default_rng(3)
     for length in range(1, 51):
@@ -68,8 +68,8 @@ def test_export_of_a_recovered_layer() -> None:
 
 def test_what_torch_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="scalars"):
-        to_torch(attention(np.random.default_rng(0), 4))
+        to_multihead_attention(attention(np.random.default_rng(0), 4))
     with pytest.raises(InvalidArgument, match="do not fit"):
-        to_torch(attention(np.random.default_rng(0), 4, heads=2, outputs=4))
-    assert torch_shape(low_rank_layer(12, 3, 2, 0)) == (3, 4)
-    assert torch_shape(low_rank_layer(10, 3, 2, 0)) == (5, 2)
+        to_multihead_attention(attention(np.random.default_rng(0), 4, heads=2, outputs=4))
+    assert fit_torch_shape(low_rank_layer(12, 3, 2, 0)) == (3, 4)
+    assert fit_torch_shape(low_rank_layer(10, 3, 2, 0)) == (5, 2)

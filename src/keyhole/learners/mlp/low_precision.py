@@ -26,7 +26,7 @@ from keyhole.learners.mlp.relu_corrections import balanced_points
 from keyhole.learners.mlp.relu_fit import Data, fitted, gains, remaining_errors, rescaled
 from keyhole.learners.mlp.relu_hypothesis import joined, only
 from keyhole.learners.mlp.relu_pass import assembled, predicted_doubt
-from keyhole.models.relu_canonical import jumps
+from keyhole.models.canonical import gradient_jumps
 from keyhole.models.relu_network import ReluNetwork
 
 LINES = 5  # most lines; typical are one to three
@@ -213,7 +213,7 @@ def keeps(share: Array) -> Array:
 
 def relative_gaps(network: ReluNetwork, other: ReluNetwork) -> Float[Array, "m n"]:
     """Distances of the neurons of two networks, whichever way they are turned."""
-    one, two = jumps(network)[:, None], jumps(other)[None]
+    one, two = gradient_jumps(network)[:, None], gradient_jumps(other)[None]
     gaps = np.minimum(*(np.linalg.norm(one - side * two, axis=(2, 3)) for side in (1, -1)))
     sizes = np.maximum(*(np.linalg.norm(part, axis=(2, 3)) for part in (one, two)))
     return np.asarray(gaps / np.maximum(sizes, TINY))

@@ -14,9 +14,8 @@ from keyhole.learners.examples.head_count import Found, Plan, Tally, _Search
 from keyhole.learners.examples.hypothesis import distinct, fitted_layer, held_rows
 from keyhole.learners.examples.learner import ENOUGH, FromExamples
 from keyhole.learning import learn
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
-from keyhole.models.every_position import every_position
 from keyhole.models.random import attention
 from keyhole.results import Outcome, load
 

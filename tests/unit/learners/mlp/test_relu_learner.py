@@ -3,7 +3,6 @@ import pytest
 
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
-from keyhole.models import relu_canonical  # noqa: F401 - registers the distance
 from keyhole.models.canonical import distance
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain

@@ -6,7 +6,7 @@ import pytest
 import keyhole
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention
-from keyhole.models.canonical import matched
+from keyhole.models.canonical import match_heads
 from keyhole.models.random import attention
 from multi_head_boxes import layer_box, layer_truth, random_layer
 
@@ -15,7 +15,7 @@ def errors(recovery: keyhole.Recovery, truth: Attention) -> tuple[float, float]:
     """Worst relative error of a score, and in units of its error bar."""
     bars = dict(zip(map(id, recovery.model.heads), recovery.errors.heads, strict=True))
     worst, units = 0.0, 0.0
-    for found, true in matched(recovery.model.heads, truth.heads):
+    for found, true in match_heads(recovery.model.heads, truth.heads):
         gap = float(np.linalg.norm(found.score - true.score))
         worst = max(worst, gap / float(np.linalg.norm(true.score)))
         units = max(units, gap / float(np.linalg.norm(bars[id(found)].score)))

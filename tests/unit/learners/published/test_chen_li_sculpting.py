@@ -16,9 +16,8 @@ from keyhole.learners.published.chen_li_sculpting import (
     span,
 )
 from keyhole.learning import learn
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
-from keyhole.models.every_position import every_position
 from keyhole.results import Outcome
 
 D = 8

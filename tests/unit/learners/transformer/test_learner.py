@@ -6,7 +6,6 @@ from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer
-from keyhole.models import relu_canonical  # noqa: F401 - registers the distance
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.relu_network import ReluNetwork

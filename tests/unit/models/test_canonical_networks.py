@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InvalidArgument
-from keyhole.models.canonical import distance
-from keyhole.models.relu_canonical import canonical_network
+from keyhole.models.canonical import canonical_network, distance
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from networks import layer, network, residual_layer
