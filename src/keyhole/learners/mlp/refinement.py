@@ -1,0 +1,316 @@
+"""Least-squares refinement of a network with one hidden layer on all its answers.
+
+Statement.  From a start near enough, Gauss-Newton steps converge quadratically to the network that
+            fits the answers, at 1.2 times as many numbers as unknowns and more.
+Queries.    None: points and answers are given.
+Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [φ(A), x, 1] carry outer,
+            linear and offset linearly: they are eliminated by a QR decomposition, whose complement
+            N leaves the residual Nᵀ Y. Its derivative (Kaufman) is -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ,
+            never formed: products with it and its transpose drive conjugate gradients, with each
+            neuron's own Gram matrix as preconditioner. Few unknowns are solved densely: the normal
+            matrix is (outerᵀ outer) * (Hᵀ H), H = Nᵀ (φ'(A) * x̃), blockwise.
+            A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
+Fails.      One neuron far from its place: the residual stalls, and says so.
+Source.     Golub and Pereyra (1973), Kaufman (1975), as in every separable least-squares problem.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.models.mlp import ACTIVATIONS
+
+DENSE = 2400  # unknowns up to which the normal matrix is formed
+STEPS = 30  # of Gauss-Newton, at most
+INNER_STEPS = 800  # of conjugate gradients in one of them, at most
+HALVINGS = 6  # of a step that makes the residual larger
+SHRINKS = 0.5  # what one step must make of the residual to count as progress
+DRAWS = 4  # of disturbed answers, for standard errors
+RIDGE = 1e-13  # of the normal matrix: directions that no answer sees stay where they are
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A network in the coordinates of its points: rows (w, b) of arguments, and what is linear.
+    `gate` holds the arguments of φ where there is a gate, `inner` those of the other factor."""
+
+    inner: Float[Array, "m e"]
+    outer: Float[Array, "k m"]
+    affine: Float[Array, "k e"]
+    activation: str
+    gate: Float[Array, "m e"] | None = None
+
+    @property
+    def neurons(self) -> int:
+        return len(self.inner)
+
+    def __call__(self, points: Float[Array, "n d"]) -> Float[Array, "n k"]:
+        homogeneous = with_one(points)
+        hidden, _ = hidden_layer(self, homogeneous)
+        return np.asarray(hidden @ self.outer.T + homogeneous @ self.affine.T)
+
+
+def with_one(points: Float[Array, "n d"]) -> Float[Array, "n e"]:
+    return np.column_stack([points, np.ones(len(points))])
+
+
+def hidden_layer(weights: Weights, homogeneous: Float[Array, "n e"]) -> tuple[Array, list[Array]]:
+    """The hidden layer, and its derivatives by the arguments of each block (inner, then gate)."""
+    phi = ACTIVATIONS[weights.activation]
+    inner = homogeneous @ weights.inner.T
+    if weights.gate is None:
+        return phi.value(inner), [phi.first(inner)]
+    gate = homogeneous @ weights.gate.T
+    bent = phi.value(gate)
+    return bent * inner, [bent, phi.first(gate) * inner]
+
+
+@dataclass(frozen=True, eq=False)
+class Refined:
+    """What the refinement came to."""
+
+    weights: Weights
+    residual: float  # root mean square over all numbers, degrees of freedom taken off
+    largest: float  # residual of one number, at most
+    steps: int
+    errors: Weights | None = None  # standard errors in the same places
+
+
+class Linearised:
+    """One linearisation: the linear part eliminated, derivatives ready to be multiplied."""
+
+    def __init__(self, weights: Weights, homogeneous: Array, answers: Array) -> None:
+        self.weights, self.homogeneous = weights, homogeneous
+        hidden, self.slopes = hidden_layer(weights, homogeneous)
+        columns = np.column_stack([hidden, homogeneous])
+        self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
+        full, triangle = qr(columns / self.norms, mode="full", check_finite=False)
+        count = columns.shape[1]
+        self.head, self.complement = full[:, :count], np.ascontiguousarray(full[:, count:])
+        self.triangle = triangle[:count]
+        self.residual = self.complement.T @ answers
+        self.linear = self.eliminated(answers)  # (m + e, k)
+        self.outer = self.linear[: weights.neurons].T
+        blocks = [weights.inner] if weights.gate is None else [weights.inner, weights.gate]
+        self.shape = (len(blocks), *weights.inner.shape)
+        self.held = None
+        if weights.gate is not None:  # the scale of u belongs to outer: it is held
+            self.held = weights.inner / np.linalg.norm(weights.inner, axis=1, keepdims=True)
+
+    def eliminated(self, answers: Array) -> Array:
+        """The linear part that fits the answers best."""
+        found = solve_triangular(self.triangle, self.head.T @ answers, check_finite=False)
+        return np.asarray(found / self.norms[:, None])
+
+    def free(self, step: Array) -> Array:
+        if self.held is None:
+            return step
+        along = (step[0] * self.held).sum(axis=1, keepdims=True)
+        return np.concatenate([(step[0] - along * self.held)[None], step[1:]])
+
+    def hidden_change(self, step: Array) -> Array:
+        change = self.slopes[0] * (self.homogeneous @ step[0].T)
+        for slope, part in zip(self.slopes[1:], step[1:], strict=True):
+            change += slope * (self.homogeneous @ part.T)
+        return change
+
+    def forward(self, step: Float[Array, "b m e"]) -> Array:
+        return np.asarray(self.complement.T @ (self.hidden_change(self.free(step)) @ self.outer.T))
+
+    def backward(self, residual: Array) -> Float[Array, "b m e"]:
+        seen = self.complement @ (residual @ self.outer)
+        return self.free(np.stack([(slope * seen).T @ self.homogeneous for slope in self.slopes]))
+
+    def solver(self) -> Callable[[Array, float], Array]:
+        """Maps residuals (and the relative accuracy wanted) to the least-squares step."""
+        if np.prod(self.shape) <= DENSE:
+            return self._dense()
+        return self._matrix_free()
+
+    def _columns(self, j: int) -> Array:
+        """Nᵀ times the derivatives by neuron j's arguments, one column each."""
+        parts = [slope[:, j, None] * self.homogeneous for slope in self.slopes]
+        return np.asarray(self.complement.T @ np.concatenate(parts, axis=1))
+
+    def _holding(self, j: int, gram: Array) -> Array:
+        """The Gram matrix with a held direction made regular."""
+        if self.held is None:
+            return gram
+        held = np.zeros(len(gram))
+        held[: self.shape[2]] = self.held[j]
+        projected = gram - np.outer(held, held @ gram)
+        projected -= np.outer(projected @ held, held)
+        return np.asarray(projected + np.outer(held, held) * np.trace(gram) / len(gram))
+
+    def _dense(self) -> Callable[[Array, float], Array]:
+        blocks, neurons, entries = self.shape
+        each = blocks * entries
+        tall = np.concatenate([self._columns(j) for j in range(neurons)], axis=1)
+        if self.held is not None:
+            cube = tall.reshape(len(tall), neurons, blocks, entries)
+            along = np.einsum("qje,je->qj", cube[:, :, 0], self.held)
+            cube[:, :, 0] -= along[:, :, None] * self.held
+        weight = np.repeat(np.repeat(self.outer.T @ self.outer, each, axis=0), each, axis=1)
+        normal = (tall.T @ tall) * weight
+        scale = np.sqrt(np.maximum(np.diag(normal), TINY))
+        normal /= scale[:, None] * scale
+        normal[np.diag_indices(len(normal))] += RIDGE * len(normal)
+        factor = cho_factor(normal, lower=True, check_finite=False)
+
+        def solve(residual: Array, accuracy: float) -> Array:
+            del accuracy  # it is exact
+            right = self.backward(residual).transpose(1, 0, 2).ravel() / scale
+            step = cho_solve(factor, right, check_finite=False) / scale
+            return self.free(step.reshape(neurons, blocks, entries).transpose(1, 0, 2))
+
+        return solve
+
+    def _matrix_free(self) -> Callable[[Array, float], Array]:
+        blocks, neurons, entries = self.shape
+        size = (self.outer**2).sum(axis=0)
+        roots = np.empty((neurons, blocks * entries, blocks * entries))
+        for j in range(neurons):
+            tall = self._columns(j)
+            gram = self._holding(j, size[j] * (tall.T @ tall))
+            gram[np.diag_indices(len(gram))] += 1e-12 * np.trace(gram) + TINY
+            lower = np.linalg.cholesky(gram)
+            roots[j] = solve_triangular(lower, np.eye(len(gram)), lower=True, check_finite=False)
+
+        def outward(z: Array) -> Array:
+            step = np.einsum("jba,jb->ja", roots, z).reshape(neurons, blocks, entries)
+            return step.transpose(1, 0, 2)
+
+        def inward(step: Array) -> Array:
+            return np.einsum("jab,jb->ja", roots, step.transpose(1, 0, 2).reshape(neurons, -1))
+
+        def solve(residual: Array, accuracy: float) -> Array:
+            z = least_squares_cg(
+                lambda z: self.forward(outward(z)),
+                lambda r: inward(self.backward(r)),
+                residual,
+                (neurons, blocks * entries),
+                accuracy,
+                INNER_STEPS,
+            )
+            return self.free(outward(z))
+
+        return solve
+
+
+def least_squares_cg(
+    forward: Callable[[Array], Array],
+    backward: Callable[[Array], Array],
+    right: Array,
+    shape: tuple[int, ...],
+    accuracy: float,
+    steps: int,
+) -> Array:
+    """Conjugate gradients on the normal equations of min |forward(z) - right|, from zero, until the
+    gradient is `accuracy` times what it was."""
+    z = np.zeros(shape)
+    residual = right.copy()
+    gradient = backward(residual)
+    direction, square = gradient.copy(), float((gradient**2).sum())
+    target = accuracy**2 * square
+    for _ in range(steps):
+        if square <= target or square == 0.0:
+            break
+        image = forward(direction)
+        length = square / max(float((image**2).sum()), TINY)
+        z += length * direction
+        residual -= length * image
+        gradient = backward(residual)
+        square, last = float((gradient**2).sum()), square
+        direction = gradient + (square / last) * direction
+    return z
+
+
+def refine(
+    weights: Weights,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    unit: float,
+    *,
+    steps: int = STEPS,
+    errors: bool = True,
+    rng: np.random.Generator | None = None,
+) -> Refined:
+    """Gauss-Newton from `weights` until the residual stops falling. `unit` is the rounding of an
+    answer relative to the answers: below it there is nothing to gain."""
+    homogeneous = with_one(points)
+    scale = float(np.sqrt(np.mean(answers**2)))
+    state = Linearised(weights, homogeneous, answers)
+    size = float(np.linalg.norm(state.residual))
+    done, stalled = 0, 0
+    solve = state.solver()
+    while done < steps and stalled < 2:
+        relative = size / max(scale * np.sqrt(state.residual.size), TINY)
+        accuracy = float(np.clip(relative, 1e-6, 1e-2))
+        step = solve(state.residual, accuracy)
+        done += 1
+        for halving in range(HALVINGS):
+            moved = stepped(state.weights, step * 0.5**halving)
+            trial = Linearised(moved, homogeneous, answers)
+            trial_size = float(np.linalg.norm(trial.residual))
+            if trial_size < size:
+                break
+        else:
+            break
+        stalled = stalled + 1 if trial_size > SHRINKS * size else 0
+        state, size = trial, trial_size
+        if size <= 0.3 * unit * scale * np.sqrt(state.residual.size):
+            break
+        solve = state.solver()
+    return _finished(state, homogeneous, answers, done, errors, rng)
+
+
+def stepped(weights: Weights, step: Float[Array, "b m e"]) -> Weights:
+    gate = None if weights.gate is None else weights.gate + step[1]
+    return Weights(
+        weights.inner + step[0], weights.outer, weights.affine, weights.activation, gate
+    )
+
+
+def _finished(
+    state: Linearised,
+    homogeneous: Array,
+    answers: Array,
+    steps: int,
+    errors: bool,
+    rng: np.random.Generator | None,
+) -> Refined:
+    neurons, kept = state.weights.neurons, state.weights
+    found = Weights(
+        kept.inner, state.linear[:neurons].T, state.linear[neurons:].T, kept.activation, kept.gate
+    )
+    freedom = max(state.residual.size - int(np.prod(state.shape)), 1)
+    level = float(np.linalg.norm(state.residual) / np.sqrt(freedom))
+    whole = state.complement @ state.residual
+    deviations = None
+    if errors:
+        draws = rng if rng is not None else np.random.default_rng(0)
+        deviations = _standard_errors(state, found, len(answers), level, draws)
+    return Refined(found, level, float(np.abs(whole).max()), steps, deviations)
+
+
+def _standard_errors(
+    state: Linearised, found: Weights, count: int, level: float, rng: np.random.Generator
+) -> Weights:
+    """What disturbed answers do to the parameters, root mean squares over a neuron and the draws."""
+    solve, neurons = state.solver(), found.neurons
+    squares: list[Array] = []
+    linear: list[Array] = []
+    for _ in range(DRAWS):
+        noise = level * rng.standard_normal((count, len(found.outer)))
+        step = solve(state.complement.T @ noise, 1e-3)
+        squares.append(step**2)
+        linear.append(state.eliminated(noise - state.hidden_change(step) @ state.outer.T).T ** 2)
+    rows = np.sqrt(np.mean(squares, axis=(0, 3)))[..., None] * np.ones(state.shape[2])
+    table = np.mean(linear, axis=0)
+    outer = np.sqrt(table[:, :neurons].mean(axis=0)) * np.ones_like(found.outer)
+    affine = np.sqrt(table[:, neurons:].mean(axis=0)) * np.ones_like(found.affine)
+    gate = None if found.gate is None else rows[1]
+    return Weights(rows[0], outer, affine, found.activation, gate)

@@ -1,0 +1,333 @@
+"""A network with one hidden layer, as Transformers have them: one table of activations, one model.
+
+    plain   f(x) = linear x + offset + outer φ(inner x + inner_bias)
+    gated   f(x) = linear x + offset + outer (φ(gate x + gate_bias) * (inner x + inner_bias))
+
+φ is one of the activations below. A plain network has linear zero, one inside a residual stream
+the identity. When two sets of parameters are one function is said by `keyhole.models.mlp_symmetry`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import erf, expit
+
+from keyhole.arrays import Array, Float, finite_array, frozen
+from keyhole.errors import InvalidArgument
+
+CHUNK_VALUES = 4 * 2**20  # hidden activations held at once: 32 MB
+ROOT_HALF = np.sqrt(0.5)
+DENSITY = 1.0 / np.sqrt(2.0 * np.pi)  # of the normal distribution at zero
+TANH_SLOPE, TANH_CUBIC = np.sqrt(2.0 / np.pi), 0.044715  # of the tanh in GELU's approximation
+QUICK = 1.702  # slope of the sigmoid in quick GELU
+TAG = "activation."  # of the empty array whose name tells the activation
+
+
+@dataclass(frozen=True)
+class Activation:
+    """φ with two derivatives, and what turning its argument around does:
+    φ(-a) = sign φ(a) + slope a + constant. `alias` (representative, k, r, s): φ(a) is
+    r representative(k a) + s, so that the two are one class of networks."""
+
+    name: str
+    value: Callable[[Array], Array]
+    first: Callable[[Array], Array]
+    second: Callable[[Array], Array]
+    sign: float
+    slope: float
+    constant: float
+    alias: tuple[str, float, float, float] | None = None
+
+    @property
+    def bends(self) -> bool:
+        """Whether the line that φ approaches on one side differs from that on the other."""
+        return self.slope != 0.0
+
+
+def _relu(a: Array) -> Array:
+    return np.maximum(a, 0)
+
+
+def _step(a: Array) -> Array:
+    return np.asarray((a > 0).astype(a.dtype))
+
+
+def _gelu(a: Array) -> Array:
+    return np.asarray(0.5 * a * (1 + erf(a * a.dtype.type(ROOT_HALF))))
+
+
+def _gelu_first(a: Array) -> Array:
+    return np.asarray(0.5 * (1 + erf(a * ROOT_HALF)) + a * DENSITY * np.exp(-0.5 * a * a))
+
+
+def _gelu_second(a: Array) -> Array:
+    return np.asarray((2 - a * a) * DENSITY * np.exp(-0.5 * a * a))
+
+
+def _inner_tanh(a: Array) -> Array:
+    return np.tanh(a.dtype.type(TANH_SLOPE) * (a + a.dtype.type(TANH_CUBIC) * a * a * a))
+
+
+def _gelu_tanh(a: Array) -> Array:
+    return np.asarray(0.5 * a * (1 + _inner_tanh(a)))
+
+
+def _gelu_tanh_first(a: Array) -> Array:
+    t, rate = _inner_tanh(a), TANH_SLOPE * (1 + 3 * TANH_CUBIC * a * a)
+    return np.asarray(0.5 * (1 + t) + 0.5 * a * (1 - t * t) * rate)
+
+
+def _gelu_tanh_second(a: Array) -> Array:
+    t, rate = _inner_tanh(a), TANH_SLOPE * (1 + 3 * TANH_CUBIC * a * a)
+    bend = (1 - t * t) * (6 * TANH_SLOPE * TANH_CUBIC * a - 2 * t * rate * rate)
+    return np.asarray((1 - t * t) * rate + 0.5 * a * bend)
+
+
+def _silu(a: Array) -> Array:
+    return np.asarray(a * expit(a))
+
+
+def _silu_first(a: Array) -> Array:
+    s = expit(a)
+    return np.asarray(s + a * s * (1 - s))
+
+
+def _silu_second(a: Array) -> Array:
+    s = expit(a)
+    return np.asarray(s * (1 - s) * (2 + a * (1 - 2 * s)))
+
+
+def _quick(a: Array) -> Array:
+    return np.asarray(a * expit(a.dtype.type(QUICK) * a))
+
+
+def _quick_first(a: Array) -> Array:
+    return _silu_first(QUICK * a)
+
+
+def _quick_second(a: Array) -> Array:
+    return QUICK * _silu_second(QUICK * a)
+
+
+def _tanh_first(a: Array) -> Array:
+    return np.asarray(1 - np.tanh(a) ** 2)
+
+
+def _tanh_second(a: Array) -> Array:
+    t = np.tanh(a)
+    return np.asarray(-2 * t * (1 - t * t))
+
+
+def _sigmoid_first(a: Array) -> Array:
+    s = expit(a)
+    return np.asarray(s * (1 - s))
+
+
+def _sigmoid_second(a: Array) -> Array:
+    s = expit(a)
+    return np.asarray(s * (1 - s) * (1 - 2 * s))
+
+
+def _none(a: Array) -> Array:
+    return np.zeros_like(a)
+
+
+ACTIVATIONS = {
+    one.name: one
+    for one in (
+        Activation("relu", _relu, _step, _none, 1.0, -1.0, 0.0),
+        Activation("gelu", _gelu, _gelu_first, _gelu_second, 1.0, -1.0, 0.0),
+        Activation("gelu_tanh", _gelu_tanh, _gelu_tanh_first, _gelu_tanh_second, 1.0, -1.0, 0.0),
+        Activation("silu", _silu, _silu_first, _silu_second, 1.0, -1.0, 0.0),
+        Activation(
+            "quick_gelu", _quick, _quick_first, _quick_second, 1.0, -1.0, 0.0,
+            ("silu", QUICK, 1 / QUICK, 0.0),
+        ),
+        Activation("tanh", np.tanh, _tanh_first, _tanh_second, -1.0, 0.0, 0.0),
+        Activation(
+            "sigmoid", expit, _sigmoid_first, _sigmoid_second, -1.0, 0.0, 1.0,
+            ("tanh", 0.5, 0.5, 0.5),
+        ),
+    )
+}  # fmt: skip
+
+
+def activation_named(name: Any) -> Activation:
+    if name not in ACTIVATIONS:
+        raise InvalidArgument(
+            f"activation must be one of {', '.join(sorted(ACTIVATIONS))}, got {name!r}"
+        )
+    return ACTIVATIONS[name]
+
+
+class Mlp:
+    """`linear` (D, d), `offset` (D,), `inner` (m, d), `inner_bias` (m,), `outer` (D, m), and for a
+    gated network `gate` (m, d), `gate_bias` (m,). Where the answer is a number the axis D is absent.
+
+    Callable on points (batch, width) and on sequences (batch, length, width), of which it reads
+    the last position.
+
+    >>> import numpy as np
+    >>> network = Mlp([[1.0, -1.0]], [0.0], [2.0], activation="relu", offset=1.0)
+    >>> network(np.array([[3.0, 1.0], [1.0, 3.0]]))
+    array([5., 1.])
+    """
+
+    inner: Array
+    inner_bias: Array
+    outer: Array
+    linear: Array
+    offset: Array
+    gate: Array | None
+    gate_bias: Array | None
+    activation: str
+
+    def __init__(
+        self,
+        inner: Any,
+        inner_bias: Any,
+        outer: Any,
+        *,
+        activation: str = "gelu",
+        linear: Any = None,
+        offset: Any = 0.0,
+        gate: Any = None,
+        gate_bias: Any = None,
+    ) -> None:
+        self.activation = activation_named(activation).name
+        self.inner = frozen(finite_array("inner", inner, ndim=2))
+        neurons, width = self.inner.shape
+        zeros = np.zeros(neurons, self.inner.dtype)
+        self.inner_bias = frozen(
+            finite_array("inner_bias", zeros if inner_bias is None else inner_bias, ndim=1)
+        )
+        self.outer = frozen(finite_array("outer", outer, ndim=(1, 2)))
+        answer = self.outer.shape[:-1]
+        if linear is None:
+            linear = np.zeros((*answer, width), self.inner.dtype)
+        self.linear = frozen(finite_array("linear", linear, ndim=(1, 2)))
+        constant = finite_array("offset", offset, ndim=(0, 1)).astype(self.outer.dtype)
+        self.gate = self.gate_bias = None
+        checks = [
+            ("inner_bias", self.inner_bias, (neurons,)),
+            ("outer", self.outer, (*answer, neurons)),
+            ("linear", self.linear, (*answer, width)),
+        ]
+        if gate is not None:
+            self.gate = frozen(finite_array("gate", gate, ndim=2))
+            self.gate_bias = frozen(
+                finite_array("gate_bias", zeros if gate_bias is None else gate_bias, ndim=1)
+            )
+            checks.append(("gate", self.gate, (neurons, width)))
+            checks.append(("gate_bias", self.gate_bias, (neurons,)))
+        elif gate_bias is not None:
+            raise InvalidArgument("gate_bias was given without a gate; give both or none")
+        for name, array, shape in checks:
+            if array.shape != shape:
+                raise InvalidArgument(f"{name} must have shape {shape}, got {array.shape}")
+        if constant.shape not in ((), answer):
+            raise InvalidArgument(f"offset must have shape {answer}, got {constant.shape}")
+        self.offset = frozen(np.broadcast_to(constant, answer))
+
+    @property
+    def width(self) -> int:
+        return int(self.inner.shape[1])
+
+    @property
+    def neurons(self) -> int:
+        return int(self.inner.shape[0])
+
+    @property
+    def outputs(self) -> int | None:
+        """None for a scalar answer, else the length of the answer's vector."""
+        return None if self.outer.ndim == 1 else int(self.outer.shape[0])
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(self.inner.dtype, self.outer.dtype)
+
+    def natural_length(self) -> float:
+        """Length of inputs at which the arguments of φ are of order one."""
+        rows = np.linalg.norm(self.inner if self.gate is None else self.gate, axis=1)
+        rows = rows[rows > 0]
+        return float(np.sqrt(self.width) / (np.median(rows) if len(rows) else 1.0))
+
+    def astype(self, dtype: Any) -> "Mlp":
+        """The same network that computes in another precision."""
+        parts = self.to_arrays()
+        return Mlp.from_arrays({name: part.astype(dtype) for name, part in parts.items()})
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Every parameter by name; an empty array's name tells the activation. `from_arrays` is
+        the inverse."""
+        parts = {
+            "linear": self.linear,
+            "offset": self.offset,
+            "inner": self.inner,
+            "inner_bias": self.inner_bias,
+            "outer": self.outer,
+            TAG + self.activation: np.zeros(0, self.inner.dtype),
+        }
+        if self.gate is not None and self.gate_bias is not None:
+            parts.update(gate=self.gate, gate_bias=self.gate_bias)
+        return parts
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "Mlp":
+        tags = [name.removeprefix(TAG) for name in arrays if name.startswith(TAG)]
+        if len(tags) != 1:
+            raise InvalidArgument(f"exactly one activation is needed, got {tags}")
+        try:
+            return cls(
+                arrays["inner"],
+                arrays["inner_bias"],
+                arrays["outer"],
+                activation=tags[0],
+                linear=arrays["linear"],
+                offset=arrays["offset"],
+                gate=arrays.get("gate"),
+                gate_bias=arrays.get("gate_bias"),
+            )
+        except KeyError as missing:
+            raise InvalidArgument(f"parameter {missing} is missing") from missing
+
+    def __call__(self, points: Float[Array, "*any width"]) -> Float[Array, "batch *out"]:
+        points = np.asarray(points, dtype=self.dtype)
+        if points.ndim == 3 and points.shape[1] >= 1:
+            points = points[:, -1, :]
+        if points.ndim != 2 or points.shape[1] != self.width:
+            raise InvalidArgument(
+                f"expected points of shape (batch, {self.width}) or (batch, length, "
+                f"{self.width}), got {points.shape}"
+            )
+        step = max(1, CHUNK_VALUES // max(1, self.neurons))
+        parts = [self._answer(points[i : i + step]) for i in range(0, len(points), step)]
+        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+    def hidden(self, points: Float[Array, "n d"]) -> Float[Array, "n m"]:
+        """What the outer weights see."""
+        phi = ACTIVATIONS[self.activation].value
+        inner = points @ self.inner.T + self.inner_bias
+        if self.gate is None or self.gate_bias is None:
+            return phi(inner)
+        return np.asarray(phi(points @ self.gate.T + self.gate_bias) * inner)
+
+    def _answer(self, points: Array) -> Array:
+        return np.asarray(
+            self.hidden(points) @ self.outer.T + points @ self.linear.T + self.offset
+        )
+
+    def __repr__(self) -> str:
+        linear = ", with linear part" if self.linear.any() else ""
+        outputs = "scalar" if self.outputs is None else self.outputs
+        gate = "gated " if self.gated else ""
+        return (
+            f"Mlp(width={self.width}, neurons={self.neurons}, outputs={outputs}, "
+            f"{gate}{self.activation}{linear})"
+        )
