@@ -164,7 +164,7 @@ def activation_named(name: Any) -> Activation:
 
 class Mlp:
     """`linear` (D, d), `offset` (D,), `inner` (m, d), `inner_bias` (m,), `outer` (D, m), and for a
-    gated network `gate` (m, d), `gate_bias` (m,). Where the answer is a number the axis D is absent.
+    gated network `gate` (m, d), `gate_bias` (m,). Where the answer is a number, axis D is absent.
 
     Callable on points (batch, width) and on sequences (batch, length, width), of which it reads
     the last position.
@@ -319,9 +319,7 @@ class Mlp:
         return np.asarray(phi(points @ self.gate.T + self.gate_bias) * inner)
 
     def _answer(self, points: Array) -> Array:
-        return np.asarray(
-            self.hidden(points) @ self.outer.T + points @ self.linear.T + self.offset
-        )
+        return np.asarray(self.hidden(points) @ self.outer.T + points @ self.linear.T + self.offset)
 
     def __repr__(self) -> str:
         linear = ", with linear part" if self.linear.any() else ""

@@ -93,9 +93,7 @@ def turned(network: Mlp, back: Array) -> Mlp:
     linear = linear + kind.constant * (outer * taken) @ network.inner
     offset = offset + kind.constant * (outer * taken) @ network.inner_bias
     gate, bias = way[:, None] * network.gate, way * network.gate_bias
-    return with_parts(
-        network, gate=gate, gate_bias=bias, outer=left, linear=linear, offset=offset
-    )
+    return with_parts(network, gate=gate, gate_bias=bias, outer=left, linear=linear, offset=offset)
 
 
 def scaled(network: Mlp, factor: Float[Array, " m"]) -> Mlp:

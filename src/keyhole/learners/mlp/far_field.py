@@ -17,8 +17,9 @@ Fails.      Breakpoints closer than the width of a bend look like one; a gradien
             its group, and the path is drawn again. tanh and sigmoid are flat far away: no bends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -31,6 +32,10 @@ Ask = Callable[[Array, str], Array]
 FAR = 1e6  # length of the path's corners, per neuron expected, in units of the network's own scale
 WINDOW = 2.0**-13  # of a segment, over which a slope is measured
 CLOSEST = 2.0**-36  # of a segment: breakpoints closer than this are not told apart
+BEND = 400.0  # of the network's own scale: no neuron bends further along the path
+FINER = 1 / 16  # window where breakpoints were too close for it, relative
+REPAIRS = 4  # windows that are tried
+BESIDE = 0.02  # how near to a breakpoint it is checked, relative to the piece
 GROUP = 0.75  # breakpoints between two gradients, relative to the outputs
 CERTAIN_OUTPUTS = 3  # outputs from which an intersection certifies a single breakpoint
 REACH = 0.1  # displacement for gradients, relative to the distance of the nearest plane
@@ -56,14 +61,23 @@ class FarField:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A line that F follows around `at`."""
+    """A line that F follows around `at`, its slope measured up to `at + window`."""
 
     at: float
     value: Float[Array, " k"]
     slope: Float[Array, " k"]
+    window: float
+    parents: "tuple[Piece, Piece] | None" = None  # between which it was asked
 
     def __call__(self, t: float) -> Array:
         return self.value + self.slope * (t - self.at)
+
+    def moved(self, t: float, value: Array) -> "Piece":
+        return Piece(t, value, self.slope, self.window, self.parents)
+
+    def rounding(self, distance: float, one: float) -> float:
+        """How far off the line may be at some distance, if one answer may be off by `one`."""
+        return one * (1.0 + distance / abs(self.window))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +86,15 @@ class Breakpoint:
     jump: Float[Array, " k"]
 
 
+Pair = tuple[Piece, Piece]
+
+
 class Segment:
     """Breakpoints of F on the segment from `start` to `stop`, found level by level."""
 
-    def __init__(self, ask: Ask, start: Array, stop: Array, unit: float, window: float) -> None:
-        self.ask, self.start, self.step = ask, start, stop - start
-        self.unit, self.window = unit, window
+    def __init__(self, ask: Ask, start: Array, stop: Array, unit: float, bend: float) -> None:
+        self.ask, self.start, self.step, self.unit = ask, start, stop - start, unit
+        self.bend = bend  # width of a neuron's bend, as a share of the segment
         self.scale = 0.0
 
     def points(self, times: Array) -> Array:
@@ -88,121 +105,174 @@ class Segment:
         self.scale = max(self.scale, float(np.linalg.norm(answers, axis=1).max()))
         return answers
 
-    def rounding(self, distance: float) -> float:
-        """How far off a line may be at some distance from where its slope was measured."""
-        return SAFETY * self.unit * self.scale * (1.0 + distance / self.window)
+    @property
+    def rounding(self) -> float:
+        return SAFETY * self.unit * self.scale
 
-    def search(self) -> tuple[list[Breakpoint], list[Piece]]:
-        w = self.window
-        ends = self.values([0.0, w, 1.0 - w, 1.0])
-        first = Piece(0.0, ends[0], (ends[1] - ends[0]) / w)
-        last = Piece(1.0, ends[3], (ends[3] - ends[2]) / w)
-        pieces, found = [first, last], []
-        waiting = [(first, last)]
-        while waiting:
-            open_pairs = []
-            results = [self.between(left, right) for left, right in waiting]
-            checks = self.checked([r for r in results if isinstance(r, Breakpoint)], waiting, results)
-            for (left, right), result in zip(waiting, results, strict=True):
-                if isinstance(result, Breakpoint) and checks.get(id(result), True):
-                    found.append(result)
-                elif result is not None:
-                    open_pairs.append((left, right))
-            waiting = self.split(open_pairs, pieces)
-        return self.merged(sorted(found, key=lambda b: b.at)), pieces
+    def search(self) -> list[Breakpoint]:
+        """All breakpoints; where two may lie in one window, once more with a smaller one."""
+        window = WINDOW
+        ends = self.values([0.0, window, 1.0 - window, 1.0])
+        first = Piece(0.0, ends[0], (ends[1] - ends[0]) / window, window)
+        last = Piece(1.0, ends[3], (ends[3] - ends[2]) / window, -window)
+        pieces, found, waiting = [first, last], [], [(first, last)]
+        for _ in range(REPAIRS):
+            while waiting:
+                results = [self.between(left, right) for left, right in waiting]
+                certain = self.certain(waiting, results)
+                found += [r for r, sure in zip(results, certain, strict=True) if _is_point(r, sure)]
+                open_pairs = [
+                    pair
+                    for pair, result, sure in zip(waiting, results, certain, strict=True)
+                    if result is not None and not _is_point(result, sure)
+                ]
+                waiting = self.split(open_pairs, pieces, window)
+            found = sorted(found, key=lambda b: b.at)
+            found = merged(found, pieces, self.bend, self.rounding)
+            window *= FINER
+            for left, right in self.doubtful(found, pieces, window):
+                waiting.append((left, right))
+                found = [b for b in found if not left.at <= b.at <= right.at]
+                pieces = [p for p in pieces if not left.at <= p.at <= right.at] + [left, right]
+            if not waiting:
+                return found
+        raise Unresolved("breakpoints too close to be told apart")
 
     def between(self, left: Piece, right: Piece) -> Breakpoint | bool | None:
-        """The breakpoint between two pieces, None where they are one, False where there are more."""
+        """The breakpoint between two pieces, None where they are one, False where there are
+        more."""
         length = right.at - left.at
         gap, jump = right(left.at) - left.value, right.slope - left.slope
-        allowed = self.rounding(length)
-        if np.linalg.norm(gap) <= allowed and np.linalg.norm(right.value - left(right.at)) <= allowed:
+        there = right.value - left(right.at)
+        backwards, onwards = (p.rounding(length, self.rounding) for p in (right, left))
+        if np.linalg.norm(gap) <= backwards and np.linalg.norm(there) <= onwards:
             return None
         t = -float(gap @ jump) / max(float(jump @ jump), TINY)
-        off = float(np.linalg.norm(gap + t * jump))
+        allowed = max(backwards, onwards)
         edge = allowed / max(float(np.linalg.norm(jump)), TINY)
-        if off > allowed or not -edge <= t <= length + edge:
+        if np.linalg.norm(gap + t * jump) > allowed or not -edge <= t <= length + edge:
             return False
         return Breakpoint(left.at + float(np.clip(t, 0.0, length)), jump)
 
-    def checked(
-        self, candidates: list[Breakpoint], pairs: list[tuple[Piece, Piece]], results: list[object]
-    ) -> dict[int, bool]:
-        """With few outputs, whether F follows the two pieces up to the breakpoint."""
-        if not candidates or len(candidates[0].jump) >= CERTAIN_OUTPUTS:
-            return {}
-        asked, expected, owner, slack = [], [], [], []
-        for (left, right), result in zip(pairs, results, strict=True):
-            if not isinstance(result, Breakpoint):
-                continue
-            for piece, other in ((left, right), (right, left)):
-                t = result.at + 0.02 * (piece.at - result.at)
-                asked.append(t)
-                expected.append(piece(t))
-                owner.append(id(result))
-                slack.append(self.rounding(abs(other.at - piece.at)))
-        off = np.linalg.norm(self.values(asked) - np.array(expected), axis=1)
-        good = dict.fromkeys(owner, True)
-        for key, gap, allowed in zip(owner, off, slack, strict=True):
-            good[key] = good[key] and bool(gap <= allowed)
+    def certain(self, pairs: list[Pair], results: Sequence[object]) -> list[bool]:
+        """Whether the breakpoints are proved: with few outputs, F is asked beside them."""
+        points = [k for k, r in enumerate(results) if isinstance(r, Breakpoint)]
+        good = [True] * len(pairs)
+        if not points or len(pairs[0][0].value) >= CERTAIN_OUTPUTS:
+            return good
+        asked: list[float] = []
+        owners: list[tuple[int, Piece]] = []
+        for k in points:
+            result = results[k]
+            for piece in pairs[k]:
+                if isinstance(result, Breakpoint):
+                    asked.append(result.at + BESIDE * (piece.at - result.at))
+                    owners.append((k, piece))
+        for t, value, (k, piece) in zip(asked, self.values(asked), owners, strict=True):
+            allowed = piece.rounding(abs(t - piece.at), self.rounding)
+            good[k] = good[k] and bool(np.linalg.norm(value - piece(t)) <= allowed)
         return good
 
-    def split(
-        self, pairs: list[tuple[Piece, Piece]], pieces: list[Piece]
-    ) -> list[tuple[Piece, Piece]]:
-        """Every pair split in the middle."""
+    def split(self, pairs: list[Pair], pieces: list[Piece], window: float) -> list[Pair]:
+        """Every pair split in the middle; new lines join the pieces."""
         if not pairs:
             return []
         if min(right.at - left.at for left, right in pairs) < CLOSEST:
             raise Unresolved("breakpoints too close to be told apart")
         middles = [(left.at + right.at) / 2 for left, right in pairs]
-        values = self.values(middles)
-        halves: list[tuple[Piece, Piece]] = []
+        halves: list[Pair] = []
         fresh = []
-        for (left, right), t, value in zip(pairs, middles, values, strict=True):
-            allowed = self.rounding(right.at - left.at)
-            if np.linalg.norm(value - left(t)) <= allowed:
-                halves.append((Piece(t, value, left.slope), right))
-            elif np.linalg.norm(value - right(t)) <= allowed:
-                halves.append((left, Piece(t, value, right.slope)))
+        for (left, right), t, value in zip(pairs, middles, self.values(middles), strict=True):
+            half = (right.at - left.at) / 2
+            if np.linalg.norm(value - left(t)) <= left.rounding(half, self.rounding):
+                halves.append((left.moved(t, value), right))
+            elif np.linalg.norm(value - right(t)) <= right.rounding(half, self.rounding):
+                halves.append((left, right.moved(t, value)))
             else:
-                fresh.append((left, right, t, value))
+                fresh.append((left, right, t, value, min(window, half / 4)))
         if fresh:
-            widths = [min(self.window, (right.at - left.at) / 8) for left, right, _, _ in fresh]
-            beside = self.values([t + w for (_, _, t, _), w in zip(fresh, widths, strict=True)])
-            for (left, right, t, value), w, near in zip(fresh, widths, beside, strict=True):
-                piece = Piece(t, value, (near - value) / w)
+            beside = self.values([t + w for _, _, t, _, w in fresh])
+            for (left, right, t, value, w), near in zip(fresh, beside, strict=True):
+                piece = Piece(t, value, (near - value) / w, w, (left, right))
                 pieces.append(piece)
                 halves += [(left, piece), (piece, right)]
         return halves
 
-    def merged(self, found: list[Breakpoint]) -> list[Breakpoint]:
-        """A breakpoint inside the window of a slope was met twice, with parallel jumps."""
-        kept: list[Breakpoint] = []
-        for one in found:
-            if kept and one.at - kept[-1].at <= 1.01 * self.window:
-                last = kept[-1]
-                sizes = float(np.linalg.norm(last.jump)), float(np.linalg.norm(one.jump))
-                cosine = float(last.jump @ one.jump) / max(sizes[0] * sizes[1], TINY)
-                if cosine > 1.0 - PARALLEL and len(one.jump) > 1:
-                    at = (sizes[0] * last.at + sizes[1] * one.at) / (sizes[0] + sizes[1])
-                    kept[-1] = Breakpoint(at, last.jump + one.jump)
-                    continue
-            kept.append(one)
+    def doubtful(self, found: list[Breakpoint], pieces: list[Piece], window: float) -> list[Pair]:
+        """Pairs to be searched again: breakpoints at both ends of a window that are not one, or at
+        the end of the first and last."""
+        times = np.array([b.at for b in found])
+        if not len(times):
+            return []
+        pairs: list[Pair] = []
+        ends: list[Piece] = []
+        for piece in pieces:
+            reach = 1e-3 * abs(piece.window)
+            there = np.abs(times - piece.at - piece.window).min() < reach
+            if there and piece.parents is None:
+                ends.append(piece)
+            elif there and piece.parents is not None and np.abs(times - piece.at).min() < reach:
+                pairs.append(piece.parents)
+        if ends:
+            ways = [np.sign(p.window) * window for p in ends]
+            values = self.values([p.at + w for p, w in zip(ends, ways, strict=True)])
+            for piece, w, value in zip(ends, ways, values, strict=True):
+                fresh = Piece(piece.at, piece.value, (value - piece.value) / w, w)
+                others = sorted(
+                    (p for p in pieces if p is not piece), key=lambda p: abs(p.at - fresh.at)
+                )
+                pairs.append((fresh, others[0]) if w > 0 else (others[0], fresh))
+        pairs.sort(key=lambda pair: pair[0].at - pair[1].at)
+        kept: list[Pair] = []
+        for left, right in pairs:
+            if not any(a.at <= left.at and right.at <= b.at for a, b in kept):
+                kept.append((left, right))
         return kept
 
 
+def _is_point(result: object, sure: bool) -> TypeGuard[Breakpoint]:
+    return isinstance(result, Breakpoint) and sure
+
+
+def merged(
+    found: list[Breakpoint], pieces: list[Piece], bend: float, rounding: float
+) -> list[Breakpoint]:
+    """A breakpoint inside the window of a slope, or closer to an answer than its bend is wide, was
+    met twice, with parallel jumps."""
+    windows = np.array([(p.at, p.at + p.window) for p in pieces])
+    kept: list[Breakpoint] = []
+    for one in found:
+        if kept and len(one.jump) > 1:
+            last = kept[-1]
+            reach = 1e-3 * np.abs(windows[:, 1] - windows[:, 0])
+            met = (np.abs(windows - [last.at, one.at]) < reach[:, None]).all(axis=1).any()
+            sizes = float(np.linalg.norm(last.jump)), float(np.linalg.norm(one.jump))
+            large, small = (last, one) if sizes[0] > sizes[1] else (one, last)
+            along = float(large.jump @ small.jump) / max(max(sizes) ** 2, TINY)
+            across = float(np.linalg.norm(small.jump - along * large.jump))
+            gap = max(one.at - last.at, TINY)
+            parallel = across <= PARALLEL * min(sizes) + rounding / gap
+            if parallel and ((met and along > 0) or gap <= bend):
+                at = (large.at + along * small.at) / (1.0 + along)
+                kept[-1] = Breakpoint(at, last.jump + one.jump)
+                continue
+        kept.append(one)
+    return kept
+
+
 def read_far_field(
-    ask: Ask, width: int, radius: float, unit: float, rng: np.random.Generator
+    ask: Ask, width: int, radius: float, size: float, unit: float, rng: np.random.Generator
 ) -> FarField:
-    """The ReLU network at infinity along one random path of the given size."""
+    """The ReLU network at infinity along one random path of the given radius; `size` is that of
+    the entries near which the network bends."""
+    bend = BEND * np.sqrt(width) * size / radius
     plane, _ = np.linalg.qr(rng.standard_normal((width, 2)))
     corner, other = radius * plane.T
     segments = [
-        Segment(ask, corner, other, unit, WINDOW),
-        Segment(ask, other, -corner, unit, WINDOW),
+        Segment(ask, corner, other, unit, bend),
+        Segment(ask, other, -corner, unit, bend),
     ]
-    found = [segment.search()[0] for segment in segments]
+    found = [segment.search() for segment in segments]
     jumps = [b.jump for part in found for b in part]
     if not jumps:
         raise Unresolved("no breakpoint on the path")
@@ -252,7 +322,9 @@ def stations(
     for number in range(parts):
         even = start + -(-(len(order) - start) // (parts - number))
         slack = max(1, most // 6)
-        choices = range(max(start + 1, even - slack), min(len(order), start + most, even + slack) + 1)
+        choices = range(
+            max(start + 1, even - slack), min(len(order), start + most, even + slack) + 1
+        )
         last = number == parts - 1
         rest = (parts - number - 1) * most
         allowed = [k for k in choices if len(order) - k <= rest]
@@ -287,19 +359,40 @@ def measured_gradients(
 
 
 SCALE_TRIALS = np.logspace(-1.5, 1.5, 13)  # row norms tried for all neurons at once
-SCALE_STEPS = 60  # of damped least squares
+SCALE_STARTS = (0.5, 0.2, 1.0, 0.08, 0.03)  # times the best of these: wide bends find their place
+SCALE_STEPS = 60  # of damped least squares from each start
+EXPLAINED = 1e-5  # share of the bends that may be left over by the right activation
 
 
 def fit_scales(
-    far: FarField, points: Float[Array, "n d"], answers: Float[Array, "n k"], activation: str,
+    far: FarField,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    names: Sequence[str],
     size: float,
 ) -> tuple[Weights, float]:
-    """The scales of all neurons from answers near zero, and the residual relative to what they
-    explain. `size` is the typical length of these points per entry."""
-    phi = ACTIVATIONS[activation]
+    """The network with the activation and the scales that explain answers near zero best, and the
+    share of the bends that is left over. `size` is the typical size of an entry of the points."""
+    best: tuple[Weights, float] | None = None
+    for start in SCALE_STARTS:
+        for name in names:
+            found = _scales_from(far, points, answers, name, size, start)
+            if best is None or found[1] < best[1]:
+                best = found
+        if best is not None and best[1] < EXPLAINED:
+            break
+    if best is None:
+        raise ValueError("no activation to fit")
+    return best
+
+
+def _scales_from(
+    far: FarField, points: Array, answers: Array, name: str, size: float, start: float
+) -> tuple[Weights, float]:
+    """Damped least squares on the logarithms of the scales and the biases."""
+    phi = ACTIVATIONS[name]
     length = np.linalg.norm(far.direction, axis=1)
-    shared = far.jump @ far.jump.T
-    bias = far.bias.copy()
+    shared = np.tile(far.jump @ far.jump.T, (2, 2))
     arguments = points @ far.direction.T
     straight = answers - points @ far.linear.T
 
@@ -307,28 +400,25 @@ def fit_scales(
         alpha = np.exp(log)
         inside = alpha * (arguments + bias)
         rest = straight - (phi.value(inside) / alpha) @ far.jump
-        offset = rest.mean(axis=0)
-        return rest - offset, inside
+        return rest - rest.mean(axis=0), inside
 
+    bias = far.bias.copy()
     trials = [np.log(t / size / length) for t in SCALE_TRIALS]
+    sharp = float(np.linalg.norm(residual(np.log(1e3 / size / length), bias)[0]))
     sizes = [float(np.linalg.norm(residual(log, bias)[0])) for log in trials]
-    log = trials[int(np.argmin(sizes))]
+    log = trials[int(np.argmin(sizes))] + np.log(start)
     rest, inside = residual(log, bias)
     norm, damping = float(np.linalg.norm(rest)), 1e-2
-    start = max(norm, TINY)
     for _ in range(SCALE_STEPS):
-        alpha = np.exp(log)
         slope = phi.first(inside)
-        by_log = (slope * inside - phi.value(inside)) / alpha
-        by_bias = slope * length  # bias in units of the length: distances from zero
-        tall = np.column_stack([by_log, by_bias])
+        by_log = (slope * inside - phi.value(inside)) / np.exp(log)
+        tall = np.column_stack([by_log, slope * length])  # biases in units of the length
         tall = tall - tall.mean(axis=0)
-        normal = (tall.T @ tall) * np.tile(shared, (2, 2))
-        image = rest @ far.jump.T
-        right = (tall * np.tile(image, (1, 2))).sum(axis=0)
-        weight = np.diag(normal).copy()
+        normal = (tall.T @ tall) * shared
+        right = (tall * np.tile(rest @ far.jump.T, (1, 2))).sum(axis=0)
+        weight = np.diag(normal) + 1e-12 * np.diag(normal).max()
         for _ in range(8):
-            step = np.linalg.solve(normal + damping * np.diag(weight + 1e-12 * weight.max()), right)
+            step = np.linalg.solve(normal + damping * np.diag(weight), right)
             change = np.clip(step[: len(log)], -1.0, 1.0)
             moved = log + change, bias + step[len(log) :] * length
             trial, within = residual(*moved)
@@ -345,7 +435,5 @@ def fit_scales(
     alpha = np.exp(log)
     inner = np.column_stack([far.direction * alpha[:, None], alpha * bias])
     offset = (straight - (phi.value(inside) / alpha) @ far.jump).mean(axis=0)
-    weights = Weights(
-        inner, far.jump.T / alpha, np.column_stack([far.linear, offset]), activation
-    )
-    return weights, norm / start
+    weights = Weights(inner, far.jump.T / alpha, np.column_stack([far.linear, offset]), name)
+    return weights, norm / max(sharp, TINY)

@@ -3,10 +3,10 @@
 Statement.  From a start near enough, Gauss-Newton steps converge quadratically to the network that
             fits the answers, at 1.2 times as many numbers as unknowns and more.
 Queries.    None: points and answers are given.
-Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [φ(A), x, 1] carry outer,
-            linear and offset linearly: they are eliminated by a QR decomposition, whose complement
-            N leaves the residual Nᵀ Y. Its derivative (Kaufman) is -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ,
-            never formed: products with it and its transpose drive conjugate gradients, with each
+Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [φ(A), x, 1] carry
+            outer, linear and offset linearly: they are eliminated by a QR decomposition, whose
+            complement N leaves the residual Nᵀ Y. Its derivative (Kaufman) is
+            -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ, never formed: products with it and its transpose drive conjugate gradients, with each
             neuron's own Gram matrix as preconditioner. Few unknowns are solved densely: the normal
             matrix is (outerᵀ outer) * (Hᵀ H), H = Nᵀ (φ'(A) * x̃), blockwise.
             A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
@@ -269,9 +269,7 @@ def refine(
 
 def stepped(weights: Weights, step: Float[Array, "b m e"]) -> Weights:
     gate = None if weights.gate is None else weights.gate + step[1]
-    return Weights(
-        weights.inner + step[0], weights.outer, weights.affine, weights.activation, gate
-    )
+    return Weights(weights.inner + step[0], weights.outer, weights.affine, weights.activation, gate)
 
 
 def _finished(
@@ -299,7 +297,7 @@ def _finished(
 def _standard_errors(
     state: Linearised, found: Weights, count: int, level: float, rng: np.random.Generator
 ) -> Weights:
-    """What disturbed answers do to the parameters, root mean squares over a neuron and the draws."""
+    """What disturbed answers do to the parameters: root mean squares over neurons and draws."""
     solve, neurons = state.solver(), found.neurons
     squares: list[Array] = []
     linear: list[Array] = []
