@@ -12,6 +12,9 @@ hyperplane act as one. The canonical form has unit rows whose first clearly nonz
 positive, hyperplanes merged, dead neurons dropped and everything that turning leaves over in the
 skip. `output_j weight_j`, with both taken as one block, is what `distance` compares, so that
 neurons without weight do not count. A Transformer layer is a score, a key bias and a network.
+
+Networks with any activation (`models.mlp` has their symmetries): brought to the activation that
+stands for their class, to unit rows where rows have no scale, neurons matched and turned alike.
 """
 
 from functools import singledispatch
@@ -21,9 +24,19 @@ import numpy as np
 from scipy.linalg import qr
 from scipy.optimize import linear_sum_assignment
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.mlp import (
+    ACTIVATIONS,
+    Mlp,
+    only,
+    outer_table,
+    representative,
+    scaled,
+    turned,
+    with_parts,
+)
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import LabelledAttention, normalised
 from keyhole.models.transformer import TransformerModel
@@ -297,3 +310,78 @@ def orient_mixed(model: TransformerModel) -> tuple[Array, Array, Array]:
     skip = model.mixed_skip.reshape(model.width, -1) + mixed[back].sum(axis=0)
     mixed[back] *= -1
     return planes, mixed, skip
+
+
+def scale_free(network: Mlp) -> bool:
+    """Whether rows of `inner` have no scale of their own."""
+    return network.gated or network.activation == "relu"
+
+
+def plain_mlp(network: Mlp) -> Mlp:
+    """Representative activation, no dead neurons, unit rows where they have no scale."""
+    network = representative(network)
+    rows = np.linalg.norm(np.column_stack([network.inner, network.inner_bias]), axis=1)
+    size = rows * np.linalg.norm(outer_table(network), axis=0)
+    if network.gate is not None:
+        rows = np.linalg.norm(network.gate, axis=1)
+    else:
+        rows = np.linalg.norm(network.inner, axis=1)
+    constant = rows == 0
+    if network.gate is None and constant.any():
+        phi = ACTIVATIONS[network.activation].value
+        added = outer_table(network)[:, constant] @ phi(network.inner_bias[constant])
+        network = with_parts(network, offset=np.atleast_1d(network.offset) + added)
+        size = np.where(constant, 0.0, size)
+    network = only(network, size > MERGE_TOLERANCE * size.max(initial=0.0))
+    if scale_free(network) and network.neurons:
+        whole = np.column_stack([network.inner, network.inner_bias])
+        network = scaled(network, 1.0 / np.linalg.norm(whole, axis=1))
+    return network
+
+
+def aligned_mlp(a: Mlp, b: Mlp) -> Mlp:
+    """`a` with its neurons in the order of `b`'s, turned and signed alike. Both in plain form, with
+    as many neurons."""
+    first, second = mlp_arguments(a), mlp_arguments(b)
+    size = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)
+    product = 2.0 * first @ second.T
+    plus = size - product
+    turns = not a.gated or ACTIVATIONS[a.activation].slope == 0
+    minus = size + product if turns else np.full_like(plus, np.inf)
+    rows, columns = linear_sum_assignment(np.minimum(plus, minus) / np.maximum(size, TINY))
+    order = rows[np.argsort(columns)]
+    back = (minus < plus)[order, np.arange(len(order))]
+    network = turned(only(a, order), back)
+    if network.gated:
+        mine = np.column_stack([network.inner, network.inner_bias])
+        theirs = np.column_stack([b.inner, b.inner_bias])
+        network = scaled(network, np.where((mine * theirs).sum(axis=1) < 0, -1.0, 1.0))
+    return network
+
+
+def mlp_arguments(network: Mlp) -> Float[Array, "m e"]:
+    if network.gate is not None and network.gate_bias is not None:
+        return np.column_stack([network.gate, network.gate_bias])
+    return np.column_stack([network.inner, network.inner_bias])
+
+
+@distance.register
+def _(a: Mlp, b: Any) -> float:
+    if not isinstance(b, Mlp):
+        raise InvalidArgument(f"cannot compare Mlp with {type(b).__name__}")
+    if a.width != b.width or a.outputs != b.outputs or a.gated != b.gated:
+        return float("inf")
+    first, second = plain_mlp(a), plain_mlp(b)
+    if first.activation != second.activation or first.neurons != second.neurons:
+        return float("inf")
+    first = aligned_mlp(first, second)
+    worst, mine, theirs = 0.0, first.to_arrays(), second.to_arrays()
+    rows = float(np.linalg.norm(mlp_arguments(second)))
+    through = float(np.linalg.norm(outer_table(second) @ second.inner))
+    scale = {"inner_bias": rows, "gate_bias": rows, "linear": through, "offset": through}
+    for name, array in theirs.items():
+        gap = float(np.linalg.norm(mine[name] - array))
+        own = float(np.linalg.norm(array))
+        if array.size:
+            worst = max(worst, relative(gap, max(own, scale.get(name, 0.0))))
+    return worst

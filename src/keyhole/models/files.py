@@ -18,6 +18,7 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, MemoryEr
 KINDS = {  # kind in the file -> where its class lives
     "Attention": "keyhole.models.attention",
     "LabelledAttention": "keyhole.models.sign_attention",
+    "Mlp": "keyhole.models.mlp",
     "ReluNetwork": "keyhole.models.relu_network",
     "TransformerModel": "keyhole.models.transformer",
 }

@@ -4,7 +4,11 @@
     gated   f(x) = linear x + offset + outer (φ(gate x + gate_bias) * (inner x + inner_bias))
 
 φ is one of the activations below. A plain network has linear zero, one inside a residual stream
-the identity. When two sets of parameters are one function is said by `keyhole.models.mlp_symmetry`.
+the identity. The functions at the end change the parameters and not the network: φ(-a) = sign φ(a)
++ slope a + constant, so a neuron of a plain network may be turned around if linear and offset take
+the difference, that of a gated one only where slope is zero; the ungated factor of a gated neuron,
+and a ReLU's row, have no scale of their own; sigmoid and tanh are one class, and so are quick GELU
+and SiLU.
 """
 
 from collections.abc import Callable, Mapping
@@ -329,3 +333,102 @@ class Mlp:
             f"Mlp(width={self.width}, neurons={self.neurons}, outputs={outputs}, "
             f"{gate}{self.activation}{linear})"
         )
+
+
+def outer_table(network: Mlp) -> Float[Array, "k m"]:
+    """`outer` as a table also where the answer is a number."""
+    return np.atleast_2d(network.outer)
+
+
+def with_parts(network: Mlp, **parts: Any) -> Mlp:
+    """The network with some parameters (and perhaps the activation) replaced. Tables (1, .) stand
+    for vectors where the answer is a number."""
+    answer = network.outer.shape[:-1]
+    known: dict[str, Any] = {
+        "inner": network.inner,
+        "inner_bias": network.inner_bias,
+        "outer": outer_table(network),
+        "activation": network.activation,
+        "linear": network.linear,
+        "offset": network.offset,
+        "gate": network.gate,
+        "gate_bias": network.gate_bias,
+        **parts,
+    }
+    known["outer"] = np.reshape(known["outer"], (*answer, -1))
+    known["linear"] = np.reshape(known["linear"], (*answer, -1))
+    known["offset"] = np.reshape(known["offset"], answer)
+    return Mlp(**known)
+
+
+def representative(network: Mlp) -> Mlp:
+    """The same function with the activation that stands for its class."""
+    alias = ACTIVATIONS[network.activation].alias
+    if alias is None:
+        return network
+    name, inside, outside, added = alias
+    outer = outer_table(network)
+    if network.gate is None or network.gate_bias is None:
+        offset = np.atleast_1d(network.offset) + added * outer.sum(axis=1)
+        return with_parts(
+            network,
+            activation=name,
+            inner=inside * network.inner,
+            inner_bias=inside * network.inner_bias,
+            outer=outside * outer,
+            offset=offset,
+        )
+    return with_parts(
+        network,
+        activation=name,
+        gate=inside * network.gate,
+        gate_bias=inside * network.gate_bias,
+        outer=outside * outer,
+        linear=np.atleast_2d(network.linear) + added * outer @ network.inner,
+        offset=np.atleast_1d(network.offset) + added * outer @ network.inner_bias,
+    )
+
+
+def turned(network: Mlp, back: Array) -> Mlp:
+    """The same function with the chosen neurons' arguments of φ turned around."""
+    kind = ACTIVATIONS[network.activation]
+    way = np.where(back, -1.0, 1.0)
+    outer, taken = outer_table(network), np.where(back, 1.0, 0.0)
+    left = outer * np.where(back, kind.sign, 1.0)
+    linear, offset = np.atleast_2d(network.linear), np.atleast_1d(network.offset)
+    if network.gate is None or network.gate_bias is None:
+        inner, bias = way[:, None] * network.inner, way * network.inner_bias
+        linear = linear + kind.slope * (outer * taken) @ inner
+        offset = offset + (outer * taken) @ (kind.slope * bias + kind.constant)
+        return with_parts(
+            network, inner=inner, inner_bias=bias, outer=left, linear=linear, offset=offset
+        )
+    if kind.slope and back.any():
+        raise InvalidArgument(f"a {kind.name} gate cannot be turned around")
+    linear = linear + kind.constant * (outer * taken) @ network.inner
+    offset = offset + kind.constant * (outer * taken) @ network.inner_bias
+    gate, bias = way[:, None] * network.gate, way * network.gate_bias
+    return with_parts(network, gate=gate, gate_bias=bias, outer=left, linear=linear, offset=offset)
+
+
+def scaled(network: Mlp, factor: Float[Array, " m"]) -> Mlp:
+    """The same function: rows of `inner` times a factor, `outer` divided by it. For gated networks
+    any factor but zero, for ReLU positive ones."""
+    return with_parts(
+        network,
+        inner=factor[:, None] * network.inner,
+        inner_bias=factor * network.inner_bias,
+        outer=outer_table(network) / factor,
+    )
+
+
+def only(network: Mlp, chosen: Array) -> Mlp:
+    """The network of the chosen neurons, affine part as it is."""
+    parts: dict[str, Any] = {
+        "inner": network.inner[chosen],
+        "inner_bias": network.inner_bias[chosen],
+        "outer": outer_table(network)[:, chosen],
+    }
+    if network.gate is not None and network.gate_bias is not None:
+        parts.update(gate=network.gate[chosen], gate_bias=network.gate_bias[chosen])
+    return with_parts(network, **parts)

@@ -1,1 +1,0 @@
-"""Networks with one hidden layer."""

@@ -311,10 +311,11 @@ def stations(
             low = [found[t][i].at for t, i in order[:k] if t == s]
             high = [found[t][i].at for t, i in order[k:] if t == s]
             left, right = max(low, default=0.0), min(high, default=1.0)
-            if (not part or k == 0 or k == len(order) or low or high) and right > left:
-                before = sum(len(p) for p in found[:s])
-                if before <= k <= before + len(part):
-                    ends.append((right - left, s, (left + right) / 2))
+            before = sum(len(p) for p in found[:s])
+            if right > left and before <= k <= before + len(part):
+                ends.append((right - left, s, (left + right) / 2))
+        if not ends:
+            raise Unresolved("breakpoints at the corner of the path")
         return max(ends)
 
     bases, groups, start = [gap(0)[1:]], [], 0

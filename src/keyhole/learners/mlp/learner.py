@@ -22,7 +22,7 @@ from keyhole.errors import (
     NotIdentifiable,
     WrongFamily,
 )
-from keyhole.learners.base import Learned
+from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.far_field import (
     EXPLAINED,
     FAR,
@@ -33,11 +33,11 @@ from keyhole.learners.mlp.far_field import (
 )
 from keyhole.learners.mlp.refinement import Refined, Weights, hidden_layer, refine, with_one
 from keyhole.learners.mlp.scale import find_scale
-from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
-from keyhole.models.mlp_symmetry import turned
-from keyhole.oracles.base import Oracle, Precision, Spec
-from keyhole.oracles.questions import Questions
-from keyhole.probes.precision import observed, roundoff
+from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 EXPECTED = 4  # neurons per entry of the input, before any was counted
 PATHS = 3  # far away that are tried
@@ -65,13 +65,13 @@ class Box:
     def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
         if self.unit > UNIT_ROUNDOFF:  # points as the box sees them
             points = points.astype(np.float32).astype(np.float64)
-        raw = np.asarray(self.oracle.ask(Questions.of(points[:, None, :], purpose)))
+        raw = np.asarray(self.oracle.ask(QueryBatch.of(points[:, None, :], purpose)))
         self.spent += len(points)
         self.scalar = raw.ndim == 1
         answers = raw.astype(np.float64).reshape(len(points), -1)
         if not self.seen:
-            kind = observed(roundoff(self.oracle.spec.precision, raw), raw)
-            self.unit, self.additive = max(kind.relative, UNIT_ROUNDOFF), kind.additive
+            kind = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
+            self.unit, self.additive = max(kind.relative, UNIT_ROUNDOFF), kind.error_floor
             self.seen.append(answers)
         return answers
 
@@ -105,7 +105,7 @@ class MlpLearner:
         if self.gated not in (None, True, False):
             raise InvalidArgument(f"gated must be True, False or None, got {self.gated!r}")
 
-    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Learned:
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         if oracle.spec.domain.vocabulary is not None:
             raise NotIdentifiable(
                 "a finite vocabulary does not determine a network: it needs inputs that can be "
@@ -115,7 +115,7 @@ class MlpLearner:
         refined, points, answers = self._free(box, rng)
         return self._hypothesis(box, refined, points, answers)
 
-    def expected_questions(self, spec: Spec) -> int | None:
+    def expected_queries(self, spec: Spec) -> int | None:
         if self.neurons is None:
             return None
         return int(3.2 * unknowns(self.neurons, spec.width, spec.outputs or 1, self.gated))
@@ -188,7 +188,7 @@ class MlpLearner:
             Counterexample(points[worst][None], *told, "a random point near zero"),
         )
 
-    def _hypothesis(self, box: Box, refined: Refined, points: Array, answers: Array) -> Learned:
+    def _hypothesis(self, box: Box, refined: Refined, points: Array, answers: Array) -> Hypothesis:
         weights, errors = refined.weights, refined.errors
         if errors is None:
             raise ValueError("standard errors are needed")
@@ -206,8 +206,10 @@ class MlpLearner:
             "function_error": refined.residual,
             "steps": refined.steps,
         }
-        precision = Precision(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
-        return Learned(model, deviations, floor, tuple(notes), details, precision)
+        precision = (
+            NoiseModel(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
+        )
+        return Hypothesis(model, deviations, floor, tuple(notes), details, precision)
 
 
 def without_idle(

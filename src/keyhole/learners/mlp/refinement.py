@@ -6,9 +6,10 @@ Queries.    None: points and answers are given.
 Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [φ(A), x, 1] carry
             outer, linear and offset linearly: they are eliminated by a QR decomposition, whose
             complement N leaves the residual Nᵀ Y. Its derivative (Kaufman) is
-            -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ, never formed: products with it and its transpose drive conjugate gradients, with each
-            neuron's own Gram matrix as preconditioner. Few unknowns are solved densely: the normal
-            matrix is (outerᵀ outer) * (Hᵀ H), H = Nᵀ (φ'(A) * x̃), blockwise.
+            -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ, never formed: products with it and its transpose drive
+            conjugate gradients, with each neuron's own Gram matrix as preconditioner. Few unknowns
+            are solved densely: the normal matrix is, blockwise, (outerᵀ outer) * (Hᵀ H) with
+            H = Nᵀ (φ'(A) * x̃).
             A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
 Fails.      One neuron far from its place: the residual stalls, and says so.
 Source.     Golub and Pereyra (1973), Kaufman (1975), as in every separable least-squares problem.

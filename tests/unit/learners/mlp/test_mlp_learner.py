@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole import MlpLearner, Outcome
+from keyhole.models.mlp import Mlp
+
+
+def network(seed, width=6, neurons=18, outputs=6, activation="gelu", *, linear=True, scale=1.0):
+    rng = np.random.default_rng(seed)
+    answer = () if outputs is None else (outputs,)
+    rows = rng.standard_normal((neurons, width)) / width**0.5
+    return Mlp(
+        scale * rows * np.exp(0.3 * rng.standard_normal((neurons, 1))),
+        rng.standard_normal(neurons) / 2,
+        rng.standard_normal((*answer, neurons)),
+        activation=activation,
+        linear=scale * rng.standard_normal((*answer, width)) if linear else None,
+        offset=rng.standard_normal(answer),
+    )
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu", "gelu_tanh", "quick_gelu"])
+def test_free_inputs(activation):
+    truth = network(1, activation=activation)
+    found = keyhole.recover(keyhole.open_oracle(truth, width=6), MlpLearner())
+    assert found.outcome is Outcome.RECOVERED
+    assert keyhole.distance(found.model, truth) < 1e-10
+    assert found.ledger.paid <= 4.5 * found.ledger.floor
+    assert np.abs(found.errors.inner).max() < 1e-9
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e4])
+def test_decades_of_scale(scale):
+    truth = network(2, scale=scale)
+    found = keyhole.recover(keyhole.open_oracle(truth, width=6), MlpLearner())
+    assert keyhole.distance(found.model, truth) < 1e-10
+
+
+def test_a_known_linear_part_tells_the_sides():
+    truth = network(3, linear=False)
+    found = keyhole.recover(keyhole.open_oracle(truth, width=6), MlpLearner()).model
+    assert not found.linear.any()
+    gaps = np.linalg.norm(found.inner[:, None] - truth.inner, axis=2)
+    assert gaps.min(axis=1).max() < 1e-10
+    assert np.allclose(found.offset, truth.offset, atol=1e-10)
+
+
+def test_scalar_answers():
+    truth = network(4, width=4, neurons=6, outputs=None)
+    found = keyhole.recover(keyhole.open_oracle(truth, width=4), MlpLearner())
+    assert found.model.outputs is None
+    assert keyhole.distance(found.model, truth) < 1e-9
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+@pytest.mark.parametrize("kind", ["softplus", "two layers", "one odd neuron"])
+def test_impostors_are_not_recovered(kind):
+    rng = np.random.default_rng(5)
+    inner, outer = rng.standard_normal((18, 6)) / 2, rng.standard_normal((6, 18))
+    truth = network(6)
+    boxes = {
+        "softplus": lambda x: softplus(x[:, -1] @ inner.T + 0.3) @ outer.T,
+        "two layers": lambda x: truth(truth(x) / 4),
+        "one odd neuron": lambda x: truth(x) + softplus(x[:, -1] @ inner[0])[:, None] * outer[:, 0],
+    }
+    found = keyhole.recover(keyhole.open_oracle(boxes[kind], width=6), MlpLearner(), throw=False)
+    assert found.outcome is not Outcome.RECOVERED
+
+
+def test_promises_that_are_not_kept():
+    box = keyhole.open_oracle(network(7), width=6)
+    with pytest.raises(keyhole.WrongFamily, match="promised"):
+        keyhole.recover(box, MlpLearner(neurons=5))
+    with pytest.raises(keyhole.WrongFamily, match="fits"):
+        keyhole.recover(box, MlpLearner(activation="silu"))
+    with pytest.raises(keyhole.InvalidArgument, match="activation"):
+        MlpLearner(activation="swish")

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from keyhole.learners.mlp import refinement
+from keyhole.learners.mlp.refinement import Weights, refine
+
+
+def teacher(rng, width=6, neurons=12, outputs=6, activation="gelu", gated=False):
+    def rows():
+        return np.column_stack(
+            [rng.standard_normal((neurons, width)) / width**0.5, rng.standard_normal(neurons) / 2]
+        )
+
+    return Weights(
+        rows(),
+        rng.standard_normal((outputs, neurons)) / neurons**0.5,
+        rng.standard_normal((outputs, width + 1)),
+        activation,
+        rows() if gated else None,
+    )
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "silu", "tanh"])
+def test_a_start_that_is_off_by_percents_converges(monkeypatch, activation, gated, dense):
+    monkeypatch.setattr(refinement, "DENSE", 10**6 if dense else 0)
+    rng = np.random.default_rng(0)
+    truth = teacher(rng, activation=activation, gated=gated)
+    points = rng.standard_normal((90, 6))
+    start = Weights(
+        truth.inner * (1 + 0.03 * rng.standard_normal(truth.inner.shape)),
+        truth.outer,
+        truth.affine,
+        activation,
+        None if truth.gate is None else truth.gate + 0.01 * rng.standard_normal(truth.gate.shape),
+    )
+    found = refine(start, points, truth(points), 2.0**-53)
+    fresh = rng.standard_normal((50, 6))
+    assert found.residual < 1e-13
+    assert np.abs(found.weights(fresh) - truth(fresh)).max() < 1e-10
+    assert np.isfinite(found.errors.inner).all()
+    assert found.errors.inner.max() < 1e-9
+
+
+def test_standard_errors_follow_the_noise():
+    rng = np.random.default_rng(1)
+    truth = teacher(rng)
+    points = rng.standard_normal((200, 6))
+    off = []
+    for _ in range(8):
+        answers = truth(points) + 1e-6 * rng.standard_normal((200, 6))
+        found = refine(truth, points, answers, 2.0**-53, rng=rng)
+        assert found.residual == pytest.approx(1e-6, rel=0.15)
+        off.append((found.weights.inner - truth.inner) / found.errors.inner)
+    assert 0.6 < np.sqrt(np.mean(np.square(off))) < 1.6
