@@ -22,7 +22,7 @@ from keyhole.errors import (
     NotIdentifiable,
     WrongFamily,
 )
-from keyhole.learners.base import Hypothesis
+from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.learners.mlp.far_field import (
     EXPLAINED,
     FAR,
@@ -74,6 +74,17 @@ class Box:
             self.unit, self.additive = max(kind.relative, UNIT_ROUNDOFF), kind.error_floor
             self.seen.append(answers)
         return answers
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MlpDiagnostics(Diagnostics):
+    """What was found, and how well it fits."""
+
+    neurons: int
+    activation: str
+    gated: bool
+    residual: float  # root mean square of what the network leaves of the answers
+    steps: int  # of the refinement
 
 
 @dataclass(frozen=True)
@@ -198,18 +209,19 @@ class MlpLearner:
         notes.append(side)
         width, outputs = points.shape[1], answers.shape[1]
         floor = unknowns(weights.neurons, width, outputs, weights.gate is not None)
-        details = {
-            "neurons": weights.neurons,
-            "activation": weights.activation,
-            "gated": weights.gate is not None,
-            "residual": refined.residual,
-            "function_error": refined.residual,
-            "steps": refined.steps,
-        }
+        diagnostics = MlpDiagnostics(
+            neurons=weights.neurons,
+            activation=weights.activation,
+            gated=weights.gate is not None,
+            residual=refined.residual,
+            steps=refined.steps,
+        )
         precision = (
             NoiseModel(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
         )
-        return Hypothesis(model, deviations, floor, tuple(notes), details, precision)
+        return Hypothesis(
+            model, deviations, floor, tuple(notes), noise=noise, diagnostics=diagnostics
+        )
 
 
 def without_idle(
