@@ -216,9 +216,7 @@ class MlpLearner:
             residual=refined.residual,
             steps=refined.steps,
         )
-        precision = (
-            NoiseModel(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
-        )
+        noise = NoiseModel(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
         return Hypothesis(
             model, deviations, floor, tuple(notes), noise=noise, diagnostics=diagnostics
         )
