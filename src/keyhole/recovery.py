@@ -25,6 +25,7 @@ from keyhole.errors import (
 from keyhole.learners.auto import Auto
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.models.base import multiply_out_scores
 from keyhole.models.canonical import product_norm
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
@@ -37,7 +38,6 @@ from keyhole.oracles.wrappers.sample import AnswerSample
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.residuals import traced
-from keyhole.verification.tolerance import multiplied_out
 from keyhole.verification.verify import verify as verify_model
 
 RECOVERY_QUERIES = 4  # one fresh query of each of the four most telling kinds
@@ -340,7 +340,7 @@ def loosest(learned: Hypothesis) -> float:
     if learned.errors is None:
         return 0.0
     errors, worst = learned.errors.to_arrays(), 0.0
-    parameters = multiplied_out(learned.model.to_arrays(), errors)
+    parameters = multiply_out_scores(learned.model.to_arrays(), errors)
     for name, array in parameters.items():
         if name.endswith("score_right") or name not in errors:
             continue

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from keyhole.arrays import Array, Float
+from keyhole.linalg.softmax import softmax
 
 HALF = 0.5  # of its share of the examples that a direction must have in a sample
 MASKED = -1e30  # a score no real one can reach, finite so that differences stay numbers
@@ -138,10 +139,7 @@ def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]
     scores = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
     if rows.padding is not None:
         scores += rows.padding
-    scores -= scores.max(axis=2, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=2, keepdims=True)
-    return np.asarray(scores)
+    return softmax(scores, overwrite=True)
 
 
 def averages(rows: Rows, pattern: Float[Array, "n am L"]) -> Float[Array, "na md"]:

@@ -18,6 +18,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.linalg.low_rank_fit import Factored
+from keyhole.linalg.softmax import softmax
 
 STEPS = 6  # Gauss–Newton steps
 SETTLED = 0.999  # cost after over before a step, above which the fit has settled
@@ -91,8 +92,7 @@ class _Linear:
         self.means: list[Array] = []
         for part, anchor in zip(data, self.anchors, strict=True):
             scores = part.tokens @ np.stack([anchor @ key.T for key in keys], axis=2)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
+            weights = softmax(scores, axis=1)
             self.weights.append(weights)
             self.means.append(weights.transpose(0, 2, 1) @ part.tokens)
         self.shapes = [

@@ -16,6 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.fitting.attention_rows import Rows
+from keyhole.linalg.softmax import softmax
 
 LARGEST = 400  # unknowns of Z; beyond, its Newton steps cost more than the descents they save
 MOST_ROWS = 1024  # more are not needed for a start
@@ -45,8 +46,7 @@ def tilted(rows: Rows, start: Float[Array, "p 1 d"], slack: float) -> Float[Arra
     tilts, identity = base, slack * np.eye(rows.width)
     for _ in range(STEPS):
         scores = np.einsum("rd,rld->rl", tilts, tokens) + padding
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = softmax(scores, overwrite=True)
         means = np.einsum("rl,rld->rd", weights, tokens)
         spread = np.einsum("rld,rle->rde", weights[:, :, None] * tokens, tokens, optimize=True)
         spread += identity - means[:, :, None] * means[:, None, :]

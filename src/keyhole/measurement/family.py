@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
+from keyhole.linalg.softmax import logit
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import REJECTION, NoiseModel
@@ -252,7 +253,7 @@ class _Examination:
             if (weight < -ROUNDINGS * doubt).any() or (weight > 1 + ROUNDINGS * doubt).any():
                 return True
             if (weight > USABLE).all() and (weight < 1.0 - USABLE).all():
-                odds = np.log(weight / (1.0 - weight))
+                odds = logit(weight)
                 if np.ptp(odds) > USABLE or not np.isinf(domain.radius):
                     bend = abs(odds[0] - 2.0 * odds[1] + odds[2])
                     return bool(bend > AFFINE + ROUNDINGS * doubt / USABLE)

@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
+from keyhole.linalg.softmax import softmax
 
 
 class Factors(NamedTuple):
@@ -163,8 +164,7 @@ class Attention:
         answer = np.broadcast_to(self.offset, (len(tokens), *self.offset.shape)).copy()
         for head in self.heads:
             scores = (tokens @ head.keys(query)[:, :, None])[:, :, 0]
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
+            weights = softmax(scores)
             if head.value.ndim == 1:
                 answer += np.einsum("bn,bn->b", weights, tokens @ head.value)
             else:
@@ -238,8 +238,6 @@ def every_position(
     answer: Any = np.broadcast_to(model.offset, (*tokens.shape[:2], *model.offset.shape)).copy()
     for head in model.heads:
         scores = head.keys(tokens) @ tokens.transpose(0, 2, 1)
-        scores -= scores.max(axis=2, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=2, keepdims=True)
-        answer += (scores @ tokens) @ head.value
+        weights = softmax(scores, overwrite=True)
+        answer += (weights @ tokens) @ head.value
     return np.asarray(answer)

@@ -19,6 +19,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
+from keyhole.linalg.softmax import softmax
 from keyhole.models.relu_network import ReluNetwork
 
 NETWORK = "network."  # prefix of the network's parameters by name
@@ -119,8 +120,7 @@ class TransformerModel:
         query = tokens[:, -1, :]
         keys = query @ self.score.T + self.key_bias
         scores = (tokens @ keys[:, :, None])[:, :, 0]
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = softmax(scores)
         return np.asarray((weights[:, None, :] @ tokens)[:, 0, :])
 
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch *out"]:

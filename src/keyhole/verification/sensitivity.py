@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import TINY, Array
+from keyhole.models.base import replace_parameters
 
 CHANGE = 2.0**-10  # of the parameter, relative to its block
 BLUR = 2.0**-20  # of the tokens, to see what rounding does
@@ -26,11 +27,11 @@ def can_tell(model: Any) -> bool:
 
 def most_telling(model: Any, candidates: list[Array], rng: np.random.Generator) -> int:
     """Number of the candidate on which one changed parameter shows most."""
-    other = one_changed(model, rng)
+    other = change_one_number(model, rng)
     return int(np.argmax([_shows(model, other, tokens[None], rng) for tokens in candidates]))
 
 
-def one_changed(model: Any, rng: np.random.Generator) -> Any:
+def change_one_number(model: Any, rng: np.random.Generator) -> Any:
     """The model with one number of a random block changed."""
     arrays = model.to_arrays()
     names = [name for name, array in arrays.items() if np.any(array)]
@@ -38,7 +39,7 @@ def one_changed(model: Any, rng: np.random.Generator) -> Any:
     changed = np.array(arrays[name], dtype=np.float64)
     step = CHANGE * float(np.sqrt(np.mean(changed**2)))
     changed[tuple(int(rng.integers(n)) for n in changed.shape)] += step
-    return type(model).from_arrays({**arrays, name: changed})
+    return replace_parameters(model, {name: changed})
 
 
 def _shows(model: Any, other: Any, tokens: Array, rng: np.random.Generator) -> float:

@@ -5,13 +5,12 @@ are imitated: the hypothesis is asked again with parameters and tokens disturbed
 a query amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
+from keyhole.models.base import perturb_model
 from keyhole.oracles.noise import NoiseModel
 
 DRAWS = 6  # disturbed copies per query
@@ -42,13 +41,13 @@ def allowances(
     rng: np.random.Generator,
     draws: int = DRAWS,
 ) -> list[Array]:
-    """The same for batches of queries of different lengths. Disturbed copies of the model are
+    """The same for batches of queries of different lengths. Perturbed copies of the model are
     drawn one after the other and asked everything: only one of them is held at a time."""
     if hasattr(model, "margin"):
         return [label_allowance(model, errors, part, precision, rng) for part in batches]
     answers = [np.asarray(model(tokens)) for tokens in batches]
     spreads = [np.zeros_like(part) for part in answers]
-    copies = disturbed(model, errors, precision.relative, rng)
+    copies = perturb_model(model, errors, precision.relative, rng)
     for _ in range(draws):
         other = next(copies)
         for tokens, part, spread in zip(batches, answers, spreads, strict=True):
@@ -91,63 +90,3 @@ def label_allowance(
     inner = model.model
     uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
-
-
-def disturbed(model: Any, errors: Any, relative: float, rng: np.random.Generator) -> Iterator[Any]:
-    """The model with parameters off by their standard errors and by the box's rounding, again and
-    again; a copy is forgotten here before the next is made."""
-    if not hasattr(model, "to_arrays"):
-        yield from repeat(model)  # any callable may be compared; its parameters are its own affair
-    uncertain = {} if errors is None else errors.to_arrays()
-    parameters = multiplied_out(model.to_arrays(), uncertain)
-    deviations = {
-        name: _deviation(name, array, uncertain.get(name), relative)
-        for name, array in parameters.items()
-    }
-    while True:
-        drawn = {}
-        for name, array in parameters.items():
-            drawn[name] = np.asarray(rng.standard_normal(array.shape))
-            drawn[name] *= deviations[name]
-            drawn[name] += array
-            drawn[name].flags.writeable = False  # so that the model keeps it as it is
-        for name, left in uncertain.items():
-            if name.endswith("score_left") and name in drawn:
-                _disturb_product(drawn, name, left, uncertain, rng)
-        yield type(model).from_arrays(drawn)
-        del drawn
-
-
-def _deviation(name: str, array: Array, error: Array | None, relative: float) -> Array:
-    """Standard deviations of a block: its rounding, and its error unless that is of a product."""
-    deviation = np.array(array, dtype=np.float64)
-    np.abs(deviation, out=deviation)
-    deviation *= relative
-    factor = name.endswith(("score_left", "score_right"))
-    if not factor and error is not None and error.shape == array.shape:
-        np.hypot(deviation, error, out=deviation)
-    return deviation
-
-
-def multiplied_out(
-    parameters: Mapping[str, Array], uncertain: Mapping[str, Array]
-) -> dict[str, Array]:
-    """The parameters, scores in factors multiplied out where their standard errors are entrywise:
-    errors of the factors would say too little, since the factors' range is uncertain as well."""
-    found = dict(parameters)
-    for name in uncertain:
-        left, right = f"{name}_left", f"{name}_right"
-        if name.endswith("score") and name not in found and left in found:
-            found[name] = found.pop(left) @ found.pop(right)
-    return found
-
-
-def _disturb_product(
-    parameters: dict[str, Array], name: str, left: Array, uncertain: Any, rng: np.random.Generator
-) -> None:
-    """A factored score whose standard errors are factored too: adds a random matrix in factors
-    whose entries have them."""
-    other = name.removesuffix("left") + "right"
-    right = uncertain[other]
-    parameters[name] = np.hstack([parameters[name], left * rng.standard_normal(left.shape)])
-    parameters[other] = np.vstack([parameters[other], right * rng.standard_normal(right.shape)])

@@ -6,14 +6,14 @@ from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.base import Spec
 from keyhole.oracles.wrappers.labels import SIGNS
 from keyhole.verification.challenge_queries import Designer
-from keyhole.verification.sensitivity import can_tell, most_telling, one_changed
+from keyhole.verification.sensitivity import can_tell, change_one_number, most_telling
 
 MODEL = attention(np.random.default_rng(0), 5, heads=2, bias=True)
 
 
 def test_one_number_is_changed() -> None:
     for seed in range(10):
-        other = one_changed(MODEL, np.random.default_rng(seed)).to_arrays()
+        other = change_one_number(MODEL, np.random.default_rng(seed)).to_arrays()
         gaps = [np.count_nonzero(other[name] != a) for name, a in MODEL.to_arrays().items()]
         assert sum(gaps) == 1
 

@@ -4,6 +4,7 @@ A label of a random query is one bit that most boxes agree on. Beside the border
 on every digit of the parameters, so a handful of them tells a head from a box that is nearly one.
 """
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.label_only.score_thresholds import Thresholds
 from keyhole.learners.label_only.value_direction import Reader
+from keyhole.models.base import perturb_model
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.queries import QueryBatch
 
@@ -20,8 +22,8 @@ PAIR_MARGIN = 6.0  # standard errors from the entry; it is uniform in a bracket 
 SHRUNK = 0.5  # at another scale of the tokens: only a bilinear score has the same entries there
 KINDS = ((3, 1.0), (7, 1.0), (7, 2.5), (24, 1.0), (64, 1.0), (16, 2.0))  # tokens, natural lengths
 LAPS = 3  # sequences of each kind
-DRAWS = 8  # disturbed copies of the model, for the uncertainty of its answer
-MARGIN = 8.0  # times the largest disturbance seen
+DRAWS = 8  # perturbed copies of the model, for the uncertainty of its answer
+MARGIN = 8.0  # times the largest change seen
 HALVINGS = 60  # of the search for the border, on the model: free
 FARTHEST = 8.0  # shifts tried, in lengths of the tokens
 PURPOSE = "border check"
@@ -98,25 +100,12 @@ def beside_border(
     if limit <= 0 or length < 2:
         return None
     border = moved(crossing(np.zeros(1)))
-    spread = max(
-        float(np.abs(disturbed(model, errors, rng).margin(border) - model.margin(border))[0])
-        for _ in range(DRAWS)
-    )
+    copies = islice(perturb_model(model, errors, 0.0, rng), DRAWS)
+    spread = max(float(np.abs(c.margin(border) - model.margin(border))[0]) for c in copies)
     goal = MARGIN * spread * np.array([-1.0, 1.0])
     pair = moved(crossing(goal))
     reached = model.margin(pair) * np.sign(goal)  # unless the border is out of reach, or a cliff
     return pair if ((reached > 0.5 * np.abs(goal)) & (reached < 2.0 * np.abs(goal))).all() else None
-
-
-def disturbed(
-    model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
-) -> LabelledAttention:
-    """The model with parameters off by their standard errors."""
-    wrong, parameters = errors.to_arrays(), model.to_arrays()
-    for name in ("heads.0.score", "heads.0.value"):
-        noise = rng.standard_normal(parameters[name].shape)
-        parameters[name] = parameters[name] + wrong[name] * noise
-    return LabelledAttention.from_arrays(parameters)
 
 
 def _refuse(reader: Reader, tokens: Array, expected: float, reason: str) -> None:
