@@ -74,7 +74,7 @@ _FORMER = {  # names of earlier versions
     "Questions": "QueryBatch",
     "Patience": "RetryPolicy",
 }
-__all__ = ["__version__", *_HOME, *_FORMER]
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

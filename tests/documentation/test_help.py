@@ -119,7 +119,7 @@ MISSING = {
     "onnx file": ("onnxruntime", "open('a.onnx', 'w').close(); keyhole.open_oracle('a.onnx')"),
     "convex": (
         "cvxpy",
-        "keyhole.recovery(keyhole.open_oracle(model), keyhole.LowRank('convex', rank=1))",
+        "keyhole.recover(keyhole.open_oracle(model), keyhole.LowRank('convex', rank=1))",
     ),
     "distributed": ("distributed", "keyhole.open_oracle(model, cluster='tcp://127.0.0.1:1')"),
     "serve": (

@@ -43,9 +43,6 @@ PROMISED = [
     "Domain",
     "NoiseModel",
     "RetryPolicy",
-    "Questions",
-    "Precision",
-    "Patience",
     "OrthogonalHeads",
     "export",
     "to_torch",
@@ -92,3 +89,11 @@ def test_every_error_is_a_keyhole_error() -> None:
     errors = [e for e in errors if inspect.isclass(e) and issubclass(e, BaseException)]
     assert len(errors) >= 14
     assert all(issubclass(error, keyhole.KeyholeError) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("Precision", "NoiseModel"), ("Questions", "QueryBatch"), ("Patience", "RetryPolicy")],
+)
+def test_names_of_earlier_versions_still_work(former: str, name: str) -> None:
+    assert getattr(keyhole, former) is getattr(keyhole, name)
