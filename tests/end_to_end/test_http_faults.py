@@ -110,7 +110,7 @@ def test_ten_thousand_queries_through_faults_and_kills(served, tmp_path):
     assert (
         seen["distinct"] + again - alone == recovery.ledger.paid
     )  # none was counted twice, none is missing
-    in_flight = KILLS * 512  # a kill may cost the chunk that was under way, never more
+    in_flight = KILLS * 4 * BATCH  # a kill costs the four requests under way, never more
     assert seen["answered"] <= recovery.ledger.paid + in_flight
     secret = attention(np.random.default_rng(1), WIDTH)
     assert keyhole.distance(recovery.model, secret) < 1e-12

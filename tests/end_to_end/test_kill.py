@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
 
 SOURCE = str(Path(keyhole.__file__).parents[1])
-KILLS = 10
+KILLS, BATCH = 10, 64
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -34,7 +33,7 @@ def box(tokens):
     return answers
 
 keyhole.recover(
-    learner=keyhole.SingleHead(), box=keyhole.open_oracle(box, width=64), journal=None if journal == "-" else journal, seed=3
+    learner=keyhole.SingleHead(), box=keyhole.open_oracle(box, width=64, batch=64), journal=None if journal == "-" else journal, seed=3
 ).save(out)
 """
 
@@ -85,6 +84,6 @@ def test_killed_ten_times_and_resumed(tmp_path: Path) -> None:
         assert all(before[name].tobytes() == after[name].tobytes() for name in before)
     assert resumed.ledger.by_purpose == whole.ledger.by_purpose
     assert resumed.outcome is keyhole.Outcome.RECOVERED
-    # only a batch that was under way when the process died can have been asked again
+    # only a request that was under way when the process died can have been asked again
     again = sum(asked(tmp_path, "killed")) - whole.ledger.paid
-    assert 0 <= again <= KILLS * CHUNK_QUERIES
+    assert 0 <= again <= KILLS * BATCH

@@ -1,13 +1,13 @@
 """A described batch becomes arrays chunk by chunk, never all at once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from keyhole.arrays import Array
-from keyhole.errors import InvalidArgument, OracleError
+from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.parts import assembled
 
 CHUNK_BYTES = 16 * 2**20  # token memory of one chunk: fits the cache hierarchy, feeds a GEMM
 CHUNK_QUERIES = 256  # what an interruption can lose, and how often progress moves
@@ -32,8 +32,12 @@ class Batcher(Wrapper):
         return max(1, min(self.chunk_queries, self.chunk_bytes // size))
 
     def ask(self, queries: QueryBatch) -> Array:
-        step = self.chunk(queries)
-        parts = [self.inner.ask(part) for part in queries.slices(step)]
-        if len({part.shape[1:] for part in parts}) > 1:
-            raise OracleError("the box changed the shape of its answers between two batches")
-        return np.concatenate(parts) if parts else np.zeros(0)
+        return assembled(len(queries), dict(self.stream(queries)))
+
+    def stream(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
+        """(number of the first query, answers) of each chunk, as soon as it is answered: a journal
+        keeps it before the next one is asked."""
+        start = 0
+        for part in queries.slices(self.chunk(queries)):
+            yield start, self.inner.ask(part)
+            start += len(part)

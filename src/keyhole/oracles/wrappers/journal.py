@@ -5,24 +5,33 @@ they were asked, and a checksum. On a later run with the same box, learner and s
 queries come in the same order: what is recorded is answered from the file, after its digest is
 checked, and what is not goes to the box. A process killed at any moment leaves a valid file.
 
-An oracle that answers in parts (`stream`) is recorded part by part, so that a kill in the middle
-of a batch costs only what was under way.
+A request is one call of the box: a part of a batch where the oracle answers in parts (`stream`:
+an HTTP request, a call of a function with `batch=`), else the whole chunk. What a request brought
+is written before the next one goes out, and forced to the disk, unless that would take more than a
+small share of the time (`Rationed`). So a process that is killed loses the requests under way, and
+where requests take less than some two milliseconds those of the last two milliseconds; a loss of
+power costs no more where requests take longer than some fifty milliseconds, and the last fifty
+milliseconds of faster ones. However a run ends otherwise, all that was answered is written.
 """
 
+import contextlib
 import json
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, digest
-from keyhole.errors import JournalError, JournalMismatch
+from keyhole.errors import JournalError, JournalMismatch, OracleError
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import assembled
+from keyhole.oracles.wrappers.validate import checked_answers
 
 FORMAT = "keyhole-journal-2"
 APPLICATION = 0x6B65796A  # "keyj": marks the file as ours, so that no other database is written to
@@ -34,11 +43,28 @@ CREATE TABLE IF NOT EXISTS answers (
     checksum BLOB NOT NULL, PRIMARY KEY (position, start)
 );
 """
+SHARE = 1 / 24  # of the time of a run that writing may take, and as much waiting for the disk
 ROOM = 8 * 2**20  # bytes that must be free before a query is paid for: several chunks
 LOCKED = "another process uses it; wait for it, or name another journal"
 FULL = "the disk is full; make room and run again, nothing recorded is lost"
 READ_ONLY = "the file or its folder cannot be written; name another place"
 DAMAGED = "the file is damaged or not a journal; it was left as it is. Move it away to start afresh"
+FOREIGN = "is a database of another program, or a journal of an earlier version"
+
+
+@dataclass
+class Rationed:
+    """Something that is done each time, unless it has just been done and would take more than its
+    share of the time since."""
+
+    ended: float = -float("inf")  # when it was last done
+    took: float = 0.0  # seconds
+
+    def due(self, now: float) -> bool:
+        return now - self.ended >= self.took / SHARE
+
+    def done(self, start: float, end: float) -> None:
+        self.ended, self.took = end, end - start
 
 
 class Journal(Wrapper):
@@ -51,6 +77,8 @@ class Journal(Wrapper):
         self.live = False  # while set, queries go past the file to the box
         self._position = 0
         self._largest = 0  # bytes of a record
+        self._writing, self._forcing = Rationed(), Rationed()
+        self._forces = False  # whether SQLite is told to wait for the disk
         try:
             self._file = self._open({"format": FORMAT, **header})
         except (sqlite3.Error, OSError) as error:
@@ -81,7 +109,7 @@ class Journal(Wrapper):
         return file
 
     def _refuse_foreign(self) -> None:
-        """Looks at the file's first bytes before SQLite may write to it."""
+        """Looks at the file, without a way to write to it, before SQLite may."""
         if not self.path.is_file():
             return
         with self.path.open("r+b") as file:  # and so finds out whether it may be written
@@ -90,20 +118,23 @@ class Journal(Wrapper):
             return
         if head[:16] != b"SQLite format 3\x00" or len(head) < 100:
             raise JournalError(f"journal {self.path}: {DAMAGED}")
-        if int.from_bytes(head[68:72], "big") not in (APPLICATION, 0):
-            raise JournalError(
-                f"{self.path} is a database of another program: name another journal"
-            )
+        if int.from_bytes(head[68:72], "big") == APPLICATION:
+            return
+        # a process killed early leaves mark and records in the log beside the file
+        log = self.path.with_name(f"{self.path.name}-wal").exists()
+        look = f"{self.path.absolute().as_uri()}?mode=ro{'' if log else '&immutable=1'}"
+        with contextlib.closing(sqlite3.connect(look, timeout=0.1, uri=True)) as file_as_it_is:
+            self._refuse_unmarked(file_as_it_is)
+
+    def _refuse_unmarked(self, file: sqlite3.Connection) -> None:
+        tables = file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        mark = file.execute("PRAGMA application_id").fetchone()[0]
+        if mark != APPLICATION and (mark or tables):
+            raise JournalError(f"{self.path} {FOREIGN}: name another journal")
 
     def _check(self, file: sqlite3.Connection) -> None:
-        tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
-        marked = file.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
-        if tables and not marked:
-            raise JournalError(
-                f"{self.path} is a database of another program, or a journal of an earlier "
-                "version: name another journal"
-            )
-        found = [text for (text,) in file.execute("PRAGMA quick_check(3)")]
+        self._refuse_unmarked(file)
+        found = [str(text) for (text,) in file.execute("PRAGMA quick_check(3)")]
         if found != ["ok"]:
             raise JournalError(f"journal {self.path}: {'; '.join(found)[:300]}: {DAMAGED}")
 
@@ -115,8 +146,8 @@ class Journal(Wrapper):
         for name, value in known.items():
             if wanted.get(name, value) != value:
                 raise JournalMismatch(
-                    f"{self.path} was written with {name} = {json.loads(value)}, this run has "
-                    f"{name} = {header[name]}: name another journal, or repeat the first call"
+                    f"{self.path} was written with {name} = {value}, this run has "
+                    f"{name} = {wanted[name]}: name another journal, or repeat the first call"
                 )
 
     def _check_room(self) -> None:
@@ -146,15 +177,41 @@ class Journal(Wrapper):
             self.replayed += sum(len(part) for part in known.values())
             for start, stop in _gaps(len(queries), known):
                 self._check_room()
-                for offset, answers in _arriving(self.inner, queries[start:stop]):
-                    first = start + offset
-                    self._record(first, queries[first : first + len(answers)], answers)
-                    self.asked += len(answers)
-                    known[first] = answers
+                known |= self._ask_box(queries, start, stop)
         except (sqlite3.Error, OSError) as error:
             raise self._failure(error) from error
         self._position += 1
         return assembled(len(queries), known)
+
+    def _ask_box(self, queries: QueryBatch, start: int, stop: int) -> dict[int, Array]:
+        """The answers to queries that are not recorded; written as they arrive."""
+        known: dict[int, Array] = {}
+        unwritten: dict[int, Array] = {}
+        try:
+            for offset, answers in _arriving(self.inner, queries[start:stop]):
+                known[start + offset] = unwritten[start + offset] = answers
+                if self._writing.due(time.monotonic()):
+                    self._write(queries, unwritten)
+        finally:
+            self._write(queries, unwritten)
+        return known
+
+    def _write(self, queries: QueryBatch, unwritten: dict[int, Array]) -> None:
+        """Records what has arrived and takes it off the list."""
+        if not unwritten:
+            return
+        begun = time.monotonic()
+        force = self._forcing.due(begun)
+        if force != self._forces:
+            self._file.execute(f"PRAGMA synchronous = {'FULL' if force else 'NORMAL'}")
+            self._forces = force
+        rows = [self._row(start, queries, part) for start, part in _joined(unwritten).items()]
+        self._file.execute("BEGIN IMMEDIATE")
+        self._file.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._file.execute("COMMIT")
+        (self._forcing if force else self._writing).done(begun, time.monotonic())
+        self.asked += sum(len(part) for part in unwritten.values())
+        unwritten.clear()
 
     def _recorded(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
         rows = self._file.execute(
@@ -162,9 +219,13 @@ class Journal(Wrapper):
             "WHERE position = ? ORDER BY start",
             (self._position,),
         )
-        for start, asked, dtype, shape, data, checksum in rows.fetchall():
-            answers = self._read(dtype, shape, data, checksum)
-            if asked != queries[start : start + len(answers)].digest():
+        end = 0
+        for start, asked, *record in rows.fetchall():
+            answers = self._read(*record)
+            if type(start) is not int or not end <= start <= len(queries) - len(answers):
+                raise self._damaged("it answers queries that the run does not ask")
+            end = start + len(answers)
+            if asked != queries[start:end].digest():
                 raise JournalMismatch(
                     f"{self.path} recorded other queries at position {self._position} than this "
                     "run asks: it belongs to another box, learner, seed or version, or to another "
@@ -172,38 +233,35 @@ class Journal(Wrapper):
                 )
             yield start, answers
 
-    def _read(self, dtype: str, shape: str, data: bytes, checksum: bytes) -> Array:
+    def _read(self, dtype: Any, shape: Any, data: Any, checksum: Any) -> Array:
+        """The answers of a record, which pass the same border as those of the box."""
         try:
             if digest(data, dtype.encode(), shape.encode()) != checksum:
                 raise ValueError("the checksum does not fit")
             answers = np.frombuffer(data, dtype=np.dtype(dtype)).reshape(json.loads(shape))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise JournalError(
-                f"journal {self.path}: record {self._position} is damaged ({error}); the file was "
-                "left as it is. Move it away to start afresh"
-            ) from error
-        return answers.copy()
+            return checked_answers(answers.copy(), len(answers), self.spec)
+        except (ValueError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+            raise self._damaged(error) from error
+        except OracleError as error:
+            raise self._damaged(error) from error
 
-    def _record(self, start: int, queries: QueryBatch, answers: Array) -> None:
+    def _damaged(self, why: Exception | str) -> JournalError:
+        return JournalError(
+            f"journal {self.path}: record {self._position} is damaged ({why}); the file was "
+            "left as it is. Move it away to start afresh"
+        )
+
+    def _row(self, start: int, queries: QueryBatch, answers: Array) -> tuple[Any, ...]:
+        asked = queries[start : start + len(answers)]
         dtype, shape = answers.dtype.str, json.dumps(answers.shape)
         data = np.ascontiguousarray(answers).tobytes()
-        self._file.execute(
-            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                self._position,
-                start,
-                queries.purpose,
-                queries.digest(),
-                dtype,
-                shape,
-                data,
-                digest(data, dtype.encode(), shape.encode()),
-            ),
-        )
         self._largest = max(self._largest, len(data))
+        checksum = digest(data, dtype.encode(), shape.encode())
+        name = asked.digest()
+        return self._position, start, queries.purpose, name, dtype, shape, data, checksum
 
     def release(self) -> None:
-        """Closes the file; the box stays open."""
+        """Closes the file, all of it on the disk; the box stays open."""
         self._file.close()
 
     def close(self) -> None:
@@ -220,6 +278,20 @@ def _gaps(count: int, known: Mapping[int, Array]) -> Iterator[tuple[int, int]]:
         end = start + len(known[start])
     if end < count:
         yield end, count
+
+
+def _joined(parts: Mapping[int, Array]) -> dict[int, Array]:
+    """Parts that follow each other as one."""
+    runs: dict[int, list[Array]] = {}
+    first = end = -1
+    for start in sorted(parts):
+        first = first if start == end else start
+        runs.setdefault(first, []).append(parts[start])
+        end = start + len(parts[start])
+    return {
+        start: run[0] if len(run) == 1 else assembled(sum(map(len, run)), dict(enumerate(run)))
+        for start, run in runs.items()
+    }
 
 
 def _arriving(oracle: Oracle, queries: QueryBatch) -> Iterator[tuple[int, Array]]:

@@ -4,6 +4,7 @@ The grid depends on the queries alone, never on who answers or how fast: whoever
 sees the same batch, so one process, many connections and many machines give the same bits.
 """
 
+import itertools
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -43,8 +44,9 @@ def assembled(count: int, parts: dict[int, Array]) -> Array:
 class Parted(Oracle):
     """An oracle that answers parts, up to `concurrency` of them at the same time.
 
-    `stream` hands over every part as soon as it is answered, so that a journal can keep it before
-    the rest of the batch is there.
+    `stream` hands over every part as soon as it is answered, and sends another only when the one
+    before was taken: a journal has kept it by then, so that no more than `concurrency` parts are
+    ever sent and not kept.
     """
 
     batch: int | None = None
@@ -67,24 +69,34 @@ class Parted(Oracle):
                 yield start, self.answer(part, stop)
             return
         pool = ThreadPoolExecutor(min(self.concurrency, len(parts)), "keyhole-part")
-        waiting = {pool.submit(self.answer, part, stop): start for start, part in parts}
         try:
-            yield from _as_ready(waiting)
+            yield from self._as_ready(pool, iter(parts), stop)
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
-
-def _as_ready(waiting: dict["Future[Array]", int]) -> Iterator[tuple[int, Array]]:
-    """What is ready is handed over before a failure is raised: it was paid for."""
-    while waiting:
-        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    def _as_ready(
+        self, pool: ThreadPoolExecutor, parts: Iterator[Part], stop: threading.Event
+    ) -> Iterator[tuple[int, Array]]:
+        """Answered parts. What is ready is handed over before a failure is raised: it was paid
+        for, as is what was under way when another part failed."""
+        waiting: dict[Future[Array], int] = {}
         failed: BaseException | None = None
-        for future in done:
-            start, error = waiting.pop(future), future.exception()
-            if error is None:
-                yield start, future.result()
-            else:
-                failed = failed or error
+
+        def send(count: int) -> None:
+            for start, part in itertools.islice(parts, count):
+                waiting[pool.submit(self.answer, part, stop)] = start
+
+        send(self.concurrency)
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                start, error = waiting.pop(future), future.exception()
+                if error is None:
+                    yield start, future.result()
+                else:
+                    failed = failed or error
+                    stop.set()
+                send(1 if failed is None else 0)
         if failed is not None:
             raise failed
