@@ -66,7 +66,7 @@ def run(
         ratios.append(box.queries * numbers / unknowns)
         errors.append(error)
         batches.append(box.batches)
-        sides.append(found.details["sides_certified"])
+        sides.append(found.diagnostics.orientation_certified)
     return (
         f"{d:4d} {m:4d} {numbers:4d} | {count - len(failures):4d}/{count:<4d} | "
         f"{np.median(ratios):6.3f} {np.max(ratios):6.3f} | {np.median(errors):8.1e} "

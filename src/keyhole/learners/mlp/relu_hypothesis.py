@@ -1,8 +1,11 @@
 """From what a search found to what is reported: standard errors, zeros, notes."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from keyhole.arrays import TINY, Array
+from keyhole.learners.base import Diagnostics
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Signs
 from keyhole.models.relu_network import ReluNetwork
@@ -10,6 +13,28 @@ from keyhole.models.relu_network import ReluNetwork
 ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
 NEGLIGIBLE = 1e-8  # if it is as small as this beside inputs and answers
 NEGLIGIBLE_ROUNDINGS = 100.0  # or this many roundings of the answers
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkDiagnostics(Diagnostics):
+    """How far a network of one token is off: what a score behind it inherits."""
+
+    function_error: float  # largest error, in units of the answers
+    scale: float  # how much the answers vary
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReluDiagnostics(NetworkDiagnostics):
+    """What the search for a ReLU network found out beside the network."""
+
+    neurons: int
+    orientation: str  # how the sides on which neurons are active were decided
+    orientation_certified: bool
+    validation_difference: float  # largest difference at the validation points
+    rounding: float  # error of an answer, as met along the lines
+    lines: int  # or rays, that were asked
+    leak: float | None  # slope below zero, where neurons are leaky
+    radius: float  # of the domain
 
 
 def flat(network: ReluNetwork) -> ReluNetwork:
@@ -51,7 +76,7 @@ def joined(network: ReluNetwork, more: ReluNetwork) -> ReluNetwork:
     )
 
 
-def standard_errors(
+def derive_standard_errors(
     model: ReluNetwork, error: Array, affine_error: float, scale: float
 ) -> ReluNetwork:
     """Errors in the model's own structure, from those of the products output_j weight_j."""

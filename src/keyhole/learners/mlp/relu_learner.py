@@ -26,7 +26,13 @@ from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Signs, decided_signs
 from keyhole.learners.mlp.relu_answers import Answers
-from keyhole.learners.mlp.relu_hypothesis import flat, notes_on, standard_errors, without_rounding
+from keyhole.learners.mlp.relu_hypothesis import (
+    ReluDiagnostics,
+    derive_standard_errors,
+    flat,
+    notes_on,
+    without_rounding,
+)
 from keyhole.learners.mlp.unbounded import NetworkSearch
 from keyhole.measurement.asking import few_digits
 from keyhole.models.relu_network import ReluNetwork
@@ -110,22 +116,22 @@ def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Hypothes
     if signs:
         decided = decided_signs(network, accuracy)
     model = flat(decided.network) if box.scalar else decided.network
-    errors = standard_errors(model, error, search.affine_error, region.scale)
+    errors = derive_standard_errors(model, error, search.affine_error, region.scale)
     digits = box.unit / max(box.scale, TINY)
     model = without_rounding(model, errors, box.scale, region.scale, digits)
     floor = (network.neurons * (network.width + answer) + answer) / answer
-    details = {
-        "neurons": network.neurons,
-        "sides": decided.method,
-        "sides_certified": decided.certified,
-        "validation_difference": search.agreement,
-        "function_error": max(search.agreement, float(np.linalg.norm(error))),
-        "rounding": box.unit,
-        "scale": box.scale,
-        "passes": search.passes_run,
-        "leak": decided.leak,
-        "radius": region.radius,
-    }
+    diagnostics = ReluDiagnostics(
+        function_error=max(search.agreement, float(np.linalg.norm(error))),
+        scale=box.scale,
+        neurons=network.neurons,
+        orientation=decided.method,
+        orientation_certified=decided.certified,
+        validation_difference=search.agreement,
+        rounding=box.unit,
+        lines=search.passes_run,
+        leak=decided.leak,
+        radius=region.radius,
+    )
     precision = NoiseModel(SINGLE_ROUNDOFF) if box.single else None
     notes = (*notes_on(decided), *search.notes)
-    return Hypothesis(model, errors, floor, notes, details, precision)
+    return Hypothesis(model, errors, floor, notes, noise=precision, diagnostics=diagnostics)

@@ -16,6 +16,10 @@ class FfnLearner(Protocol):
     `Hypothesis` whose `model` is a `ReluNetwork` (a linear skip is allowed) that agrees with the
     oracle at least to single precision. It must use `rng` for everything random and raise errors
     from `keyhole.errors` where it fails. `keyhole.testing.ffn_contract` checks all of this.
+
+    The error of the network reaches the score. A learner whose `diagnostics` are a
+    `keyhole.learners.mlp.NetworkDiagnostics` states it; that of any other is measured at fresh
+    points, and standard errors that are missing or zero are replaced by what follows from it.
     """
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis: ...

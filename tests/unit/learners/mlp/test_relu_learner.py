@@ -48,7 +48,7 @@ def test_vector_answers(width, neurons, outputs, factor):
     assert found.model.outputs == outputs
     assert box.queries * outputs <= factor * unknowns
     assert function_error(found.model, secret, width) < 1e-7
-    assert found.details["sides_certified"]
+    assert found.diagnostics.orientation_certified
 
 
 @pytest.mark.parametrize(("width", "neurons"), [(16, 16), (16, 64)])
@@ -63,7 +63,7 @@ def test_parameters_up_to_symmetry():
     secret = network(0, 12, 10)
     found, _ = learn(secret, 12)
     assert not found.model.skip.any()
-    assert found.details["sides_certified"]
+    assert found.diagnostics.orientation_certified
     assert distance(found.model, secret) < 1e-9
 
 
@@ -158,7 +158,7 @@ def test_leaky_neurons_come_out_right():
         return np.where(h > 0, h, 0.2 * h) @ secret.output
 
     found, _ = learn(leaky, 16)
-    assert found.details["leak"] == pytest.approx(0.2, abs=1e-6)
+    assert found.diagnostics.leak == pytest.approx(0.2, abs=1e-6)
     assert any("0.2" in note for note in found.notes)
     assert function_error(found.model, leaky, 16) < 1e-9
 
@@ -197,7 +197,7 @@ def test_single_precision_reaches_the_boxs_own_rounding(seed, width, neurons, ou
     assert found.model.neurons == neurons
     assert np.abs(found.model(points) - exact(points)).max() < 3 * own
     assert box.queries <= most * found.floor
-    assert found.details["sides_certified"]
+    assert found.diagnostics.orientation_certified
     assert found.noise.relative == 2.0**-24
     assert any("queries per unknown" in note for note in found.notes)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
-from keyhole.errors import DomainError, InvalidArgument, NotIdentifiable
+from keyhole.errors import DomainError, IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer
@@ -142,15 +142,52 @@ def test_a_plug_in_must_return_a_network():
         learn(layer(0, 4, 6), ffn=Wrong())
 
 
+class Foreign:
+    """Returns the network with an error of its own, and states none."""
+
+    def __init__(self, network, off, errors):
+        self.network, self.off, self.errors = network, off, errors
+
+    def learn(self, oracle, rng):
+        net = self.network
+        weight = net.weight + self.off * np.random.default_rng(5).standard_normal(net.weight.shape)
+        model = ReluNetwork(weight, net.bias, net.output, net.skip, net.offset)
+        errors = self.errors and ReluNetwork(0 * weight, 0 * net.bias, 0 * net.output)
+        return Hypothesis(model, errors or None, 1.0)
+
+    def expected_queries(self, spec):
+        return None
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_learner_that_states_no_errors_is_not_taken_for_exact(zeros):
+    secret = layer(0, 6, 10)
+    found, box = learn(secret, ffn=Foreign(secret.network, 1e-8, zeros))
+    gap = np.linalg.norm(found.model.score - secret.score)
+    assert gap > 1e-10
+    assert gap < 5 * np.linalg.norm(found.errors.score)
+    assert (found.errors.network.weight > 0).all()
+    assert any("states no errors" in note for note in found.notes)
+    assert found.diagnostics.network_error > 1e-10
+    assert box.by_purpose["validation"] == 16 + 3
+
+
+def test_a_foreign_network_that_is_far_off_is_refused():
+    secret = layer(0, 6, 10)
+    with pytest.raises(IllConditioned, match="fresh point"):
+        learn(secret, ffn=Foreign(secret.network, 1e-3, errors=True))
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize(("seed", "outputs"), [(0, None), (1, None), (0, 3)])
-def test_a_anchor_that_goes_around_the_attention(where, seed, outputs):
+def test_an_anchor_that_goes_around_the_attention(where, seed, outputs):
     secret = residual_layer(seed, 6, 10, where, outputs)
     found, box = learn(secret)
     assert found.model.residual
     assert distance(found.model, secret) < (1e-8 if outputs is None else 1e-5)
     assert box.by_purpose["residual"] == 2 * 10 * 6 + 3 * 6 * 7
     assert any("residual" in note for note in found.notes)
+    assert [attempt.strategy for attempt in found.tried] == ["a layer without residual"]
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
