@@ -1,0 +1,545 @@
+"""Nonlinear least squares over any forward model: damped Gauss-Newton, dense or matrix-free.
+
+Statement.  From a start near enough, min |residual(p)|^2 is reached quadratically where the
+            residual at the minimum is zero, fast where it is small.
+Queries.    None: the forward model holds the data.
+Algebra.    At p, with residual r and derivative J, the step s = S z minimises
+            |J S z + r|^2 + damping |z|^2, S the scaling in which all unknowns act about alike.
+            p becomes retract(p, s) if the cost falls. The damping follows the ratio of actual to
+            predicted decrease (Nielsen). Few unknowns: J is formed, S are its columns' norms, the
+            normal equations are factored and their solution is refined once. Many: LSMR on J S,
+            solved as accurately as the residual deserves. Standard errors: (J^t J)^-1 from the
+            singular values of J, or from solutions for random residuals; unit noise is scaled by
+            the root mean square residual, degrees of freedom taken off.
+            Budget, Ctrl-C and the number of steps end a fit with the best point so far.
+When it fails. At a start in another valley the fit settles at a residual too large to be noise:
+            `Fit.level` tells. Directions without trace in the residual stay where they are and
+            have infinite standard errors.
+Source.     Levenberg (1944), Marquardt (1963); Nielsen (1999) for the damping; Fong, Saunders
+            (2011) for LSMR; Rokhlin, Tygert (2008) for scalings from a sketch.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, qr, solve_triangular
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.bootstrap import smooth_errors
+
+P = TypeVar("P")  # a point: a flat vector, or whatever a model moves by `retract`
+Ending = Literal["target", "settled", "steps", "budget", "interrupted"]
+
+
+# -- What is fitted ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Named arrays side by side in one flat vector.
+
+    >>> blocks = Blocks.of({"score": np.zeros((2, 2)), "value": np.ones(2)})
+    >>> blocks.size, blocks.split(np.arange(6.0))["value"]
+    (6, array([4., 5.]))
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> Self:
+        return cls(tuple((name, np.shape(array)) for name, array in arrays.items()))
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in self.shapes)])
+        places = zip(self.shapes, ends[:-1], ends[1:], strict=True)
+        return {name: slice(int(low), int(high)) for (name, _), low, high in places}
+
+    @property
+    def size(self) -> int:
+        return sum(int(np.prod(shape)) for _, shape in self.shapes)
+
+    def join(self, arrays: Mapping[str, Array]) -> Float[Array, " unknowns"]:
+        return np.concatenate([np.ravel(arrays[name]) for name, _ in self.shapes])
+
+    def split(self, vector: Any) -> dict[str, Any]:
+        """The arrays in a vector of NumPy or torch."""
+        slices = self.slices
+        return {name: vector[slices[name]].reshape(shape) for name, shape in self.shapes}
+
+
+class Scaling(Protocol):
+    """Units of the unknowns: step = S z, chosen so that J S has columns of about one size."""
+
+    def apply(self, z: Array) -> Array: ...
+
+    def adjoint(self, step: Array) -> Array: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Linearization:
+    """The residual at a point and its derivative by a step from there, both scaled by the standard
+    errors of the data. `freedom`: independent unknowns, where steps have more entries."""
+
+    residual: Float[Array, " numbers"]
+    unknowns: int
+    jvp: Callable[[Array], Array]
+    vjp: Callable[[Array], Array]
+    jacobian: Callable[[], Array] | None = None  # all of it, where that is cheap
+    scaling: Scaling | None = None
+    freedom: int | None = None
+
+    @property
+    def cost(self) -> float:
+        return float(self.residual @ self.residual)
+
+
+class ForwardModel(Protocol[P]):
+    """What predicts the data from unknowns. A plain one has flat vectors as points, and retract is
+    a sum; a model with points on a manifold brings its own."""
+
+    def residual(self, point: P) -> Float[Array, " numbers"]:
+        """Prediction minus data, in standard errors of the data."""
+        ...
+
+    def linearize(self, point: P) -> Linearization: ...
+
+    def retract(self, point: P, step: Float[Array, " unknowns"]) -> P: ...
+
+
+# -- How it is fitted --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a person might tune.
+
+    steps: tried at most. damping: at the start; 0 for plain Gauss-Newton while that works.
+    dense_unknowns: up to which the Jacobian is formed. accuracy: relative, of a matrix-free step
+    far from the minimum (standard errors are solved for to its cube: weak directions come last).
+    inner_steps: of LSMR in one step. tolerance: decrease of the cost,
+    relative, below which the fit has settled. target: root mean square residual that is as good as
+    zero. evaluations, seconds: the budget (a product with J or its transpose is one evaluation).
+    probes: random residuals for matrix-free standard errors.
+    """
+
+    steps: int = 50
+    damping: float = 1e-3
+    dense_unknowns: int = 1500
+    accuracy: float = 0.01
+    inner_steps: int = 500
+    tolerance: float = 1e-10
+    target: float = 0.0
+    evaluations: float = np.inf
+    seconds: float = np.inf
+    probes: int = 8
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every step tried."""
+
+    step: int
+    cost: float  # best so far
+    accepted: bool
+    damping: float
+    evaluations: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """Standard errors for unit noise on every number, and how well the unknowns are determined."""
+
+    errors: Float[Array, " unknowns"]  # infinite where the data say nothing
+    condition: float  # largest over smallest singular value, unknowns scaled; matrix-free: of J S
+    rank: int
+
+
+@dataclass(frozen=True, eq=False)
+class Fit(Generic[P]):
+    """Where a fit ended."""
+
+    point: P
+    residual: Float[Array, " numbers"]
+    ending: Ending
+    evaluations: int
+    history: tuple[Progress, ...]
+    uncertainty: Uncertainty | None  # None where the fit was stopped
+
+    @property
+    def cost(self) -> float:
+        return float(self.residual @ self.residual)
+
+    @property
+    def level(self) -> float:
+        """Root mean square residual per degree of freedom: about one where the model is right and
+        the data's standard errors are."""
+        rank = 0 if self.uncertainty is None else self.uncertainty.rank
+        return float(np.sqrt(self.cost / max(len(self.residual) - rank, 1)))
+
+    @property
+    def standard_errors(self) -> Float[Array, " unknowns"] | None:
+        """Of the unknowns, for noise of the size of the misfit."""
+        return None if self.uncertainty is None else self.level * self.uncertainty.errors
+
+
+def fit_least_squares(
+    model: ForwardModel[P],
+    start: P,
+    options: FitOptions | None = None,
+    *,
+    rng: np.random.Generator | None = None,
+    blocks: Blocks | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Fit[P]:
+    """From a start to a minimum, or as far as the budget reaches; never worse than the start.
+
+    Matrix-free, `blocks` are the unknowns that standard errors are pooled over, and that a scaling
+    is sketched for where the model brings none. `rng` draws the sketches and probes.
+
+    >>> x = np.linspace(0.0, 1.0, 20)
+    >>> model = FunctionModel(
+    ...     lambda p: p[0] * np.exp(p[1] * x) - 2.0 * np.exp(-x),
+    ...     lambda p: np.stack([np.exp(p[1] * x), p[0] * x * np.exp(p[1] * x)], axis=1),
+    ... )
+    >>> fit_least_squares(model, np.array([1.0, 0.0])).point.round(8).tolist()
+    [2.0, -1.0]
+    """
+    options = FitOptions() if options is None else options
+    rng = np.random.default_rng(0) if rng is None else rng
+    meter = _Meter(options)
+    point, residual = start, np.asarray(model.residual(start))
+    cost = first = float(residual @ residual)
+    damping, growth, history = options.damping, 2.0, list[Progress]()
+    ending: Ending = "steps"
+    system: _System | None = None
+    uncertainty = None
+    try:
+        while ending == "steps" and len(history) < options.steps:
+            if cost <= options.target**2 * len(residual):
+                ending = "target"
+                break
+            if system is None:
+                system = _build_system(meter.linearize(model, point), options, blocks, rng)
+            # Steps get more accurate as the residual falls, so that convergence stays superlinear.
+            step = system.step(damping, options.accuracy * float(np.sqrt(cost / first)))
+            predicted = cost - system.predict_cost(step)
+            moved = model.retract(point, step)
+            trial = meter.residual(model, moved)
+            found = float(trial @ trial)
+            accepted = found < cost  # not so if NaN: the model overflowed
+            settled = predicted <= options.tolerance * cost
+            if accepted:
+                settled = settled or cost - found <= options.tolerance * cost
+                ratio = min((cost - found) / max(predicted, TINY), 1.0)
+                damping *= max(0.1, 1.0 - (2.0 * ratio - 1.0) ** 3)
+                point, residual, cost, system, growth = moved, trial, found, None, 2.0
+            else:
+                damping, growth = max(damping, options.tolerance) * growth, 2.0 * growth
+            history.append(meter.record(len(history) + 1, cost, accepted, damping))
+            if progress is not None:
+                progress(history[-1])
+            if settled:
+                ending = "settled"
+        if ending in ("target", "settled"):
+            at = meter.linearize(model, point)
+            uncertainty = estimate_uncertainty(at, options, rng=rng, blocks=blocks)
+    except _Spent:
+        ending = "budget"
+    except KeyboardInterrupt:
+        ending = "interrupted"
+    return Fit(point, residual, ending, meter.evaluations, tuple(history), uncertainty)
+
+
+class _Spent(Exception):
+    """The budget is spent."""
+
+
+class _Meter:
+    """Counts evaluations of the model, and ends them when the budget is spent."""
+
+    def __init__(self, options: FitOptions) -> None:
+        self.options, self.evaluations, self.begin = options, 0, time.monotonic()
+
+    def pay(self, evaluations: int) -> None:
+        seconds = time.monotonic() - self.begin
+        if self.evaluations + evaluations > self.options.evaluations:
+            raise _Spent
+        if seconds > self.options.seconds:
+            raise _Spent
+        self.evaluations += evaluations
+
+    def residual(self, model: ForwardModel[P], point: P) -> Array:
+        self.pay(1)
+        return np.asarray(model.residual(point))
+
+    def linearize(self, model: ForwardModel[P], point: P) -> Linearization:
+        self.pay(1)
+        at = model.linearize(point)
+
+        def jvp(step: Array) -> Array:
+            self.pay(1)
+            return at.jvp(step)
+
+        def vjp(vector: Array) -> Array:
+            self.pay(1)
+            return at.vjp(vector)
+
+        def jacobian() -> Array:
+            self.pay(min(at.unknowns, len(at.residual)))
+            assert at.jacobian is not None
+            return at.jacobian()
+
+        return replace(at, jvp=jvp, vjp=vjp, jacobian=None if at.jacobian is None else jacobian)
+
+    def record(self, step: int, cost: float, accepted: bool, damping: float) -> Progress:
+        seconds = time.monotonic() - self.begin
+        return Progress(step, cost, accepted, damping, self.evaluations, seconds)
+
+
+# -- One linear problem ------------------------------------------------------------------------
+
+
+class _System(Protocol):
+    """The linear problem at one point, solved for each damping tried."""
+
+    def step(self, damping: float, accuracy: float) -> Array: ...
+
+    def predict_cost(self, step: Array) -> float: ...
+
+
+def _build_system(
+    at: Linearization, options: FitOptions, blocks: Blocks | None, rng: np.random.Generator
+) -> _System:
+    if at.unknowns <= options.dense_unknowns:
+        return _Dense(at)
+    if at.scaling is None and blocks is not None:
+        at = replace(at, scaling=sketch_scaling(at, blocks, rng))
+    return _MatrixFree(at, options)
+
+
+class _Dense:
+    """Normal equations of the Jacobian with columns of norm one."""
+
+    def __init__(self, at: Linearization) -> None:
+        self.residual, jacobian = at.residual, form_jacobian(at)
+        self.norms = _column_norms(jacobian)
+        self.scaled = jacobian / self.norms
+        self.normal = self.scaled.T @ self.scaled
+
+    def step(self, damping: float, accuracy: float) -> Array:
+        del accuracy  # as accurate as factored normal equations, refined once, are
+        ridge = damping + UNIT_ROUNDOFF * len(self.normal)
+        solve = _factor(self.normal, ridge)
+        z = solve(-self.scaled.T @ self.residual)
+        left = self.scaled.T @ (self.residual + self.scaled @ z) + ridge * z
+        return np.asarray((z - solve(left)) / self.norms)
+
+    def predict_cost(self, step: Array) -> float:
+        left = self.residual + self.scaled @ (self.norms * step)
+        return float(left @ left)
+
+
+def _factor(normal: Array, ridge: float) -> Callable[[Array], Array]:
+    """Solves normal equations; a ridge too small for rounding is raised until it does."""
+    if not np.isfinite(normal).all():
+        raise ArithmeticError("the derivative of the forward model is not finite")
+    system = normal.copy()
+    place = np.diag_indices(len(system))
+    while True:
+        system[place] = normal[place] + ridge
+        try:
+            factor = cho_factor(system, check_finite=False)
+        except LinAlgError:
+            ridge *= 16.0
+        else:
+            return lambda right: np.asarray(cho_solve(factor, right, check_finite=False))
+
+
+class _MatrixFree:
+    """LSMR on J S."""
+
+    def __init__(self, at: Linearization, options: FitOptions) -> None:
+        self.at, self.options = at, options
+
+    def step(self, damping: float, accuracy: float) -> Array:
+        right = -self.at.residual
+        return solve_linear(self.at, right, accuracy, self.options.inner_steps, damping).step
+
+    def predict_cost(self, step: Array) -> float:
+        left = self.at.residual + self.at.jvp(step)
+        return float(left @ left)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSolution:
+    """The step of least squares, and the condition number of J S as far as LSMR saw it."""
+
+    step: Float[Array, " unknowns"]
+    condition: float
+
+
+def solve_linear(
+    at: Linearization, right: Array, accuracy: float, inner_steps: int, damping: float = 0.0
+) -> LinearSolution:
+    """The step s = S z that minimises |J s - right|^2 + damping |z|^2, by LSMR: until the gradient
+    (or, where it can vanish, the residual) is `accuracy` times what it was."""
+
+    def apply(z: Array) -> Array:
+        return at.jvp(z if at.scaling is None else at.scaling.apply(z))
+
+    def adjoint(vector: Array) -> Array:
+        pulled = at.vjp(vector)
+        return pulled if at.scaling is None else at.scaling.adjoint(pulled)
+
+    size = float(np.linalg.norm(right))
+    if size == 0.0:
+        return LinearSolution(np.zeros(at.unknowns), 1.0)
+    # LSMR measures the gradient relative to |A| |residual|; |A| is about sqrt(unknowns).
+    slope = float(np.linalg.norm(adjoint(right))) / (size * np.sqrt(at.unknowns))
+    operator: Any = LinearOperator(
+        (len(right), at.unknowns), matvec=apply, rmatvec=adjoint, dtype=np.float64
+    )
+    found = lsmr(
+        operator,
+        right,
+        damp=float(np.sqrt(damping)),
+        atol=max(accuracy * min(slope, 1.0), UNIT_ROUNDOFF),
+        btol=max(accuracy, UNIT_ROUNDOFF),
+        conlim=0,
+        maxiter=inner_steps,
+    )
+    z = np.asarray(found[0])
+    return LinearSolution(z if at.scaling is None else at.scaling.apply(z), float(found[6]))
+
+
+def form_jacobian(at: Linearization) -> Float[Array, "numbers unknowns"]:
+    """The derivative as a matrix: the model's own, else by products with unit vectors."""
+    if at.jacobian is not None:
+        return at.jacobian()
+    if at.unknowns <= len(at.residual):
+        return np.stack([at.jvp(unit) for unit in np.eye(at.unknowns)], axis=1)
+    return np.stack([at.vjp(unit) for unit in np.eye(len(at.residual))])
+
+
+def _column_norms(jacobian: Array) -> Array:
+    """Norms of the columns; one for a column of zeros, which then stays zero."""
+    norms = np.linalg.norm(jacobian, axis=0)
+    return np.where(norms > 0, norms, 1.0)
+
+
+# -- Scalings ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BlockScaling:
+    """One matrix for each block of unknowns, in their order."""
+
+    matrices: tuple[Float[Array, "b b"], ...]
+
+    def apply(self, z: Array) -> Array:
+        return self._multiply(z, list(self.matrices))
+
+    def adjoint(self, step: Array) -> Array:
+        return self._multiply(step, [matrix.T for matrix in self.matrices])
+
+    def _multiply(self, vector: Array, matrices: list[Array]) -> Array:
+        parts = np.split(vector, np.cumsum([len(matrix) for matrix in matrices])[:-1])
+        return np.concatenate([m @ part for m, part in zip(matrices, parts, strict=True)])
+
+
+def sketch_scaling(
+    at: Linearization, blocks: Blocks, rng: np.random.Generator, rows: int | None = None
+) -> BlockScaling:
+    """Scalings that make the columns of each block about orthonormal: the inverse triangle of the
+    block's columns after `rows` random combinations of the numbers (by default twice as many as
+    the largest block has unknowns, where there are so many numbers). One block of all unknowns is
+    a scaling with which LSMR takes a few dozen steps, whatever J is."""
+    sizes = [part.stop - part.start for part in blocks.slices.values()]
+    rows = min(2 * max(sizes), len(at.residual)) if rows is None else rows
+    draws = rng.standard_normal((rows, len(at.residual))) / np.sqrt(rows)
+    sketch = np.stack([at.vjp(draw) for draw in draws])
+    matrices = []
+    for part in blocks.slices.values():
+        columns = sketch[:, part]
+        norms = _column_norms(columns)
+        # A ridge holds directions that the sketch does not see.
+        padded = np.vstack([columns / norms, np.sqrt(UNIT_ROUNDOFF) * np.eye(len(norms))])
+        triangle = qr(padded, mode="r", check_finite=False)[0][: len(norms)]
+        inverse = solve_triangular(triangle, np.eye(len(norms)), check_finite=False)
+        matrices.append(np.asarray(inverse / norms[:, None]))
+    return BlockScaling(tuple(matrices))
+
+
+# -- Standard errors ---------------------------------------------------------------------------
+
+
+def estimate_uncertainty(
+    at: Linearization,
+    options: FitOptions | None = None,
+    *,
+    rng: np.random.Generator,
+    blocks: Blocks | None = None,
+) -> Uncertainty:
+    """Standard errors of the unknowns for unit noise on every number (the Fisher information)."""
+    options = FitOptions() if options is None else options
+    if at.unknowns <= options.dense_unknowns:
+        return _dense_uncertainty(form_jacobian(at))
+    if at.scaling is None and blocks is not None:
+        at = replace(at, scaling=sketch_scaling(at, blocks, rng))
+    squares, condition = np.zeros(at.unknowns), 1.0
+    for _ in range(options.probes):
+        noise = rng.standard_normal(len(at.residual))
+        found = solve_linear(at, noise, options.accuracy**3, options.inner_steps)
+        squares += found.step**2 / options.probes
+        condition = max(condition, found.condition)
+    errors = np.sqrt(squares)
+    parts = [slice(None)] if blocks is None else list(blocks.slices.values())
+    for part in parts:
+        errors[part] = smooth_errors(errors[part][None])[0]
+    return Uncertainty(errors, condition, at.unknowns if at.freedom is None else at.freedom)
+
+
+def _dense_uncertainty(jacobian: Float[Array, "numbers unknowns"]) -> Uncertainty:
+    norms = _column_norms(jacobian)
+    triangle = qr(jacobian / norms, mode="r", check_finite=False)[0][: jacobian.shape[1]]
+    _, sizes, right = np.linalg.svd(triangle)
+    sizes = np.pad(sizes, (0, len(right) - len(sizes)))  # fewer numbers than unknowns
+    seen = sizes > max(jacobian.shape) * UNIT_ROUNDOFF * sizes[0]
+    variances = np.einsum("ki,k->i", right[seen] ** 2, 1.0 / sizes[seen] ** 2)
+    unseen = (right[~seen] ** 2).sum(axis=0) > np.sqrt(UNIT_ROUNDOFF)
+    errors = np.where(unseen, np.inf, np.sqrt(variances) / norms)
+    condition = float(sizes[0] / sizes[-1]) if sizes[-1] > 0 else np.inf
+    return Uncertainty(errors, condition, int(seen.sum()))
+
+
+# -- Models written as functions ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionModel:
+    """A forward model of flat vectors from a residual and its Jacobian, both functions."""
+
+    function: Callable[[Array], Array]
+    jacobian: Callable[[Array], Array]
+
+    def residual(self, point: Array) -> Array:
+        return self.function(point)
+
+    def linearize(self, point: Array) -> Linearization:
+        matrix = self.jacobian(point)
+        return Linearization(
+            self.function(point),
+            len(point),
+            lambda step: matrix @ step,
+            lambda vector: matrix.T @ vector,
+            lambda: matrix,
+        )
+
+    def retract(self, point: Array, step: Array) -> Array:
+        return point + step
