@@ -17,6 +17,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned, WrongFamily
+from keyhole.linalg.inverses import right_inverse
 from keyhole.measurement.linear_response import SHORT, LinearPart, answer_noise
 from keyhole.measurement.noise import recognise_format
 from keyhole.oracles.base import Oracle
@@ -76,7 +77,7 @@ class LogOdds:
         self.noise = linear.noise
         scalar = probes.group == 1 == probes.values.shape[1]  # division does: thousands of groups
         self._inverse = [
-            np.linalg.pinv(probes.values[probes.members(g)])
+            right_inverse(probes.values[probes.members(g)])
             for g in range(0 if scalar else probes.groups)
         ]
 

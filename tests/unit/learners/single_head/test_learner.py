@@ -251,3 +251,15 @@ def test_the_forecast_is_near_the_cost() -> None:
 def test_a_nonsense_rank_is_refused() -> None:
     with pytest.raises(keyhole.InvalidArgument, match="rank"):
         SingleHead(rank=0)
+
+
+@pytest.mark.parametrize(("seed", "width", "outputs"), [(10, 5, 5), (1233, 3, 4), (5011, 8, 9)])
+def test_vector_heads_with_as_many_outputs_as_the_width_have_honest_errors(
+    seed: int, width: int, outputs: int
+) -> None:
+    """The inverse of the probes' values is exact to the last digit: stated errors are true."""
+    model = attention(np.random.default_rng(seed), width, outputs=outputs)
+    for learner in (keyhole.SingleHead(), keyhole.Auto()):
+        recovery = keyhole.recover(model, learner)  # anything but RECOVERED raises
+        off = recovery.model.heads[0].score - model.heads[0].score
+        assert np.sqrt(np.mean((off / recovery.errors.heads[0].score) ** 2)) < 3.0
