@@ -124,7 +124,7 @@ class FitOptions:
     inner_steps: of LSMR in one step. tolerance: decrease of the cost,
     relative, below which the fit has settled. target: root mean square residual that is as good as
     zero. evaluations, seconds: the budget (a product with J or its transpose is one evaluation).
-    probes: random residuals for matrix-free standard errors.
+    probes: random residuals for matrix-free standard errors; 0 for no standard errors at all.
     """
 
     steps: int = 50
@@ -169,7 +169,7 @@ class Fit(Generic[P]):
     ending: Ending
     evaluations: int
     history: tuple[Progress, ...]
-    uncertainty: Uncertainty | None  # None where the fit was stopped
+    uncertainty: Uncertainty | None  # None where the fit was stopped, or probes = 0
 
     @property
     def cost(self) -> float:
@@ -246,7 +246,7 @@ def fit_least_squares(
                 progress(history[-1])
             if settled:
                 ending = "settled"
-        if ending in ("target", "settled"):
+        if ending in ("target", "settled") and options.probes > 0:
             at = meter.linearize(model, point)
             uncertainty = estimate_uncertainty(at, options, rng=rng, blocks=blocks)
     except _Spent:

@@ -1,9 +1,9 @@
-"""A whole attention layer fitted to all answers at once: Gauss–Newton on its low-rank maps.
+"""A whole attention layer fitted to all answers at once: a forward model on its low-rank maps.
 
 Each head has P = [W | c] and M, kept as left · diag(singular) · right with orthonormal factors. A
 step is X right + left Y with Y orthogonal to right: as many unknowns as there are, and well scaled
-whatever the singular values are. The linear problems are solved matrix-free (LSMR), rows weighted
-by the answers' standard errors, blocks of unknowns by how much the answers react to them.
+whatever the singular values are. The linear problems are solved matrix-free (gauss_newton), rows
+weighted by the answers' standard errors, blocks of unknowns by how much the answers react to them.
 
 Standard errors: the last linear problem solved again for residuals with random signs (the wild
 bootstrap), which needs no model of the noise, and with noise of the size of the misfit.
@@ -11,23 +11,21 @@ bootstrap), which needs no model of the noise, and with noise of the size of the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.bootstrap import bootstrap_errors
+from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_squares, solve_linear
 from keyhole.linalg.low_rank_fit import Factored
-from keyhole.linalg.softmax import softmax
+from keyhole.linalg.softmax import softmax, softmax_jvp
 
-STEPS = 6  # Gauss–Newton steps
-SETTLED = 0.999  # cost after over before a step, above which the fit has settled
 SAMPLED = 200  # queries of each length that the units of the unknowns are judged from
-LIGHTEST = 1e-12  # share of the largest eigenvalue below which a direction has no weight
-STEP_LIMITS = (1e-7, 400)  # relative accuracy of a linear solve, and steps of LSMR at most
-BAR_LIMITS = (1e-4, 300)  # the same for standard errors, of which few digits are needed
 DEPENDENT = 1.5  # factor on standard errors: roundings of one box are not independent
-REPLICATES = 4  # resamplings of the residuals
+# The start is near, so steps are plain Gauss-Newton; a per cent of a per mille is not worth one.
+OPTIONS = FitOptions(
+    steps=6, damping=0.0, dense_unknowns=0, accuracy=1e-4, inner_steps=400, tolerance=1e-3, probes=0
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +60,11 @@ class Layer:
             total += part.rank * (len(part.left) + part.right.shape[1] - part.rank)
         return total
 
+    @property
+    def maps(self) -> list[Factored]:
+        """Score and value of each head in turn: the order of their steps."""
+        return [part for both in zip(self.scores, self.values, strict=True) for part in both]
+
 
 @dataclass(frozen=True, eq=False)
 class Polished:
@@ -74,73 +77,156 @@ class Polished:
     misfit: float  # root mean square residual in standard errors, corrected for the unknowns
 
 
-def dense(part: Factored) -> Array:
+def fit_layer(layer: Layer, data: Sequence[Answered], rng: np.random.Generator) -> Polished:
+    """Least squares over all answers from a layer close to it."""
+    model = LayerModel.of(data, rng)
+    fit = fit_least_squares(model, layer, OPTIONS, rng=rng)
+    found, numbers = fit.point, len(fit.residual)
+    at = model.linearize(found)
+    freedom = max(1, numbers - found.unknowns)
+    inflation, misfit = np.sqrt(numbers / freedom), float(np.sqrt(fit.cost / freedom))
+
+    def change() -> tuple[Array, Array, Array]:
+        signs = [
+            np.repeat(rng.choice([-1.0, 1.0], len(part.answers)), part.answers.shape[1])
+            for part in data
+        ]
+        wild = inflation * fit.residual * np.concatenate(signs)
+        # Answers that the fit leans on leave no residual: what the misfit says about them is added.
+        wild += misfit * rng.standard_normal(numbers)
+        step = solve_linear(at, wild, accuracy=1e-4, inner_steps=300).step
+        scores, values, offset = change_maps(found, step)
+        return np.stack(scores), np.stack(values), offset[None]
+
+    still = change_maps(found, np.zeros(at.unknowns))
+    best = (np.stack(still[0]), np.stack(still[1]), still[2][None])
+    scores, values, offset = bootstrap_errors(best, change, repetitions=4)
+    return Polished(
+        found,
+        [DEPENDENT * part for part in scores],
+        [DEPENDENT * part for part in values],
+        DEPENDENT * offset[0],
+        misfit,
+    )
+
+
+def multiply_out(part: Factored) -> Array:
     return np.asarray((part.left * part.singular) @ part.right)
 
 
-class _Linear:
-    """The layer's answers and their derivative at one point."""
+# -- Steps -------------------------------------------------------------------------------------
+
+
+def _shapes(layer: Layer) -> list[tuple[int, ...]]:
+    return [shape for part in layer.maps for shape in (part.left.shape, part.right.T.shape)]
+
+
+def split_step(layer: Layer, step: Array) -> tuple[list[Array], Array]:
+    """Steps (X, Y) of each map in turn, Y outside of the span of its right factor, and that of the
+    offset."""
+    shapes = _shapes(layer)
+    parts = np.split(step, np.cumsum([int(np.prod(shape)) for shape in shapes]))
+    steps = [part.reshape(shape) for part, shape in zip(parts[:-1], shapes, strict=True)]
+    for place, part in enumerate(layer.maps):
+        steps[2 * place + 1] = _outside(part, steps[2 * place + 1])
+    return steps, parts[-1]
+
+
+def _outside(part: Factored, step: Array) -> Array:
+    return np.asarray(step - part.right.T @ (part.right @ step))
+
+
+def move_layer(layer: Layer, step: Array) -> Layer:
+    """The layer after a step, each map brought back to its rank."""
+    steps, offset = split_step(layer, step)
+    moved = [
+        Factored.of(
+            np.hstack([part.left * part.singular + across, part.left]),
+            np.vstack([part.right, along.T]),
+            part.rank,
+        )
+        if part.rank
+        else part
+        for part, across, along in zip(layer.maps, steps[::2], steps[1::2], strict=True)
+    ]
+    return replace(
+        layer,
+        scores=tuple(moved[::2]),
+        values=tuple(moved[1::2]),
+        offset=layer.offset + offset,
+    )
+
+
+def change_maps(layer: Layer, step: Array) -> tuple[list[Array], list[Array], Array]:
+    """A step as changes of the dense scores, the dense values and the offset."""
+    steps, offset = split_step(layer, step)
+    changes = [
+        across @ part.right + part.left @ along.T
+        for part, across, along in zip(layer.maps, steps[::2], steps[1::2], strict=True)
+    ]
+    return changes[::2], changes[1::2], offset
+
+
+# -- The forward model -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LayerModel:
+    """Predicts answers of a layer; `sampled` are queries that judge the units of the unknowns."""
+
+    data: tuple[Answered, ...]
+    sampled: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, data: Sequence[Answered], rng: np.random.Generator) -> "LayerModel":
+        sampled = tuple(rng.permutation(len(part.answers))[:SAMPLED] for part in data)
+        return cls(tuple(data), sampled)
+
+    def residual(self, layer: Layer) -> Array:
+        return _Evaluated(layer, self.data).residual()
+
+    def linearize(self, layer: Layer) -> Linearization:
+        at = _Evaluated(layer, self.data)
+        unknowns = sum(int(np.prod(shape)) for shape in _shapes(layer)) + len(layer.offset)
+        return Linearization(
+            at.residual(),
+            unknowns,
+            at.push,
+            at.pull,
+            scaling=_scale_units(at, self.sampled),
+            freedom=layer.unknowns,
+        )
+
+    def retract(self, layer: Layer, step: Array) -> Layer:
+        return move_layer(layer, step)
+
+
+class _Evaluated:
+    """A layer's answers, and products with their derivative."""
 
     def __init__(self, layer: Layer, data: Sequence[Answered]) -> None:
         self.layer, self.data = layer, data
-        self.maps = np.stack([dense(part) for part in layer.values])  # (h, d, D)
+        self.maps = np.stack([multiply_out(part) for part in layer.values])  # (h, d, D)
         self.flat = self.maps.reshape(-1, self.maps.shape[2])
-        keys = [dense(part) for part in layer.scores]
-        width = keys[0].shape[1]
-        self.anchors = [part.anchors(width) for part in data]
+        keys = [multiply_out(part) for part in layer.scores]
+        self.anchors = [part.anchors(keys[0].shape[1]) for part in data]
         self.weights: list[Array] = []
         self.means: list[Array] = []
         for part, anchor in zip(data, self.anchors, strict=True):
             scores = part.tokens @ np.stack([anchor @ key.T for key in keys], axis=2)
-            weights = softmax(scores, axis=1)
+            weights = softmax(scores, axis=1, overwrite=True)
             self.weights.append(weights)
             self.means.append(weights.transpose(0, 2, 1) @ part.tokens)
-        self.shapes = [
-            shape
-            for s, v in zip(layer.scores, layer.values, strict=True)
-            for shape in (
-                s.left.shape,
-                s.right.T.shape,
-                v.left.shape,
-                v.right.T.shape,
-            )
-        ]
-        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
-        self.whitening = [(np.eye(shape[0]), np.eye(shape[1])) for shape in self.shapes]
-        self.unit = 1.0  # of the offset
 
-    @property
-    def unknowns(self) -> int:
-        return sum(self.sizes) + len(self.layer.offset)
-
-    def residuals(self) -> Array:
+    def residual(self) -> Array:
         found = []
         for part, mean in zip(self.data, self.means, strict=True):
             guess = mean.reshape(len(mean), -1) @ self.flat + self.layer.offset
-            found.append(((part.answers - guess) / part.errors[:, None]).ravel())
+            found.append(((guess - part.answers) / part.errors[:, None]).ravel())
         return np.concatenate(found)
 
-    def blocks(self, vector: Array) -> tuple[list[Array], Array]:
-        """Steps of the factors, those of right factors outside of their span, and the offset's."""
-        parts = np.split(vector, np.cumsum(self.sizes))
-        steps = [
-            left @ part.reshape(shape) @ right
-            for (left, right), part, shape in zip(
-                self.whitening, parts[:-1], self.shapes, strict=True
-            )
-        ]
-        for place, factor in self._rights():
-            steps[place] = _outside(factor, steps[place])
-        return steps, self.unit * parts[-1]
-
-    def _rights(self) -> list[tuple[int, Factored]]:
-        pairs = zip(self.layer.scores, self.layer.values, strict=True)
-        return [
-            (4 * h + 1 + 2 * k, part) for h, both in enumerate(pairs) for k, part in enumerate(both)
-        ]
-
-    def forward(self, vector: Array) -> Array:
-        steps, offset = self.blocks(vector)
+    def push(self, step: Array) -> Array:
+        steps, offset = split_step(self.layer, step)
         found = []
         for place, part in enumerate(self.data):
             anchor, weights, means = self.anchors[place], self.weights[place], self.means[place]
@@ -150,15 +236,14 @@ class _Linear:
                 across, along, up, down = steps[4 * h : 4 * h + 4]
                 moved[:, :, h] = (anchor @ s.right.T) @ across.T + (anchor @ along) @ s.left.T
                 answer += (means[:, h] @ up) @ v.right + (means[:, h] @ v.left) @ down.T
-            change = part.tokens @ moved
-            change -= np.einsum("nlh,nlh->nh", weights, change)[:, None]
-            means_change = (weights * change).transpose(0, 2, 1) @ part.tokens
+            change = softmax_jvp(weights, part.tokens @ moved, axis=1)
+            means_change = change.transpose(0, 2, 1) @ part.tokens
             answer += means_change.reshape(len(answer), -1) @ self.flat
             found.append((answer / part.errors[:, None]).ravel())
         return np.concatenate(found)
 
-    def backward(self, vector: Array) -> Array:
-        steps = [np.zeros(shape) for shape in self.shapes]
+    def pull(self, vector: Array) -> Array:
+        steps = [np.zeros(shape) for shape in _shapes(self.layer)]
         offset = np.zeros(len(self.layer.offset))
         start = 0
         for place, part in enumerate(self.data):
@@ -168,139 +253,75 @@ class _Linear:
             start = stop
             offset += rest.sum(axis=0)
             pulled = (rest @ self.flat.T).reshape(means.shape)
-            change = part.tokens @ pulled.transpose(0, 2, 1)
-            change = weights * (change - np.einsum("nlh,nlh->nh", weights, change)[:, None])
+            change = softmax_jvp(weights, part.tokens @ pulled.transpose(0, 2, 1), axis=1)
             keys = change.transpose(0, 2, 1) @ part.tokens
             for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
                 steps[4 * h] += keys[:, h].T @ (anchor @ s.right.T)
                 steps[4 * h + 1] += anchor.T @ (keys[:, h] @ s.left)
                 steps[4 * h + 2] += means[:, h].T @ (rest @ v.right.T)
                 steps[4 * h + 3] += rest.T @ (means[:, h] @ v.left)
-        for place, factor in self._rights():
-            steps[place] = _outside(factor, steps[place])
-        flat = [
-            (left @ step @ right).ravel()
-            for (left, right), step in zip(self.whitening, steps, strict=True)
+        for place, factor in enumerate(self.layer.maps):
+            steps[2 * place + 1] = _outside(factor, steps[2 * place + 1])
+        return np.concatenate([*(step.ravel() for step in steps), offset])
+
+
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """Each step X of shape (a, b) is left Z right, symmetric matrices; the offset has one unit."""
+
+    pairs: tuple[tuple[Array, Array], ...]
+    offset: float
+
+    def apply(self, z: Array) -> Array:
+        sizes = [len(left) * len(right) for left, right in self.pairs]
+        parts = np.split(z, np.cumsum(sizes))
+        steps = [
+            (left @ part.reshape(len(left), len(right)) @ right).ravel()
+            for (left, right), part in zip(self.pairs, parts[:-1], strict=True)
         ]
-        return np.concatenate([*flat, self.unit * offset])
+        return np.concatenate([*steps, self.offset * parts[-1]])
 
-    def whiten(self, rng: np.random.Generator) -> None:
-        """Units in which steps of any block change the answers about alike: the blocks of the
-        normal matrix, approximated by Kronecker products, to the power -1/2."""
-        heads = len(self.maps)
-        width, rows = self.data[0].tokens.shape[2], self.anchors[0].shape[1]
-        keys, means = np.zeros((heads, width, width)), np.zeros((heads, width, width))
-        anchors, total = np.zeros((heads, rows, rows)), 0.0
-        for place, part in enumerate(self.data):
-            chosen = rng.permutation(len(part.answers))[:SAMPLED]
-            share = len(part.answers) / len(chosen)
-            scaled = np.sqrt(share) / part.errors[chosen]
-            total += share * float((1 / part.errors[chosen] ** 2).sum())
-            tokens, anchor = part.tokens[chosen], self.anchors[place][chosen]
-            for h in range(heads):
-                weights, mean = self.weights[place][chosen, :, h], self.means[place][chosen, h]
-                apart = tokens - mean[:, None]
-                seen = np.einsum("nl,nld,nlo->ndo", weights, apart, apart @ self.maps[h])
-                seen *= scaled[:, None, None]
-                power = np.einsum("ndo,ndo->n", seen, seen)
-                keys[h] += np.einsum("ndo,neo->de", seen, seen, optimize=True)
-                anchors[h] += (anchor * power[:, None]).T @ anchor
-                means[h] += (mean * scaled[:, None] ** 2).T @ mean
-        for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
-            power = max(float(np.trace(keys[h])), TINY)
-            inner = s.right @ anchors[h] @ s.right.T / power
-            self.whitening[4 * h] = (_inverse_root(keys[h]), _inverse_root(inner))
-            inner = s.left.T @ keys[h] @ s.left
-            self.whitening[4 * h + 1] = (_inverse_root(anchors[h] / power), _inverse_root(inner))
-            self.whitening[4 * h + 2] = (_inverse_root(means[h]), np.eye(v.rank))
-            inner = v.left.T @ means[h] @ v.left
-            self.whitening[4 * h + 3] = (np.eye(v.right.shape[1]), _inverse_root(inner))
-        self.unit = 1.0 / np.sqrt(total) if self.layer.free_offset else 0.0
+    adjoint = apply
 
-    def solve(self, residuals: Array, accuracy: float, steps: int) -> Array:
-        shape = (len(residuals), self.unknowns)
-        operator: Any = LinearOperator(
-            shape, matvec=self.forward, rmatvec=self.backward, dtype=np.float64
-        )
-        limits = {"atol": accuracy, "btol": accuracy, "conlim": 0, "maxiter": steps}
-        return np.asarray(lsmr(operator, residuals, **limits)[0])
 
-    def moved(self, vector: Array) -> Layer:
-        """The layer after a step, each map brought back to its rank."""
-        steps, offset = self.blocks(vector)
-        parts = [
-            Factored.of(
-                np.hstack([part.left * part.singular + steps[place - 1], part.left]),
-                np.vstack([part.right, steps[place].T]),
-                part.rank,
-            )
-            if part.rank
-            else part
-            for place, part in self._rights()
-        ]
-        return replace(
-            self.layer,
-            scores=tuple(parts[::2]),
-            values=tuple(parts[1::2]),
-            offset=self.layer.offset + offset,
-        )
-
-    def changes(self, vector: Array) -> tuple[list[Array], list[Array], Array]:
-        """A step as changes of the dense maps."""
-        steps, offset = self.blocks(vector)
-        maps = [
-            steps[place - 1] @ part.right + part.left @ steps[place].T
-            for place, part in self._rights()
-        ]
-        return maps[::2], maps[1::2], offset
+def _scale_units(at: _Evaluated, sampled: Sequence[Array]) -> _Units:
+    """Units in which steps of any block change the answers about alike: the blocks of the normal
+    matrix, approximated by Kronecker products, to the power -1/2."""
+    heads = len(at.maps)
+    width, rows = at.data[0].tokens.shape[2], at.anchors[0].shape[1]
+    keys, means = np.zeros((heads, width, width)), np.zeros((heads, width, width))
+    anchors, total = np.zeros((heads, rows, rows)), 0.0
+    for place, (part, chosen) in enumerate(zip(at.data, sampled, strict=True)):
+        share = len(part.answers) / len(chosen)
+        scaled = np.sqrt(share) / part.errors[chosen]
+        total += share * float((1 / part.errors[chosen] ** 2).sum())
+        tokens, anchor = part.tokens[chosen], at.anchors[place][chosen]
+        for h in range(heads):
+            weights, mean = at.weights[place][chosen, :, h], at.means[place][chosen, h]
+            apart = tokens - mean[:, None]
+            seen = np.einsum("nl,nld,nlo->ndo", weights, apart, apart @ at.maps[h])
+            seen *= scaled[:, None, None]
+            power = np.einsum("ndo,ndo->n", seen, seen)
+            keys[h] += np.einsum("ndo,neo->de", seen, seen, optimize=True)
+            anchors[h] += (anchor * power[:, None]).T @ anchor
+            means[h] += (mean * scaled[:, None] ** 2).T @ mean
+    pairs = []
+    for h, (s, v) in enumerate(zip(at.layer.scores, at.layer.values, strict=True)):
+        power = max(float(np.trace(keys[h])), TINY)
+        inner = s.right @ anchors[h] @ s.right.T / power
+        pairs.append((_inverse_root(keys[h]), _inverse_root(inner)))
+        inner = s.left.T @ keys[h] @ s.left
+        pairs.append((_inverse_root(anchors[h] / power), _inverse_root(inner)))
+        pairs.append((_inverse_root(means[h]), np.eye(v.rank)))
+        inner = v.left.T @ means[h] @ v.left
+        pairs.append((np.eye(v.right.shape[1]), _inverse_root(inner)))
+    return _Units(tuple(pairs), 1.0 / np.sqrt(total) if at.layer.free_offset else 0.0)
 
 
 def _inverse_root(matrix: Array) -> Array:
-    """The symmetric matrix to the power -1/2, directions of no weight left as the lightest."""
+    """The symmetric matrix to the power -1/2, directions of no weight as if of a small one."""
     if not matrix.size:
         return matrix
     sizes, vectors = np.linalg.eigh(matrix)
-    sizes = np.maximum(sizes, LIGHTEST * max(float(sizes[-1]), TINY))
+    sizes = np.maximum(sizes, 1e-12 * max(float(sizes[-1]), TINY))
     return np.asarray((vectors / np.sqrt(sizes)) @ vectors.T)
-
-
-def _outside(factor: Factored, step: Array) -> Array:
-    return np.asarray(step - factor.right.T @ (factor.right @ step))
-
-
-def fit_layer(layer: Layer, data: Sequence[Answered], rng: np.random.Generator) -> Polished:
-    """Least squares over all answers from a layer close to it."""
-    point = _Linear(layer, data)
-    residuals = point.residuals()
-    cost = float(residuals @ residuals)
-    for _ in range(STEPS):
-        point.whiten(rng)
-        trial = _Linear(point.moved(point.solve(residuals, *STEP_LIMITS)), data)
-        left = trial.residuals()
-        found = float(left @ left)
-        if not found < cost:
-            break
-        settled = found > SETTLED * cost
-        point, residuals, cost = trial, left, found
-        if settled:
-            break
-    point.whiten(rng)
-    freedom = max(1, len(residuals) - point.layer.unknowns)
-    inflation, misfit = np.sqrt(len(residuals) / freedom), float(np.sqrt(cost / freedom))
-    spread: list[Array] = []
-    for _ in range(REPLICATES):
-        signs = [
-            np.repeat(rng.choice([-1.0, 1.0], len(part.answers)), part.answers.shape[1])
-            for part in data
-        ]
-        wild = inflation * residuals * np.concatenate(signs)
-        # Answers that the fit leans on leave no residual: what the misfit says about them is added.
-        wild += misfit * rng.standard_normal(len(residuals))
-        step = point.solve(wild, *BAR_LIMITS)
-        scores, values, offset = point.changes(step)
-        squares = [part**2 for part in (*scores, *values, offset)]
-        spread = [a + b for a, b in zip(spread, squares, strict=True)] if spread else squares
-    bars = [DEPENDENT * np.sqrt(part / REPLICATES) for part in spread]
-    bars = [np.maximum(part, np.sqrt(np.mean(part**2))) for part in bars]
-    heads = len(layer.scores)
-    return Polished(point.layer, bars[:heads], bars[heads:-1], bars[-1], misfit)

@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from keyhole.fitting.layer_gauss_newton import Answered, Layer, _Linear, dense, fit_layer
+from keyhole.fitting.layer_gauss_newton import (
+    Answered,
+    Layer,
+    LayerModel,
+    change_maps,
+    fit_layer,
+    move_layer,
+    multiply_out,
+)
 from keyhole.linalg.low_rank_fit import Factored
 
 WIDTH, OUTPUTS, RANK = 5, 4, 2
@@ -27,7 +35,7 @@ def asked(layer: Layer, rng: np.random.Generator, noise: float, count: int) -> l
     for length in (1, 3):
         tokens = rng.standard_normal((count, length, WIDTH))
         blank = Answered(tokens, np.zeros((count, OUTPUTS)), np.full(count, max(noise, 1e-12)))
-        answers = -_Linear(layer, [blank]).residuals().reshape(count, OUTPUTS)
+        answers = LayerModel.of([blank], rng).residual(layer).reshape(count, OUTPUTS)
         answers = answers * blank.errors[:, None] + noise * rng.standard_normal((count, OUTPUTS))
         data.append(Answered(tokens, answers, blank.errors))
     return data
@@ -37,14 +45,42 @@ def test_the_derivative_is_that_of_the_answers_and_its_transpose_fits() -> None:
     rng = np.random.default_rng(0)
     layer = drawn(rng)
     data = asked(layer, rng, 1.0, 20)
-    point = _Linear(layer, data)
-    point.whiten(rng)
-    step = 1e-6 * rng.standard_normal(point.unknowns)
-    moved = _Linear(point.moved(step), data)
-    change = point.residuals() - moved.residuals()
-    np.testing.assert_allclose(point.forward(step), change, atol=1e-4 * np.abs(change).max())
+    model = LayerModel.of(data, rng)
+    at = model.linearize(layer)
+    step = at.scaling.apply(1e-6 * rng.standard_normal(at.unknowns))
+    change = model.residual(model.retract(layer, step)) - at.residual
+    np.testing.assert_allclose(at.jvp(step), change, atol=1e-4 * np.abs(change).max())
     other = rng.standard_normal(len(change))
-    np.testing.assert_allclose(other @ point.forward(step), point.backward(other) @ step, rtol=1e-9)
+    np.testing.assert_allclose(other @ at.jvp(step), at.vjp(other) @ step, rtol=1e-9)
+
+
+def test_a_step_changes_the_maps_as_it_says_and_keeps_their_ranks() -> None:
+    rng = np.random.default_rng(2)
+    layer = drawn(rng)
+    at = LayerModel.of(asked(layer, rng, 1.0, 20), rng).linearize(layer)
+    step = 1e-6 * rng.standard_normal(at.unknowns)
+    moved = move_layer(layer, step)
+    scores, values, offset = change_maps(layer, step)
+    for new, old, change in zip(
+        (*moved.scores, *moved.values),
+        (*layer.scores, *layer.values),
+        (*scores, *values),
+        strict=True,
+    ):
+        assert new.rank == old.rank == RANK
+        np.testing.assert_allclose(multiply_out(new) - multiply_out(old), change, atol=1e-9)
+    np.testing.assert_allclose(moved.offset - layer.offset, offset, rtol=1e-6)
+
+
+def test_the_units_make_the_problem_well_conditioned() -> None:
+    rng = np.random.default_rng(3)
+    layer = drawn(rng)
+    at = LayerModel.of(asked(layer, rng, 1.0, 300), rng).linearize(layer)
+    columns = np.stack([at.jvp(at.scaling.apply(unit)) for unit in np.eye(at.unknowns)], axis=1)
+    sizes = np.linalg.svd(columns, compute_uv=False)
+    assert at.freedom == layer.unknowns
+    assert sizes[at.freedom] < 1e-9 * sizes[0]
+    assert sizes[0] < 100 * sizes[at.freedom - 1]
 
 
 def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
@@ -67,8 +103,8 @@ def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
             (*fit.score_errors, *fit.value_errors),
             strict=True,
         ):
-            gap = np.linalg.norm(dense(found) - dense(true))
-            assert gap < 1e-3 * np.linalg.norm(dense(true))
+            gap = np.linalg.norm(multiply_out(found) - multiply_out(true))
+            assert gap < 1e-3 * np.linalg.norm(multiply_out(true))
             ratios.append(gap / np.linalg.norm(bar))
         assert max(ratios) < 3
         assert np.median(ratios) > 0.15  # wider than needed by a factor of about two, no more
