@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head import SingleHead
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention

@@ -14,8 +14,7 @@ from keyhole.learners.base import Learner
 from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.single_head.learner import SingleHead
-from keyhole.learners.single_head.low_rank import LowRank
+from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention

@@ -9,7 +9,7 @@ import pytest
 import keyhole
 from boxes import impostors
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head import SingleHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle, Spec

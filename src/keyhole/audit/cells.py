@@ -16,7 +16,7 @@ from keyhole.arrays import TINY, Array, real_number
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.errors import InvalidArgument, KeyholeError
 from keyhole.learners.base import Learner
-from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head import SingleHead
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
 from keyhole.oracles.base import Domain, Spec

@@ -22,24 +22,16 @@ from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.hypothesis import validated
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.single_head.bounded_noise import RESERVE
-from keyhole.learners.single_head.learner import SingleHead, full_rank
-from keyhole.learners.single_head.low_rank import LowRank
-from keyhole.learners.single_head.noise import OVERHEAD, noisy_in_ball
-from keyhole.learners.single_head.pairs import Pairs, anchor_basis, learn_score
-from keyhole.learners.single_head.range_sketch import Sweep
+from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.family import Facts, examine_family
-from keyhole.measurement.linear_response import measure_values
 from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.known import WithPrior
 
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-CHEAP_COLUMN = 20  # queries per column below which looking for the rank is no small part of it
-PATIENCE = 4  # there, it is looked for up to this fraction of the width
 SPARE = 0.08  # share of the queries that may be spent to have few rounds of them
 FINDING_OUT = 40  # queries that naming the family takes at most, noise apart
 ATTEMPTS = 2  # of MultiHead where one head was tried first
@@ -132,7 +124,7 @@ def tight(oracle: Oracle) -> bool:
     left, width = oracle.remaining, oracle.spec.width
     if left is None or np.isinf(oracle.spec.domain.radius):
         return False
-    return left < width * width + width + OVERHEAD + RESERVE + FINDING_OUT
+    return left < fewest_queries(width) + FINDING_OUT
 
 
 def worth_stating(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
@@ -222,23 +214,11 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothes
 
 
 def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Every entry of the score, or those that its rank needs: whichever can be cheaper."""
     if np.isinf(oracle.spec.domain.radius):
-        linear = measure_values(oracle, rng, (facts.noise, *facts.looked))
-        coarse = linear.noise.relative > COARSE or linear.noise.error_floor > 0
-        return learn_score(oracle, rng, full_rank if coarse else by_rank, linear)
-    found = noisy_in_ball(oracle, rng, None)
-    return learn_score(oracle, rng, full_rank) if found is None else found
-
-
-def by_rank(pairs: Pairs, rng: np.random.Generator) -> Hypothesis:
-    """Every entry, or those that the rank needs: whichever can be cheaper."""
-    width = pairs.probes.width
-    column = -(-width // pairs.group)
-    if column == 1:
-        return full_rank(pairs, rng)
-    if column >= CHEAP_COLUMN or pairs.group == 1:
-        return LowRank().measure(pairs, rng, SPARE)
-    return Sweep(pairs, anchor_basis(pairs, rng), rng, None, 0.0, width // PATIENCE).run()
+        search = RankSearch(spare=SPARE, patient=False)
+        return learn_head(oracle, rng, search, looked=(facts.noise, *facts.looked))
+    return learn_head(oracle, rng, None)
 
 
 def beyond_one_head(

@@ -3,7 +3,8 @@
 A probe is useful in proportion to its overlap with the value map, so no probe should have a small
 one. `equal_overlap` returns a random orthonormal basis in which every member (or every group of k
 members, for a value map of rank k) has the same overlap. Random, so that the scores measured along
-it have one predictable scale however sparse or lopsided the score matrix is.
+it have one predictable scale however sparse or lopsided the score matrix is. `reflect_rows` and
+`complement_rows` mix orthonormal rows among each other in the memory where they lie.
 """
 
 from dataclasses import dataclass
@@ -187,3 +188,29 @@ def _factor_rotations(rng: np.random.Generator, width: int) -> tuple[Array, Arra
     """Rotations of sizes a · b = width, a and b as equal as the divisors allow."""
     a = next(n for n in range(int(np.sqrt(width)), 0, -1) if width % n == 0)
     return random_rotation(rng, a), random_rotation(rng, width // a)
+
+
+def reflect_rows(rows: Float[Array, "m d"], start: Array, goal: Array) -> Float[Array, "m d"]:
+    """Mixes orthonormal rows, in place, by the reflection that takes `start` to `goal`."""
+    if not start.any():
+        return rows
+    gap = start / np.linalg.norm(start) - goal / np.linalg.norm(goal)
+    size = float(gap @ gap)
+    if size == 0.0:
+        return rows
+    rows -= np.outer(2.0 / size * gap, gap @ rows)
+    return rows
+
+
+def complement_rows(rows: Float[Array, "m d"], weights: Float[Array, "k m"]) -> Float[Array, "n d"]:
+    """Orthonormal rows spanning what is left when the combinations `weights`, orthonormal, are
+    taken out: all but the last of the block reflection that takes these to the last. In place: the
+    memory of the last is free for others then."""
+    taken = len(weights)
+    left, sizes, right = np.linalg.svd(weights[:, -taken:])
+    gap = weights.copy()
+    gap[:, -taken:] += left @ right  # away from the last rows: no cancellation
+    mixed = (left / (1.0 + sizes)) @ (left.T @ (gap @ rows))
+    rest = rows[:-taken]
+    rest -= gap[:, :-taken].T @ mixed
+    return rest

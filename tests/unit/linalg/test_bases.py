@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from keyhole.linalg import bases
-from keyhole.linalg.bases import DenseBasis, KroneckerBasis, equal_overlap, random_basis
+from keyhole.linalg.bases import (
+    DenseBasis,
+    KroneckerBasis,
+    complement_rows,
+    equal_overlap,
+    random_basis,
+    reflect_rows,
+)
 
 
 def matrix(basis: bases.Basis) -> np.ndarray:
@@ -93,3 +100,36 @@ def test_a_prime_width_still_has_a_basis(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bases, "DENSE_LIMIT", 0)
     members = matrix(random_basis(np.random.default_rng(0), 13))
     np.testing.assert_allclose(members @ members.T, np.eye(13), atol=1e-14)
+
+
+def orthonormal_rows(rng: np.random.Generator, count: int, width: int) -> np.ndarray:
+    return np.linalg.qr(rng.standard_normal((width, count)))[0].T
+
+
+@pytest.mark.parametrize("taken", [1, 3, 7])
+@pytest.mark.parametrize("where", ["anywhere", "last", "first"])
+def test_what_is_taken_out_is_gone_and_the_rest_is_there(taken: int, where: str) -> None:
+    rng = np.random.default_rng(taken)
+    rows = orthonormal_rows(rng, 7, 10)
+    eye = np.eye(7)
+    weights = {
+        "anywhere": orthonormal_rows(rng, taken, 7),
+        "last": -eye[7 - taken :],
+        "first": eye[:taken],
+    }[where]
+    left = complement_rows(rows.copy(), weights)
+    whole = np.vstack([left, weights @ rows])
+    assert left.shape == (7 - taken, 10)
+    np.testing.assert_allclose(whole @ whole.T, np.eye(7), atol=1e-14)
+    np.testing.assert_allclose(whole.T @ whole, rows.T @ rows, atol=1e-14)
+
+
+def test_reflected_rows_see_a_vector_as_they_should() -> None:
+    rng = np.random.default_rng(0)
+    rows, vector = orthonormal_rows(rng, 5, 8), rng.standard_normal(8)
+    even = reflect_rows(rows.copy(), rows @ vector, np.ones(5))
+    seen = even @ vector
+    np.testing.assert_allclose(seen, np.full(5, np.linalg.norm(rows @ vector) / np.sqrt(5.0)))
+    np.testing.assert_allclose(even @ even.T, np.eye(5), atol=1e-14)
+    assert reflect_rows(rows, np.zeros(5), np.ones(5)) is rows
+    assert reflect_rows(rows, np.ones(5), 2.0 * np.ones(5)) is rows

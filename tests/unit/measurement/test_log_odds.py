@@ -5,7 +5,7 @@ import pytest
 
 from boxes import CountingBox
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.learners.single_head.score_table import BLOCK_GROWTH, measured_table
+from keyhole.learners.single_head.score_table import BLOCK_GROWTH, measure_table
 from keyhole.linalg.bases import equal_overlap, random_basis
 from keyhole.measurement.linear_response import measure_values
 from keyhole.measurement.log_odds import LogOdds, ProbeSet
@@ -73,7 +73,7 @@ def test_a_table_costs_little_more_than_its_entries(scale: float, guess: float) 
     rows = anchors.rows(np.arange(WIDTH))
     exact = truth(odds, model, rows)
     spread = guess * float(np.sqrt(np.mean(exact**2)))
-    table = measured_table(odds, anchors, odds.linear.at(rows), spread)
+    table = measure_table(odds, anchors, odds.linear.at(rows), spread)
     assert box.seen <= WIDTH**2 + 4 * BLOCK_GROWTH
     assert np.linalg.norm(table.product - exact) < 1e-13 * np.linalg.norm(exact)
     assert table.spread == pytest.approx(float(np.sqrt(np.mean(exact**2))), rel=0.1)
@@ -86,7 +86,7 @@ def test_standard_errors_are_of_the_right_size() -> None:
     rows = anchors.rows(np.arange(WIDTH))
     exact = truth(odds, model, rows)
     spread = float(np.sqrt(np.mean(exact**2)))
-    table = measured_table(odds, anchors, odds.linear.at(rows), spread)
+    table = measure_table(odds, anchors, odds.linear.at(rows), spread)
     ratio = np.sqrt(np.mean(((table.product - exact) / table.error) ** 2))
     assert 0.03 < ratio < 2.0
 

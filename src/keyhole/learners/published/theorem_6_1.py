@@ -9,21 +9,29 @@ Fails.      Where some v_i is small: the division amplifies every error. `Single
 Source.     Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with Queries" (2026).
 """
 
-import numpy as np
+from dataclasses import dataclass
 
-from keyhole.learners.base import Hypothesis
+import numpy as np
+from scipy.special import expit
+
+from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch
 
-ANCHOR = 0.5  # the theorem's a
-CLIP = 0.5  # |score · a · b| is at most this under the theorem's condition
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PublishedDiagnostics(Diagnostics):
+    """The bound on ‖score‖ that the algorithm was given."""
+
+    score_bound: float
+    method: str = "paper"
 
 
-def published(oracle: Oracle, score_bound: float) -> Hypothesis:
+def learn_as_published(oracle: Oracle, score_bound: float) -> Hypothesis:
     """Asks d + d² queries, whatever the precision of the box."""
     width = oracle.spec.width
-    probe, anchor = 1.0 / score_bound, ANCHOR
+    probe, anchor = 1.0 / score_bound, 0.5
     scale = min(1.0, oracle.spec.domain.radius / (probe + anchor))
     probe, anchor = scale * probe, scale * anchor
     unit = min(1.0, oracle.spec.domain.radius)
@@ -37,7 +45,7 @@ def published(oracle: Oracle, score_bound: float) -> Hypothesis:
     answers = np.asarray(oracle.ask(QueryBatch(tokens, index, "score")), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = (answers - anchor * value[j]) / (probe * value[i])
-    low, high = 1.0 / (1.0 + np.exp([CLIP, -CLIP]))
+    low, high = expit([-0.5, 0.5])  # |score · a · b| ≤ ½ under the theorem's condition
     weight = np.clip(np.nan_to_num(weight, nan=0.5), low, high)
     score = (np.log(weight / (1.0 - weight)) / (probe * anchor)).reshape(width, width)
     return Hypothesis(
@@ -45,5 +53,5 @@ def published(oracle: Oracle, score_bound: float) -> Hypothesis:
         None,
         floor=float(width * width + width),
         notes=("The algorithm of Theorem 6.1 as published: no error bars.",),
-        details={"method": "paper", "score_bound": score_bound},
+        diagnostics=PublishedDiagnostics(score_bound=score_bound),
     )

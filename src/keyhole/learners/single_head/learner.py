@@ -2,35 +2,51 @@
 
 Statement.  f(X) = offset + Σ_i softmax_i(x_i · (score x_N + key_bias)) x_i · value is recovered to
             the box's last digits with d² + d queries (2d + 1 more unknowns: + d + 1 queries,
-            asked only if one query shows a key bias; the offset is always asked).
-Queries.  Length one: offset and value (measurement/linear_response). Probes against zero: key bias
-            (learners/single_head/key_bias). Probes against anchors: score (measurement/log_odds).
+            asked only if one query shows a key bias; the offset is always asked). A score of rank
+            r takes 2rd − r² + d queries and one to three more a column, rank unknown; it is
+            returned in factors (in one piece if its rank is full), with its singular values, the
+            rank and why that rank.
+Queries.    Length one: offset and value (measurement/linear_response). Probes against zero: key
+            bias (calibration). Probes against anchors (measurement/log_odds): all of them
+            (score_table), or, where the rank is looked for, blocks of columns and rows (cross,
+            scalar answers) or all columns, then all rows (range_sketch, vector answers and large
+            widths). Tokens in a ball and additive errors: bounded_noise. A finite vocabulary, or a
+            domain without room around zero: vocabulary.
 Algebra.    With T the probes and Ω the anchors, both orthonormal, the log-odds are T score Ωᵀ.
 Fails.      value = 0: nothing of the score can be seen (NotIdentifiable). A box that is not one
-            head answers outside the mean of its tokens' values, or fails verification.
+            head answers outside the mean of its tokens' values, or fails verification. Singular
+            values below the box's precision cannot be seen: the rank found is a numerical rank.
+            What lies outside it is measured and added to the standard errors.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
             Anchors" (2026); equal-overlap probes, operating point and calibration are ours.
+            Their Theorems 5.1 (`LowRank(method="convex")`) and 6.1 (`SingleHead(method="paper")`)
+            are in learners/published.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, real_number, whole_number
+from keyhole.arrays import Array, real_number, whole_number
 from keyhole.errors import InvalidArgument
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.published.theorem_6_1 import published
-from keyhole.learners.single_head.low_rank import LowRank
-from keyhole.learners.single_head.noise import noisy_in_ball
-from keyhole.learners.single_head.pairs import Pairs, anchor_basis, assemble, learn_score
-from keyhole.learners.single_head.score_table import measured_table
-from keyhole.learners.single_head.token_sets import sampled_vocabulary
-from keyhole.learners.single_head.vocabulary import learn_from_vocabulary
-from keyhole.linalg.bases import Basis
+from keyhole.learners.base import Hypothesis, at_most_the_width
+from keyhole.learners.published import theorem_5_1, theorem_6_1
+from keyhole.learners.single_head.bounded_noise import RankWanted, learn_bounded_noise
+from keyhole.learners.single_head.calibration import Calibration, calibrate
+from keyhole.learners.single_head.cross import RankSearch, measure_cross
+from keyhole.learners.single_head.hypothesis import Parameters, Score, assemble
+from keyhole.learners.single_head.range_sketch import sketch_range
+from keyhole.learners.single_head.score_table import measure_table, solve_table
+from keyhole.learners.single_head.vocabulary import learn_from_vocabulary, sample_vocabulary
+from keyhole.linalg.bases import DENSE_LIMIT
+from keyhole.measurement.linear_response import measure_values
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
-SAMPLED_TOKENS = 1000  # of a domain without room around zero: as many as a design considers
+Looked = tuple[NoiseModel, QueryBatch, Array]
+"""The noise of a box, and the first queries and answers, where these are known."""
 
 
 @dataclass(frozen=True)
@@ -73,37 +89,133 @@ class SingleHead:
         return -(-(spec.width**2) // min(numbers, spec.width)) + spec.width + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        domain = oracle.spec.domain
-        if domain.vocabulary is not None:
-            return learn_from_vocabulary(oracle, rng)
-        if domain.radius <= 0:  # no room around zero: random tokens inside serve as a vocabulary
-            tokens = sampled_vocabulary(domain, oracle.spec.width, rng, SAMPLED_TOKENS)
-            return learn_from_vocabulary(oracle, rng, tokens)
-        if self.method == "paper":
-            return published(oracle, self.score_bound)
+        unbounded = oracle.spec.domain.vocabulary is None and oracle.spec.domain.radius > 0
+        if self.method == "paper" and unbounded:
+            return theorem_6_1.learn_as_published(oracle, self.score_bound)
         if self.rank is None:
-            found = noisy_in_ball(oracle, rng, self.accuracy)
-            return learn_score(oracle, rng, full_rank) if found is None else found
-        rank = None if self.rank == "unknown" else self.rank
-        return learn_score(oracle, rng, LowRank(rank=rank).measure)
+            return learn_head(oracle, rng, None, self.accuracy)
+        search = RankSearch(None if self.rank == "unknown" else self.rank)
+        return learn_head(oracle, rng, search, self.accuracy)
 
 
-def full_rank(pairs: Pairs, rng: np.random.Generator) -> Hypothesis:
-    """Every probe against every anchor."""
-    score, error = full_score(pairs, anchor_basis(pairs, rng))
-    return assemble(pairs, score, error, unknowns=score.size)
+@dataclass(frozen=True)
+class LowRank:
+    """Learner for one head of low rank. `rank=None`: the rank is found.
+
+    `method="adaptive"` asks next to nothing beyond the floor. `method="convex"` asks a set of
+    `measurements` that is fixed in advance (default 6 · rank · width, and enough for rank width/8
+    where no rank is given), which is the choice where queries cannot depend on answers.
+
+    `tolerance` stops the search once what is left of the score is below this fraction of it
+    (default: what the box's precision can show).
+    """
+
+    method: Literal["adaptive", "convex"] = "adaptive"
+    rank: int | None = None
+    tolerance: float = 0.0
+    measurements: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("adaptive", "convex"):
+            raise InvalidArgument(f"method must be 'adaptive' or 'convex', got {self.method!r}")
+        for name in ("rank", "measurements"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        real_number("tolerance", self.tolerance, 0.0, 1.0, with_low=True)
+        if self.measurements is not None and self.method != "convex":
+            raise InvalidArgument("measurements= belongs to method='convex'")
+
+    def expected_queries(self, spec: Spec) -> int | None:
+        at_most_the_width(self.rank, spec.width)
+        if self.method == "convex":
+            count = theorem_5_1.plan_measurements(spec.width, self.rank, self.measurements)
+            return -(-count // min(spec.outputs or 1, spec.width)) + spec.width + 4
+        if self.rank is None:
+            return None
+        r, d = self.rank, spec.width
+        return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        if self.method == "adaptive":
+            return learn_head(oracle, rng, RankSearch(self.rank, self.tolerance))
+        width = oracle.spec.width
+        at_most_the_width(self.rank, width)
+        count = theorem_5_1.plan_measurements(width, self.rank, self.measurements)
+        theorem_5_1.refuse_impossible(width, self.rank, count)
+        calibration = calibrate(oracle, measure_values(oracle, rng), rng)
+        if calibration.spread is None:
+            return assemble_head(calibration, Score.zero(width))
+        score = theorem_5_1.measure_fixed_set(
+            calibration, rng, self.rank, self.tolerance, self.measurements
+        )
+        return assemble_head(calibration, score)
 
 
-def full_score(pairs: Pairs, anchors: Basis) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-    """The score matrix and its standard errors."""
-    bias = anchors.coordinates(pairs.key_bias[None])[0]
-    values = pairs.values_of(anchors)
-    table = measured_table(
-        pairs.meter, anchors, values, pairs.scale, pairs.longest, anchor_bias=bias
+def learn_head(
+    oracle: Oracle,
+    rng: np.random.Generator,
+    search: RankSearch | None,
+    accuracy: float | None = None,
+    looked: Looked | None = None,
+) -> Hypothesis:
+    """The whole procedure. `search=None`: every entry of the score is measured. `looked`: the
+    noise of the box and its first answers, where they are known already."""
+    width, domain = oracle.spec.width, oracle.spec.domain
+    at_most_the_width(None if search is None else search.rank, width)
+    if domain.vocabulary is not None:
+        return learn_from_vocabulary(oracle, rng)
+    if domain.radius <= 0:  # no room around zero: random tokens inside serve as a vocabulary
+        tokens = sample_vocabulary(domain, width, rng, count=1000)
+        return learn_from_vocabulary(oracle, rng, tokens)
+    rank: RankWanted = "full" if search is None else search.rank or "unknown"
+    noisy = learn_bounded_noise(oracle, rng, accuracy, rank)
+    if noisy is not None:
+        return noisy
+
+    linear = measure_values(oracle, rng, looked)
+    calibration = calibrate(oracle, linear, rng)
+    if calibration.spread is None:
+        return assemble_head(calibration, Score.zero(width))
+    anchors = calibration.draw_anchors(rng)
+    column, group = -(-width // calibration.group), calibration.group  # queries of one column
+    if search is not None and not search.patient:
+        # Where one query tells a column, low rank saves nothing; few digits do not show a rank.
+        coarse = linear.noise.relative > 2.0**-20 or linear.noise.error_floor > 0
+        search = None if coarse or column == 1 else search
+    if search is None:
+        table = measure_table(
+            calibration.meter(),
+            anchors,
+            calibration.values_of(anchors),
+            calibration.scale,
+            calibration.longest,
+            anchor_bias=anchors.coordinates(calibration.key_bias[None])[0],
+        )
+        score, error = solve_table(calibration, anchors, table)
+        return assemble_head(calibration, Score(score, error, score.size))
+    if group == 1 and width <= DENSE_LIMIT:
+        return assemble_head(calibration, measure_cross(calibration, anchors, rng, search))
+    # Where a column costs fewer than twenty queries, looking for the rank is no small part of it.
+    hasty = not search.patient and group > 1 and column < 20
+    patience = width // 4 if hasty else width
+    return assemble_head(calibration, sketch_range(calibration, anchors, rng, search, patience))
+
+
+def assemble_head(calibration: Calibration, score: Score) -> Hypothesis:
+    """The hypothesis from everything but the score, and the score."""
+    linear = calibration.linear
+    return assemble(
+        linear.scalar,
+        Parameters(score.matrix, calibration.key_bias, linear.value, linear.offset),
+        Parameters(
+            score.error, calibration.key_bias_error, linear.value_error, linear.offset_error
+        ),
+        unknowns=score.unknowns,
+        noise=linear.noise,
+        notes=score.notes,
+        diagnostics=replace(
+            score.diagnostics,
+            precision=linear.noise.name,
+            key_bias=bool(calibration.key_bias.any()),
+        ),
     )
-    score = anchors.combine(pairs.probes.solve(table.product.T).T)
-    variance = anchors.combine_squared(pairs.probes.solve_variance(table.error.T**2).T)
-    # an error of the key bias is in all answers alike, divided by the length of the anchor
-    common = anchors.combine(table.inverse_length[None])[0]
-    variance += np.outer(pairs.key_bias_error**2, common**2)
-    return score, np.sqrt(variance, out=variance)

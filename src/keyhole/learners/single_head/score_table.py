@@ -1,7 +1,12 @@
-"""Every probe against every anchor: a table of log-odds, filled in blocks.
+"""Every probe against every anchor: a table of log-odds, filled block by block.
 
-The anchors' length is set from the answers so far; blocks grow with what is known of the scale, and
-only answers outside the useful range are asked again.
+Statement.  probe_i · score · anchor_j for all i and j, with standard errors.
+Queries.    First a few from all over the table, in blocks that grow with what is known of the
+            scale; then the rest. The anchors' length follows from the scale so far. What came out
+            saturated or steep is asked again with shorter anchors, what was asked with needlessly
+            short anchors with longer ones.
+Algebra.    With orthonormal probes T and anchors Ω, score = Tᵀ (T score Ωᵀ) Ω.
+Fails.      Scores that span more decades than the box's precision can show (IllConditioned).
 """
 
 from dataclasses import dataclass
@@ -10,21 +15,16 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned
+from keyhole.learners.single_head.calibration import Calibration
+from keyhole.linalg.bases import Basis
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
-COMFORTABLE = 2.0  # where that other query puts s
-WEAKEST = 2.0**-5  # an anchor this much shorter than it could be is worth another query
-SAME_LENGTH = 2.0**-10  # relative: an anchor this little shorter says nothing new
-BLOCK_GROWTH = 4  # times the answers so far that are asked next: few before the scale is known
-SPREAD_OUT, STRIDE = 340, 29  # queries asked first, from all over the table
-RUN = 64  # probes from which it is cheaper to go through them anchor by anchor
-CAUTION = 2.0  # in standard errors of the scale so far
-FAR_OFF, SOME = 16.0, 0.1  # correction of a scale at which some answers saturate
+BLOCK_GROWTH = 4  # times the answers so far that are asked next, while the scale is being learned
 BLOCK_NUMBERS = 6 * 2**10  # measurements handled at once: bounds the memory beside the results
-NOISE_ONLY = 4.0  # root mean square in standard errors up to which products are noise
+WEAKEST = 2.0**-5  # share of its best length below which an anchor is worth another query
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Table:
     spread: float  # root mean square of the products: the next table starts from here
 
 
-def measured_table(
+def measure_table(
     meter: LogOdds,
     anchors: TokenBank,
     anchor_values: Float[Array, "m D"],
@@ -55,7 +55,67 @@ def measured_table(
     `anchor_bias` is anchor · key_bias, which the box rounds.
     """
     bias = np.zeros(len(anchor_values)) if anchor_bias is None else anchor_bias
-    return _Filling(meter, anchors, anchor_values, bias, spread, longest, seen).run(certain)
+    table = _Filling(meter, anchors, anchor_values, bias, spread, longest, seen)
+    groups, size, count = table.product.shape
+    limit = max(1, BLOCK_NUMBERS // size)
+
+    # 1. All queries once. The first come from all over the table, so that the scale learned from
+    #    them is not that of a single anchor.
+    block = limit if certain else BLOCK_GROWTH * seen
+    trial = 0 if certain else 340 if seen == 1 else block
+    scattered = _scatter_places(groups * count, trial)
+    waiting, start, again = scattered, 0, [np.zeros(0, dtype=np.int64)]
+    while len(waiting) or start < groups * count:
+        step = min(block, limit)
+        if len(waiting):
+            places, waiting = waiting[:step], waiting[step:]
+        else:
+            places = np.arange(start, min(start + step, groups * count))
+            places, start = np.setdiff1d(places, scattered, assume_unique=True), start + step
+        numbers = _order_queries(places, groups, count)
+        # Few measurements may all be small by chance: two standard errors of the scale are added.
+        caution = 1.0 if certain else 1.0 + 2.0 / np.sqrt(table.seen)
+        length = min(TARGET_SPREAD / (caution * table.spread), longest)
+        again.append(table.ask(numbers, np.full(len(numbers), length)))
+        if not certain:
+            table.learn_scale()
+        block = block * BLOCK_GROWTH if len(waiting) else limit  # the scale is known by then
+        anchor, group = np.divmod(numbers, groups)
+        if (table.length[group, anchor] < 0).sum() > 0.1 * len(numbers):
+            # Where a tenth of the answers saturates, the scale is far off.
+            table.spread, block = 16.0 * table.spread, BLOCK_GROWTH
+
+    # 2. Again what was saturated or steep, and what was asked with too short anchors.
+    short = WEAKEST * TARGET_SPREAD / table.spread / table.unit
+    group, anchor = np.nonzero((table.length > 0) & (table.length < short))
+    weak = table.unit * table.length[group, anchor] < WEAKEST * table.best_lengths(group, anchor)
+    numbers = np.union1d(np.concatenate(again), (anchor * groups + group)[weak])
+    for _ in range(ROUNDS):
+        if not len(numbers):
+            return table.finish()
+        anchor, group = np.divmod(numbers, groups)
+        old = table.unit * table.length[group, anchor].astype(np.float64)
+        lengths = np.where(old < 0, -old * SHRINK, table.best_lengths(group, anchor))
+        better = np.abs(lengths - old) > 2.0**-10 * lengths  # the same length says nothing new
+        numbers, old, lengths = numbers[better], old[better], lengths[better]
+        anchor, group = anchor[better], group[better]
+        rest = table.ask(numbers, lengths)
+        weak = (old < 0) & (lengths < WEAKEST * table.best_lengths(group, anchor))
+        numbers = np.union1d(rest, numbers[weak])
+    raise IllConditioned("the scores span more decades than the box's precision can show")
+
+
+def solve_table(
+    calibration: Calibration, anchors: Basis, table: Table
+) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
+    """The score and its standard errors from a table of all probes against a whole basis."""
+    probes = calibration.probes
+    score = anchors.combine(probes.solve(table.product.T).T)
+    variance = anchors.combine_squared(probes.solve_variance(table.error.T**2).T)
+    # an error of the key bias is in all answers alike, divided by the length of the anchor
+    common = anchors.combine(table.inverse_length[None])[0]
+    variance += np.outer(calibration.key_bias_error**2, common**2)
+    return score, np.sqrt(variance, out=variance)
 
 
 class _Filling:
@@ -78,53 +138,15 @@ class _Filling:
         shape = (probes.groups, probes.group, len(anchor_values))
         self.product = np.zeros(shape)
         self.error = np.zeros(shape, dtype=np.float32)  # of the log-odds
-        self.length = np.zeros(
-            (shape[0], shape[2]), dtype=np.float32
-        )  # over `unit`, < 0: saturated
+        # lengths of the anchors in units of `unit`, negative where the answer was saturated
+        self.length = np.zeros((shape[0], shape[2]), dtype=np.float32)
         self.unit = min(TARGET_SPREAD / spread, longest)
         self.bias = np.zeros(shape[:2])
         self.bias.flat[: probes.count] = probes.bias
         self.spread, self.seen = spread, seen
         self.power, self.noise, self.counted = 0.0, 0.0, 0  # sums over what was not saturated
 
-    def run(self, certain: bool) -> Table:
-        groups, size, count = self.product.shape
-        limit = max(1, BLOCK_NUMBERS // size)
-        block = limit if certain else BLOCK_GROWTH * self.seen
-        trial = 0 if certain else SPREAD_OUT if self.seen == 1 else block
-        first = spread = _spread_out(groups * count, trial)
-        start, again = 0, [np.zeros(0, dtype=np.int64)]
-        while len(first) or start < groups * count:
-            step = min(block, limit)
-            if len(first):
-                places, first = first[:step], first[step:]
-            else:
-                places = np.arange(start, min(start + step, groups * count))
-                places, start = np.setdiff1d(places, spread, assume_unique=True), start + step
-            numbers = self._numbers(places)
-            # few measurements may all be small by chance: assume a larger scale than was seen
-            caution = 1.0 if certain else 1.0 + CAUTION / np.sqrt(self.seen)
-            length = min(TARGET_SPREAD / (caution * self.spread), self.longest)
-            again.append(self._fill(numbers, np.full(len(numbers), length)))
-            if not certain:
-                self._learn_scale()
-            block = block * BLOCK_GROWTH if len(first) else limit  # the scale is known by then
-            anchor, group = np.divmod(numbers, groups)
-            if (self.length[group, anchor] < 0).sum() > SOME * len(numbers):  # far off
-                self.spread, block = self.spread * FAR_OFF, BLOCK_GROWTH
-        self._repeat(np.concatenate(again))
-        return self._finished()
-
-    def _numbers(self, places: Int[Array, " n"]) -> Int[Array, " n"]:
-        """Queries (anchor · groups + group) by their place in the order in which they are asked:
-        one side stays while the other runs."""
-        groups, count = self.length.shape
-        if groups >= min(RUN, count):
-            return places
-        group, anchor = np.divmod(places, count)
-        return anchor * groups + group
-
-    def _fill(self, numbers: Int[Array, " n"], lengths: Float[Array, " n"]) -> Array:
+    def ask(self, numbers: Int[Array, " n"], lengths: Float[Array, " n"]) -> Int[Array, " m"]:
         """Asks queries (anchor · groups + group); returns those that must be asked again."""
         if not len(numbers):
             return numbers
@@ -153,40 +175,21 @@ class _Filling:
         steep = ((scores > STEEPEST) | loose).any(axis=1)
         return numbers[found.saturated | steep]
 
-    def _learn_scale(self) -> None:
-        """Root mean square over everything asked so far that was not saturated."""
+    def learn_scale(self) -> None:
+        """Root mean square over everything asked so far that was not saturated, unless it is
+        within four standard errors: products that are all zero have no scale."""
         self.seen = max(1, self.counted)
-        if self.power > NOISE_ONLY**2 * self.noise:  # products that are all zero have no scale
+        if self.power > 4.0**2 * self.noise:
             self.spread = float(np.sqrt(self.power / self.seen))
 
-    def _ideal(self, group: Int[Array, " n"], anchor: Int[Array, " n"]) -> Float[Array, " n"]:
-        """The best length for each query: the target, or less for a score of large size."""
+    def best_lengths(self, group: Int[Array, " n"], anchor: Int[Array, " n"]) -> Float[Array, " n"]:
+        """The target, or, for a score of large size, what puts its log-odds at two."""
         goal = min(TARGET_SPREAD / self.spread, self.longest)
         top = np.abs(self.product[group, :, anchor]).max(axis=1)
         with np.errstate(divide="ignore"):
-            return np.where(top * goal > STEEPEST, COMFORTABLE / top, goal)
+            return np.where(top * goal > STEEPEST, 2.0 / top, goal)
 
-    def _repeat(self, numbers: Array) -> None:
-        """Asks again what was saturated or steep, then what was asked with too short anchors."""
-        groups, short = self.length.shape[0], WEAKEST * TARGET_SPREAD / self.spread / self.unit
-        group, anchor = np.nonzero((self.length > 0) & (self.length < short))
-        weak = self.unit * self.length[group, anchor] < WEAKEST * self._ideal(group, anchor)
-        numbers = np.union1d(numbers, (anchor * groups + group)[weak])
-        for _ in range(ROUNDS):
-            if not len(numbers):
-                return
-            anchor, group = np.divmod(numbers, groups)
-            old = self.unit * self.length[group, anchor].astype(np.float64)
-            lengths = np.where(old < 0, -old * SHRINK, self._ideal(group, anchor))
-            better = np.abs(lengths - old) > SAME_LENGTH * lengths
-            numbers, old, lengths = numbers[better], old[better], lengths[better]
-            anchor, group = anchor[better], group[better]
-            rest = self._fill(numbers, lengths)
-            weak = (old < 0) & (lengths < WEAKEST * self._ideal(group, anchor))
-            numbers = np.union1d(rest, numbers[weak])
-        raise IllConditioned("the scores span more decades than the box's precision can show")
-
-    def _finished(self) -> Table:
+    def finish(self) -> Table:
         count, n = len(self.values), self.meter.probes.count
         inverse = 1.0 / (self.unit * self.length.astype(np.float64))
         return Table(
@@ -198,8 +201,17 @@ class _Filling:
         )
 
 
-def _spread_out(total: int, trial: int) -> Int[Array, " n"]:
-    """Places from all over the table, so that the scale learned from them is not that of a single
-    anchor."""
-    places = np.unique(np.linspace(0, total - 1, min(total, trial)).astype(np.int64))
-    return np.concatenate([places[k::STRIDE] for k in range(STRIDE)])
+def _order_queries(places: Int[Array, " n"], groups: int, count: int) -> Int[Array, " n"]:
+    """Queries (anchor · groups + group) by their place in the order in which they are asked: one
+    side stays while the other runs, the anchor where there are many groups of probes."""
+    if groups >= min(64, count):
+        return places
+    group, anchor = np.divmod(places, count)
+    return anchor * groups + group
+
+
+def _scatter_places(total: int, count: int) -> Int[Array, " n"]:
+    """Places from all over a table, neighbours far apart in time."""
+    places = np.unique(np.linspace(0, total - 1, min(total, count)).astype(np.int64))
+    stride = 29
+    return np.concatenate([places[k::stride] for k in range(stride)])

@@ -272,7 +272,7 @@ def learn_by_antisymmetry(
             'method="segment", which needs no symmetry'
         )
     if learner is None:
-        from keyhole.learners.single_head.learner import SingleHead
+        from keyhole.learners.single_head import SingleHead
 
         learner = SingleHead()
     found = learner.learn(Antisymmetric(oracle), rng)

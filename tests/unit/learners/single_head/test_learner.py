@@ -7,7 +7,7 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head import SingleHead
 from keyhole.measurement.noise import SHORTER
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention

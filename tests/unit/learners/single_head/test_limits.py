@@ -9,7 +9,7 @@ import torch
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.single_head.learner import SingleHead
+from keyhole.learners.single_head import SingleHead
 from keyhole.models.attention import Attention
 from keyhole.models.random import attention
 from keyhole.oracles.wrappers.batch import CHUNK_QUERIES

@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.single_head.token_sets import sampled_vocabulary
+from keyhole.learners.single_head.vocabulary import sample_vocabulary
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
 from keyhole.oracles.wrappers.noise import Noisy
@@ -129,7 +129,7 @@ def test_a_box_without_zero_through_sampled_tokens(limits):
 def test_sampled_tokens_stay_in_the_domain(seed):
     for limits in ({"low": 0.05, "high": 0.5, "max_norm": 1.2}, {"max_norm": 2.0}, {"low": 0.0}):
         domain = Domain(**limits)
-        tokens = sampled_vocabulary(domain, 12, np.random.default_rng(seed), 300)
+        tokens = sample_vocabulary(domain, 12, np.random.default_rng(seed), 300)
         domain.check(tokens[:, None, :])
         assert np.linalg.matrix_rank(tokens - tokens.mean(axis=0)) == 12
 

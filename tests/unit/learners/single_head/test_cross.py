@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.linalg.crosses import Crosses
+from keyhole.learners.single_head.cross import Crosses
 
 WIDTH = 9
 
