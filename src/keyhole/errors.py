@@ -1,11 +1,14 @@
 """Everything Keyhole raises on purpose, one tree.
 
 Each message says what was wrong, what was expected and what to do. An error raised by
-`keyhole.recover` carries the unfinished `recovery`: what was learned before it stopped.
+`keyhole.recover` carries the unfinished `recovery`: what was learned before it stopped. What a
+message quotes of a box or a file is cleaned (`keyhole.text`).
 """
 
 from dataclasses import dataclass
 from typing import Any
+
+from keyhole.text import clean_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +27,9 @@ class KeyholeError(Exception):
     recovery: Any = None  # the Recovery at the moment of the error, set by recover()
     findings: tuple[str, ...] = ()  # what was found out about the box before, in sentences
     family: str | None = None  # what the box was taken for, where that was decided
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*(clean_all(part) for part in parts))
 
 
 class InvalidArgument(KeyholeError, ValueError):

@@ -157,6 +157,7 @@ class _Run:
 
     def close(self) -> None:
         """Frees the journal; the box itself belongs to whoever opened it."""
+        self.counting.release()
         if self.journal is not None:
             self.journal.release()
 
@@ -286,6 +287,7 @@ class _Run:
             self.counting.by_purpose,
             None if learned is None else learned.floor,
             0 if self.journal is None else self.journal.replayed,
+            self.counting.repeats.spent,
         )
         if learned is None:
             notes = () if error is None else error.findings

@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.errors import Counterexample, FileFormatError
 from keyhole.models.files import load_model, replacing, save_model
+from keyhole.text import clean, clean_all
 
 RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
 # what a record that is not one raises (RecursionError: JSON nested without end)
@@ -57,6 +58,7 @@ class Ledger:
     by_purpose: Mapping[str, int] = field(default_factory=dict)
     floor: float | None = None
     replayed: int = 0  # of these, answered from the journal of an earlier run
+    repeated: int = 0  # sent again because the box or the way to it failed; not in `paid`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_purpose", MappingProxyType(dict(self.by_purpose)))
@@ -121,8 +123,10 @@ class Recovery:
     trace: Trace | None = field(default=None, repr=False)  # pages of numbers
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", MappingProxyType(dict(self.details)))
-        object.__setattr__(self, "run", MappingProxyType(dict(self.run)))
+        object.__setattr__(self, "reason", clean(self.reason))
+        object.__setattr__(self, "notes", tuple(clean(note) for note in self.notes))
+        object.__setattr__(self, "details", MappingProxyType(clean_all(dict(self.details))))
+        object.__setattr__(self, "run", MappingProxyType(clean_all(dict(self.run))))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder: model and errors as safetensors, the rest as JSON."""
@@ -150,6 +154,7 @@ class Recovery:
                 "paid": self.ledger.paid,
                 "floor": self.ledger.floor,
                 "replayed": self.ledger.replayed,
+                "repeated": self.ledger.repeated,
                 "by_purpose": dict(self.ledger.by_purpose),
             },
             "verdict": verdict,
@@ -161,9 +166,11 @@ class Recovery:
 
 
 def plain(value: Any) -> Any:
-    """Arrays, mappings and records as what JSON knows."""
+    """Arrays, mappings and records as what JSON knows; text is cleaned."""
+    if isinstance(value, str):
+        return clean(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {clean(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, Counterexample):
         return plain(vars(value))
     if isinstance(value, (list, tuple)):

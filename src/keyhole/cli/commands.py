@@ -169,6 +169,7 @@ def verify(
 ) -> None:
     """Is the box behind TARGET this model?"""
     from rich.console import Console
+    from rich.text import Text
 
     from keyhole.oracles.wrappers.validate import Validator
     from keyhole.report.terminal import counterexample
@@ -182,8 +183,8 @@ def verify(
         typer.echo(json.dumps(plain(vars(verdict))))
     else:
         console = Console()
-        colour = "green" if verdict.agrees else "red"
-        console.print(f"The box [{colour}]{verdict.word}[/]. {verdict.bound}")
+        word = Text(verdict.word, style="green" if verdict.agrees else "red")
+        console.print(Text.assemble("The box ", word, f". {verdict.bound}"))
         if verdict.counterexample is not None:
             console.print(counterexample(verdict.counterexample))
     raise typer.Exit(OK if verdict.agrees else DIFFERS)
@@ -203,18 +204,20 @@ def check(
     queries."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from keyhole.measurement.noise import examine
     from keyhole.oracles.wrappers.validate import Validator
+    from keyhole.results import plain
 
     with box.opened() as oracle:
-        found = examine(Validator(oracle), seed)
+        found = plain(examine(Validator(oracle), seed))
     if as_json:
         typer.echo(json.dumps(found))
         return
     table = Table.grid(padding=(0, 2))
     for name, value in found.items():
-        table.add_row(f"[dim]{name.replace('_', ' ')}[/]", str(value))
+        table.add_row(Text(name.replace("_", " "), style="dim"), Text(str(value)))
     Console().print(table)
 
 

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from keyhole import __version__
 from keyhole.errors import BudgetExhausted, Interrupted, KeyholeError, OracleError
+from keyhole.text import clean
 
 OK, DIFFERS, USAGE, ORACLE, BUDGET, FAULT, STOPPED = 0, 1, 2, 3, 4, 70, 130
 
@@ -77,8 +78,8 @@ def sentence(error: BaseException) -> str:
         return "out of memory: ask fewer queries at a time (--batch), or use a larger machine"
     if isinstance(error, OSError) and error.filename is not None:
         place = f"{error.filename} cannot be read or written ({error.strerror})"
-        return f"{place}: check the name, or name another place"
-    return str(getattr(error, "format_message", error.__str__)())
+        return clean(f"{place}: check the name, or name another place")
+    return clean(str(getattr(error, "format_message", error.__str__)()))
 
 
 def error_record(error: BaseException) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def main() -> None:
         typer.echo(f"keyhole: {sentence(error)}", err=True)
         raise SystemExit(exit_code(error)) from error
     except Exception as error:
-        traceback.print_exc()
+        typer.echo(clean("".join(traceback.format_exception(error))), err=True)
         typer.echo(
             f"keyhole: this is a fault of Keyhole {__version__}, not of your box: please report "
             "the lines above",

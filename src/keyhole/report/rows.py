@@ -127,6 +127,8 @@ def box_rows(recovery: Recovery) -> list[tuple[str, str]]:
                 rows.append((name, f"{precision[key]:.3g}"))
     for key, limit in (run.get("domain") or {}).items():
         rows.append((str(key).replace("_", " ").capitalize(), f"{limit:g}"))
+    if recovery.ledger.repeated:
+        rows.append(("Sent again after failures", f"{recovery.ledger.repeated:,} queries"))
     verdict = recovery.verdict
     if verdict is not None and math.isfinite(verdict.worst) and verdict.queries:
         rows.append(("Largest deviation seen", f"{verdict.worst:.2g} of what is allowed"))

@@ -42,7 +42,7 @@ def summary(recovery: Recovery) -> Panel:
     good = recovery.outcome is Outcome.RECOVERED
     table = Table.grid(padding=(0, 2))
     for name, value in facts(recovery):
-        table.add_row(Text(name, style="dim"), value)
+        table.add_row(Text(name, style="dim"), Text(value))
     advice = Text(recovery.reason or recovery.outcome.value, style="italic")
     return Panel(
         Group(table, Text(), advice),
@@ -63,6 +63,8 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
     rows.append(("queries", paid))
     if ledger.replayed:
         rows.append(("from the journal", f"{ledger.replayed:,}"))
+    if ledger.repeated:
+        rows.append(("sent again", f"{ledger.repeated:,} after failures"))
     rows.append(("by purpose", ", ".join(f"{k} {v:,}" for k, v in ledger.by_purpose.items())))
     if recovery.errors is not None and recovery.model is not None:
         rows.extend(_error_rows(recovery.model, recovery.errors))
@@ -91,7 +93,7 @@ def counterexample(example: Any) -> Panel:
         f"{sequence_size(tokens)} ({example.reason})\n"
         f"{box} {_brief(example.box_answer)}\n{other} {_brief(example.model_answer)}"
     )
-    return Panel(text, title="counterexample", border_style="red", expand=False)
+    return Panel(Text(text), title="counterexample", border_style="red", expand=False)
 
 
 def _brief(answer: Any) -> str:

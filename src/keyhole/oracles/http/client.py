@@ -1,9 +1,9 @@
 """A connection to an HTTP endpoint that is polite and cannot be fooled.
 
-Time-outs cover a whole exchange (an answer that drips in is cut off; while its head is on the way,
-the time-out is between two bytes), answers are bounded in size, certificates are checked, redirects
-to another host are refused, the rate is kept across all connections, and the token is sent and
-never shown.
+Time-outs cover a whole exchange, from connecting to the last byte, redirects included; answers are
+bounded in size and come as they are (no compression was asked for); certificates are checked,
+redirects to another host are refused, the rate is kept across all connections, and the token is
+sent and never shown. Whatever an endpoint sends, the worst that comes of it is an OracleError.
 """
 
 import contextlib
@@ -21,8 +21,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from keyhole import __version__
 from keyhole.arrays import real_number, whole_number
-from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.http.retry import RetryPolicy, Transient, patiently, pause
+from keyhole.errors import InvalidArgument, KeyholeError, OracleError
+from keyhole.oracles.http.retry import Repeats, RetryPolicy, Transient, patiently, pause
+from keyhole.oracles.http.tensors import HEADER_LENGTH
+from keyhole.text import clean, keep_secret
 
 if TYPE_CHECKING:
     import httpx
@@ -32,6 +34,8 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may be
 SAME_METHOD = frozenset({307, 308})  # redirects that keep the request as it is
 MAX_REDIRECTS = 3
 MAX_ANSWER = 2**28  # bytes of one answer
+MAX_TEXT = 2**26  # bytes of one answer in JSON, which takes many times as much when it is read
+MAX_REFUSAL = 2**16  # bytes of an error message that are read
 SHOWN = 300  # characters of an endpoint's own error message
 CONNECT = 10.0  # seconds to get a connection, of the whole time-out
 
@@ -56,11 +60,11 @@ class Access:
 
 @dataclass
 class Traffic:
-    """What went over the wire. Queries sent again after a failure appear here, not in the
-    ledger: the endpoint may have computed them, but they were answered once."""
+    """What went over the wire since the endpoint was opened, repeats included. The ledger counts a
+    query once, and tells apart how many were sent again."""
 
     exchanges: int = 0
-    queries: int = 0  # sent, repeats included
+    queries: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -117,17 +121,21 @@ class Endpoint:
     def __init__(self, url: str, access: Access) -> None:
         import httpx  # slow to import, and only this kind of box needs it
 
+        from keyhole.oracles.http.deadline import Transport
+
         self.url, self.access = checked_url(url), access
-        self.traffic, self.pace = Traffic(), Pace(access.rate)
+        self.traffic, self.pace, self.repeats = Traffic(), Pace(access.rate), Repeats()
         self._urls: dict[str, Any] = {}
         self._token = os.environ.get(access.token_env, "")
         self._check_token()
-        timeout = httpx.Timeout(access.timeout, connect=min(CONNECT, access.timeout))
+        keep_secret(self._token)
+        most = None if access.timeout == float("inf") else access.timeout
+        timeout = httpx.Timeout(most, connect=min(CONNECT, access.timeout))
         self._timeout = {"timeout": timeout.as_dict()}
         # the transport itself: cookies and the like cost a third of a small exchange
         try:
-            self._transport = httpx.HTTPTransport(
-                limits=httpx.Limits(max_connections=access.concurrency), proxy=proxy_for(self.url)
+            self._transport = Transport(
+                httpx.Limits(max_connections=access.concurrency), proxy_for(self.url)
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise InvalidArgument(
@@ -158,10 +166,6 @@ class Endpoint:
     def close(self) -> None:
         self._transport.close()
 
-    def hidden(self, text: str) -> str:
-        """The text without the token, which an endpoint may echo."""
-        return text.replace(self._token, "[token]") if self._token else text
-
     def ask(
         self,
         method: str,
@@ -175,13 +179,27 @@ class Endpoint:
         patience: RetryPolicy | None = None,
     ) -> Any:
         """One exchange with patience. `read` turns the Answer into what is wanted; what it raises
-        as Transient (an answer that makes no sense) is tried again too."""
+        as Transient (an answer that makes no sense) is tried again too, as far as `repeats` lets
+        queries be sent again."""
+        sent = 0
 
         def attempt() -> Any:
+            nonlocal sent
+            if sent:
+                self.repeats.spend(queries)
+            sent += 1
             self.pace.wait(queries, stop)
             self.traffic.sent(queries)
-            answer = self._exchange(method, self._at(path), content, headers or {})
-            return answer if read is None else read(answer)
+            try:
+                answer = self._exchange(method, self._at(path), content, headers or {})
+                return answer if read is None else read(answer)
+            except (KeyholeError, MemoryError):
+                raise
+            except Exception as error:  # of the endpoint, which may send anything
+                raise OracleError(
+                    f"{self.identity} sent something that makes no sense "
+                    f"({type(error).__name__}: {clean(str(error))[:SHOWN]})"
+                ) from error
 
         return patiently(attempt, patience or self.access.patience, stop, self._failed)
 
@@ -199,6 +217,7 @@ class Endpoint:
             self.pace.hold(error.after)
 
     def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
+        self._transport.deadline.start(self.access.timeout)
         for _ in range(MAX_REDIRECTS + 1):
             target = self._once(method, url, content, headers)
             if isinstance(target, Answer):
@@ -216,7 +235,6 @@ class Endpoint:
         """An answer, or where the endpoint sends us."""
         import httpx
 
-        end = time.monotonic() + self.access.timeout
         try:
             url = httpx.URL(url)
             headers = {**headers, **self._headers(url.netloc.decode("ascii"), len(content))}
@@ -227,13 +245,13 @@ class Endpoint:
             with contextlib.closing(self._transport.handle_request(request)) as response:
                 if response.status_code in SAME_METHOD and "location" in response.headers:
                     return urljoin(str(url), response.headers["location"])
-                body = self._body(response, end)
+                body = self._body(response)
         except httpx.TimeoutException as error:
             raise Transient(
                 f"{self.identity} did not answer within {self.access.timeout:g} seconds"
             ) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            text = self.hidden(str(error)) or type(error).__name__
+            text = str(error) or type(error).__name__
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise OracleError(
                     f"{self.identity} shows a certificate that cannot be trusted ({text}); name "
@@ -246,7 +264,7 @@ class Endpoint:
                 "address?"
             ) from error
         except (httpx.InvalidURL, httpx.HTTPError) as error:
-            raise OracleError(f"{self.identity}: {self.hidden(str(error))}") from error
+            raise OracleError(f"{self.identity}: {error}") from error
         if response.status_code == 200:
             return Answer(body, response.headers)
         raise self._refusal(response, body)
@@ -262,23 +280,34 @@ class Endpoint:
         }
         return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
 
-    def _body(self, response: "httpx.Response", end: float) -> bytes:
-        """Everything the endpoint sends, within the time and size allowed."""
-        import httpx
-
+    def _body(self, response: "httpx.Response") -> bytes:
+        """Everything the endpoint sends, as it is, within the size allowed; of a refusal, the
+        beginning."""
+        good = response.status_code == 200
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if good and encoding not in ("", "identity"):
+            raise OracleError(
+                f"{self.identity} compresses its answers ({clean(encoding)[:SHOWN]}), which nobody "
+                "asked for: switch that off there"
+            )
+        binary = HEADER_LENGTH.lower() in response.headers
+        most = (MAX_ANSWER if binary else MAX_TEXT) if good else MAX_REFUSAL
         parts, size = [], 0
-        for part in response.iter_bytes():
+        for part in response.iter_raw():
             parts.append(part)
             size += len(part)
-            if size > MAX_ANSWER:
-                raise OracleError(f"{self.identity} sent more than {MAX_ANSWER} bytes")
-            if time.monotonic() > end:
-                raise httpx.ReadTimeout("the answer came too slowly")
-        return b"".join(parts)
+            if size > most and not good:
+                break
+            if size > most:
+                raise OracleError(
+                    f"{self.identity} sent more than {most} bytes: ask for fewer queries at a time "
+                    "with batch= (--batch)"
+                )
+        return b"".join(parts)[:most]
 
     def _refusal(self, response: "httpx.Response", body: bytes) -> OracleError:
         status, text = response.status_code, " ".join(body.decode("utf-8", "replace").split())
-        message = f"{self.identity} answered {status}: {self.hidden(text)[:SHOWN] or 'nothing'}"
+        message = f"{self.identity} answered {status}: {clean(text)[:SHOWN] or 'nothing'}"
         if status in PASSING:
             return Transient(message, retry_after(response.headers.get("retry-after")))
         if status in (401, 403):
@@ -344,8 +373,8 @@ def retry_after(header: str | None) -> float | None:
         pass
     try:
         when = email.utils.parsedate_to_datetime(header)
-    except ValueError:
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return max(0.0, (when - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, ArithmeticError):  # no date, or none that a calendar knows
         return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, (when - datetime.now(UTC)).total_seconds())

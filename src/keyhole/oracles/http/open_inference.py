@@ -23,11 +23,13 @@ from keyhole.oracles.http.tensors import DATATYPES, HEADER_LENGTH, Malformed, Te
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
+from keyhole.text import clean
 
 BINARY_EXTENSION = "binary_tensor_data"
 MODEL_PATH = re.compile(r"(.*?)/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")
 OPENING = RetryPolicy(attempts=4)  # metadata: a wrong address should not take minutes to show
 DEFAULT_INPUT = "tokens"  # where an endpoint's metadata names no input
+MAX_SIDE = 2**20  # width or length that an endpoint may claim: a token of 8 MB
 FLOATS = ("FP16", "FP32", "FP64")
 
 Encoding = Literal["auto", "binary", "json"]
@@ -238,7 +240,7 @@ def _metadata(
     encoding: Encoding,
 ) -> Metadata:
     told = _fetch(endpoint, "GET", path)
-    identity = f"{origin_of(endpoint.url)}{path}"
+    identity = clean(f"{origin_of(endpoint.url)}{path}")
     try:
         inputs = [dict(entry) for entry in told.get("inputs") or []]
         outputs = [str(entry["name"]) for entry in told.get("outputs") or []]
@@ -246,8 +248,13 @@ def _metadata(
         shape = [int(n) for n in chosen.get("shape", [])]
     except InvalidArgument:
         raise
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise OracleError(f"{identity} describes itself in an unknown way ({error})") from error
+    if any(n > MAX_SIDE for n in shape):
+        raise OracleError(
+            f"{identity} says that its input has shape {shape}: no model has a side of more than "
+            f"{MAX_SIDE}"
+        )
     if shape and len(shape) != 3:
         raise OracleError(
             f"input {chosen['name']} of {identity} has shape {shape}; a sequence model takes "

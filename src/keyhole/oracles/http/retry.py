@@ -26,6 +26,25 @@ class Transient(OracleError):
         self.after = after  # seconds the box asked us to wait
 
 
+class Repeats:
+    """Counts the queries that are sent again after a failure, over all threads, and refuses them
+    beyond a limit of their own."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit, self.spent = limit, 0
+        self._lock = threading.Lock()
+
+    def spend(self, queries: int) -> None:
+        with self._lock:
+            if self.limit is not None and self.spent + queries > self.limit:
+                raise OracleError(
+                    f"the box fails too often: {self.spent} queries were sent again, and {queries} "
+                    f"more would exceed the {self.limit} that a budget of so many allows on top. "
+                    "Run again when it answers; with the same journal nothing is paid twice"
+                )
+            self.spent += queries
+
+
 @dataclass(frozen=True)
 class RetryPolicy:
     """How often and how long to try again."""

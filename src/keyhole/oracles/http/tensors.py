@@ -31,6 +31,7 @@ DATATYPES = {  # the protocol's names; the bytes are little-endian
 NAMES = {np.dtype(kind).newbyteorder("="): name for name, kind in DATATYPES.items()}
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_RANK = 8  # dimensions of a tensor that anybody means
+MAX_ENTRIES = 2**40  # of a tensor: a terabyte of bytes is no message
 ALIGNMENT = 16  # spaces behind the JSON let the receiver use the numbers where they lie
 
 
@@ -146,9 +147,10 @@ def _described(entry: dict[str, Any]) -> tuple[str, tuple[int, ...], np.dtype[An
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_RANK
-        or not all(type(n) is int and 0 <= n < 2**48 for n in shape)
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or math.prod(max(n, 1) for n in shape) > MAX_ENTRIES  # NumPy counts beside a zero too
     ):
-        raise Malformed('"shape" must be a short list of whole numbers')
+        raise Malformed('"shape" must be a short list of whole numbers, none of them huge')
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Malformed(f'"datatype" must be one of {", ".join(DATATYPES)}')
     return name, tuple(shape), np.dtype(DATATYPES[datatype])

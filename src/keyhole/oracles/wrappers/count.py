@@ -1,12 +1,30 @@
-"""The one counter: how many queries the box was paid for, by purpose, with a hard budget."""
+"""The one counter: how many queries the box was paid for, by purpose, with a hard budget.
+
+A query that must be sent again because a connection or an endpoint failed is paid for once, and
+counted apart: what a run plans must not depend on the weather. So that a budget limits what is sent
+all the same, no more queries are sent again than the budget has, and the box never sees more than
+twice the budget.
+"""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from keyhole.arrays import Array
 from keyhole.errors import BudgetExhausted, DomainError, InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
+from keyhole.oracles.http.retry import Repeats
 from keyhole.oracles.queries import QueryBatch
+
+
+def senders(oracle: Any) -> Iterator[Any]:
+    """Whatever sends queries again inside an oracle: endpoints, and replicas that take over."""
+    if hasattr(oracle, "repeats"):
+        yield oracle
+    inside = [getattr(oracle, name, None) for name in ("inner", "endpoint")]
+    for part in (*inside, *getattr(oracle, "members", ())):
+        if part is not None:
+            yield from senders(part)
 
 
 class QueryCounter(Wrapper):
@@ -24,6 +42,15 @@ class QueryCounter(Wrapper):
         self.listener = listener  # told purpose and queries paid for, after each batch
         self.opening = opening  # told purpose and size of a batch before it goes out
         self.by_purpose: Counter[str] = Counter()
+        self.repeats = Repeats(budget)
+        self._senders = [(sender, sender.repeats) for sender in senders(inner)]
+        for sender, _ in self._senders:
+            sender.repeats = self.repeats
+
+    def release(self) -> None:
+        """Lets the box send again as it did before."""
+        for sender, before in self._senders:
+            sender.repeats = before
 
     @property
     def paid(self) -> int:

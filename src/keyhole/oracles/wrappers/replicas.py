@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from keyhole.arrays import Array
 from keyhole.errors import Inconsistent, InvalidArgument, OracleError
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.http.retry import Repeats
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
 
@@ -35,6 +36,7 @@ class Replicas(Parted):
         self._free = [self._slots(member) for member in members]
         self._strikes = [0] * len(members)
         self._change = threading.Condition()
+        self.repeats = Repeats()
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
@@ -47,6 +49,8 @@ class Replicas(Parted):
     def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
         failed: dict[int, OracleError] = {}
         while len(failed) < len(self.members):
+            if failed:
+                self.repeats.spend(len(queries))
             number = self._take(failed, stop)
             try:
                 answers = self.members[number].ask(queries)

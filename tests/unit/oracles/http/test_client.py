@@ -1,7 +1,10 @@
 """The connection: redirects, tokens, pauses, rates, and answers that never end."""
 
+import contextlib
+import gzip
 import json
 import logging
+import socketserver
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +26,7 @@ from keyhole.oracles.http.client import (
     retry_after,
 )
 from keyhole.oracles.http.retry import RetryPolicy, Transient
+from keyhole.oracles.wrappers.count import QueryCounter
 
 TOKEN = "s3cr3t-t0k3n-value"
 TOKENS = np.random.default_rng(0).standard_normal((6, 2, 4))
@@ -164,7 +168,7 @@ def test_what_may_pass_is_asked_again(answering, status):
 
 
 def test_an_answer_without_end_is_cut_off(answering, monkeypatch):
-    monkeypatch.setattr("keyhole.oracles.http.client.MAX_ANSWER", 1000)
+    monkeypatch.setattr("keyhole.oracles.http.client.MAX_TEXT", 1000)
     end = endpoint(answering((200, {}, b"x" * 2000)))
     with pytest.raises(keyhole.OracleError, match="more than 1000 bytes"):
         end.ask("POST", "/x")
@@ -268,6 +272,8 @@ def test_retry_after_header():
     assert retry_after("soon") is None
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert retry_after("Wed, 21 Oct 2999 07:28:00 GMT") > 1e9
+    for nonsense in ("Wed, 21 Oct 99999999999999 07:28:00 GMT", "Wed, 21 Oct 0 07:28:00 -9999"):
+        assert retry_after(nonsense) in (None, 0.0)
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"rate": 0}, {"rate": -1}, {"concurrency": 0}])
@@ -353,3 +359,129 @@ def test_json_endpoints(answering):
 def test_json_mappings_that_make_no_sense(options, message):
     with pytest.raises(keyhole.InvalidArgument, match=message):
         keyhole.open_oracle("http://127.0.0.1:9/", **options)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (307, {"Location": "http://[::1"}, b""),
+        (307, {"Location": "http://:99999999/"}, b""),
+        (307, {"Location": "//" + "a" * 5000}, b""),
+        (503, {"Retry-After": "Wed, 21 Oct 99999999999999 07:28:00 GMT"}, b""),
+        (503, {"Retry-After": "1e999"}, b""),
+        (200, {"Content-Encoding": "gzip, gzip"}, b""),
+        (200, {"Content-Encoding": "gzip"}, gzip.compress(b"{}")),
+        (200, {"Content-Encoding": "br"}, b"{}"),
+        (418, {"Content-Encoding": "gzip"}, b"no gzip at all"),
+    ],
+)
+def test_whatever_an_endpoint_sends_the_worst_is_an_oracle_error(answering, reply):
+    end = endpoint(answering(reply), patience=RetryPolicy(attempts=2, first=0.001, willing=1.0))
+    with pytest.raises(keyhole.OracleError):
+        end.ask("POST", "/x", queries=1)
+    end.close()
+
+
+def test_what_was_not_asked_to_be_compressed_is_not_unpacked(answering):
+    bomb = gzip.compress(gzip.compress(bytes(2**24)))
+    end = endpoint(answering((200, {"Content-Encoding": "gzip, gzip"}, bomb)))
+    with pytest.raises(keyhole.OracleError, match="compresses its answers"):
+        end.ask("POST", "/x")
+    end.close()
+
+
+def test_a_failure_to_read_an_answer_is_the_endpoints(answering):
+    def broken(answer):
+        raise OverflowError("no such number")
+
+    end = endpoint(answering((200, {}, b"{}")))
+    with pytest.raises(keyhole.OracleError, match=r"makes no sense.*OverflowError"):
+        end.ask("POST", "/x", read=broken)
+    end.close()
+
+
+@pytest.fixture
+def without_end():
+    """Serves the same bytes again and again, `pause` apart, and no end of them."""
+    started = []
+
+    def start(first, again, pause):
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self):
+                self.request.recv(2**16)
+                with contextlib.suppress(OSError):
+                    self.request.sendall(first)
+                    while not ended.wait(pause):
+                        self.request.sendall(again)
+
+        ended = threading.Event()
+        server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        started.append((server, ended))
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server, ended in started:
+        ended.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-Slow: ", b"a"),  # a head that drips in
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),  # headers without end
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),  # one promise after another
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"a"),  # a body that drips in
+    ],
+)
+def test_an_answer_that_never_ends_is_given_up_in_time(without_end, first, again):
+    """Each byte comes well within the time-out, the whole does not."""
+    url = without_end(first, again, 0.02)
+    end = Endpoint(url, Access(timeout=0.3, patience=RetryPolicy(attempts=1)))
+    with pytest.raises(keyhole.OracleError, match=r"within 0.3 seconds"):
+        end.ask("GET", "/")
+    end.close()
+
+
+def test_no_limit_of_time(answering):
+    end = endpoint(answering((200, {}, b"ok")), timeout=float("inf"))
+    assert end.ask("POST", "/x").body == b"ok"
+    end.close()
+
+
+def test_queries_sent_again_have_a_limit_of_their_own(answering):
+    server = answering((503, {}, b"not now"))
+    box = keyhole.open_oracle(
+        server.url,
+        width=2,
+        request={"x": "$tokens"},
+        batch=4,
+        patience=RetryPolicy(attempts=50, first=0.0),
+    )
+    counter = QueryCounter(box, budget=20)
+    with pytest.raises(keyhole.OracleError, match="fails too often: 20 queries were sent again"):
+        counter.ask(keyhole.QueryBatch.of(np.ones((12, 1, 2)), "test"))
+    counter.release()
+    assert counter.repeats.spent == 20
+    assert box.traffic.queries == 4 + 20
+    assert box.endpoint.repeats.spent == 0
+    box.close()
+
+
+def test_a_token_or_an_escape_in_what_an_endpoint_says(answering, monkeypatch):
+    monkeypatch.setenv("KEYHOLE_TOKEN", TOKEN)
+    for reply in (
+        (307, {"Location": f"http://{TOKEN.upper()}.example/"}, b""),
+        (400, {}, f"you sent {TOKEN}\x1b]0;title\x07 {TOKEN[:5]}\x00{TOKEN[5:]}".encode()),
+    ):
+        end = endpoint(answering(reply))
+        with pytest.raises(keyhole.OracleError) as caught:
+            end.ask("POST", "/x")
+        end.close()
+        text = str(caught.value)
+        assert "[token]" in text
+        assert TOKEN.lower() not in text.lower()
+        assert text.isprintable()

@@ -59,6 +59,41 @@ def test_everything_comes_from_the_metadata(told):
         assert box.spec.identity == f"{url}/v2/models/m"
 
 
+@pytest.mark.parametrize(
+    "shape", [[-1, -1, float("inf")], [-1, -1, float("nan")], [-1, -1, 10**12], [-1, 2**60, 4]]
+)
+def test_a_side_that_no_model_has(told, shape):
+    url = told({"/v2/models/m": {**GOOD, "inputs": [{**PORT, "shape": shape}]}})
+    with pytest.raises(keyhole.OracleError, match=r"unknown way|no model has a side"):
+        keyhole.open_oracle(f"{url}/v2/models/m")
+
+
+def test_a_token_told_as_the_name_of_a_model(told, monkeypatch, tmp_path):
+    monkeypatch.setenv("KEYHOLE_TOKEN", "t0ken-of-this-test")
+    url = told(
+        {
+            "/v2/repository/index": [{"name": "t0ken-of-this-test"}],
+            "/v2/models/t0ken-of-this-test": GOOD,
+        }
+    )
+    with keyhole.open_oracle(url) as box:
+        assert "t0ken" not in box.spec.identity
+        found = keyhole.recover(box, keyhole.SingleHead(), journal=tmp_path / "j", throw=False)
+    assert found.outcome is keyhole.Outcome.ORACLE_FAILED
+    found.save(tmp_path)
+    for file in tmp_path.iterdir():
+        assert b"t0ken" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("shape", [[0, 2**47, 2**47], [2**30, 2**30], [0] * 9, [-1], [1.0], ["1"]])
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_shape_that_no_message_has(shape, binary):
+    entry = {"name": "x", "datatype": "FP64", "shape": shape}
+    entry |= {"parameters": {"binary_data_size": 0}} if binary else {"data": []}
+    with pytest.raises(Malformed):
+        decode(json.dumps({"outputs": [entry]}).encode(), None, "outputs")
+
+
 def test_without_the_extension_it_is_json(told):
     with keyhole.open_oracle(told({"/v2/models/m": GOOD}) + "/v2/models/m/infer") as box:
         assert box.metadata.binary is False
