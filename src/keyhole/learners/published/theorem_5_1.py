@@ -29,7 +29,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.extras import need
-from keyhole.learners.single_head import Calibration, Score
+from keyhole.learners.single_head import Calibration, RankSearch, Score
 from keyhole.linalg.bases import DenseBasis
 from keyhole.linalg.low_rank_fit import (
     Factored,
@@ -102,24 +102,19 @@ def refuse_too_few(width: int, rank: int | None, count: int, asked: int) -> None
 
 
 def measure_fixed_set(
-    calibration: Calibration,
-    rng: np.random.Generator,
-    rank: int | None,
-    tolerance: float,
-    measurements: int | None,
+    calibration: Calibration, rng: np.random.Generator, search: RankSearch, count: int
 ) -> Score:
     """The score from one fixed set of measurements."""
-    width = calibration.width
-    count = plan_measurements(width, rank, measurements)
-    task = _FixedSet(calibration, rng, rank, tolerance, count)
+    width, rank = calibration.width, search.rank
+    task = _FixedSet(calibration, rng, rank, search.tolerance, count)
     everything, factor = task.measure()
     refuse_too_few(width, rank, len(everything), count)
     if task.misfit(everything, Factored.zero(width)) <= 1.0:
         return Score.zero(width, rank=0)
     spare = count_held_out(len(everything))
-    search, held = everything.part(slice(spare, None)), everything.part(slice(spare))
-    found = task.search(search, held)
-    final = fit(everything, task.trim(search, held, found.fit).matrix)
+    seen, held = everything.part(slice(spare, None)), everything.part(slice(spare))
+    found = task.search(seen, held)
+    final = fit(everything, task.trim(seen, held, found.fit).matrix)
     return task.assemble(everything, final, found, factor)
 
 

@@ -33,7 +33,12 @@ from keyhole.errors import InvalidArgument
 from keyhole.learners.base import Hypothesis, at_most_the_width
 from keyhole.learners.published import theorem_5_1, theorem_6_1
 from keyhole.learners.single_head.bounded_noise import RankWanted, learn_bounded_noise
-from keyhole.learners.single_head.calibration import Calibration, calibrate
+from keyhole.learners.single_head.calibration import (
+    Calibration,
+    calibrate,
+    draw_probes,
+    measure_key_bias,
+)
 from keyhole.learners.single_head.cross import RankSearch, measure_cross
 from keyhole.learners.single_head.hypothesis import Parameters, Score, assemble
 from keyhole.learners.single_head.range_sketch import sketch_range
@@ -136,19 +141,11 @@ class LowRank:
         return -(-(2 * r * d - r * r) // (spec.outputs or 1)) + d + 2 * r + 4
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        search = RankSearch(self.rank, self.tolerance)
         if self.method == "adaptive":
-            return learn_head(oracle, rng, RankSearch(self.rank, self.tolerance))
-        width = oracle.spec.width
-        at_most_the_width(self.rank, width)
-        count = theorem_5_1.plan_measurements(width, self.rank, self.measurements)
-        theorem_5_1.refuse_impossible(width, self.rank, count)
-        calibration = calibrate(oracle, measure_values(oracle, rng), rng)
-        if calibration.spread is None:
-            return assemble_head(calibration, Score.zero(width))
-        score = theorem_5_1.measure_fixed_set(
-            calibration, rng, self.rank, self.tolerance, self.measurements
-        )
-        return assemble_head(calibration, score)
+            return learn_head(oracle, rng, search)
+        count = theorem_5_1.plan_measurements(oracle.spec.width, self.rank, self.measurements)
+        return learn_head(oracle, rng, search, fixed_set=count)
 
 
 def learn_head(
@@ -157,25 +154,34 @@ def learn_head(
     search: RankSearch | None,
     accuracy: float | None = None,
     looked: Looked | None = None,
+    fixed_set: int | None = None,
 ) -> Hypothesis:
     """The whole procedure. `search=None`: every entry of the score is measured. `looked`: the
-    noise of the box and its first answers, where they are known already."""
+    noise of the box and its first answers, where they are known already. `fixed_set`: so many
+    measurements that do not depend on the answers."""
     width, domain = oracle.spec.width, oracle.spec.domain
     at_most_the_width(None if search is None else search.rank, width)
+    if search is not None and fixed_set is not None:
+        theorem_5_1.refuse_impossible(width, search.rank, fixed_set)
     if domain.vocabulary is not None:
         return learn_from_vocabulary(oracle, rng)
     if domain.radius <= 0:  # no room around zero: random tokens inside serve as a vocabulary
         tokens = sample_vocabulary(domain, width, rng, count=1000)
         return learn_from_vocabulary(oracle, rng, tokens)
     rank: RankWanted = "full" if search is None else search.rank or "unknown"
-    noisy = learn_bounded_noise(oracle, rng, accuracy, rank)
+    noisy = None if fixed_set else learn_bounded_noise(oracle, rng, accuracy, rank)
     if noisy is not None:
         return noisy
 
     linear = measure_values(oracle, rng, looked)
-    calibration = calibrate(oracle, linear, rng)
+    overlap = draw_probes(oracle.spec, linear, rng)
+    bias = measure_key_bias(oracle, linear, overlap)
+    calibration = calibrate(oracle, linear, overlap, bias, rng)
     if calibration.spread is None:
         return assemble_head(calibration, Score.zero(width))
+    if search is not None and fixed_set is not None:
+        score = theorem_5_1.measure_fixed_set(calibration, rng, search, fixed_set)
+        return assemble_head(calibration, score)
     anchors = calibration.draw_anchors(rng)
     column, group = -(-width // calibration.group), calibration.group  # queries of one column
     if search is not None and not search.patient:
@@ -191,14 +197,14 @@ def learn_head(
             calibration.longest,
             anchor_bias=anchors.coordinates(calibration.key_bias[None])[0],
         )
-        score, error = solve_table(calibration, anchors, table)
-        return assemble_head(calibration, Score(score, error, score.size))
-    if group == 1 and width <= DENSE_LIMIT:
-        return assemble_head(calibration, measure_cross(calibration, anchors, rng, search))
-    # Where a column costs fewer than twenty queries, looking for the rank is no small part of it.
-    hasty = not search.patient and group > 1 and column < 20
-    patience = width // 4 if hasty else width
-    return assemble_head(calibration, sketch_range(calibration, anchors, rng, search, patience))
+        score = solve_table(calibration, anchors, table)
+    elif group == 1 and width <= DENSE_LIMIT:
+        score = measure_cross(calibration, anchors, rng, search)
+    else:
+        # Where a column costs fewer than twenty queries, looking for the rank is dear beside it.
+        hasty = not search.patient and group > 1 and column < 20
+        score = sketch_range(calibration, anchors, rng, search, width // 4 if hasty else width)
+    return assemble_head(calibration, score)
 
 
 def assemble_head(calibration: Calibration, score: Score) -> Hypothesis:

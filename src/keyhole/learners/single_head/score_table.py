@@ -16,6 +16,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.learners.single_head.calibration import Calibration
+from keyhole.learners.single_head.hypothesis import Score
 from keyhole.linalg.bases import Basis
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
@@ -105,17 +106,15 @@ def measure_table(
     raise IllConditioned("the scores span more decades than the box's precision can show")
 
 
-def solve_table(
-    calibration: Calibration, anchors: Basis, table: Table
-) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-    """The score and its standard errors from a table of all probes against a whole basis."""
+def solve_table(calibration: Calibration, anchors: Basis, table: Table) -> Score:
+    """The score from a table of all probes against a whole basis."""
     probes = calibration.probes
     score = anchors.combine(probes.solve(table.product.T).T)
     variance = anchors.combine_squared(probes.solve_variance(table.error.T**2).T)
     # an error of the key bias is in all answers alike, divided by the length of the anchor
     common = anchors.combine(table.inverse_length[None])[0]
     variance += np.outer(calibration.key_bias_error**2, common**2)
-    return score, np.sqrt(variance, out=variance)
+    return Score(score, np.sqrt(variance, out=variance), score.size)
 
 
 class _Filling:

@@ -10,9 +10,10 @@ from keyhole.learners.single_head.calibration import (
     choose_length_across,
     choose_length_along,
     choose_lengths,
+    draw_probes,
     measure_key_bias,
 )
-from keyhole.linalg.bases import equal_overlap, random_basis
+from keyhole.linalg.bases import random_basis
 from keyhole.measurement.linear_response import LinearPart, measure_values
 from keyhole.measurement.log_odds import TARGET_SPREAD
 from keyhole.models.attention import Attention, Head
@@ -108,10 +109,10 @@ def measured(model: Attention) -> tuple[KeyBias, int]:
     oracle = open_oracle(box)
     linear = measure_values(oracle, np.random.default_rng(0))
     group = 1 if model.outputs is None else min(model.outputs, WIDE)
-    left = np.linalg.svd(linear.value, full_matrices=False)[0][:, :group]
-    basis = equal_overlap(np.random.default_rng(0), left)
+    overlap = draw_probes(oracle.spec, linear, np.random.default_rng(0))
+    assert overlap.group == group
     box.seen = 0
-    return measure_key_bias(oracle, linear, basis, group), box.seen
+    return measure_key_bias(oracle, linear, overlap), box.seen
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1e3])
