@@ -5,8 +5,9 @@
     POST /v2/models/NAME[/versions/1]/infer
     POST /v2/repository/index
 
-Health is open to all; everything else asks for the token, if there is one. A model that takes its
-time is run by one thread, request after request, so that health and refusals stay quick.
+Health is open to all and outside all limits; everything else asks for the token, if there is one.
+A model that takes its time is run by one thread, request after request, so that health and refusals
+stay quick. Limits come before the work: on the requests at a time, on the body, on its JSON part.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ from keyhole.serving.inference import Inference, Refused, Reply
 
 ROUTE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?")
 HEALTH = ("/v2/health/live", "/v2/health/ready")
-BODY_SECONDS = 60.0  # for a request's body to arrive
+BODY_SECONDS = 60.0  # for a request's body to arrive, and for an answer to be taken
+REQUESTS = 128  # inference requests at a time
+QUICK_BYTES = 2**20  # of a request that may be answered at once, without another thread
 QUICK_SECONDS = 0.01  # a model that answers sooner is not worth a thread of its own
 LOGGER = logging.getLogger("keyhole.serving")
 
@@ -40,6 +43,7 @@ class App:
     def __init__(self, inference: Inference, token: str | None = None) -> None:
         self.inference, self._token = inference, token
         self._model = ThreadPoolExecutor(1, "keyhole-model")
+        self._requests = 0  # for inference, from the first byte of the body to the reply
         self._busy = 0  # requests the model is working on or that wait for it
         self._seconds = QUICK_SECONDS  # what the last one took
 
@@ -49,7 +53,8 @@ class App:
         elif scope["type"] == "http":
             try:
                 reply = await self._reply(scope, receive)
-                await _respond(send, 200, reply.body, reply.headers)
+                async with asyncio.timeout(BODY_SECONDS):
+                    await _respond(send, 200, reply.body, reply.headers)
             except Refused as refused:
                 body = json.dumps({"error": str(refused)}).encode()
                 kind = (("content-type", "application/json"), *refused.headers)
@@ -93,8 +98,13 @@ class App:
             raise Refused(404, f"the only model is {self.inference.name}, version 1")
         if what == "/infer":
             _allow(method, "POST")
-            body = await self._body(headers, receive)
-            return await self._infer(body, headers)
+            if self._requests >= REQUESTS:
+                raise Refused(503, f"{REQUESTS} requests are under way", (("retry-after", "1"),))
+            self._requests += 1
+            try:
+                return await self._infer(await self._body(headers, receive), headers)
+            finally:
+                self._requests -= 1
         _allow(method, "GET")
         if what == "/ready":
             return _json({"name": self.inference.name, "ready": True})
@@ -123,7 +133,8 @@ class App:
 
     async def _infer(self, body: bytearray, headers: dict[str, str]) -> Reply:
         length = headers.get("inference-header-content-length")
-        quick = self._busy == 0 and self._seconds < QUICK_SECONDS
+        small = len(body) <= QUICK_BYTES
+        quick = small and self._busy == 0 and self._seconds < QUICK_SECONDS
         self._busy += 1
         start = time.perf_counter()
         try:
@@ -143,17 +154,16 @@ class App:
 
 async def _read(receive: Receive, most: int) -> bytearray:
     """The body, of the kind that may be written to: some models compute in their input."""
-    parts, size, more = [], 0, True
+    body, more = bytearray(), True
     while more:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise Refused(400, "the connection was closed before the body was complete")
-        parts.append(event.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
+        body += event.get("body", b"")
+        if len(body) > most:
             raise Refused(413, f"a request may have {most} bytes")
         more = event.get("more_body", False)
-    return bytearray().join(parts)
+    return body
 
 
 async def _respond(

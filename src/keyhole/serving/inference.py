@@ -15,6 +15,7 @@ from keyhole.oracles.http.tensors import (
     datatype_of,
     decode,
     encode,
+    json_part,
 )
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.validate import Validator
@@ -38,6 +39,7 @@ class Limits:
     body: int = 64 * 2**20  # bytes
     batch: int = 4096  # queries
     length: int = 4096  # tokens of a sequence
+    json: int = 8 * 2**20  # bytes of JSON: while it is read, nothing else goes on
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,12 @@ class Inference:
     def infer(self, body: bytes | bytearray, header_length: str | None) -> Reply:
         """The reply to a request's body; Refused if there is something wrong with it."""
         try:
+            if json_part(body, header_length) > self.limits.json:
+                raise Refused(
+                    413,
+                    f"a request may have {self.limits.json} bytes of JSON: send fewer queries at a "
+                    "time, or numbers in the binary extension",
+                )
             message, tensors = decode(body, header_length, "inputs")
             binary = _wants_binary(message)
             name = message.get("id", "")

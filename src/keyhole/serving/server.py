@@ -21,6 +21,7 @@ from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.serving.app import App
+from keyhole.serving.connections import HEAD_SECONDS, guarded_protocol
 from keyhole.serving.inference import Inference, Limits
 
 TOKEN_VARIABLE = "KEYHOLE_SERVE_TOKEN"
@@ -132,19 +133,25 @@ def keep_memory() -> None:
 
 def run(service: Service, bind: Bind, told: Callable[[str], None] | None = None) -> None:
     """Serves until interrupted. `told` hears the model's address once connections are taken."""
-    uvicorn = need("uvicorn", "serve", "serving a model")
-    app, six = service.app(bind.token()), ":" in bind.host
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_keep_alive=30,
-        limit_concurrency=128,
-        ws="none",
-    )
+    server, six = make_server(service.app(bind.token())), ":" in bind.host
     with bind.listening(six) as listening, contextlib.suppress(KeyboardInterrupt):
         if told is not None:
             host, port = f"[{bind.host}]" if six else bind.host, listening.getsockname()[1]
             told(f"http://{host}:{port}/v2/models/{service.name}")
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
+
+
+def make_server(app: App) -> Any:
+    """The program that takes connections; how many requests it works on is the application's
+    business, so that health is told whatever else goes on."""
+    uvicorn = need("uvicorn", "serve", "serving a model")
+    config = uvicorn.Config(
+        app,
+        http=guarded_protocol(),
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=int(HEAD_SECONDS),
+        ws="none",
+    )
+    return uvicorn.Server(config)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import keyhole
 from keyhole.models.random import attention
 from keyhole.oracles.http.tensors import DATATYPES, HEADER_LENGTH, Tensor, decode, encode
+from keyhole.serving.app import REQUESTS
 from keyhole.serving.inference import Limits
 from keyhole.serving.server import Bind, Blur, Service, service
 
@@ -63,6 +64,59 @@ def test_answers(binary, chunks):
     message, (answer,) = decode(body, headers.get(HEADER_LENGTH.lower()), "outputs")
     assert (status, message["id"], answer.name) == (200, "7", "answers")
     np.testing.assert_array_equal(answer.array, SECRET(TOKENS))
+
+
+def test_json_has_a_limit_before_it_is_read(monkeypatch):
+    def unread(*_):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("keyhole.serving.inference.decode", unread)
+    app = Service(keyhole.open_oracle(SECRET), limits=Limits(json=500)).app()
+    status, _, body = infer(app, np.ones((8, 8, WIDTH)), binary=False)
+    assert (status, "binary extension" in json.loads(body)["error"]) == (413, True)
+
+
+def test_a_binary_message_of_any_size_is_read():
+    app = Service(keyhole.open_oracle(SECRET), limits=Limits(json=500)).app()
+    assert infer(app, np.ones((8, 8, WIDTH)))[0] == 200
+
+
+@pytest.mark.parametrize("shape", [[0, 2**47, 2**47], [2**47, 0, 4], [2**62, 2**62, 4]])
+def test_a_shape_that_no_message_has(shape):
+    entry = {"name": "tokens", "datatype": "FP64", "shape": shape, "data": []}
+    body = json.dumps({"inputs": [entry]}).encode()
+    assert request(model_app(), "POST", INFER, body)[0] == 400
+
+
+def test_health_is_told_whatever_else_goes_on():
+    """One request more than may be under way is refused; health is not."""
+    app, ended = model_app(), asyncio.Event
+
+    async def run():
+        done = ended()
+        replies = []
+
+        async def never():
+            await done.wait()
+            return {"type": "http.disconnect"}
+
+        async def ask(method, path, receive):
+            async def send(event):
+                if event["type"] == "http.response.start":
+                    replies.append(event["status"])
+
+            scope = {"type": "http", "method": method, "path": path, "headers": []}
+            await app(scope, receive, send)
+
+        slow = [asyncio.ensure_future(ask("POST", INFER, never)) for _ in range(REQUESTS)]
+        await asyncio.sleep(0)
+        await ask("POST", INFER, never)
+        await ask("GET", "/v2/health/ready", never)
+        done.set()
+        await asyncio.gather(*slow)
+        return replies
+
+    assert asyncio.run(run())[:2] == [503, 200]
 
 
 def test_the_client_may_want_binary_answers():

@@ -84,7 +84,7 @@ def decode(
     body: bytes | bytearray, header_length: str | None, key: str
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """The JSON part of a message and the tensors under `key`."""
-    split = _split(body, header_length)
+    split = json_part(body, header_length)
     message = parsed(body[:split])
     entries = message.get(key)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -104,7 +104,8 @@ def decode(
     return message, tensors
 
 
-def _split(body: bytes | bytearray, header_length: str | None) -> int:
+def json_part(body: bytes | bytearray, header_length: str | None) -> int:
+    """Bytes of a message that are JSON: all, unless a header says how many."""
     if header_length is None:
         return len(body)
     if not header_length.isascii() or not header_length.isdigit() or len(header_length) > 18:
