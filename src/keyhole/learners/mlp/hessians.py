@@ -1,0 +1,710 @@
+"""A smooth network on a sphere: its neurons are the rank-one matrices in the span of its Hessians.
+
+Statement.  Answers on a sphere |x| = R (behind a norm, inside a ball, or anywhere) determine all
+            neurons, their number included, if s(s - 1)/2 > m + 1 for some s <= n - 2: m = 4n from
+            n = 15 on. About 3.5 times as many numbers as there are parameters.
+Queries.    Unit sphere, orthonormal split into U (s), X (p >= 2) and Z. (1) At ≈ m/D + 1 places in
+            X, Hessians on U: steps ±θ along each axis, +θ along pairs of them (both ways where
+            digits are few). (2) At ≈ m/D + 3 places in U, first and second differences along
+            1.4 (m/D + 1) directions of U, and one step along every axis of X and Z.
+Algebra.    Along great circles the Hessian of output d is Σ_j v_dj φ''(a_j) (Uw_j)(Uw_j)ᵀ plus a
+            multiple of the identity. Their span has dimension m + 1: m is its numerical rank.
+            Rank-one elements: power steps x -> normalise(P(xxᵀ) x), P the projection on the span,
+            then Gauss-Newton on "xxᵀ is orthogonal to the complement". Starts: eigenvectors of
+            random elements orthogonal to what was found. With all directions known everything is
+            linear: coefficients of the Hessians are v̂_j γ_jk, differences of gradients
+            v̂_j Δη_jk, steps along z give w_j.z / |Uw_j|. What is left is one scalar fit in two
+            unknowns per neuron, s_j = |Uw_j| and b_j, from γ = κ s² φ''(a), Δη = κ s Δφ'(a):
+            whichever activation fits best is the one.
+Fails.      Where the span is not smaller than the space (n < 15 for m = 4n); where neurons are so
+            weak that their part of the Hessians drowns in the differences' error.
+Source.     Rank-one decomposition of a subspace (Kileel, Klock, Pereira 2021) on sketched Hessians.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.learners.mlp.refinement import Weights
+from keyhole.models.mlp import ACTIVATIONS
+
+Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
+
+GROWTH = (1.0, 2.0, 3.0, 4.15, 6.0, 8.0)  # neurons prepared for, per entry of the input
+ROOM = 1.25  # dimensions of the symmetric matrices, relative to those of the span
+SPARE_PLACES = 0.15  # Hessians beyond the dimension of their span, relative
+MOST_X = 5  # dimensions of X, if there is room
+GAP = 6.0  # between the singular values that count and those that do not
+TIGHT = 0.02  # distance of a rank-one matrix from the span, at most
+SAME = 0.995  # cosine of two directions that are one
+ROUNDS = 60  # of starts, at most
+PREPARED = 3  # number in GROWTH that the split into U and X makes room for
+EXTRA_PLACES = 3  # in U, beyond the number that the unknowns need
+ROOM_WAYS = 1.4  # directions at a place, relative to the number that the unknowns need
+GATED_POWER_STEPS, GATED_STEPS = 120, 20
+GRID_SCALES = np.logspace(-1.5, 1.5, 46)  # of a neuron, times the spread of its argument
+GRID_BIASES = np.linspace(-6.0, 6.0, 61)
+FIT_STEPS, FIT_STARTS = 40, 4
+TELLING = 48  # neurons whose bends tell the activation
+DOUBTFUL = 3.0  # what another fit of a neuron may leave, relative to the best and to the usual
+POWER_STEPS = 16
+FINAL_STEPS = 8  # of Gauss-Newton, for all directions at the end
+
+
+class NotEnough(Exception):
+    """The Hessians do not determine the network."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Angles of the differences that balance truncation against the rounding of the answers."""
+
+    second: float
+    places: float  # second differences along few directions, both ways
+    first: float
+    two_sided: bool
+
+    @classmethod
+    def of(cls, unit: float) -> "Steps":
+        """Error of a second difference: θ or θ² against 4 unit / θ²."""
+        if unit < 1e-12:
+            return cls(1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False)
+        both = 1.3 * (4.0 * unit) ** 0.25
+        return cls(both, both, 0.6 * unit ** (1 / 3), True)
+
+
+def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
+    """Points of the unit sphere reached from `base` along great circles."""
+    length = np.linalg.norm(steps, axis=1, keepdims=True)
+    return np.asarray(
+        base * np.cos(length) + steps * (np.sin(length) / np.maximum(length, TINY))
+    )
+
+
+class HessianTable:
+    """Values around the places in X, asked as the table grows: more places, more axes."""
+
+    def __init__(self, ask: Ask, frame: Float[Array, "n n"], p: int, steps: Steps) -> None:
+        self.ask, self.p, self.steps = ask, p, steps
+        self.x_axes, self.u_axes = frame[:p], frame[p:]
+        self.places = np.zeros((0, len(frame)))
+        self.known: list[int] = []  # axes asked at each place
+        self.centre: list[Array] = []
+        self.axis: list[Array] = []  # (2, s, D): one step forth and back
+        self.pairs: list[Array] = []  # (ways, s, s, D)
+
+    def grow(self, size: int, places: Float[Array, "k p"]) -> None:
+        """Asks what is missing for `size` axes at these places (the first ones being known)."""
+        theta, ways = self.steps.second, (1.0, -1.0) if self.steps.two_sided else (1.0,)
+        self.places = places @ self.x_axes
+        for k, base in enumerate(self.places):
+            have = self.known[k] if k < len(self.known) else 0
+            if have >= size:
+                continue
+            new = [(way, i) for way in (1.0, -1.0) for i in range(have, size)]
+            both = [
+                (way, i, j) for way in ways for j in range(max(have, 1), size) for i in range(j)
+            ]
+            tangents = [theta * way * self.u_axes[i] for way, i in new]
+            tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
+            if not have:
+                tangents.append(np.zeros(len(base)))
+            values = self.ask(along(base, np.array(tangents)), "Hessians")
+            outputs = values.shape[1]
+            if not have:
+                self.known.append(0)
+                self.centre.append(values[-1])
+                self.axis.append(np.zeros((2, 0, outputs)))
+                self.pairs.append(np.zeros((len(ways), 0, 0, outputs)))
+            axis = np.zeros((2, size, outputs))
+            axis[:, :have] = self.axis[k]
+            pairs = np.zeros((len(ways), size, size, outputs))
+            pairs[:, :have, :have] = self.pairs[k]
+            for (way, i), value in zip(new, values, strict=False):
+                axis[0 if way > 0 else 1, i] = value
+            for (way, i, j), value in zip(both, values[len(new) :], strict=False):
+                pairs[0 if way > 0 else 1, i, j] = pairs[0 if way > 0 else 1, j, i] = value
+            self.axis[k], self.pairs[k], self.known[k] = axis, pairs, size
+
+    def hessians(self, size: int) -> Float[Array, "k D s s"]:
+        theta, found = self.steps.second, []
+        for centre, axis, pairs in zip(self.centre, self.axis, self.pairs, strict=True):
+            table = np.zeros((size, size, len(centre)))
+            for way, part in enumerate(pairs[:, :size, :size]):
+                single = axis[way, :size]
+                table += part - single[:, None] - single[None] + centre
+            table /= len(pairs) * theta**2
+            own = (axis[0, :size] + axis[1, :size] - 2 * centre) / theta**2
+            table[np.arange(size), np.arange(size)] = own
+            found.append(table.transpose(2, 0, 1))
+        return np.array(found)
+
+    def gradients(self, size: int) -> Float[Array, "k s D"]:
+        """On U, by central differences."""
+        return np.array(
+            [(axis[0, :size] - axis[1, :size]) / (2 * self.steps.second) for axis in self.axis]
+        )
+
+
+def flat(matrices: Float[Array, "k s s"]) -> Float[Array, "k P"]:
+    """Symmetric matrices as vectors with the same inner products."""
+    s = matrices.shape[-1]
+    rows, columns = np.triu_indices(s)
+    weight = np.where(rows == columns, 1.0, np.sqrt(2.0))
+    return np.asarray(matrices[..., rows, columns] * weight)
+
+
+def unflat(vectors: Float[Array, "k P"], s: int) -> Float[Array, "k s s"]:
+    rows, columns = np.triu_indices(s)
+    weight = np.where(rows == columns, 1.0, np.sqrt(0.5))
+    matrices = np.zeros((len(vectors), s, s))
+    matrices[:, rows, columns] = matrices[:, columns, rows] = vectors * weight
+    return matrices
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The span of Hessians and the identity: orthonormal bases of it and of its complement."""
+
+    inside: Float[Array, "r P"]
+    outside: Float[Array, "q s s"]
+    gap: float
+
+    @property
+    def rank(self) -> int:
+        """Without the identity."""
+        return len(self.inside) - 1
+
+
+def find_span(hessians: Float[Array, "k D s s"], most: int) -> Span | None:
+    """The span if its dimension, at most `most`, shows as a gap in the singular values."""
+    s = hessians.shape[-1]
+    stack = flat(hessians.reshape(-1, s, s))
+    unit = flat(np.eye(s)[None])[0] / np.sqrt(s)
+    stack = stack - np.outer(stack @ unit, unit)
+    _, values, right = np.linalg.svd(stack, full_matrices=True)
+    values = np.maximum(values, values[0] * 1e-16)
+    low = max(1, int(0.02 * most))
+    last = min(most, len(values) - 2)
+    if last <= low:
+        return None
+    ratios = values[low - 1 : last] / values[low : last + 1]
+    best = int(np.argmax(ratios))
+    rank, gap = low + best, float(ratios[best])
+    if gap < GAP:
+        return None
+    inside = np.vstack([right[:rank], unit])
+    outside = right[rank:] - np.outer(right[rank:] @ unit, unit)
+    basis, sizes, _ = np.linalg.svd(outside.T, full_matrices=False)
+    return Span(inside, unflat(basis[:, sizes > 0.5].T, s), gap)
+
+
+def rank_ones(
+    span: Span, count: int, rng: np.random.Generator
+) -> Float[Array, "m s"]:
+    """Unit vectors whose squares lie in the span: `count` of them, or as many as are found."""
+    s = span.outside.shape[-1]
+    outside = span.outside.reshape(len(span.outside), s * s)
+    allowed = min(8.0 / span.gap, TIGHT)
+    found = np.zeros((0, s))
+    batch = max(16, count // 2)
+    for number in range(ROUNDS):
+        if len(found) >= count:
+            break
+        starts = _starts(span, found, batch, number % 3 == 2, rng)
+        x = _power(outside, starts, POWER_STEPS)
+        x, off = _polished(span.outside, x, FINAL_STEPS)
+        for one in x[np.argsort(off)][: int((off < allowed).sum())]:
+            if not len(found) or np.abs(found @ one).max() < SAME:
+                found = np.vstack([found, one])
+    if len(found):
+        found, _ = _polished(span.outside, found, FINAL_STEPS)
+    return found
+
+
+def _starts(
+    span: Span, found: Array, count: int, plain: bool, rng: np.random.Generator
+) -> Float[Array, "k s"]:
+    """Extreme eigenvectors of random elements of the span, orthogonal to what was found."""
+    s = span.outside.shape[-1]
+    mixed = rng.standard_normal((count, len(span.inside)))
+    if len(found) and not plain:
+        seen = flat(found[:, :, None] * found[:, None, :]) @ span.inside.T
+        base, sizes, _ = np.linalg.svd(seen.T, full_matrices=False)
+        base = base[:, sizes > 1e-6 * sizes[0]]
+        if base.shape[1] < len(span.inside):
+            mixed = mixed - (mixed @ base) @ base.T
+    _, vectors = np.linalg.eigh(unflat(mixed @ span.inside, s))
+    ends = np.where(rng.random(count) < 0.5, 0, s - 1)
+    return np.asarray(vectors[np.arange(count), :, ends])
+
+
+def _power(outside: Float[Array, "q t"], x: Float[Array, "k s"], steps: int) -> Array:
+    s = x.shape[1]
+    outside = outside.astype(np.float32)
+    x = x.astype(np.float32)
+    for _ in range(steps):
+        square = (x[:, :, None] * x[:, None, :]).reshape(len(x), s * s)
+        taken = (square @ outside.T) @ outside
+        x = x - (taken.reshape(-1, s, s) @ x[:, :, None])[:, :, 0]
+        x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-30))
+    return x.astype(np.float64)
+
+
+def _polished(
+    outside: Float[Array, "q s s"], x: Float[Array, "k s"], steps: int
+) -> tuple[Array, Array]:
+    """Gauss-Newton on N(x, x) = 0, |x| = 1, and what is left of N(x, x)."""
+    s = x.shape[1]
+    table = outside.reshape(-1, s)
+    part = max(1, 2**24 // max(1, len(table)))
+    done, off = [], []
+    for start in range(0, len(x), part):
+        y = x[start : start + part].copy()
+        for step in range(steps + 1):
+            jacobian = (table @ y.T).reshape(len(outside), s, len(y)).transpose(2, 0, 1)
+            value = (jacobian @ y[:, :, None])[:, :, 0]
+            if step == steps:
+                break
+            normal = 4.0 * jacobian.transpose(0, 2, 1) @ jacobian + y[:, :, None] * y[:, None, :]
+            normal += 1e-12 * np.eye(s)
+            right = 2.0 * (jacobian.transpose(0, 2, 1) @ value[:, :, None])
+            y = y - np.linalg.solve(normal, right)[:, :, 0]
+            y /= np.maximum(np.linalg.norm(y, axis=1, keepdims=True), TINY)
+        done.append(y)
+        off.append(np.linalg.norm(value, axis=1))
+    return np.concatenate(done), np.concatenate(off)
+
+
+def gated_pairs(
+    span: Span, count: int, rng: np.random.Generator
+) -> Float[Array, "2 m s"]:
+    """Pairs g, u of orthogonal unit vectors with gg and gu + ug in the span: `count` of them, or
+    as many as are found. Rank-one elements alone are degenerate here: gg + ε(gu + ug) is one too,
+    to second order. Both together are regular."""
+    s = span.outside.shape[-1]
+    outside = span.outside.reshape(len(span.outside), s * s)
+    allowed = min(8.0 / span.gap, TIGHT)
+    found = np.zeros((2, 0, s))
+    batch = max(16, count // 2)
+    for number in range(ROUNDS):
+        if found.shape[1] >= count:
+            break
+        starts = _starts(span, found[0], batch, number % 3 == 2, rng)
+        x = _power(outside, starts, GATED_POWER_STEPS)
+        pairs, off = _polished_pairs(span.outside, x, GATED_STEPS)
+        for k in np.argsort(off)[: int((off < allowed).sum())]:
+            if not found.shape[1] or np.abs(found[0] @ pairs[0, k]).max() < SAME:
+                found = np.concatenate([found, pairs[:, k : k + 1]], axis=1)
+    return found
+
+
+def _polished_pairs(
+    outside: Float[Array, "q s s"], g: Float[Array, "k s"], steps: int
+) -> tuple[Float[Array, "2 k s"], Float[Array, " k"]]:
+    """Gauss-Newton on N(g, g) = 0, N(g, u) = 0, g and u orthonormal."""
+    s = g.shape[1]
+    table = outside.reshape(-1, s)
+
+    def applied(y: Array) -> Array:
+        return (table @ y.T).reshape(len(outside), s, len(y)).transpose(2, 0, 1)
+
+    across = np.eye(s) - g[:, :, None] * g[:, None, :]
+    image = applied(g) @ across
+    # of all directions orthogonal to g, the one that N(g, .) sees least
+    values, vectors = np.linalg.eigh(
+        image.transpose(0, 2, 1) @ image + 1e3 * g[:, :, None] * g[:, None, :]
+    )
+    u = vectors[:, :, 0]
+    eye = 1e-12 * np.eye(2 * s)
+    off = np.zeros(len(g))
+    for step in range(steps + 1):
+        by_g, by_u = applied(g), applied(u)
+        first = (by_g @ g[:, :, None])[:, :, 0]
+        second = (by_g @ u[:, :, None])[:, :, 0]
+        off = np.sqrt((first**2).sum(axis=1) + (second**2).sum(axis=1))
+        if step == steps:
+            break
+        count, rows = len(g), len(outside)
+        jacobian = np.zeros((count, 2 * rows + 3, 2 * s))
+        jacobian[:, :rows, :s] = 2 * by_g
+        jacobian[:, rows : 2 * rows, :s] = by_u
+        jacobian[:, rows : 2 * rows, s:] = by_g
+        jacobian[:, 2 * rows, :s] = 2 * g
+        jacobian[:, 2 * rows + 1, s:] = 2 * u
+        jacobian[:, 2 * rows + 2, :s], jacobian[:, 2 * rows + 2, s:] = u, g
+        rest = [(g**2).sum(axis=1) - 1, (u**2).sum(axis=1) - 1, (g * u).sum(axis=1)]
+        value = np.concatenate([first, second, np.array(rest).T], axis=1)
+        transposed = jacobian.transpose(0, 2, 1)
+        move = np.linalg.solve(transposed @ jacobian + eye, transposed @ value[:, :, None])
+        length = np.linalg.norm(move, axis=1, keepdims=True)
+        move = (move / np.maximum(1.0, 2.0 * length))[:, :, 0]
+        g, u = g - move[:, :s], u - move[:, s:]
+        g = g / np.maximum(np.linalg.norm(g, axis=1, keepdims=True), TINY)
+        u = u - (u * g).sum(axis=1, keepdims=True) * g
+        u = u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), TINY)
+    return np.array([g, u]), off
+
+
+def square_atoms(found: Float[Array, "b m s"]) -> Float[Array, "bm s s"]:
+    """Matrices that a neuron adds to Hessians: gg, and for a gated one gu + ug."""
+    atoms = [found[0][:, :, None] * found[0][:, None, :]]
+    if len(found) == 2:
+        mixed = found[0][:, :, None] * found[1][:, None, :]
+        atoms.append(mixed + mixed.transpose(0, 2, 1))
+    return np.concatenate(atoms)
+
+
+def outer_directions(
+    hessians: Float[Array, "k D s s"], found: Float[Array, "b m s"]
+) -> tuple[Float[Array, "D m"], Float[Array, "b m k"]]:
+    """Unit directions v̂ of the outer weights, and the Hessians' coefficients along them."""
+    places, outputs, s, _ = hessians.shape
+    blocks, neurons, _ = found.shape
+    basis = flat(np.concatenate([square_atoms(found), np.eye(s)[None]]))
+    stack = flat(hessians.reshape(-1, s, s))
+    coefficients, *_ = np.linalg.lstsq(basis.T, stack.T, rcond=None)
+    cube = coefficients[:-1].reshape(blocks, neurons, places, outputs)
+    cube = cube.transpose(1, 0, 2, 3).reshape(neurons, blocks * places, outputs)
+    _, _, right = np.linalg.svd(cube, full_matrices=False)
+    outer = right[:, 0].T
+    repeated = np.tile(outer, (1, blocks))
+    traces = basis[:-1] @ basis[-1]
+    gram = (basis[:-1] @ basis[:-1].T) * (repeated.T @ repeated)
+    normal = np.block(
+        [[gram, (repeated * traces).T], [repeated * traces, s * np.eye(outputs)]]
+    )
+    cubes = stack.reshape(places, outputs, -1)
+    image = np.einsum("da,kda->ak", repeated, cubes @ basis[:-1].T, optimize=True)
+    trace = (cubes @ basis[-1]).T  # (D, k)
+    solved = np.linalg.solve(normal, np.vstack([image, trace]))
+    return outer, solved[:-outputs].reshape(blocks, neurons, places)
+
+
+@dataclass(frozen=True, eq=False)
+class Sketch:
+    """All that is linear. `rows`: of each neuron w / |Uw| for a plain network; for a gated one
+    ĝ = g / |Ug| and û, the part of u that is orthogonal to g in U. `outer`: direction of the outer
+    weights. `curvature` and `slope`: what the neuron adds to second and first derivatives at every
+    place, the slope less that at the first place."""
+
+    rows: Float[Array, "b m n"]
+    outer: Float[Array, "D m"]
+    places: Float[Array, "k n"]
+    curvature: Float[Array, "b m k"]
+    slope: Float[Array, "b m k"]
+
+
+def read_sphere(
+    ask: Ask, width: int, unit: float, rng: np.random.Generator, gated: bool | None = None
+) -> Sketch:
+    """Neurons of a network from answers on the unit sphere of R^width; whether they are gated is
+    found out unless it is given."""
+    steps = Steps.of(unit)
+    table, span, size = grown_span(ask, width, steps, rng)
+    found = np.zeros((1, 0, size))
+    reasons = []
+    if not gated:
+        found = rank_ones(span, span.rank, rng)[None]
+        if found.shape[1] < span.rank:
+            reasons.append(f"{found.shape[1]} of {span.rank} neurons")
+    if gated or (gated is None and reasons and span.rank % 2 == 0):
+        found = gated_pairs(span, span.rank // 2, rng)
+        reasons = reasons if found.shape[1] < span.rank // 2 else []
+        if reasons or found.shape[1] < span.rank // 2:
+            reasons.append(f"{found.shape[1]} of {span.rank // 2} gated neurons")
+    if reasons:
+        raise NotEnough("in the span of the Hessians were found " + " and ".join(reasons))
+    outer, curvature = outer_directions(table.hessians(size), found)
+    return around(ask, table, size, found, outer, curvature, steps, rng)
+
+
+def grown_span(
+    ask: Ask, width: int, steps: Steps, rng: np.random.Generator
+) -> tuple[HessianTable, Span, int]:
+    """Hessians until their span is clearly smaller than what they could span."""
+    frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
+    sizes = [axes_for(growth * (width + 1) + 1) for growth in GROWTH]
+    p = int(np.clip(width - sizes[PREPARED], 2, MOST_X))
+    table = HessianTable(ask, frame, p, steps)
+    everywhere = spread_places(p, 512, rng)
+    outputs = 0
+    for growth, wanted in zip(GROWTH, sizes, strict=True):
+        size = min(wanted, width - p)
+        if size < 3:
+            break
+        if not outputs:
+            table.grow(size, everywhere[:1])
+            outputs = len(table.centre[0])
+        dimension = growth * (width + 1) + 1
+        count = int(np.ceil((1 + SPARE_PLACES) * dimension / outputs))
+        table.grow(size, everywhere[: max(count, 3)])
+        rows = len(table.places) * outputs
+        most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
+        span = find_span(table.hessians(size), most)
+        if span is not None:
+            return table, span, size
+        if size < wanted:
+            break
+    raise NotEnough("the Hessians span all that they could: too many neurons for so few inputs")
+
+
+def axes_for(dimension: float) -> int:
+    """Dimensions s of U with room for a span of this dimension among its symmetric matrices."""
+    s = 2
+    while s * (s + 1) / 2 < ROOM * dimension or s * (s - 1) / 2 < dimension + 1:
+        s += 1
+    return s
+
+
+def spread_places(p: int, count: int, rng: np.random.Generator) -> Float[Array, "k p"]:
+    """Points of a sphere, every next one far from those before and their opposites."""
+    places = np.zeros((0, p))
+    for _ in range(count):
+        trials = rng.standard_normal((24, p))
+        trials /= np.linalg.norm(trials, axis=1, keepdims=True)
+        closest = np.abs(trials @ places.T).max(axis=1, initial=0.0)
+        places = np.vstack([places, trials[np.argmin(closest)]])
+    return places
+
+
+def around(
+    ask: Ask,
+    table: HessianTable,
+    size: int,
+    found: Float[Array, "b m s"],
+    outer: Float[Array, "D m"],
+    curvature: Float[Array, "b m k"],
+    steps: Steps,
+    rng: np.random.Generator,
+) -> Sketch:
+    """Places in U: bends there, and the parts of the rows outside U."""
+    blocks, neurons, _ = found.shape
+    outputs = len(outer)
+    vectors = found.reshape(blocks * neurons, -1)
+    repeated = np.tile(outer, (1, blocks))
+    u_axes = table.u_axes[:size]
+    rest = np.vstack([table.x_axes, table.u_axes[size:]])
+    count = int(np.ceil(blocks * neurons / outputs)) + EXTRA_PLACES
+    ways = min(size - 1, int(np.ceil(ROOM_WAYS * (blocks * neurons / outputs + 1))) + 1)
+    places = rng.standard_normal((count, size))
+    places /= np.linalg.norm(places, axis=1, keepdims=True)
+    theta, short = steps.places, steps.first
+    base_gradient = table.gradients(size)  # (k, s, D)
+    gram = (repeated.T @ repeated) * (vectors @ vectors.T)
+    change = base_gradient[1:] - base_gradient[0]
+    image = np.einsum("da,ksd,as->ak", repeated, change, vectors, optimize=True)
+    slopes = [np.zeros(len(vectors)), *np.linalg.lstsq(gram, image, rcond=1e-13)[0].T]
+    bends = list(curvature.reshape(len(vectors), -1).T)
+    beside = []
+    for place in places:
+        base = place @ u_axes
+        tangents = rng.standard_normal((ways, size))
+        tangents -= np.outer(tangents @ place, place)
+        tangents = np.linalg.qr(tangents.T)[0].T
+        moved = tangents @ u_axes
+        queries = [along(base, theta * moved), along(base, -theta * moved), base[None]]
+        queries.append(along(base, short * rest))
+        if steps.two_sided:
+            queries.append(along(base, -short * rest))
+        values = ask(np.concatenate(queries), "places")
+        forth, back, centre = values[:ways], values[ways : 2 * ways], values[2 * ways]
+        after = values[2 * ways + 1 :]
+        first = (forth - back) / (2 * theta) - tangents @ base_gradient[0]  # (ways, D)
+        second = (forth + back - 2 * centre) / theta**2
+        seen = tangents @ vectors.T  # (ways, b m)
+        squares = seen[:, :neurons] ** 2
+        if blocks == 2:
+            mixed = 2 * seen[:, :neurons] * seen[:, neurons:]
+            squares = np.hstack([squares, mixed])
+        slopes.append(_coefficients(seen, repeated, first, identity=False))
+        bends.append(_coefficients(squares, repeated, second, identity=True))
+        if steps.two_sided:
+            beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * np.sin(short)))
+        else:
+            beside.append((after[: len(rest)] - centre * np.cos(short)) / np.sin(short))
+    slope, bend = np.array(slopes).T, np.array(bends).T
+    across = _across(repeated, slope[:, len(base_gradient) :], np.array(beside))
+    rows = vectors @ u_axes + across @ rest
+    return Sketch(
+        rows.reshape(blocks, neurons, -1),
+        outer,
+        np.vstack([table.places, places @ u_axes]),
+        bend.reshape(blocks, neurons, -1),
+        slope.reshape(blocks, neurons, -1),
+    )
+
+
+def _coefficients(
+    seen: Float[Array, "w a"], outer: Float[Array, "D a"], data: Float[Array, "w D"], identity: bool
+) -> Float[Array, " a"]:
+    """c of data_w = Σ_a outer_a c_a seen_wa (+ a vector that is the same for all w)."""
+    ways, outputs = data.shape
+    matrix = (seen[:, None, :] * outer).reshape(ways * outputs, -1)
+    if identity:
+        matrix = np.hstack([matrix, np.tile(np.eye(outputs), (ways, 1))])
+    solved, *_ = np.linalg.lstsq(matrix, data.ravel(), rcond=1e-13)
+    return np.asarray(solved[: outer.shape[1]])
+
+
+def _across(
+    outer: Float[Array, "D a"], slope: Float[Array, "a k"], beside: Float[Array, "k z D"]
+) -> Float[Array, "a z"]:
+    """Parts of the rows along z from derivatives there: Σ_a outer_a slope_ak row_a.z + a vector."""
+    places, _, outputs = beside.shape
+    matrix = (outer[None] * slope.T[:, None, :]).reshape(places * outputs, -1)
+    matrix = np.hstack([matrix, np.tile(np.eye(outputs), (places, 1))])
+    data = beside.transpose(0, 2, 1).reshape(places * outputs, -1)
+    solved, *_ = np.linalg.lstsq(matrix, data, rcond=1e-13)
+    return np.asarray(solved[: outer.shape[1]])
+
+
+@dataclass(frozen=True, eq=False)
+class Bends:
+    """Scale s, bias b and size κ of every neuron's bend, and what they leave of the data, relative;
+    the best few fits of each, best first."""
+
+    scale: Float[Array, "f m"]
+    bias: Float[Array, "f m"]
+    size: Float[Array, "f m"]
+    left: Float[Array, "f m"]
+
+
+def fit_bends(sketch: Sketch, names: Sequence[str]) -> tuple[str, Bends]:
+    """The activation that explains the bends of most neurons, and its fits."""
+    neurons = sketch.rows.shape[1]
+    some = np.arange(neurons)
+    if len(names) > 1 and neurons > TELLING:
+        strength = np.linalg.norm(sketch.curvature[-1], axis=1)
+        some = np.argsort(strength)[::-1][np.linspace(0, neurons * 3 // 4, TELLING).astype(int)]
+    scores = [float(np.median(_fit(sketch, name, some).left[0])) for name in names]
+    name = names[int(np.argmin(scores))]
+    return name, _fit(sketch, name, np.arange(neurons))
+
+
+def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
+    """Least squares in s and b: curvature = κ s f'(a), slope = κ (f(a) - f(a at the first place)),
+    a = s t + b; f is s φ' for a plain network, with the factor s in κ, and φ for a gate."""
+    phi = ACTIVATIONS[name]
+    gated = len(sketch.rows) == 2
+    value, first = (phi.value, phi.first) if gated else (phi.first, phi.second)
+    times = sketch.rows[0, some] @ sketch.places.T  # (m, k)
+    data = np.concatenate([sketch.curvature[-1, some], sketch.slope[-1, some][:, 1:]], axis=1)
+    total = np.maximum((data**2).sum(axis=1), TINY)
+
+    def model(s: Array, b: Array, t: Array) -> Array:
+        a = s[..., None] * t + b[..., None]
+        levels = value(a)
+        return np.concatenate(
+            [s[..., None] * first(a), levels[..., 1:] - levels[..., :1]], axis=-1
+        )
+
+    def judged(prediction: Array, wanted: Array, square: Array) -> tuple[Array, Array]:
+        """Share that is left of the data, and κ."""
+        own = np.maximum((prediction**2).sum(axis=-1), TINY)
+        size = (prediction * wanted).sum(axis=-1) / own
+        return 1.0 - size**2 * own / square, size
+
+    neurons = len(times)
+    spread = 1.0 / np.maximum(times.std(axis=1), TINY)
+    signs = (1.0, -1.0) if gated and phi.slope else (1.0,)
+    grid = np.concatenate([sign * GRID_SCALES for sign in signs])
+    scale, bias = np.zeros((FIT_STARTS, neurons)), np.zeros((FIT_STARTS, neurons))
+    for j in range(neurons):
+        s, b = np.meshgrid(grid * spread[j], GRID_BIASES, indexing="ij")
+        off, _ = judged(model(s, b, times[j]), data[j], total[j])
+        for start in range(FIT_STARTS):
+            i, k = np.unravel_index(np.argmin(off), off.shape)
+            scale[start, j], bias[start, j] = s[i, k], b[i, k]
+            off[max(0, i - 2) : i + 3, max(0, k - 3) : k + 4] = np.inf
+    sign, log = np.sign(scale), np.log(np.abs(scale))
+    t = np.broadcast_to(times, (FIT_STARTS, *times.shape))
+    off, size = judged(model(scale, bias, t), data, total)
+    damping, h = np.full(off.shape, 1e-3), 1e-6
+    for _ in range(FIT_STEPS):
+        base = model(sign * np.exp(log), bias, t)
+        by_log = (model(sign * np.exp(log + h), bias, t) - base) / h
+        by_bias = (model(sign * np.exp(log), bias + h, t) - base) / h
+        tall = np.stack([base, size[..., None] * by_log, size[..., None] * by_bias], axis=-1)
+        rest = data - size[..., None] * base
+        normal = np.swapaxes(tall, -1, -2) @ tall
+        diagonal = np.einsum("...ii->...i", normal)
+        diagonal *= 1.0 + damping[..., None]
+        diagonal += 1e-14 * diagonal.max(axis=-1, keepdims=True) + TINY
+        right = np.swapaxes(tall, -1, -2) @ rest[..., None]
+        step = np.linalg.solve(normal, right)[..., 0]
+        new_log = log + np.clip(step[..., 1], -1.0, 1.0)
+        new_bias = bias + np.clip(step[..., 2], -2.0, 2.0)
+        new_off, new_size = judged(model(sign * np.exp(new_log), new_bias, t), data, total)
+        better = new_off < off
+        log, bias = np.where(better, new_log, log), np.where(better, new_bias, bias)
+        size, off = np.where(better, new_size, size), np.where(better, new_off, off)
+        damping = np.clip(np.where(better, damping / 5.0, damping * 4.0), 1e-9, 1e6)
+    order = np.argsort(off, axis=0)
+    scale = sign * np.exp(log)
+    left = np.sqrt(np.maximum(off, 0.0))
+    return Bends(*(np.take_along_axis(part, order, axis=0) for part in (scale, bias, size, left)))
+
+
+def weights_of(sketch: Sketch, names: Sequence[str]) -> tuple[Weights, Float[Array, " m"]]:
+    """The network on the unit sphere (its affine part zero: it is linear and fitted later), and how
+    badly each neuron's bend is explained. A neuron that two fits explain is there twice: least
+    squares with both tells which."""
+    name, bends = fit_bends(sketch, names)
+    usual = float(np.median(bends.left[0]))
+    limit = np.maximum(DOUBTFUL * bends.left[0], DOUBTFUL * usual)
+    chosen = [(0, j) for j in range(bends.left.shape[1])]
+    for start in range(1, len(bends.left)):
+        for j in np.flatnonzero(bends.left[start] < limit):
+            same = [
+                abs(np.log(abs(bends.scale[start, j] / bends.scale[i, j]))) < 0.1
+                and abs(bends.bias[start, j] - bends.bias[i, j]) < 0.2
+                for i, k in chosen
+                if k == j
+            ]
+            if not any(same):
+                chosen.append((start, int(j)))
+    starts, which = np.array(chosen).T
+    scale, bias, size = (
+        part[starts, which] for part in (bends.scale, bends.bias, bends.size)
+    )
+    arguments = np.column_stack([sketch.rows[0, which] * scale[:, None], bias])
+    affine = np.zeros((len(sketch.outer), arguments.shape[1]))
+    if len(sketch.rows) == 1:
+        outer = sketch.outer[:, which] * (size / scale)
+        return Weights(arguments, outer, affine, name), bends.left[0]
+    inner = _ungated(sketch, name, which, scale, bias, size)
+    return Weights(inner, sketch.outer[:, which] * size, affine, name, arguments), bends.left[0]
+
+
+def _ungated(
+    sketch: Sketch, name: str, which: Array, scale: Array, bias: Array, size: Array
+) -> Float[Array, "m e"]:
+    """The other factor u = û + ρ ĝ and its bias: linear least squares in ρ and the bias from
+    curvature = κ (s² φ'' u + 2 ρ s φ'), slope = κ (s φ' u + ρ φ)."""
+    phi = ACTIVATIONS[name]
+    gate, other = sketch.rows[0, which], sketch.rows[1, which]
+    times, offsets = gate @ sketch.places.T, other @ sketch.places.T
+    s, k = scale[:, None], size[:, None]
+    a = s * times + bias[:, None]
+    value, first, second = phi.value(a), phi.first(a), phi.second(a)
+    bent, steep = k * s * s * second, k * s * first
+    by_share = np.concatenate(
+        [bent * times + 2 * steep, _differences(steep * times + k * value)], axis=1
+    )
+    by_bias = np.concatenate([bent, _differences(steep)], axis=1)
+    known = np.concatenate([bent * offsets, _differences(steep * offsets)], axis=1)
+    data = np.concatenate([sketch.curvature[0, which], sketch.slope[0, which][:, 1:]], axis=1)
+    tall = np.stack([by_share, by_bias], axis=-1)
+    normal = np.swapaxes(tall, -1, -2) @ tall
+    normal += 1e-14 * np.trace(normal, axis1=1, axis2=2)[:, None, None] * np.eye(2) + TINY
+    right = np.swapaxes(tall, -1, -2) @ (data - known)[..., None]
+    share, own = np.linalg.solve(normal, right)[..., 0].T
+    return np.column_stack([other + share[:, None] * gate, own])
+
+
+def _differences(values: Float[Array, "m k"]) -> Float[Array, "m j"]:
+    """Values at the other places less those at the first."""
+    return values[:, 1:] - values[:, :1]
