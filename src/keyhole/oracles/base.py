@@ -25,18 +25,21 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
+SPHERE_SLACK = 1e-6  # the same on a sphere, where tokens may be numbers of single precision
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
 
 
 @dataclass(frozen=True)
 class Domain:
-    """What the box accepts: token norms, entries, vocabulary, sequence length."""
+    """What the box accepts: token norms, entries, vocabulary, sequence length. `sphere` is the one
+    norm that all tokens have (a box behind a norm sees them so)."""
 
     max_length: int | None = None
     max_norm: float | None = None
     low: float | None = None
     high: float | None = None
     vocabulary: Float[Array, "m d"] | None = field(default=None, compare=False)
+    sphere: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
@@ -49,6 +52,14 @@ class Domain:
                 real_number(name, getattr(self, name))
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise InvalidArgument(f"low must be below high, got {self.low} and {self.high}")
+        if self.sphere is not None:
+            real_number("sphere", self.sphere, 0.0)
+            others = (self.max_norm, self.low, self.high, self.vocabulary)
+            if any(other is not None for other in others):
+                raise InvalidArgument(
+                    "sphere already says which tokens are accepted; leave out max_norm, low, high "
+                    "and vocabulary"
+                )
         if self.vocabulary is not None:
             table = frozen(finite_array("vocabulary", self.vocabulary, ndim=2))
             object.__setattr__(self, "vocabulary", table)
@@ -63,12 +74,15 @@ class Domain:
             self.max_norm is None
             and self.low is None
             and self.high is None
+            and self.sphere is None
             and (self.vocabulary is None)
         )
 
     @property
     def radius(self) -> float:
         """Every token up to this norm is accepted (the vocabulary apart)."""
+        if self.sphere is not None:
+            return 0.0
         low = np.inf if self.low is None else -self.low
         high = np.inf if self.high is None else self.high
         norm = np.inf if self.max_norm is None else self.max_norm
@@ -76,7 +90,11 @@ class Domain:
 
     def drawn_in(self, tokens: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
         """Every token drawn towards the one nearest to zero until entries and norm are allowed
-        (the vocabulary apart)."""
+        (the vocabulary apart); on a sphere, moved to it."""
+        if self.sphere is not None:
+            tokens = np.where((tokens == 0).all(axis=-1, keepdims=True), 1.0, tokens)
+            norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
+            return np.asarray(tokens * (self.sphere / norms))
         low = -np.inf if self.low is None else self.low
         high = np.inf if self.high is None else self.high
         tokens = np.clip(tokens, low, high)
@@ -103,6 +121,12 @@ class Domain:
             )
         if not np.isfinite(tokens).all():
             raise DomainError("a token holds NaN or infinity")
+        if self.sphere is not None:
+            off = np.abs(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens)) / self.sphere - 1.0)
+            if off.max(initial=0.0) > SPHERE_SLACK:
+                raise DomainError(
+                    f"a token's norm differs from sphere={self.sphere} by {off.max():.1e} of it"
+                )
         if self.max_norm is not None:
             worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
             if worst > self.max_norm * (1 + NORM_SLACK):

@@ -38,6 +38,7 @@ def open_oracle(
     *,
     low: float | None = None,
     high: float | None = None,
+    sphere: float | None = None,
     precision: NoiseModel | None = None,
     batch: int | None = None,
     cluster: Any = None,
@@ -51,15 +52,15 @@ def open_oracle(
     module; with `()` behind it the attribute is called). A list of targets is taken as replicas
     of one box.
 
-    The domain (`max_length`, `max_norm`, `low`/`high` per entry, `vocabulary` of allowed tokens)
-    is what the box accepts: no query will leave it. `precision` states how exact the answers
-    are where that is known; otherwise it is measured.
+    The domain (`max_length`, `max_norm`, `low`/`high` per entry, `sphere`: the one norm that all
+    tokens have, `vocabulary` of allowed tokens) is what the box accepts: no query will leave it.
+    `precision` states how exact the answers are where that is known; otherwise it is measured.
 
     `batch` is the largest number of queries the box is given at once; `cluster` (a Dask client
     or the address of a scheduler) answers such batches on many machines. Further options depend
     on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
     """
-    domain = Domain(max_length, max_norm, low, high, vocabulary)
+    domain = Domain(max_length, max_norm, low, high, vocabulary, sphere)
     if batch is not None:
         batch = whole_number("batch", batch, 1)
     if isinstance(target, (list, tuple)):

@@ -90,3 +90,16 @@ def test_closing_reaches_the_box_through_its_wrappers() -> None:
         assert isinstance(wrapped, Oracle)
         assert wrapped.spec is box.spec
     assert box.closed == [True]
+
+
+def test_a_sphere_takes_tokens_of_one_norm():
+    domain = Domain(sphere=2.0)
+    tokens = domain.drawn_in(np.random.default_rng(0).standard_normal((3, 2, 4)))
+    domain.check(tokens)
+    assert np.allclose(np.linalg.norm(tokens, axis=2), 2.0)
+    assert np.isfinite(domain.drawn_in(np.zeros((1, 1, 4)))).all()
+    assert not domain.unbounded
+    with pytest.raises(DomainError, match="sphere"):
+        domain.check(1.01 * tokens)
+    with pytest.raises(InvalidArgument, match="leave out"):
+        Domain(sphere=2.0, max_norm=3.0)

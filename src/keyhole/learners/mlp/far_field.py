@@ -244,7 +244,7 @@ def merged(
     for one in found:
         if kept and len(one.jump) > 1:
             last = kept[-1]
-            reach = 1e-3 * np.abs(windows[:, 1] - windows[:, 0])
+            reach = np.maximum(1e-3 * np.abs(windows[:, 1] - windows[:, 0]), bend)
             met = (np.abs(windows - [last.at, one.at]) < reach[:, None]).all(axis=1).any()
             sizes = float(np.linalg.norm(last.jump)), float(np.linalg.norm(one.jump))
             large, small = (last, one) if sizes[0] > sizes[1] else (one, last)
@@ -252,7 +252,7 @@ def merged(
             across = float(np.linalg.norm(small.jump - along * large.jump))
             gap = max(one.at - last.at, TINY)
             parallel = across <= PARALLEL * min(sizes) + rounding / gap
-            if parallel and ((met and along > 0) or gap <= bend):
+            if parallel and (met or gap <= bend):
                 at = (large.at + along * small.at) / (1.0 + along)
                 kept[-1] = Breakpoint(at, last.jump + one.jump)
                 continue

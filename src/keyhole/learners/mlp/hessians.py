@@ -26,13 +26,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
 
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
 
-GROWTH = (1.0, 2.0, 3.0, 4.15, 6.0, 8.0)  # neurons prepared for, per entry of the input
+GROWTH = (1.0, 2.0, 3.0, 4.15, 5.5, 7.0, 9.0)  # neurons prepared for, per entry of the input
 ROOM = 1.25  # dimensions of the symmetric matrices, relative to those of the span
 SPARE_PLACES = 0.15  # Hessians beyond the dimension of their span, relative
 MOST_X = 5  # dimensions of X, if there is room
@@ -70,7 +70,9 @@ class Steps:
     def of(cls, unit: float) -> "Steps":
         """Error of a second difference: θ or θ² against 4 unit / θ²."""
         if unit < 1e-12:
-            return cls(1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False)
+            return cls(
+                1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False
+            )
         both = 1.3 * (4.0 * unit) ** 0.25
         return cls(both, both, 0.6 * unit ** (1 / 3), True)
 
@@ -78,9 +80,7 @@ class Steps:
 def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
     """Points of the unit sphere reached from `base` along great circles."""
     length = np.linalg.norm(steps, axis=1, keepdims=True)
-    return np.asarray(
-        base * np.cos(length) + steps * (np.sin(length) / np.maximum(length, TINY))
-    )
+    return np.asarray(base * np.cos(length) + steps * (np.sin(length) / np.maximum(length, TINY)))
 
 
 class HessianTable:
@@ -201,9 +201,7 @@ def find_span(hessians: Float[Array, "k D s s"], most: int) -> Span | None:
     return Span(inside, unflat(basis[:, sizes > 0.5].T, s), gap)
 
 
-def rank_ones(
-    span: Span, count: int, rng: np.random.Generator
-) -> Float[Array, "m s"]:
+def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "m s"]:
     """Unit vectors whose squares lie in the span: `count` of them, or as many as are found."""
     s = span.outside.shape[-1]
     outside = span.outside.reshape(len(span.outside), s * s)
@@ -278,9 +276,7 @@ def _polished(
     return np.concatenate(done), np.concatenate(off)
 
 
-def gated_pairs(
-    span: Span, count: int, rng: np.random.Generator
-) -> Float[Array, "2 m s"]:
+def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "2 m s"]:
     """Pairs g, u of orthogonal unit vectors with gg and gu + ug in the span: `count` of them, or
     as many as are found. Rank-one elements alone are degenerate here: gg + ε(gu + ug) is one too,
     to second order. Both together are regular."""
@@ -314,7 +310,7 @@ def _polished_pairs(
     across = np.eye(s) - g[:, :, None] * g[:, None, :]
     image = applied(g) @ across
     # of all directions orthogonal to g, the one that N(g, .) sees least
-    values, vectors = np.linalg.eigh(
+    _, vectors = np.linalg.eigh(
         image.transpose(0, 2, 1) @ image + 1e3 * g[:, :, None] * g[:, None, :]
     )
     u = vectors[:, :, 0]
@@ -373,9 +369,7 @@ def outer_directions(
     repeated = np.tile(outer, (1, blocks))
     traces = basis[:-1] @ basis[-1]
     gram = (basis[:-1] @ basis[:-1].T) * (repeated.T @ repeated)
-    normal = np.block(
-        [[gram, (repeated * traces).T], [repeated * traces, s * np.eye(outputs)]]
-    )
+    normal = np.block([[gram, (repeated * traces).T], [repeated * traces, s * np.eye(outputs)]])
     cubes = stack.reshape(places, outputs, -1)
     image = np.einsum("da,kda->ak", repeated, cubes @ basis[:-1].T, optimize=True)
     trace = (cubes @ basis[-1]).T  # (D, k)
@@ -597,9 +591,7 @@ def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
     def model(s: Array, b: Array, t: Array) -> Array:
         a = s[..., None] * t + b[..., None]
         levels = value(a)
-        return np.concatenate(
-            [s[..., None] * first(a), levels[..., 1:] - levels[..., :1]], axis=-1
-        )
+        return np.concatenate([s[..., None] * first(a), levels[..., 1:] - levels[..., :1]], axis=-1)
 
     def judged(prediction: Array, wanted: Array, square: Array) -> tuple[Array, Array]:
         """Share that is left of the data, and κ."""
@@ -648,10 +640,10 @@ def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
     return Bends(*(np.take_along_axis(part, order, axis=0) for part in (scale, bias, size, left)))
 
 
-def weights_of(sketch: Sketch, names: Sequence[str]) -> tuple[Weights, Float[Array, " m"]]:
-    """The network on the unit sphere (its affine part zero: it is linear and fitted later), and how
-    badly each neuron's bend is explained. A neuron that two fits explain is there twice: least
-    squares with both tells which."""
+def weights_of(sketch: Sketch, names: Sequence[str]) -> tuple[Weights, Int[Array, " c"]]:
+    """The network on the unit sphere (its affine part zero: it is linear and fitted later). A
+    neuron that several fits explain is there several times, least squares with all of them tells
+    which; the numbers say which rows belong to one neuron."""
     name, bends = fit_bends(sketch, names)
     usual = float(np.median(bends.left[0]))
     limit = np.maximum(DOUBTFUL * bends.left[0], DOUBTFUL * usual)
@@ -667,16 +659,14 @@ def weights_of(sketch: Sketch, names: Sequence[str]) -> tuple[Weights, Float[Arr
             if not any(same):
                 chosen.append((start, int(j)))
     starts, which = np.array(chosen).T
-    scale, bias, size = (
-        part[starts, which] for part in (bends.scale, bends.bias, bends.size)
-    )
+    scale, bias, size = (part[starts, which] for part in (bends.scale, bends.bias, bends.size))
     arguments = np.column_stack([sketch.rows[0, which] * scale[:, None], bias])
     affine = np.zeros((len(sketch.outer), arguments.shape[1]))
     if len(sketch.rows) == 1:
         outer = sketch.outer[:, which] * (size / scale)
-        return Weights(arguments, outer, affine, name), bends.left[0]
+        return Weights(arguments, outer, affine, name), which
     inner = _ungated(sketch, name, which, scale, bias, size)
-    return Weights(inner, sketch.outer[:, which] * size, affine, name, arguments), bends.left[0]
+    return Weights(inner, sketch.outer[:, which] * size, affine, name, arguments), which
 
 
 def _ungated(

@@ -4,25 +4,28 @@ Statement.  y = linear x + offset + outer φ(inner x + inner_bias), φ any of th
             is recovered with its number of neurons and its activation, from vector or scalar
             answers, with three to six times as many numbers as it has parameters.
 Queries.    scale.py (which size of inputs shows the bends); far_field.py where inputs may be of any
-            size; last, random points of the network's own size.
+            size and the network bends; else hessians.py on a sphere (that of the domain, or one
+            inside it); last, random points of the network's own size.
 Algebra.    The stages give every neuron to a few digits; refinement.py fits all answers near zero
             to their rounding, and its Fisher matrix tells the standard errors.
 Fails.      A fit that does not reach the rounding of the answers is no member of the family: the
             worst answer is the counterexample.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float, whole_number
-from keyhole.errors import (
-    Counterexample,
-    InvalidArgument,
-    NotIdentifiable,
-    WrongFamily,
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float, Int, whole_number
+from keyhole.errors import Counterexample, InvalidArgument, NotIdentifiable, WrongFamily
+from keyhole.learners.base import (
+    Diagnostics,
+    Hypothesis,
+    Inconclusive,
+    Refuted,
+    Result,
+    run_strategies,
 )
-from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.learners.mlp.far_field import (
     EXPLAINED,
     FAR,
@@ -31,23 +34,31 @@ from keyhole.learners.mlp.far_field import (
     fit_scales,
     read_far_field,
 )
+from keyhole.learners.mlp.hessians import NotEnough, read_sphere, weights_of
 from keyhole.learners.mlp.refinement import Refined, Weights, hidden_layer, refine, with_one
-from keyhole.learners.mlp.scale import find_scale
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.scale import Scale, far_exponent, find_scale, is_smooth
 from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 EXPECTED = 4  # neurons per entry of the input, before any was counted
-PATHS = 3  # far away that are tried
+PATHS = 2  # far away that are tried
 NEAR = 1.2  # answers for the refinement, relative to the number of unknowns in them
 FIRST = 0.3  # of these, asked at the size found first; the rest where arguments are of order one:
 WIDE = 1.5  # standard deviation of the arguments there
 FACTOR = 100.0  # by which the two sizes may differ
 ROUNDINGS = 300.0  # of the terms of an answer, that the finished fit may leave
 IDLE = 1e-7  # part of a neuron in the answers, relative to the others, that is none
+SAME = 1e-10  # 1 - cosine of the arguments of two neurons that are one
+DECISIONS, TRIAL_STEPS = 4, 4  # rounds and Gauss-Newton steps that decide between candidates
+BENDS = 0.25  # distance from one of the exponent of a network that bends, far away
+INSIDE = 0.98  # share of a bounded domain that is used: rounding must not leave it
 CERTAIN = 0.05  # distance from a whole number below which the side of a neuron is decided
+NEGLIGIBLE = 1e-8  # and how small it must be beside what it is added to
 ZERO = 12.0  # standard errors within which a block of parameters counts as zero
 
 
@@ -89,9 +100,11 @@ class MlpDiagnostics(Diagnostics):
 
 @dataclass(frozen=True)
 class MlpLearner:
-    """Learner for networks with one hidden layer: GELU, its tanh approximation, SiLU, quick GELU.
+    """Learner for networks with one hidden layer: GELU, its tanh approximation, SiLU, quick GELU,
+    tanh, sigmoid, gated or not; ReLU by `ReluNetworkLearner`.
 
-    `activation`, `neurons` are promises, not needed: a box that does not keep them is refused.
+    `activation`, `neurons`, `gated` are promises, not needed: a box that breaks them is refused.
+    Classes that are one are told as one: sigmoid as tanh, quick GELU as SiLU.
 
     >>> import numpy as np
     >>> from keyhole.models.mlp import Mlp
@@ -117,109 +130,250 @@ class MlpLearner:
             raise InvalidArgument(f"gated must be True, False or None, got {self.gated!r}")
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        if oracle.spec.domain.vocabulary is not None:
+        domain, width = oracle.spec.domain, oracle.spec.width
+        if domain.vocabulary is not None:
             raise NotIdentifiable(
                 "a finite vocabulary does not determine a network: it needs inputs that can be "
                 "moved freely"
             )
+        if self.activation == "relu" and not self.gated:
+            return self._piecewise_linear(oracle, rng)
         box = Box(oracle)
-        refined, points, answers = self._free(box, rng)
-        return self._hypothesis(box, refined, points, answers)
+        centre, largest = region_of(domain, width)
+
+        def ask(points: Array, purpose: str) -> Array:
+            return box.ask(centre + points, purpose)
+
+        if domain.sphere is not None:
+            size = domain.sphere / np.sqrt(width)
+            box.ask(domain.drawn_in(rng.standard_normal((1, width))), "scale")
+            scale = Scale(size, is_smooth(ask, width, size, box.unit, rng, sphere=True))
+        else:
+            box.ask(centre + np.zeros((1, width)), "scale")
+            scale = find_scale(ask, width, box.unit, rng, largest)
+        if scale.affine:
+            raise WrongFamily("the box is affine at every size of inputs: no neuron was found")
+        if not scale.smooth and self.activation is None and not self.gated:
+            return self._piecewise_linear(oracle, rng)
+        if not scale.smooth:
+            raise WrongFamily("the box is piecewise linear: its activation is relu")
+        strategies = []
+        bending = self.activation is None or ACTIVATIONS[self.activation].bends
+        if domain.unbounded and bending and not self.gated and box.unit < SINGLE_ROUNDOFF:
+            radius = self._far_radius(width, scale.size)
+            if abs(far_exponent(ask, width, radius, rng) - 1.0) < BENDS:
+                strategies.append(
+                    ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
+                )
+        strategies.append(
+            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, rng))
+        )
+        return run_strategies(strategies)
 
     def expected_queries(self, spec: Spec) -> int | None:
         if self.neurons is None:
             return None
-        return int(3.2 * unknowns(self.neurons, spec.width, spec.outputs or 1, self.gated))
+        rate = 3.3 if spec.domain.unbounded and not self.gated else 9.0 if self.gated else 5.8
+        return int(rate * unknowns(self.neurons, spec.width, spec.outputs or 1, self.gated))
 
     def _names(self) -> list[str]:
-        """Activations that bend, one of each class."""
+        """Activations to be tried, one of each class."""
         if self.activation is None:
-            return ["gelu", "silu", "gelu_tanh"]
+            return ["gelu", "silu", "gelu_tanh", "tanh"]
         alias = ACTIVATIONS[self.activation].alias
         return [self.activation if alias is None else alias[0]]
 
-    def _free(self, box: Box, rng: np.random.Generator) -> tuple[Refined, Array, Array]:
-        """Inputs may be of any size."""
-        width = box.oracle.spec.width
-        scale = find_scale(box.ask, width, box.unit, rng)
-        if not scale.smooth:
-            raise WrongFamily("the box is piecewise linear; use ReluNetworkLearner")
-        far = self._far(box, scale.size, rng)
-        neurons = len(far.jump)
-        self._promised(neurons)
-        count = int(NEAR * unknowns(neurons, width, far.jump.shape[1], False)) + 1
+    def _piecewise_linear(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        """Networks of ReLUs have a learner of their own."""
+        found = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
+        return replace(found, model=mlp_of_relus(found.model), errors=mlp_of_relus(found.errors))
+
+    def _far_radius(self, width: int, size: float) -> float:
+        expected = EXPECTED * width if self.neurons is None else self.neurons
+        return float(FAR * expected * np.sqrt(width / 2.0) * size)
+
+    def _from_afar(self, box: Box, size: float, rng: np.random.Generator) -> Result:
+        """Inputs may be of any size, and the network bends: paths far away until one is read."""
+        width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
+        result: Result = Inconclusive("no path was read")
+        for _ in range(PATHS):
+            try:
+                far = read_far_field(box.ask, width, radius, size, box.unit, rng)
+                result = self._near_zero(box, far, size, rng)
+            except (Unresolved, np.linalg.LinAlgError) as failed:
+                result = Inconclusive(str(failed))
+            if isinstance(result, Hypothesis):
+                break
+        return result
+
+    def _near_zero(self, box: Box, far: FarField, size: float, rng: np.random.Generator) -> Result:
+        """The scales of the neurons, and the refinement, from points of the network's own size."""
+        width = far.direction.shape[1]
+        if (broken := self._promise(len(far.jump))) is not None:
+            return broken
+        count = int(NEAR * unknowns(len(far.jump), width, far.jump.shape[1], False)) + 1
         first = int(FIRST * count) + 1
-        points = scale.size * rng.standard_normal((first, width))
+        points = size * rng.standard_normal((first, width))
         answers = box.ask(points, "near zero")
-        names = self._names()
-        weights, left = fit_scales(far, points, answers, names, scale.size)
-        size = WIDE / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
-        if not scale.size / FACTOR < size < scale.size * FACTOR:
-            size = scale.size
-        more = size * rng.standard_normal((count - first, width))
+        names = [name for name in self._names() if ACTIVATIONS[name].bends]
+        weights, left = fit_scales(far, points, answers, names, size)
+        wide = WIDE / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
+        if not size / FACTOR < wide < size * FACTOR:
+            wide = size
+        more = wide * rng.standard_normal((count - first, width))
         points = np.concatenate([points, more])
         answers = np.concatenate([answers, box.ask(more, "near zero")])
         names = [weights.activation] if left < EXPLAINED else names
-        weights, _ = fit_scales(far, points, answers, names, size)
+        weights, _ = fit_scales(far, points, answers, names, wide)
         refined = without_idle(weights, points, answers, box.unit, rng)
-        self._fits(box, refined, points, answers)
-        return refined, points, answers
+        return self._judge(box, refined, points, answers, np.zeros(width), 1.0)
 
-    def _far(self, box: Box, size: float, rng: np.random.Generator) -> FarField:
-        width = box.oracle.spec.width
-        expected = EXPECTED * width if self.neurons is None else self.neurons
-        radius = FAR * expected * np.sqrt(width / 2.0) * size
-        reason = ""
-        for _ in range(PATHS):
-            try:
-                return read_far_field(box.ask, width, radius, size, box.unit, rng)
-            except Unresolved as failed:
-                reason = str(failed)
-        raise WrongFamily(f"not a network that is piecewise linear far from zero: {reason}")
+    def _on_sphere(self, box: Box, centre: Array, size: float, rng: np.random.Generator) -> Result:
+        """Answers on a sphere around `centre`, whose points have entries of this size."""
+        domain, width = box.oracle.spec.domain, len(centre)
+        radius = float(size * np.sqrt(width))
 
-    def _promised(self, neurons: int) -> None:
-        if self.neurons is not None and neurons > self.neurons:
-            raise WrongFamily(
-                f"the box has {neurons} neurons, more than the {self.neurons} that were promised"
-            )
+        def ask(points: Array, purpose: str) -> Array:
+            return box.ask(centre + radius * points, purpose)
 
-    def _fits(self, box: Box, refined: Refined, points: Array, answers: Array) -> None:
-        """Refuses a network that does not explain the answers to their rounding."""
-        allowed = ROUNDINGS * box.unit * terms(refined.weights, points) + 6.0 * box.additive
-        if refined.residual <= allowed:
-            return
-        predicted = refined.weights(points)
-        worst = int(np.argmax(np.abs(predicted - answers).max(axis=1)))
-        told = (answers[worst], predicted[worst])
-        if box.scalar:
-            told = (answers[worst, 0], predicted[worst, 0])
-        raise WrongFamily(
-            f"no network with one hidden layer of {refined.weights.neurons} neurons fits: the best "
-            f"found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}",
-            Counterexample(points[worst][None], *told, "a random point near zero"),
+        try:
+            sketch = read_sphere(ask, width, box.unit, rng, self.gated)
+        except NotEnough as failed:
+            return Inconclusive(str(failed))
+        blocks, neurons, _ = sketch.rows.shape
+        if (broken := self._promise(neurons)) is not None:
+            return broken
+        weights, which = weights_of(sketch, self._names())
+        count = int(NEAR * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        points = rng.standard_normal((count, width))
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        if domain.sphere is None:
+            points *= rng.uniform(0.5, 1.0, (count, 1))
+        answers = ask(points, "refinement")
+        weights = decided(weights, which, points, answers, box.unit)
+        refined = without_idle(weights, points, answers, box.unit, rng)
+        return self._judge(box, refined, points, answers, centre, radius)
+
+    def _promise(self, neurons: int) -> Refuted | None:
+        if self.neurons is None or neurons <= self.neurons:
+            return None
+        return Refuted(
+            f"the box has {neurons} neurons, more than the {self.neurons} that were promised"
         )
 
-    def _hypothesis(self, box: Box, refined: Refined, points: Array, answers: Array) -> Hypothesis:
-        weights, errors = refined.weights, refined.errors
-        if errors is None:
+    def _judge(
+        self,
+        box: Box,
+        refined: Refined,
+        points: Array,
+        answers: Array,
+        centre: Array,
+        radius: float,
+    ) -> Result:
+        """The hypothesis, unless the network does not explain the answers to their rounding. The
+        fit was made at the points (x - centre) / radius."""
+        allowed = ROUNDINGS * box.unit * terms(refined.weights, points) + 6.0 * box.additive
+        if refined.residual > allowed:
+            predicted = refined.weights(points)
+            worst = int(np.argmax(np.abs(predicted - answers).max(axis=1)))
+            told = (answers[worst], predicted[worst])
+            if box.scalar:
+                told = (answers[worst, 0], predicted[worst, 0])
+            return Refuted(
+                f"no network with one hidden layer of {refined.weights.neurons} neurons fits: the "
+                f"best found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}",
+                Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
+            )
+        if refined.errors is None:
             raise ValueError("standard errors are needed")
+        weights = moved_back(refined.weights, centre, radius)
+        errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
-        notes = []
         model, deviations, side = with_sides(model, deviations)
-        notes.append(side)
+        model = without_rounding(model, deviations, float(np.abs(answers).max()), box.unit)
         width, outputs = points.shape[1], answers.shape[1]
-        floor = unknowns(weights.neurons, width, outputs, weights.gate is not None)
+        gated = weights.gate is not None
+        affine = not gated or bool(model.linear.any())
+        floor = unknowns(weights.neurons, width, outputs, gated, affine)
         diagnostics = MlpDiagnostics(
             neurons=weights.neurons,
             activation=weights.activation,
-            gated=weights.gate is not None,
+            gated=gated,
             residual=refined.residual,
             steps=refined.steps,
         )
-        noise = NoiseModel(max(box.unit, UNIT_ROUNDOFF)) if box.unit >= SINGLE_ROUNDOFF else None
-        return Hypothesis(
-            model, deviations, floor, tuple(notes), noise=noise, diagnostics=diagnostics
-        )
+        noise = NoiseModel(box.unit) if box.unit > UNIT_ROUNDOFF else None
+        return Hypothesis(model, deviations, floor, (side,), noise=noise, diagnostics=diagnostics)
+
+
+def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:
+    """Centre and radius of a ball inside the domain."""
+    centre, radius = np.zeros(width), np.inf if domain.max_norm is None else domain.max_norm
+    if domain.sphere is not None:
+        return centre, domain.sphere
+    if domain.low is not None or domain.high is not None:
+        half = 1.0 + abs(domain.low or 0.0) + abs(domain.high or 0.0)
+        if domain.low is not None and domain.high is not None:
+            half = (domain.high - domain.low) / 2
+        low = domain.low if domain.low is not None else (domain.high or 0.0) - 2 * half
+        centre = np.full(width, low + half)
+        radius = min(radius - float(np.linalg.norm(centre)), half)
+        if radius <= 0:
+            raise NotIdentifiable("the domain holds no ball in which a network could be looked at")
+    return centre, INSIDE * radius
+
+
+def mlp_of_relus(network: ReluNetwork) -> Mlp:
+    return Mlp(
+        network.weight,
+        network.bias,
+        network.output.T,
+        activation="relu",
+        linear=network.skip.T,
+        offset=network.offset,
+    )
+
+
+def moved_back(weights: Weights, centre: Array, radius: float) -> Weights:
+    """The network of x, from that of (x - centre) / radius."""
+
+    def rows(table: Array) -> Array:
+        part = table[:, :-1] / radius
+        return np.column_stack([part, table[:, -1] - part @ centre])
+
+    return Weights(
+        rows(weights.inner),
+        weights.outer,
+        rows(weights.affine),
+        weights.activation,
+        None if weights.gate is None else rows(weights.gate),
+    )
+
+
+def decided(
+    weights: Weights, which: Int[Array, " c"], points: Array, answers: Array, unit: float
+) -> Weights:
+    """Of several candidates for one neuron, the one that takes the larger part in a fit."""
+    for _ in range(DECISIONS):
+        numbers, counts = np.unique(which, return_counts=True)
+        if (counts == 1).all():
+            break
+        found = refine(weights, points, answers, unit, steps=TRIAL_STEPS, errors=False).weights
+        part = np.linalg.norm(weights.inner if weights.gate is None else weights.gate, axis=1)
+        part = part * np.linalg.norm(found.outer, axis=0)
+        rivals = [np.flatnonzero(which == number) for number in numbers[counts > 1]]
+        weakest = [rows[np.argmin(part[rows])] for rows in rivals]
+        kept = np.setdiff1d(np.arange(len(which)), weakest)
+        weights, which = chosen(weights, kept), which[kept]
+    return weights
+
+
+def chosen(weights: Weights, rows: Array) -> Weights:
+    """The network of some of the neurons."""
+    gate = None if weights.gate is None else weights.gate[rows]
+    return Weights(
+        weights.inner[rows], weights.outer[:, rows], weights.affine, weights.activation, gate
+    )
 
 
 def without_idle(
@@ -231,19 +385,28 @@ def without_idle(
         found = refined.weights
         size = np.linalg.norm(found.outer, axis=0)
         size = size * np.linalg.norm(found.inner if found.gate is None else found.gate, axis=1)
-        kept = size > IDLE * np.median(size)
+        kept = (size > IDLE * np.median(size)) & first_of_each(found)
         if kept.all():
             return refined
-        gate = None if found.gate is None else found.gate[kept]
-        weights = Weights(
-            found.inner[kept], found.outer[:, kept], found.affine, found.activation, gate
-        )
+        weights = chosen(found, kept)
 
 
-def unknowns(neurons: int, width: int, outputs: int, gated: bool | None) -> float:
-    """Parameters per number in an answer."""
+def first_of_each(weights: Weights) -> Array:
+    """Which neurons are not the same as an earlier one."""
+    rows = weights.inner if weights.gate is None else weights.gate
+    lengths = np.maximum(np.linalg.norm(rows, axis=1), TINY)
+    unit = rows / lengths[:, None]
+    same = np.abs(unit @ unit.T) > 1.0 - SAME
+    alike = np.abs(np.log(lengths[:, None] / lengths)) < np.sqrt(SAME)
+    return ~np.tril(same & alike, -1).any(axis=1)
+
+
+def unknowns(
+    neurons: int, width: int, outputs: int, gated: bool | None, affine: bool = True
+) -> float:
+    """Parameters per number in an answer; a gated network may have no affine part."""
     rows = neurons * (width + 1) * (2 if gated else 1)
-    return (rows + neurons * outputs + (0 if gated else outputs * (width + 1))) / outputs
+    return (rows + neurons * outputs + (outputs * (width + 1) if affine else 0)) / outputs
 
 
 def terms(weights: Weights, points: Array) -> float:
@@ -269,6 +432,20 @@ def as_mlp(weights: Weights, scalar: bool) -> Mlp:
     )
 
 
+def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float) -> Mlp:
+    """Biases, linear part and offset that cannot be told from zero, and would not matter beside
+    arguments of order one and the answers, are zero."""
+    parts, doubts = model.to_arrays(), errors.to_arrays()
+    through = float(np.linalg.norm(np.atleast_2d(model.outer) @ model.inner))
+    sizes = {"inner_bias": 1.0, "gate_bias": 1.0, "linear": through, "offset": answers}
+    for name, yardstick in sizes.items():
+        if name in parts:
+            size, doubt = (float(np.linalg.norm(each[name])) for each in (parts, doubts))
+            if size <= min(ZERO * doubt, max(NEGLIGIBLE, 100.0 * unit) * yardstick):
+                parts[name] = np.zeros_like(parts[name])
+    return Mlp.from_arrays(parts)
+
+
 def with_sides(model: Mlp, errors: Mlp) -> tuple[Mlp, Mlp, str]:
     """Neurons turned so that the linear part is zero, or the identity, where that is possible:
     linear = Σ s_j outer_j inner_jᵀ + what is known, s_j zero or one."""
@@ -279,7 +456,7 @@ def with_sides(model: Mlp, errors: Mlp) -> tuple[Mlp, Mlp, str]:
     known = {"zero": np.zeros_like(linear)}
     if linear.shape[0] == linear.shape[1]:
         known["the identity"] = np.eye(len(linear))
-    if kind.bends and linear.size >= model.neurons:
+    if kind.bends and not model.gated and linear.size >= model.neurons:
         for name, part in known.items():
             right = np.einsum("kj,kd,jd->j", outer, part - linear, model.inner, optimize=True)
             share, *_ = np.linalg.lstsq(normal, right, rcond=1e-14)
@@ -295,13 +472,8 @@ def with_sides(model: Mlp, errors: Mlp) -> tuple[Mlp, Mlp, str]:
                 doubts["linear"] = np.zeros_like(doubts["linear"])
                 text = f"The linear part beside the neurons is {name}, which tells their sides."
                 return Mlp.from_arrays(parts), Mlp.from_arrays(doubts), text
-    size = np.linalg.norm(parts["linear"])
-    if size <= ZERO * np.linalg.norm(doubts["linear"]):
-        parts["linear"] = np.zeros_like(parts["linear"])
-        doubts["linear"] = np.zeros_like(doubts["linear"])
-        return Mlp.from_arrays(parts), Mlp.from_arrays(doubts), "There is no linear part."
-    if not kind.bends:
-        return model, errors, "The box has a linear part beside its neurons."
+    if not kind.bends or model.gated:
+        return model, errors, "The linear part beside the neurons was learned."
     return (
         model,
         errors,

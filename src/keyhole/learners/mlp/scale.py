@@ -1,12 +1,12 @@
 """At which size of inputs does a network show what it is?
 
 Statement.  The size r of the entries at which the arguments of φ are of order one is found to a
-            factor of about four, over many decades, from 7 to about 50 answers.
-Queries.    x + t r u for t = 0, ±1, ±2, ±4 at one random place (x of size r / 2), r on a ladder.
-Algebra.    Where r is too small F is its Taylor polynomial: second differences grow like r², third
-            ones like r³. The largest such r on the ladder, times the ladder's step, is the answer.
-            Second differences over r / 4096 then tell a smooth network from a piecewise linear
-            one, where they vanish at most places.
+            factor of about two, over many decades, from 12 to about 60 answers.
+Queries.    Second differences along one direction, at four places of a sphere.
+Algebra.    Where r is small they are nearly the same at all places, and what they differ by grows
+            like r: one look in that range tells where they would differ by as much as they are.
+            Differences over r / 4096 then tell a smooth network from a piecewise linear one, where
+            they vanish at most places.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,16 @@ from keyhole.arrays import TINY, Array
 
 Ask = Callable[[Array, str], Array]
 
-LADDER = 4.0
-RUNGS = 14  # up or down: eight decades
-SECOND, THIRD = 1.85, 2.75  # exponents from which on F counts as its Taylor polynomial
-BENDING = 1.25, 1.8  # exponent of second differences in the middle of a bend
-TIMES = np.array([0.0, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0])
-FINE = 2.0**-12  # step that tells smooth from piecewise linear, relative
-LOOKS = 3  # places where that is looked at
-ROUNDINGS = 1e3  # of an answer, below which a difference is none
+START = 0.25  # first size that is looked at
+PLACES, STEP = 4, 2.0**-4  # of a look, and its step relative to the size
+UP, DOWN = 300.0, 8.0  # to the next look, where nothing bends or all places differ
+LOOKS = 8  # up or down, at most
+VARIED = 0.5  # relative difference between places below which it grows like the size
+TARGET = 1.3  # difference that a size is extrapolated to
+ROUNDINGS = 300.0  # of an answer, below which a difference is none
+FINE, FINE_LOOKS = 2.0**-12, 3  # step and places that tell smooth from piecewise linear
+COARSE = 1e-12  # roundoff from which answers have few digits
+COARSE_STEP, COARSE_LOOKS = 0.08, 6  # of boxes that answer so
 
 
 @dataclass(frozen=True)
@@ -35,48 +37,80 @@ class Scale:
     affine: bool = False  # no bend was found at any size
 
 
-def find_scale(ask: Ask, width: int, unit: float, rng: np.random.Generator) -> Scale:
-    """The scale of a network whose inputs may have any size."""
-    place, way = rng.standard_normal((2, width))
-
-    def exponents(r: float) -> tuple[float, float]:
-        values = ask(r * (0.5 * place + TIMES[:, None] * way), "scale")
-        f0, p1, m1, p2, m2, p4, m4 = values
-        rounding = ROUNDINGS * unit * float(np.linalg.norm(values, axis=1).max())
-        second = [float(np.linalg.norm(p + m - 2 * f0)) for p, m in ((p1, m1), (p2, m2))]
-        third = [
-            float(np.linalg.norm(far - 2 * p + 2 * m - back))
-            for far, p, m, back in ((p2, p1, m1, m2), (p4, p2, m2, m4))
-        ]
-        return tuple(  # type: ignore[return-value]
-            np.inf if b <= rounding else float(np.log2(b / max(a, TINY)))
-            for a, b in (second, third)
-        )
-
-    def taylor(r: float) -> bool:
-        second, third = exponents(r)
-        return second > SECOND and third > THIRD
-
-    second, third = exponents(1.0)
-    if BENDING[0] < second < BENDING[1] and _smooth(ask, width, 1.0, unit, rng):
-        return Scale(1.0, smooth=True)
-    size, small = 1.0, second > SECOND and third > THIRD
-    for _ in range(RUNGS):
-        size *= LADDER if small else 1.0 / LADDER
-        if taylor(size) != small:
+def find_scale(
+    ask: Ask, width: int, unit: float, rng: np.random.Generator, largest: float = np.inf
+) -> Scale:
+    """The scale of a network whose inputs may have any norm up to `largest`."""
+    limit = largest / np.sqrt(width)
+    size, varied = min(START, limit / 2), 0.0
+    seen = False
+    for _ in range(LOOKS):
+        found = _variation(ask, width, size, unit, rng)
+        if found is None and (seen or size >= limit / 2):
             break
-    else:
-        if small:
-            return Scale(1.0, smooth=False, affine=True)
-    size = size if small else size * LADDER
-    return Scale(size, _smooth(ask, width, size, unit, rng))
+        if found is None:
+            size = min(size * UP, limit / 2)
+            continue
+        seen, varied = True, found
+        if varied < VARIED:
+            size = min(size * TARGET / max(varied, 1e-3), limit)
+            if varied < 0.02 and size < limit:  # too far to extrapolate: look again
+                size /= 4.0
+                continue
+            return Scale(size, is_smooth(ask, width, size, unit, rng))
+        size /= DOWN
+    return Scale(size, smooth=False, affine=not seen)
 
 
-def _smooth(ask: Ask, width: int, size: float, unit: float, rng: np.random.Generator) -> bool:
-    places = size * rng.standard_normal((LOOKS, 1, width))
-    ways = size * FINE * rng.standard_normal((LOOKS, 1, width))
-    points = places + np.array([0.0, 1.0, -1.0])[:, None] * ways
-    answers = ask(points.reshape(-1, width), "scale").reshape(LOOKS, 3, -1)
+def _variation(
+    ask: Ask, width: int, size: float, unit: float, rng: np.random.Generator
+) -> float | None:
+    """How much second differences at some places differ, relative to them; None where there are
+    none."""
+    places = rng.standard_normal((PLACES, width))
+    places *= size * np.sqrt(width) / np.linalg.norm(places, axis=1, keepdims=True)
+    way = rng.standard_normal(width)
+    way *= STEP * size * np.sqrt(width) / np.linalg.norm(way)
+    shrunk = 1.0 / (1.0 + STEP)  # so that no point is outside
+    points = shrunk * np.concatenate([places, places + way, places - way])
+    values = ask(points, "scale").reshape(3, PLACES, -1)
+    bends = values[1] + values[2] - 2 * values[0]
+    total = float(np.linalg.norm(bends))
+    if total <= ROUNDINGS * unit * float(np.linalg.norm(values[0])):
+        return None
+    spread = float(np.linalg.norm(bends - bends.mean(axis=0)))
+    return spread / total * np.sqrt(PLACES / (PLACES - 1.0))
+
+
+def is_smooth(
+    ask: Ask, width: int, size: float, unit: float, rng: np.random.Generator, sphere: bool = False
+) -> bool:
+    """Whether second differences over small steps are those of a smooth function: not zero; or,
+    where answers have too few digits for small steps, four times as large over twice the step."""
+    fine = unit < COARSE
+    looks, step = (FINE_LOOKS, FINE) if fine else (COARSE_LOOKS, COARSE_STEP)
+    places = rng.standard_normal((looks, 1, width))
+    places *= size * np.sqrt(width) / (1 + step) / np.linalg.norm(places, axis=2, keepdims=True)
+    ways = 0.5 * size * step * rng.standard_normal((looks, 1, width))
+    points = places + np.array([0.0, 1.0, -1.0, 2.0, -2.0])[: 3 if fine else 5, None] * ways
+    if sphere:
+        points *= size * np.sqrt(width) / np.linalg.norm(points, axis=2, keepdims=True)
+    answers = ask(points.reshape(-1, width), "scale").reshape(looks, points.shape[1], -1)
     bends = np.linalg.norm(answers[:, 1] + answers[:, 2] - 2 * answers[:, 0], axis=1)
     rounding = 16.0 * unit * np.linalg.norm(answers, axis=2).max(axis=1)
-    return bool(np.median(bends / np.maximum(rounding, TINY)) > 1.0)
+    if fine:
+        return bool(np.median(bends / np.maximum(rounding, TINY)) > 1.0)
+    wide = np.linalg.norm(answers[:, 3] + answers[:, 4] - 2 * answers[:, 0], axis=1)
+    alike = np.abs(np.log2(np.maximum(wide, TINY) / np.maximum(bends, TINY)) - 2.0) < 0.5
+    return bool(np.mean(alike & (wide > rounding)) > 0.5)
+
+
+def far_exponent(ask: Ask, width: int, radius: float, rng: np.random.Generator) -> float:
+    """How second differences grow far from zero: 1 for a network that bends, 0 for one that goes
+    flat, 2 for one with gates."""
+    way = rng.standard_normal(width)
+    way *= radius / np.linalg.norm(way)
+    values = ask(np.array([0.0, 1.0, -1.0, 2.0, -2.0])[:, None] * way, "scale")
+    first = float(np.linalg.norm(values[1] + values[2] - 2 * values[0]))
+    second = float(np.linalg.norm(values[3] + values[4] - 2 * values[0]))
+    return float(np.log2(max(second, TINY) / max(first, TINY)))

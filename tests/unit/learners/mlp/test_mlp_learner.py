@@ -79,3 +79,48 @@ def test_promises_that_are_not_kept():
         keyhole.recover(box, MlpLearner(activation="silu"))
     with pytest.raises(keyhole.InvalidArgument, match="activation"):
         MlpLearner(activation="swish")
+
+
+def smooth(seed, width, neurons, outputs, activation, gated=False):
+    rng = np.random.default_rng(seed)
+    return Mlp(
+        rng.standard_normal((neurons, width)) / width**0.5,
+        rng.standard_normal(neurons) / 2,
+        rng.standard_normal((outputs, neurons)),
+        activation=activation,
+        linear=None if gated else rng.standard_normal((outputs, width)),
+        gate=rng.standard_normal((neurons, width)) / width**0.5 if gated else None,
+        gate_bias=rng.standard_normal(neurons) / 2 if gated else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("activation", "gated", "domain"),
+    [
+        ("gelu", False, {"sphere": 12**0.5}),
+        ("silu", True, {"sphere": 12**0.5}),
+        ("sigmoid", False, {}),
+        ("gelu", True, {}),
+        ("silu", False, {"max_norm": 5.0}),
+        ("tanh", False, {"low": -1.0, "high": 3.0}),
+    ],
+)
+def test_spheres_balls_and_boxes(activation, gated, domain):
+    truth = smooth(8, 12, 9 if gated else 18, 8, activation, gated)
+    found = keyhole.recover(keyhole.open_oracle(truth, width=12, **domain), MlpLearner())
+    assert found.outcome is Outcome.RECOVERED
+    assert found.model.gated == gated
+    assert keyhole.distance(found.model, truth) < 1e-9
+
+
+def test_relus_are_left_to_their_learner():
+    truth = network(9, activation="relu")
+    found = keyhole.recover(keyhole.open_oracle(truth, width=6), MlpLearner())
+    assert found.model.activation == "relu"
+    assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_an_affine_box_has_no_neurons():
+    matrix = np.random.default_rng(10).standard_normal((6, 6))
+    with pytest.raises(keyhole.WrongFamily, match="affine"):
+        keyhole.recover(keyhole.open_oracle(lambda x: x[:, -1] @ matrix, width=6), MlpLearner())
