@@ -1,9 +1,12 @@
 """Softmax attention read at the last position: the hypothesis most learners return.
 
-    f(X) = offset + sum_h sum_i softmax_i( x_i . (score_h x_N + key_bias_h) ) x_i . value_h
+    f(X) = offset + x_N . skip
+           + sum_h sum_i softmax_i( x_i . (score_h x_N + key_bias_h) ) x_i . value_h
 
-X has rows x_1 ... x_N; the last row is the query. Only the product `score` of the query and key
-maps can be seen from outside, never the two maps, so the product is what a `Head` holds.
+X has rows x_1 ... x_N; the last row is the anchor. Only the product `score` of the query and key
+maps can be seen from outside, never the two maps, so the product is what a `Head` holds. `skip` is
+what the anchor adds past the attention (a residual connection is the identity); where the place of
+a token matters, `position` says how.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.linalg.softmax import softmax
+from keyhole.models.position import Position
 
 
 class Factors(NamedTuple):
@@ -114,6 +118,9 @@ class Head:
 class Attention:
     """A layer of attention heads with a common offset; callable like the box.
 
+    `skip`, (d,) or (d, D) like a value, is None where the anchor adds nothing past the heads;
+    `position` is None where the heads see the earlier tokens as a set.
+
     >>> import numpy as np
     >>> model = Attention([Head(np.zeros((2, 2)), None, np.array([1.0, 0.0]))], 0.5)
     >>> model(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
@@ -122,8 +129,16 @@ class Attention:
 
     heads: tuple[Head, ...]
     offset: Array
+    skip: Array | None
+    position: Position | None
 
-    def __init__(self, heads: Sequence[Head], offset: Any = 0.0) -> None:
+    def __init__(
+        self,
+        heads: Sequence[Head],
+        offset: Any = 0.0,
+        skip: Any = None,
+        position: Position | None = None,
+    ) -> None:
         if not heads:
             raise InvalidArgument("Attention needs at least one head")
         self.heads = tuple(heads)
@@ -139,6 +154,15 @@ class Attention:
                 f"offset must have shape {first.value.shape[1:]}, got {array.shape}"
             )
         self.offset = frozen(np.broadcast_to(array, first.value.shape[1:]))
+        self.skip = None
+        if skip is not None:
+            self.skip = frozen(finite_array("skip", skip, ndim=(1, 2)).astype(first.value.dtype))
+            if self.skip.shape != first.value.shape:
+                raise InvalidArgument(
+                    f"skip must have the values' shape {first.value.shape}, got {self.skip.shape}"
+                )
+        self.position = position
+        check_position(position, len(self.heads), first.width)
 
     @property
     def width(self) -> int:
@@ -156,20 +180,59 @@ class Attention:
 
     def astype(self, dtype: Any) -> "Attention":
         """The same layer that computes in another precision."""
-        return Attention([h.astype(dtype) for h in self.heads], self.offset.astype(dtype))
+        return Attention(
+            [h.astype(dtype) for h in self.heads],
+            self.offset.astype(dtype),
+            None if self.skip is None else self.skip.astype(dtype),
+            None if self.position is None else self.position.astype(dtype),
+        )
+
+    def with_heads(
+        self, heads: Sequence[Head], numbers: Sequence[int] | None = None
+    ) -> "Attention":
+        """Other heads, everything else as it is; where they are not as many as before, `numbers`
+        says which of the old ones each of them stands for."""
+        position = self.position
+        if position is not None and numbers is not None:
+            position = position.of_heads(numbers)
+        return Attention(heads, self.offset, self.skip, position)
+
+    def score_at(self, head: int, distance: int = 0) -> Float[Array, "e e"]:
+        """The score between [token; 1] and [anchor; 1] at a distance, all its terms."""
+        width, own = self.width, self.heads[head]
+        matrix = np.zeros((width + 1, width + 1))
+        matrix[:-1, :-1], matrix[:-1, -1] = own.score, own.key_bias
+        if self.position is not None:
+            matrix += self.position.score_at(head, distance, width)
+        return matrix
 
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch *out"]:
         tokens = sequences(tokens, self.width, self.dtype)
+        if self.position is not None:
+            tokens = self.position.place(tokens)
         query = tokens[:, -1, :]
-        answer = np.broadcast_to(self.offset, (len(tokens), *self.offset.shape)).copy()
-        for head in self.heads:
+        answer: Any = np.broadcast_to(self.offset, (len(tokens), *self.offset.shape)).copy()
+        if self.skip is not None:
+            answer += query @ self.skip
+        for number, head in enumerate(self.heads):
             scores = (tokens @ head.keys(query)[:, :, None])[:, :, 0]
-            weights = softmax(scores)
+            weights = self._weights(number, tokens, query, scores)
             if head.value.ndim == 1:
                 answer += np.einsum("bn,bn->b", weights, tokens @ head.value)
             else:
                 answer += (weights[:, None, :] @ tokens)[:, 0, :] @ head.value
-        return answer
+        return np.asarray(answer)
+
+    def _weights(self, head: int, tokens: Array, anchor: Array, scores: Array) -> Array:
+        """Attention weights of a head, given the scores that know no positions."""
+        if self.position is None:
+            return softmax(scores)
+        distances = np.arange(tokens.shape[1])[::-1]
+        scores = scores + self.position.added(head, tokens, anchor, distances)
+        if self.position.sinks is None:
+            return softmax(scores)
+        sink = np.full((len(scores), 1), self.position.sinks[head], scores.dtype)
+        return softmax(np.concatenate([scores, sink], axis=1))[:, :-1]
 
     def natural_length(self) -> float:
         """Length of random tokens at which the scores of the median head are of order one."""
@@ -192,6 +255,8 @@ class Attention:
     def to_arrays(self) -> dict[str, Array]:
         """Every parameter by name; `from_arrays` is the inverse."""
         arrays = {"offset": self.offset}
+        if self.skip is not None:
+            arrays["skip"] = self.skip
         for i, head in enumerate(self.heads):
             if head.score_factors is None:
                 arrays[f"heads.{i}.score"] = head.score
@@ -200,6 +265,8 @@ class Attention:
                 arrays[f"heads.{i}.score_right"] = head.score_factors.right
             arrays[f"heads.{i}.key_bias"] = head.key_bias
             arrays[f"heads.{i}.value"] = head.value
+        if self.position is not None:
+            arrays.update(self.position.to_arrays())
         return arrays
 
     @classmethod
@@ -212,15 +279,32 @@ class Attention:
                 if score is None:
                     score = (arrays[f"{name}.score_left"], arrays[f"{name}.score_right"])
                 heads.append(Head(score, arrays[f"{name}.key_bias"], arrays[f"{name}.value"]))
-            return cls(heads, arrays["offset"])
+            position = Position.from_arrays(arrays)
+            return cls(heads, arrays["offset"], arrays.get("skip"), position)
         except KeyError as missing:
             raise InvalidArgument(f"parameter {missing} is missing") from missing
 
     def __repr__(self) -> str:
+        beside = "" if self.skip is None else ", skip"
+        beside += "" if self.position is None else f", position={self.position.kind}"
         return (
             f"Attention(width={self.width}, heads={len(self.heads)}, "
-            f"outputs={'scalar' if self.outputs is None else self.outputs})"
+            f"outputs={'scalar' if self.outputs is None else self.outputs}{beside})"
         )
+
+
+def check_position(position: Position | None, heads: int, width: int) -> None:
+    """Refuses parts made for another number of heads or another width."""
+    if position is None:
+        return
+    for name in ("keys", "bias", "slopes", "sinks"):
+        part = getattr(position, name)
+        if part is not None and len(part) != heads:
+            raise InvalidArgument(f"position {name} is for {len(part)} heads, there are {heads}")
+    for name, inner in (("keys", width + 1), ("vectors", width)):
+        part = getattr(position, name)
+        if part is not None and part.shape[-1] != inner:
+            raise InvalidArgument(f"position {name} must have rows of {inner}, got {part.shape}")
 
 
 def every_position(
@@ -234,8 +318,12 @@ def every_position(
     >>> every_position(layer, np.array([[[1.0, 0.0], [3.0, 0.0]]]))
     array([[2., 2.]])
     """
+    if model.position is not None:
+        raise InvalidArgument("every_position is for layers without positions")
     tokens = sequences(tokens, model.width, model.dtype)
     answer: Any = np.broadcast_to(model.offset, (*tokens.shape[:2], *model.offset.shape)).copy()
+    if model.skip is not None:
+        answer += tokens @ model.skip
     for head in model.heads:
         scores = head.keys(tokens) @ tokens.transpose(0, 2, 1)
         weights = softmax(scores, overwrite=True)

@@ -17,6 +17,7 @@ Networks with any activation (`models.mlp` has their symmetries): brought to the
 stands for their class, to unit rows where rows have no scale, neurons matched and turned alike.
 """
 
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -37,12 +38,14 @@ from keyhole.models.mlp import (
     turned,
     with_parts,
 )
+from keyhole.models.position import Position
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import LabelledAttention, normalised
 from keyhole.models.transformer import TransformerModel
 
 MERGE_TOLERANCE = 1e-12  # relative difference of two heads or hyperplanes that are one, and
 # the size, relative to the largest, of a head or neuron that does nothing
+DISTANCES = 17  # distances between token and anchor, from zero on, at which scores are compared
 CLEAR = 1e-6  # entry of a unit row that decides which way the row points
 
 
@@ -50,9 +53,10 @@ CLEAR = 1e-6  # entry of a unit row that decides which way the row points
 def distance(a: Any, b: Any) -> float:
     """Largest relative Frobenius error over the parameter blocks, after removing the symmetries.
 
-    Blocks: the scores, the key biases, the values, the offset. `b` is the yardstick: a block of
-    `b` that is zero is compared in units of the block family it belongs to, absolute if that is
-    zero too. Infinite where the structures (number of heads, shapes) differ.
+    Blocks: the scores, the key biases, the values, the offset, the skip; with positions the scores
+    at the distances 0 ... 16 with all their terms, sinks and position vectors. `b` is the
+    yardstick: a block of `b` that is zero is compared in units of the block family it belongs to,
+    absolute if that is zero too. Infinite where the structures (number of heads, shapes) differ.
     """
     raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
 
@@ -78,9 +82,11 @@ def _(a: Attention, b: Any) -> float:
     if first is None or second is None:  # no live head: only the offset remains
         if (first is None) != (second is None):
             return float("inf")
-        return relative(float(np.linalg.norm(a.offset - b.offset)), float(np.linalg.norm(b.offset)))
+        return common_distance(a, b, 0.0)
     if len(first.heads) != len(second.heads):
         return float("inf")
+    if first.position is not None or second.position is not None:
+        return placed_distance(first, second)
     pairs = match_heads(first.heads, second.heads)
     scores = max(score_norm(h) for h in second.heads)
     biases = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
@@ -99,24 +105,110 @@ def _(a: Attention, b: Any) -> float:
                 float(np.linalg.norm(theirs.value)),
             ),
         )
-    offset = float(np.linalg.norm(first.offset - second.offset))
-    return max(worst, relative(offset, float(np.linalg.norm(second.offset)) or values))
+    return max(worst, common_distance(first, second, values))
+
+
+def common_distance(a: Attention, b: Attention, values: float) -> float:
+    """Of what all heads share: the offset and the skip, in units of the values where `b` has
+    none."""
+    offset = float(np.linalg.norm(a.offset - b.offset))
+    worst = relative(offset, float(np.linalg.norm(b.offset)) or values)
+    if a.skip is None and b.skip is None:
+        return worst
+    mine, theirs = (0.0 if skip is None else skip for skip in (a.skip, b.skip))
+    gap = float(np.linalg.norm(mine - theirs))
+    return max(worst, relative(gap, float(np.linalg.norm(theirs)) or values))
+
+
+def placed_distance(a: Attention, b: Attention) -> float:
+    """Distance of two canonical layers of which one at least has positions. Scores are compared
+    with all their terms; what a head adds to all tokens alike at every distance does not show."""
+    mine, theirs = (m.position or Position() for m in (a, b))
+    if (mine.window or np.inf) != (theirs.window or np.inf) or mine.longest != theirs.longest:
+        return float("inf")
+    reach = int(min(DISTANCES, mine.window or np.inf, mine.longest or np.inf))
+    tables = [[visible_scores(m, h, reach) for h in range(len(m.heads))] for m in (a, b)]
+    sizes = np.array([np.linalg.norm(t, axis=(1, 2)) for t in tables[1]])
+    sizes = np.where(sizes > 0, sizes, sizes.max() or 1.0)
+    cost = np.zeros((len(a.heads), len(b.heads)))
+    for i, head in enumerate(a.heads):
+        for j, other in enumerate(b.heads):
+            scores = np.linalg.norm(tables[0][i] - tables[1][j], axis=(1, 2)) / sizes[j]
+            value = relative(
+                float(np.linalg.norm(head.value - other.value)), float(np.linalg.norm(other.value))
+            )
+            cost[i, j] = max(float(scores.max()), value)
+    rows, columns = linear_sum_assignment(np.minimum(cost, 2.0))
+    worst = float(cost[rows, columns].max())
+    for name, order in (("sinks", True), ("vectors", False)):
+        own, other = (getattr(p, name) for p in (mine, theirs))
+        if (own is None) != (other is None):
+            return float("inf")
+        if own is not None:
+            gap = np.linalg.norm(own[rows] - other[columns] if order else own - other)
+            worst = max(worst, relative(float(gap), float(np.linalg.norm(other))))
+    values = max(float(np.linalg.norm(h.value)) for h in b.heads)
+    return max(worst, common_distance(a, b, values))
+
+
+def visible_scores(model: Attention, head: int, reach: int) -> Float[Array, "n e e"]:
+    """Scores at the first distances; terms that no token shows are taken out, except where a sink
+    competes with all of them."""
+    table = np.stack([model.score_at(head, distance) for distance in range(reach)])
+    if model.position is None or model.position.sinks is None:
+        table[:, -1] -= table[0, -1].copy()
+    return table
 
 
 def canonical(model: Attention) -> Attention | None:
-    """Equal heads merged, dead heads dropped; None where no head is left."""
+    """Equal heads merged, dead heads dropped; None where no head is left. Vectors of places start
+    at zero: what they share belongs to the offset and the key biases."""
+    model = without_common_vector(model)
     merged: list[Head] = []
-    for head in model.heads:
+    numbers: list[int] = []
+    for number, head in enumerate(model.heads):
         for i, known in enumerate(merged):
-            if same_attention(head, known):
+            if same_attention(head, known) and same_places(model, number, numbers[i]):
                 score: Any = known.score_factors or known.score
                 merged[i] = Head(score, known.key_bias, known.value + head.value)
                 break
         else:
             merged.append(head)
+            numbers.append(number)
     largest = max(float(np.abs(head.value).max(initial=0.0)) for head in model.heads)
-    alive = [h for h in merged if np.abs(h.value).max(initial=0.0) > MERGE_TOLERANCE * largest]
-    return Attention(alive, model.offset) if alive else None
+    alive = [
+        i
+        for i, head in enumerate(merged)
+        if np.abs(head.value).max(initial=0.0) > MERGE_TOLERANCE * largest
+    ]
+    if not alive:
+        return None
+    return model.with_heads([merged[i] for i in alive], [numbers[i] for i in alive])
+
+
+def without_common_vector(model: Attention) -> Attention:
+    """The same layer, the vector of the first place moved into offset and key biases."""
+    position = model.position
+    if position is None or position.vectors is None:
+        return model
+    first = position.vectors[0]
+    heads = [
+        Head(h.score_factors or h.score, h.key_bias + h.score @ first, h.value) for h in model.heads
+    ]
+    offset = model.offset + sum(first @ h.value for h in model.heads)
+    if model.skip is not None:
+        offset = offset + first @ model.skip
+    placed = replace(position, vectors=position.vectors - first)
+    return Attention(heads, offset, model.skip, placed)
+
+
+def same_places(model: Attention, one: int, other: int) -> bool:
+    """Whether the position part treats two heads alike."""
+    position = model.position
+    if position is None:
+        return True
+    parts = (getattr(position, n) for n in ("keys", "queries", "bias", "slopes", "sinks"))
+    return all(np.array_equal(part[one], part[other]) for part in parts if part is not None)
 
 
 def same_attention(a: Head, b: Head) -> bool:

@@ -83,8 +83,13 @@ class Graph:
 
 
 def add_heads(graph: Graph, model: Attention) -> str:
+    if model.position is not None:
+        raise InvalidArgument("a layer with positions cannot be exported to ONNX; to_module can")
     query = graph.query()
     answer = graph.constant("offset", model.offset.astype(graph.dtype))
+    if model.skip is not None:
+        past = graph.node("MatMul", [query, graph.parameter("skip", model.skip)])
+        answer = graph.node("Add", [answer, past])
     for number, head in enumerate(model.heads):
         name = f"heads.{number}."
         mean = add_attention(graph, query, head.score_factors or head.score, head.key_bias, name)

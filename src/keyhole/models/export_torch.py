@@ -48,7 +48,9 @@ class AttentionModule(nn.Module):
         super().__init__()
         self.width, self.outputs, self.count = model.width, model.outputs, len(model.heads)
         self.factored = [head.score_factors is not None for head in model.heads]
+        self.window = None if model.position is None else model.position.window
         arrays = model.to_arrays()
+        arrays.pop("position.window", None)
         self.parameters_by_name = nn.ParameterDict()
         for name, array in arrays.items():
             tensor = torch.tensor(array, dtype=dtype)
@@ -66,12 +68,47 @@ class AttentionModule(nn.Module):
         answer: torch.Tensor = keys + self._get(head, "key_bias")
         return answer
 
+    def _part(self, name: str) -> Any:
+        """A part of the position, None where the layer has none."""
+        place = f"position_{name}"
+        return self.parameters_by_name.get(place, None)
+
+    def _pairs(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        values = tokens @ rows[:, :-1].T + rows[:, -1]
+        return torch.complex(values[..., ::2], values[..., 1::2])
+
+    def _weights(
+        self, head: int, tokens: torch.Tensor, query: torch.Tensor, scores: torch.Tensor
+    ) -> torch.Tensor:
+        distances = torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
+        bias, slopes, sinks = (self._part(name) for name in ("bias", "slopes", "sinks"))
+        if "position_keys" in self.parameters_by_name:
+            keys = self._pairs(self._part("keys")[head], tokens)
+            queries = self._pairs(self._part("queries")[head], query)
+            angles = distances[:, None] * self._part("frequencies")
+            turn = torch.polar(torch.ones_like(angles), angles)
+            scores = scores + (keys * turn * queries[:, None]).real.sum(dim=2)
+        if bias is not None:
+            scores = scores + bias[head][torch.clamp(distances, max=bias.shape[1] - 1)]
+        if slopes is not None:
+            scores = scores - slopes[head] * distances
+        if self.window is not None:
+            scores = scores.masked_fill(distances >= self.window, -torch.inf)
+        if sinks is None:
+            return torch.softmax(scores, dim=1)
+        sink = sinks[head].expand(len(scores), 1)
+        return torch.softmax(torch.cat([scores, sink], dim=1), dim=1)[:, :-1]
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._part("vectors") is not None:
+            tokens = tokens + self._part("vectors")[: tokens.shape[1]]
         query = tokens[:, -1, :]
         answer: torch.Tensor = self.parameters_by_name["offset"]
+        if "skip" in self.parameters_by_name:
+            answer = answer + query @ self.parameters_by_name["skip"]
         for head in range(self.count):
             scores = (tokens @ self._keys(head, query).unsqueeze(-1)).squeeze(-1)
-            weights = torch.softmax(scores, dim=1)
+            weights = self._weights(head, tokens, query, scores)
             mean = (weights.unsqueeze(1) @ tokens).squeeze(1)
             answer = answer + mean @ self._get(head, "value")
         return answer
@@ -124,6 +161,10 @@ def to_multihead_attention(model: Attention, dtype: Any = None) -> nn.MultiheadA
         raise InvalidArgument(
             f"torch's attention answers with vectors of the tokens' width {width}, this model "
             f"with {'scalars' if model.outputs is None else f'{model.outputs} numbers'}"
+        )
+    if model.skip is not None or model.position is not None:
+        raise InvalidArgument(
+            "torch's attention has no skip and no positions; to_module exports the whole layer"
         )
     count, inner = fit_torch_shape(model)
     blank = Head(np.zeros((width, width)), None, np.zeros((width, width)))

@@ -111,4 +111,5 @@ def normalised(model: Attention) -> Attention:
     if size == 0.0:
         return model
     heads = [Head(h.score_factors or h.score, h.key_bias, h.value / size) for h in model.heads]
-    return Attention(heads, model.offset / size)
+    skip = None if model.skip is None else model.skip / size
+    return Attention(heads, model.offset / size, skip, model.position)

@@ -152,7 +152,7 @@ def witnesses(model: Attention, rng: np.random.Generator) -> tuple[Witness, ...]
 
 def replaced(model: Attention, changes: dict[int, Head]) -> Attention:
     """The model with some heads exchanged."""
-    return Attention([changes.get(i, h) for i, h in enumerate(model.heads)], model.offset)
+    return model.with_heads([changes.get(i, h) for i, h in enumerate(model.heads)])
 
 
 def unlike(array: Array, rng: np.random.Generator) -> Array:
@@ -207,7 +207,8 @@ def gauge(model: Attention, head: int, rng: np.random.Generator) -> Witness:
 def order(model: Attention) -> Witness:
     """The same heads in another order."""
     heads = [*model.heads[1:], model.heads[0]]
-    return Witness(Attention(heads, model.offset), "order", "the same heads in another order")
+    numbers = [*range(1, len(model.heads)), 0]
+    return Witness(model.with_heads(heads, numbers), "order", "the same heads in another order")
 
 
 def split_head(model: Attention, rng: np.random.Generator) -> Witness:
@@ -219,7 +220,7 @@ def split_head(model: Attention, rng: np.random.Generator) -> Witness:
         Head(old.score_factors or old.score, old.key_bias, move),
     ]
     return Witness(
-        Attention([*twins, *model.heads[1:]], model.offset),
+        model.with_heads([*twins, *model.heads[1:]], [0, *range(len(model.heads))]),
         "split head",
         "one head more: head 0 twice, its value divided between the two at will",
     )

@@ -1,0 +1,242 @@
+"""A skip connection beside attention: y = S x_N + A(X), S any linear map, found and measured.
+
+Statement.  S is determined by d + 5 queries or so, whatever the heads are; without S the box is
+            a layer of attention heads, and everything else is learned as if S were not there.
+Queries.    [T a; -T a; T b; -T b; x], a along x, b random, T four times |x|, all of them huge: every
+            head attends to one of the first four tokens alone (a head for which x scores high
+            scores T a higher), so that a small step of x moves the answer by S times the step and
+            by nothing else. One step says whether there is a skip, d steps measure it.
+Algebra.    Differences over the step. A head that leaves its token for another makes a jump, which
+            is as large as the answer itself: large responses are believed only if they are the
+            same before another anchor. A head that attends to all tokens alike passes a share of
+            the anchor on that depends on the length: the same tokens twice show it.
+When it fails.  Tokens of bounded norm, where no attention is hard; sequences of fewer than three
+            tokens. S is told from the layer's own value of x_N by attention to other tokens only.
+Source.     Keyhole's own; docs/learners/positions.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.errors import IllConditioned
+from keyhole.learners.base import Hypothesis
+from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.models.attention import Attention, Head
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import ROUNDINGS, NoiseModel
+from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.wrappers.known import WithPrior
+from keyhole.oracles.wrappers.skip import WithoutSkip
+
+PURPOSE = "skip"
+ANCHOR = 1e6  # length of the anchor: attention is hard unless all scores are below 1e-10
+TOKENS = 4.0  # length of the other tokens, in anchors
+STEP = 0.015  # length of a step, in anchors: one head in a hundred leaves its token on the way
+SHORTER = 8.0  # how much shorter a step is when it is repeated
+JUMP = 0.05  # response, relative to the answer itself, that may be a head that left its token
+SETUPS = 8  # anchors tried
+PORTION = 4  # directions asked at once, after which an undecided head shows
+
+
+@dataclass(frozen=True, eq=False)
+class Skip:
+    """What the anchor adds past the attention, as (d, D), and its standard errors."""
+
+    matrix: Float[Array, "d D"]
+    errors: Float[Array, "d D"]
+    noise: NoiseModel  # of the box, as far as its answers show it
+    scalar: bool
+
+    @property
+    def value(self) -> Float[Array, "d *out"]:
+        """In the shape of a head's value."""
+        return self.matrix[:, 0] if self.scalar else self.matrix
+
+    @property
+    def value_errors(self) -> Float[Array, "d *out"]:
+        return self.errors[:, 0] if self.scalar else self.errors
+
+    @property
+    def sentence(self) -> str:
+        """For the reader of the report."""
+        height, width = self.matrix.shape
+        near = height == width and bool(
+            (np.abs(self.matrix - np.eye(height)) <= ROUNDINGS * self.errors).all()
+        )
+        kind = "the identity within its standard errors" if near else "a linear map of its own"
+        return f"The anchor is added past the attention by a skip connection: {kind}."
+
+
+def learn_beside_skip(
+    oracle: Oracle,
+    rng: np.random.Generator,
+    learn: Callable[[Oracle, np.random.Generator], Hypothesis],
+) -> Hypothesis:
+    """What `learn` finds, with a skip connection if the box has one."""
+    skip = find_skip(oracle, rng.spawn(1)[0])
+    if skip is None:
+        return learn(oracle, rng)
+    inner = WithoutSkip(WithPrior(oracle, skip.noise), skip.value)
+    learned = learn(inner, rng)
+    doubt = skip.value_errors  # of S, and with it of the sum of all values
+    return replace(
+        learned,
+        model=add_skip(learned.model, skip.value),
+        errors=add_skip(widen_values(learned.errors, doubt), doubt),
+        floor=learned.floor + oracle.spec.width,
+        notes=(*learned.notes, skip.sentence),
+    )
+
+
+def widen_values(errors: Attention, doubt: Array) -> Attention:
+    """Standard errors of the values with that of the skip, which was subtracted from their sum."""
+    heads = [Head(h.score, h.key_bias, np.hypot(h.value, doubt)) for h in errors.heads]
+    return errors.with_heads(heads)
+
+
+def add_skip(model: Any, skip: Array) -> Any:
+    """The layer, or its standard errors, with those of the skip."""
+    return Attention(model.heads, model.offset, skip, model.position)
+
+
+def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
+    """The skip connection of a box of attention heads; None where it has none, after two queries,
+    and where tokens are too short or too few to tell."""
+    domain, width = oracle.spec.domain, oracle.spec.width
+    room = domain.max_length or np.inf
+    if not domain.unbounded or room < 3:
+        return None
+    directions = np.linalg.qr(rng.standard_normal((width, width)))[0]
+    for _ in range(SETUPS):
+        setup = Setup.draw(oracle, rng)
+        first = setup.measure(directions[:1])
+        if not setup.is_signal(first)[0]:
+            return None
+        if setup.agree(first, setup.measure(directions[:1], STEP / SHORTER), STEP / SHORTER)[0]:
+            break
+    else:
+        raise IllConditioned("no step of the anchor is so short that the heads keep their tokens")
+    twice = setup.repeat() if room > 2 * len(setup.choices) else setup
+    if not setup.is_signal((twice.base - setup.base)[None] / (STEP * ANCHOR))[0]:
+        slopes = collect_slopes(setup, directions, first, rng)
+    else:  # a head attends to all tokens alike: in a query of N tokens the slope is S + M / N
+        short, long = setup.length, twice.length
+        other = twice.measure(directions[:1])
+        if not setup.is_signal(long * other - short * first)[0]:
+            return None
+        parts = [
+            collect_slopes(one, directions, slope, rng)
+            for one, slope in ((setup, first), (twice, other))
+        ]
+        slopes = (long * parts[1] - short * parts[0]) / (long - short)
+    if not setup.is_signal(slopes).any():
+        return None
+    matrix = directions.T @ slopes
+    errors = np.full(matrix.shape, setup.sigma / (STEP * ANCHOR))
+    return Skip(matrix, errors, setup.noise, setup.scalar)
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Huge tokens before an anchor, and the answer to them."""
+
+    oracle: Oracle
+    choices: Float[Array, "n d"]  # every head attends to one of these
+    anchor: Float[Array, " d"]
+    base: Float[Array, " D"]
+    noise: NoiseModel
+    scalar: bool
+    copies: int = 1  # of every token
+
+    @classmethod
+    def draw(cls, oracle: Oracle, rng: np.random.Generator, copies: int = 1) -> "Setup":
+        along, across = (v / np.linalg.norm(v) for v in rng.standard_normal((2, oracle.spec.width)))
+        choices = TOKENS * ANCHOR * np.stack([along, -along, across, -across])
+        if (oracle.spec.domain.max_length or np.inf) <= len(choices):
+            choices = choices[:2]
+        return cls.ask_base(oracle, choices, ANCHOR * along, copies)
+
+    @classmethod
+    def ask_base(cls, oracle: Oracle, choices: Array, anchor: Array, copies: int) -> "Setup":
+        choices = np.tile(choices, (copies, 1))
+        answers = ask(oracle, choices, anchor[None])
+        noise = recognise_format(noise_of_type(oracle.spec.precision, answers), answers)
+        base = np.asarray(answers, dtype=np.float64).reshape(-1)
+        return cls(oracle, choices, anchor, base, noise, answers.ndim == 1, copies)
+
+    def repeat(self) -> "Setup":
+        """The same tokens twice before the same anchor."""
+        return Setup.ask_base(self.oracle, self.choices, self.anchor, 2)
+
+    @property
+    def length(self) -> int:
+        return len(self.choices) + 1
+
+    @property
+    def sigma(self) -> float:
+        """Standard error of a difference of two answers."""
+        scale = float(np.sqrt(np.mean(self.base**2)))
+        return float(np.sqrt(2.0) * self.noise.sigma(scale))
+
+    def measure(self, directions: Float[Array, "n d"], step: float = STEP) -> Float[Array, "n D"]:
+        """Change of the answer per length of the anchor's step."""
+        answers = ask(self.oracle, self.choices, self.anchor + step * ANCHOR * directions)
+        responses = np.asarray(answers, dtype=np.float64).reshape(len(directions), -1) - self.base
+        return np.asarray(responses / (step * ANCHOR))
+
+    def is_signal(self, slopes: Float[Array, "n D"]) -> Array:
+        """Which slopes are more than rounding."""
+        return np.asarray(np.abs(slopes).max(axis=1) * STEP * ANCHOR > ROUNDINGS * self.sigma)
+
+    def agree(self, one: Array, other: Array, step: float = STEP) -> Array:
+        """Which slopes are the same; one of them was measured by a step of this length."""
+        gap = np.abs(one - other).max(axis=1)
+        return np.asarray(gap * step * ANCHOR <= ROUNDINGS * self.sigma)
+
+    def may_jump(self, slopes: Float[Array, "n D"]) -> Array:
+        """Which responses are so large that a head may have left its token."""
+        large = JUMP * float(np.linalg.norm(self.base))
+        return np.asarray(np.linalg.norm(slopes, axis=1) * STEP * ANCHOR > large)
+
+
+def collect_slopes(
+    setup: Setup,
+    directions: Float[Array, "n d"],
+    first: Float[Array, "one D"],
+    rng: np.random.Generator,
+) -> Float[Array, "n D"]:
+    """Slopes of all directions, of which the first is known. A slope is believed where its response is small against the
+    answer, so that no head can have left its token, or else where it is the same before another
+    anchor. The jump of a scalar answer may be small by chance: there all are measured twice."""
+    slopes = np.full((len(directions), len(setup.base)), np.nan)
+    slopes[0] = first[0]
+    settled = np.arange(len(directions)) < 1
+    mixed = rng.choice((-1.0, 1.0), len(directions)) / np.sqrt(len(directions))
+    for number in range(SETUPS):
+        setup = setup if number == 0 else Setup.draw(setup.oracle, rng, setup.copies)
+        left = np.flatnonzero(~settled)
+        for part in np.array_split(left, max(1, -(-len(left) // PORTION))):
+            if not len(part):
+                break
+            found = setup.measure(directions[part])
+            jumps = setup.may_jump(found)
+            settled[part] = setup.agree(found, slopes[part]) | ~(jumps | setup.scalar)
+            slopes[part] = found
+            if jumps.mean() > 0.5:
+                break  # a head is undecided here: almost every step makes it jump
+        if settled.all():
+            check = setup.measure((mixed @ directions)[None])
+            if setup.agree(check, (mixed @ slopes)[None])[0]:
+                return slopes
+    raise IllConditioned("steps of the anchor under hard attention do not add up to a linear map")
+
+
+def ask(oracle: Oracle, choices: Float[Array, "n d"], anchors: Float[Array, "m d"]) -> Array:
+    """Answers to the same tokens before different anchors."""
+    before = np.broadcast_to(choices, (len(anchors), *choices.shape))
+    tokens = np.concatenate([before, anchors[:, None]], axis=1)
+    return np.asarray(oracle.ask(QueryBatch.of(tokens, PURPOSE)))
