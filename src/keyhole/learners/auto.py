@@ -22,6 +22,7 @@ from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.hypothesis import validated
 from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.multi_head.skip import learn_beside_skip
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
@@ -191,7 +192,7 @@ def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
 def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
     choice = Choice.of(facts, "several heads", reason)
-    return choice.learn(MultiHead(), oracle, rng)
+    return choice.told(lambda: learn_beside_skip(oracle, rng, MultiHead().learn))
 
 
 def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
@@ -236,7 +237,8 @@ def beyond_one_head(
     oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
-        return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
+        heads = MultiHead(attempts=ATTEMPTS)
+        return choice.told(lambda: learn_beside_skip(oracle, rng, heads.learn))
     except (WrongFamily, IllConditioned) as other:
         message = f"neither one head ({error}) nor several ({other})"
         found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)

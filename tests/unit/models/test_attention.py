@@ -142,3 +142,18 @@ def test_each_position_is_an_anchor(outputs: int | None) -> None:
         np.testing.assert_allclose(answers[:, position], model(tokens[:, order]), rtol=1e-12)
     with pytest.raises((InvalidArgument, TypeCheckError)):
         every_position(model, tokens[0])
+
+
+def test_a_skip_adds_the_anchor() -> None:
+    rng = np.random.default_rng(0)
+    plain = Attention([Head(rng.standard_normal((3, 3)), None, rng.standard_normal((3, 2)))])
+    skip = rng.standard_normal((3, 2))
+    tokens = rng.standard_normal((4, 5, 3))
+    model = Attention(plain.heads, plain.offset, skip)
+    assert np.allclose(model(tokens), plain(tokens) + tokens[:, -1] @ skip)
+    again = Attention.from_arrays(model.to_arrays())
+    assert np.array_equal(again(tokens), model(tokens))
+    assert model.astype(np.float32)(tokens).dtype == np.float32
+    assert "skip" in repr(model)
+    with pytest.raises(InvalidArgument, match="skip must have"):
+        Attention(plain.heads, plain.offset, np.eye(3))

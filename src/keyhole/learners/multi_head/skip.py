@@ -2,10 +2,10 @@
 
 Statement.  S is determined by d + 5 queries or so, whatever the heads are; without S the box is
             a layer of attention heads, and everything else is learned as if S were not there.
-Queries.    [T a; -T a; T b; -T b; x], a along x, b random, T four times |x|, all of them huge: every
-            head attends to one of the first four tokens alone (a head for which x scores high
-            scores T a higher), so that a small step of x moves the answer by S times the step and
-            by nothing else. One step says whether there is a skip, d steps measure it.
+Queries.    [T a; -T a; T b; -T b; x], a along x, b random, T four times |x|, all of them huge:
+            every head attends to one of the first four tokens alone (a head for which x scores
+            high scores T a higher), so that a small step of x moves the answer by S times the step
+            and by nothing else. One step says whether there is a skip, d steps measure it.
 Algebra.    Differences over the step. A head that leaves its token for another makes a jump, which
             is as large as the answer itself: large responses are believed only if they are the
             same before another anchor. A head that attends to all tokens alike passes a share of
@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned
 from keyhole.learners.base import Hypothesis
 from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.models.attention import Attention, Head
@@ -38,6 +37,7 @@ TOKENS = 4.0  # length of the other tokens, in anchors
 STEP = 0.015  # length of a step, in anchors: one head in a hundred leaves its token on the way
 SHORTER = 8.0  # how much shorter a step is when it is repeated
 JUMP = 0.05  # response, relative to the answer itself, that may be a head that left its token
+TERMS = 2.0  # the terms of an answer, which round each by itself, relative to their sum
 SETUPS = 8  # anchors tried
 PORTION = 4  # directions asked at once, after which an undecided head shows
 
@@ -104,8 +104,8 @@ def add_skip(model: Any, skip: Array) -> Any:
 
 
 def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
-    """The skip connection of a box of attention heads; None where it has none, after two queries,
-    and where tokens are too short or too few to tell."""
+    """The skip connection of a box of attention heads; None where it has none (two queries tell),
+    where tokens are too short or too few to tell, and where the anchor acts as no linear map."""
     domain, width = oracle.spec.domain, oracle.spec.width
     room = domain.max_length or np.inf
     if not domain.unbounded or room < 3:
@@ -119,8 +119,9 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
         if setup.agree(first, setup.measure(directions[:1], STEP / SHORTER), STEP / SHORTER)[0]:
             break
     else:
-        raise IllConditioned("no step of the anchor is so short that the heads keep their tokens")
+        return None  # heads do not keep their tokens: attention is not hard
     twice = setup.repeat() if room > 2 * len(setup.choices) else setup
+    slopes: Array | None
     if not setup.is_signal((twice.base - setup.base)[None] / (STEP * ANCHOR))[0]:
         slopes = collect_slopes(setup, directions, first, rng)
     else:  # a head attends to all tokens alike: in a query of N tokens the slope is S + M / N
@@ -132,11 +133,13 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
             collect_slopes(one, directions, slope, rng)
             for one, slope in ((setup, first), (twice, other))
         ]
+        if parts[0] is None or parts[1] is None:
+            return None
         slopes = (long * parts[1] - short * parts[0]) / (long - short)
-    if not setup.is_signal(slopes).any():
+    if slopes is None or not setup.is_signal(slopes).any():
         return None
     matrix = directions.T @ slopes
-    errors = np.full(matrix.shape, setup.sigma / (STEP * ANCHOR))
+    errors = np.full(matrix.shape, TERMS * setup.sigma / (STEP * ANCHOR))
     return Skip(matrix, errors, setup.noise, setup.scalar)
 
 
@@ -208,10 +211,11 @@ def collect_slopes(
     directions: Float[Array, "n d"],
     first: Float[Array, "one D"],
     rng: np.random.Generator,
-) -> Float[Array, "n D"]:
-    """Slopes of all directions, of which the first is known. A slope is believed where its response is small against the
-    answer, so that no head can have left its token, or else where it is the same before another
-    anchor. The jump of a scalar answer may be small by chance: there all are measured twice."""
+) -> Float[Array, "n D"] | None:
+    """Slopes of all directions, of which the first is known; None where they belong to no linear
+    map. A slope is believed where its response is small against the answer, so that no head can
+    have left its token, or else where it is the same before another anchor. The jump of a scalar
+    answer may be small by chance: there all are measured twice."""
     slopes = np.full((len(directions), len(setup.base)), np.nan)
     slopes[0] = first[0]
     settled = np.arange(len(directions)) < 1
@@ -232,7 +236,7 @@ def collect_slopes(
             check = setup.measure((mixed @ directions)[None])
             if setup.agree(check, (mixed @ slopes)[None])[0]:
                 return slopes
-    raise IllConditioned("steps of the anchor under hard attention do not add up to a linear map")
+    return None
 
 
 def ask(oracle: Oracle, choices: Float[Array, "n d"], anchors: Float[Array, "m d"]) -> Array:
