@@ -60,7 +60,7 @@ def test_refused_in_bounded_domains(name, domain):
 
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_refused_in_single_precision(name):
-    """So few digits tell what is far from any network; what is near one has hidden kinks, or
+    """So few digits tell what is far from any network; what is near one has hidden breakpoints, or
     not, but never comes out clean."""
     box = CountingOracle(lambda x: IMPOSTORS[name](x).astype(np.float32), 8)
     far = name in ("two hidden layers", "step at a sphere", "maximum")
@@ -69,7 +69,7 @@ def test_refused_in_single_precision(name):
     assert box.queries < 6000
 
 
-def test_more_planes_than_promised():
+def test_more_hyperplanes_than_promised():
     box = CountingOracle(network(0, 8, 12), 8)
-    with pytest.raises(WrongFamily, match="12 planes"):
+    with pytest.raises(WrongFamily, match="12 hyperplanes"):
         ReluNetworkLearner(neurons=11).learn(box, np.random.default_rng(0))

@@ -1,274 +1,239 @@
 """A ReLU network inside a bounded domain: rays from one point.
 
-Statement.  All planes that a set of random points can tell from the centre's side are found, one
-            by one, each with checks of its own.
-Queries.  The gradient at a centre; random points, most of them at the edge (the pool); then rays
-            from the centre through points of the pool that the network so far does not explain:
-            such a ray must meet an unknown plane. Every kink on a ray is measured by itself
-            (learners/mlp/hyperplanes) on what the known neurons leave over.
+Statement.  All hyperplanes that a set of random points can tell from the centre's side are found,
+            one by one, each with checks of its own.
+Queries.    The gradient at a centre; random validation points, most of them at the edge; then rays
+            from the centre through validation points that the network so far does not explain:
+            such a ray must meet an unknown hyperplane. Every breakpoint on a ray is measured by
+            itself (hyperplanes) on what the known neurons leave over.
 Algebra.    Neurons are turned so that the centre is on their dead side: there the answers are the
-            affine part, and what is left over at a point of the pool is what the unknown neurons
-            that are on there contribute.
-Fails.      Kinks too close or too weak for the answers' digits stay unexplained: rays without
-            progress end the search. A known plane that turns up again with another jump is no
-            plane: another family. A plane that cuts off less of the domain than the pool can see
-            is missed; `Star.unseen` bounds how much that may be.
+            affine part, and what is left over at a validation point is what the unknown neurons
+            that are on there contribute. In the end all answers together give all parameters.
+Fails.      Breakpoints too close or too weak for the answers' digits stay unexplained: rays without
+            progress end the search. A known hyperplane that turns up again with another jump is no
+            hyperplane: another family. One that cuts off less of the domain than the validation
+            points can see is missed; `RaySearch.unseen` bounds how much that may be.
+Source.     Ours.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array
+from keyhole.arrays import TINY, Array, Float
+from keyhole.errors import Counterexample
+from keyhole.learners.base import Refuted
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.gradients import AskPoints, Frame
-from keyhole.learners.mlp.hyperplanes import Patches, measured_patches
-from keyhole.learners.mlp.kinks import STEP
-from keyhole.learners.mlp.line_search import trace
-from keyhole.learners.mlp.pieces import measured_rounding
-from keyhole.learners.mlp.relu_corrections import updated
-from keyhole.learners.mlp.relu_hypothesis import joined, only
+from keyhole.learners.mlp.hyperplanes import Hyperplanes, measure_hyperplanes
+from keyhole.learners.mlp.line_search import (
+    TOLERANCE,
+    LineSearchOptions,
+    NotPiecewiseAffine,
+    measure_rounding,
+    search_line,
+)
+from keyhole.learners.mlp.relu_hypothesis import (
+    CLEAN,
+    Exactness,
+    FoundNetwork,
+    NetworkBox,
+    SearchResult,
+    refuse,
+    report_unexplained,
+    validate_network,
+)
+from keyhole.learners.mlp.relu_least_squares import join_neurons, keep_neurons, update_network
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.noise import REJECTION
 
-POOL = 256  # random points that must be explained, asked at a time, until so many agree that
+POINTS = 256  # validation points asked at a time
 CONFIDENCE_POINTS = 3.0  # of n agreeing points: at most 3/n of such points differ (95%)
-EDGE = 0.75  # share of them at the edge of the domain: there every neuron is on somewhere
-CENTRE_STEP = 0.1  # first step of the gradient at the centre, relative to the input scale,
-CENTRE_SHORTER = 0.2  # shortened by this until no plane is near
-CENTRE_ATTEMPTS = 7
-CENTRE_CHECKS = 3
-CLUSTER_STEP = 0.02  # length, in input scales, of the stretch on which rounding is measured,
-SHORT_CLUSTER_STEP = 2e-5  # and where inputs are not rounded: a bend there must not pass for noise
-SAFETY = 40.0  # differences beyond this many errors are not explained
-RAYS = 80  # most rays; typical are three to six
-PATIENCE = 10  # rays without a new neuron before the search ends,
-STUCK = 16  # or rays that leave as many points unexplained as before,
-CLOSE_PATIENCE = 3  # or so few where all that is left over is
-CLOSE = 1e-6  # this small beside the answers: errors of neurons, which a polish removes
-ROUGH = 1e-11  # rounding relative to the answers from which on tangents are long and checked
-ROUGH_STEP = 0.1  # of a tangent, relative to the free distance
-RELIABLE = 3.0  # how far a line is trusted there, in units of its length
-ROOMY = 3e3  # error of a neuron, in roundings, beyond which another ray may do better
-BENDS = 8.0  # changes of slope, in errors of the known neurons, that are no kinks
-ROUGH_ROOMY = 300.0  # the same where answers have few digits
-PLACES = 5  # of a plane at which it is looked for again, where answers have few digits,
-FAR_OFF = 10.0  # on either side of it, in units of its error,
-VISIBLE = 60.0  # at least so that the answers change by this many roundings
-FAR_SIZE = 4.0  # of rounding errors out there, in units of those at the centre
-ALIKE = 0.4  # relative difference of the two jumps that are one
-REFITS = 4  # solutions, each with fresh on/off patterns
-PRIOR = 100.0  # errors before the fit, in units of those expected: what is asked decides
-ANSWER_NOISE = 2.0  # error of an answer in a fit, in roundings
-NOTHING = 8.0  # errors of a neuron below which it is none
-WASTED, WASTED_SHARE = 60, 4  # kinks that are no planes, and per neuron, that end the search
-SAME_PLANE = 1e-4  # distance of unit planes, in input scales, that are one
-BENT = 0.05  # change of a known neuron's jump that says: its plane ends here
+LEAST_ERROR = 20.0  # of the parameters in the end, in units of one answer's rounding
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """When the search ends and what it takes for a hyperplane."""
+
+    rays: int = 80
+    """Most rays; typical are three to six."""
+    patience: int = 10
+    """Rays without a new neuron before the search ends; three where all that is left over is
+    errors of the known neurons, which the final fit removes."""
+    stuck: int = 16
+    """Rays that leave as many points unexplained as before, before the search ends."""
+    wasted: int = 60
+    """Breakpoints that are no hyperplanes, and four per neuron, before the search ends."""
+    edge: float = 0.75
+    """Share of the validation points at the edge of the domain: there every neuron is on
+    somewhere."""
+    roomy: float = 3e3
+    """Error of a neuron, in roundings, beyond which another ray may do better; a tenth of that
+    where answers have few digits."""
+    same: float = 1e-4
+    """Distance of unit hyperplanes, in input scales, that are one."""
+    bent: float = 0.05
+    """Change of a known neuron's jump that says: its hyperplane ends here."""
+    step: float = 0.1
+    """Length of a tangent where answers have few digits, relative to the free distance; lines are
+    then trusted no further than three times their lengths."""
+
+
+def search_by_rays(
+    box: NetworkBox, region: InputRegion, rng: np.random.Generator, unseen: float
+) -> SearchResult:
+    """Neurons one by one, until all validation points are explained; then all of them together."""
+    search = RaySearch.begin(box, region, rng)
+    try:
+        complete = search.run(unseen)
+    except NotPiecewiseAffine as error:
+        return refuse(str(error), search.exactness, search.witness_on_ray(error))
+    if not complete:
+        return search.refuse()
+    if search.exactness.low:
+        unknowns = (search.network.neurons + 1) * (search.network.width + 1)
+        search.ask(region.points(rng, 3 * unknowns))
+    search.refine()
+    exactness, least = search.exactness, LEAST_ERROR * search.exactness.unit
+    agreement, witness = validate_network(box, region, search.network, rng)
+    if agreement > exactness.allowed:
+        message = report_unexplained(search.network, agreement, exactness)
+        return refuse(message, exactness, witness)
+    return FoundNetwork(
+        search.network,
+        search.error + least,
+        search.affine_error + least,
+        agreement,
+        exactness,
+        search.rays,
+        (report_region(region, search.unseen, exactness),),
+    )
 
 
 @dataclass(eq=False)
-class Star:
-    """The search: what is known so far and what it rests on."""
+class RaySearch:
+    """The accumulator: the network so far and what it rests on."""
 
-    ask: AskPoints
+    box: NetworkBox
     region: InputRegion
     rng: np.random.Generator
-    relative: float  # rounding of an answer, at least
-    share: float  # of the domain's edge that may stay unseen
-    noise: float = 0.0  # error of an answer beyond that, stated
-    rounded: Callable[[Array], Array] = np.asarray  # points as the box sees them
-    unit: float = 0.0
-    scale: float = 0.0
-    rays: int = 0
-    log: list[tuple[Array, Array]] = field(default_factory=list)
-    bent: bool = False  # a known plane was met again with another jump
-    wasted: int = 0  # kinks that turned out to be no planes
-    frame: Frame | None = None  # the line that was looked at last
-    network: ReluNetwork = field(init=False)
+    centre: Float[Array, " d"]
+    network: ReluNetwork
+    points: Float[Array, "n d"]  # that must be explained
+    answers: Float[Array, "n k"]
+    exactness: Exactness
+    affine_error: float  # of the answers, across the domain
+    log: list[tuple[Array, Array]]  # all points and answers
     error: Array = field(default_factory=lambda: np.zeros(0))  # of output_j weight_j, per neuron
-    affine_error: float = 0.0  # of the answers, across the domain
-    centre: Array = field(init=False)
-    pool: Array = field(init=False)
-    answers: Array = field(init=False)
+    options: RayOptions = field(default_factory=RayOptions)
+    rays: int = 0
+    bent: bool = False  # a known hyperplane was met again with another jump
+    wasted: int = 0  # breakpoints that turned out to be no hyperplanes
+    frame: Frame | None = None  # the line that was looked at last
 
-    def run(self) -> bool:
-        """Whether all points of the pool are explained."""
-        self.begin()
-        self.at_centre()
-        while self.explained():
-            if len(self.pool) * self.share >= CONFIDENCE_POINTS:
+    @classmethod
+    def begin(cls, box: NetworkBox, region: InputRegion, rng: np.random.Generator) -> "RaySearch":
+        """The first validation points, how exact the answers are, and the affine part: value and
+        gradient at a centre, where no hyperplane is near."""
+        log: list[tuple[Array, Array]] = []
+
+        def ask(points: Array) -> Array:
+            points = box.round_points(points)
+            answers = box.ask(points)
+            log.append((points, answers))
+            return answers
+
+        centre = region.inner_point(rng)
+        points = box.round_points(draw_points(region, rng, RayOptions().edge))
+        answers = ask(points)
+        exactness = measure_exactness(box, region, rng, centre, answers, ask)
+        slopes, value, step = measure_affine_part(region, rng, centre, exactness.unit, ask)
+        width, answer = slopes.shape
+        network = ReluNetwork(
+            np.zeros((0, width)),
+            np.zeros(0),
+            np.zeros((0, answer)),
+            slopes,
+            value - centre @ slopes,
+        )
+        affine_error = exactness.unit * region.size / step
+        return cls(box, region, rng, centre, network, points, answers, exactness, affine_error, log)
+
+    def run(self, unseen: float) -> bool:
+        """Whether all validation points are explained, and so many that at most the given share of
+        the domain's edge may differ."""
+        while self.explain():
+            if len(self.points) * unseen >= CONFIDENCE_POINTS:
                 return True
-            self.widen()
+            points = self.box.round_points(draw_points(self.region, self.rng, self.options.edge))
+            answers = self.ask(points)
+            self.points = np.concatenate([self.points, points])
+            self.answers = np.concatenate([self.answers, answers])
         return False
 
-    def explained(self) -> bool:
+    def explain(self) -> bool:
         """Rays through points that are not explained, until there are none."""
         idle, stuck, fewest = 0, 0, np.inf
-        while self.rays < RAYS and not self.hopeless and stuck < STUCK:
+        while self.rays < self.options.rays and not self.hopeless and stuck < self.options.stuck:
             differences = self.differences()
             unexplained = np.flatnonzero(differences > self.allowed())
             stuck = stuck + 1 if len(unexplained) >= fewest else 0
             fewest = min(fewest, len(unexplained))
             if len(unexplained) == 0:
                 return True
-            close = float(differences.max()) <= CLOSE * self.scale
-            if idle >= (CLOSE_PATIENCE if close else PATIENCE):
+            close = float(differences.max()) <= 1e-6 * self.exactness.scale
+            if idle >= (3 if close else self.options.patience):
                 return close
-            witness = self.pool[self.rng.choice(unexplained)]
-            idle = 0 if self.ray(witness) else idle + 1
+            witness = self.points[self.rng.choice(unexplained)]
+            idle = 0 if self.follow_ray(witness) else idle + 1
         return False
 
-    def asked(self, points: Array) -> Array:
-        points = self.rounded(points)
-        answers = self.ask(points)
-        self.log.append((points, answers))
-        return answers
-
-    def refine(self) -> None:
-        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
-        self.refit()
-        strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
-        real = strength > NOTHING * self.error
-        if not real.all():
-            self.network, self.error = only(self.network, real), self.error[real]
-            self.refit()
-
-    def refit(self) -> None:
-        """All parameters again, by least squares, a few times: on/off patterns may change."""
-        points = np.concatenate([part for part, _ in self.log])
-        answers = np.concatenate([part for _, part in self.log])
-        far = 1 + np.linalg.norm(points - self.centre, axis=1) / self.region.size
-        noise = ANSWER_NOISE * self.unit * far
-        prior = PRIOR * np.append(self.affine_error, self.error) / self.region.size
-        for _ in range(REFITS):
-            difference = answers - self.network(points)
-            found = updated(self.network, prior, points, difference, noise)
-            if found is None:
-                return
-            before = np.linalg.norm(difference / noise[:, None])
-            after = np.linalg.norm((answers - found[0](points)) / noise[:, None])
-            if after > before:
-                return
-            self.network, spread = found[0], found[1] * self.region.size
-            self.affine_error, self.error = float(spread[0]), spread[1:]
-
-    def begin(self) -> None:
-        """The first part of the pool, and how exact the answers are."""
-        self.centre = self.region.inner_point(self.rng)
-        self.pool = np.zeros((0, len(self.centre)))
-        self.widen()
-        self.scale = float(np.linalg.norm(np.std(self.answers, axis=0)))
-        direction = self.region.scale * self.rng.standard_normal(len(self.centre))
-        measured = measured_rounding(
-            lambda times: self.asked(self.centre + np.outer(times, direction)),
-            CLUSTER_STEP if self.relative > ROUGH else SHORT_CLUSTER_STEP,
-        )
-        largest = float(np.abs(self.answers).max())
-        self.unit = max(self.relative * largest, self.noise, measured, TINY)
-
-    def widen(self) -> None:
-        """More points of the pool."""
-        inside = self.region.points(self.rng, round((1 - EDGE) * POOL), 1.0)
-        edge = self.region.edge_points(self.rng, POOL - len(inside))
-        points = self.rounded(np.concatenate([inside, edge]))
-        answers = self.asked(points)
-        known = self.answers if len(self.pool) else answers[:0]
-        self.pool = np.concatenate([self.pool, points])
-        self.answers = np.concatenate([known, answers])
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether far more kinks were met than belong to planes: the answers bend everywhere."""
-        return self.wasted > WASTED + WASTED_SHARE * self.network.neurons
-
-    @property
-    def bends(self) -> bool:
-        return self.bent or self.hopeless
-
-    @property
-    def rough(self) -> bool:
-        return self.unit > ROUGH * self.scale
-
-    @property
-    def unseen(self) -> float:
-        """Share of points like those of the pool on which the box may differ (95%)."""
-        return CONFIDENCE_POINTS / len(self.pool)
-
-    def at_centre(self) -> None:
-        """The affine part: value and gradient at the centre, where no plane is near."""
-        width = len(self.centre)
-        step = CENTRE_STEP * self.region.scale
-        for _ in range(CENTRE_ATTEMPTS):
-            spots = self.rng.standard_normal((CENTRE_CHECKS, width))
-            spots /= np.linalg.norm(spots, axis=1, keepdims=True)
-            offsets = np.concatenate([np.zeros((1, width)), np.eye(width), spots])
-            values = self.asked(self.centre + step * offsets)
-            slopes = (values[1 : width + 1] - values[0]) / step
-            gap = np.abs(values[width + 1 :] - values[0] - step * spots @ slopes).max()
-            if gap <= SAFETY * self.unit:
-                break
-            step *= CENTRE_SHORTER
-        answer = values.shape[1]
-        self.network = ReluNetwork(
-            np.zeros((0, width)),
-            np.zeros(0),
-            np.zeros((0, answer)),
-            slopes,
-            values[0] - self.centre @ slopes,
-        )
-        self.affine_error = self.unit * self.region.size / step
-
-    def floor(self) -> float:
-        """Error of the network so far across the domain."""
-        return float(np.hypot(np.linalg.norm(self.error), self.affine_error))
-
-    def differences(self) -> Array:
-        return np.asarray(np.linalg.norm(self.answers - self.network(self.pool), axis=1))
-
-    def allowed(self) -> float:
-        return SAFETY * (self.unit + self.floor())
-
-    def left_over(self, points: Array) -> Array:
-        return np.asarray(self.asked(points) - self.network(self.rounded(points)))
-
-    def ray(self, witness: Array) -> bool:
+    def follow_ray(self, witness: Array) -> bool:
         """Looks at the line through centre and witness; whether it led to a neuron."""
         self.rays += 1
-        self.frame, reach = self.region.line_through(self.centre, witness)
-        frame = self.frame
-        line = trace(
-            lambda times: self.left_over(frame.points(times)),
+        frame, reach = self.region.line_through(self.centre, witness)
+        self.frame = frame
+        low, unit = self.exactness.low, self.exactness.unit
+        options = LineSearchOptions(trusting=False)
+        if low:
+            options = LineSearchOptions(step=self.options.step, reliable=3.0, trusting=False)
+        line = search_line(
+            lambda times: self.ask_left_over(frame.points(times)),
             np.finfo(float).eps,
-            self.unit,
+            unit,
             reach,
-            trusting=False,
-            step=ROUGH_STEP if self.rough else STEP,
-            bends=BENDS * self.floor(),
-            reliable=RELIABLE if self.rough else 0.0,
+            bends=REJECTION * self.network_error(),
+            options=options,
         )
-        if len(line.kinks) == 0:
+        if len(line.breakpoints) == 0:
             return False
-        patches = measured_patches(
-            self.left_over, line, frame, self.region.room, self.rng, self.unit, self.floor()
+        found = measure_hyperplanes(
+            self.ask_left_over, line, frame, self.region.room, self.rng, unit, self.network_error()
         )
-        self.wasted += len(line.kinks) - len(patches.bias)
-        fresh, error = self.oriented(patches)
-        roomy = error <= (ROUGH_ROOMY if self.rough else ROOMY) * self.unit
+        self.wasted += len(line.breakpoints) - len(found.bias)
+        fresh, error = self.orient(found), found.error
+        roomy = error <= (self.options.roomy / 10 if low else self.options.roomy) * unit
         if roomy.any():
-            fresh, error = only(fresh, roomy), error[roomy]
-        if self.rough:
-            sure = self.confirmed(fresh, error)
-            fresh, error = only(fresh, sure), error[sure]
-        return self.take(fresh, error)
+            fresh, error = keep_neurons(fresh, roomy), error[roomy]
+        if low:
+            sure = self.confirm(fresh, error)
+            fresh, error = keep_neurons(fresh, sure), error[sure]
+        return self.add_neurons(fresh, error)
 
-    def confirmed(self, fresh: ReluNetwork, error: Array) -> Array:
-        """Which neurons bend the answers as they should at some other place of their planes too:
-        two planes that passed for one do not."""
+    def orient(self, found: Hyperplanes) -> ReluNetwork:
+        """Neurons with the centre on their dead side."""
+        side = np.where(found.weight @ self.centre + found.bias > 0, -1.0, 1.0)
+        return ReluNetwork(side[:, None] * found.weight, side * found.bias, found.output)
+
+    def confirm(self, fresh: ReluNetwork, error: Array) -> Array:
+        """Which neurons bend the answers as they should at some other place of their hyperplanes
+        too: two hyperplanes that passed for one do not. Five places are tried, on either side at
+        ten errors of the hyperplane or where answers change by 240 roundings."""
         sure = np.zeros(fresh.neurons, dtype=bool)
         strength = np.maximum(np.linalg.norm(fresh.output, axis=1), TINY)
-        off = error / strength  # of the plane's position
-        step = np.maximum(FAR_OFF * off, VISIBLE * self.unit * FAR_SIZE / strength)
-        for _ in range(PLACES):
+        step = np.maximum(10 * error, 240 * self.exactness.unit) / strength
+        for _ in range(5):
             left = np.flatnonzero(~sure)
             if len(left) == 0:
                 break
@@ -281,36 +246,179 @@ class Star:
                 continue
             h = step[left][:, None]
             places = np.concatenate([spots + side * h * rows for side in (-2, -1, 1, 2)])
-            values = self.left_over(places).reshape(4, len(left), -1)
+            values = self.ask_left_over(places).reshape(4, len(left), -1)
             before, after = (values[1] - values[0]) / h, (values[3] - values[2]) / h
             jump = after - before
             gap = (values[2] - h * after) - (values[1] + h * before)  # zero if they meet at zero
-            good = np.linalg.norm(jump - fresh.output[left], axis=1) <= ALIKE * strength[left]
-            good &= np.linalg.norm(gap, axis=1) <= ALIKE * strength[left] * step[left]
+            alike = 0.4 * strength[left]
+            good = np.linalg.norm(jump - fresh.output[left], axis=1) <= alike
+            good &= np.linalg.norm(gap, axis=1) <= alike * step[left]
             sure[left[good]] = True
         return sure
 
-    def oriented(self, found: Patches) -> tuple[ReluNetwork, Array]:
-        """Neurons with the centre on their dead side, and their errors across the domain."""
-        side = np.where(found.weight @ self.centre + found.bias > 0, -1.0, 1.0)
-        network = ReluNetwork(side[:, None] * found.weight, side * found.bias, found.output)
-        return network, found.error
-
-    def take(self, fresh: ReluNetwork, error: Array) -> bool:
-        """Adds neurons; one on a known plane corrects that neuron, or shows that it bends."""
+    def add_neurons(self, fresh: ReluNetwork, error: Array) -> bool:
+        """Adds neurons; one on a known hyperplane corrects that neuron, or shows that it bends."""
         known = self.network
         output, new = np.array(known.output), []
         for j in range(fresh.neurons):
             gaps = np.linalg.norm(known.weight - fresh.weight[j], axis=1)
             gaps = gaps + np.abs(known.bias - fresh.bias[j]) / self.region.size
             i = int(np.argmin(gaps)) if len(gaps) else 0
-            if len(gaps) == 0 or gaps[i] > SAME_PLANE:
+            if len(gaps) == 0 or gaps[i] > self.options.same:
                 new.append(j)
                 continue
-            if np.linalg.norm(fresh.output[j]) > BENT * np.linalg.norm(output[i]):
+            if np.linalg.norm(fresh.output[j]) > self.options.bent * np.linalg.norm(output[i]):
                 self.bent = True
             output[i] += fresh.output[j]
         known = ReluNetwork(known.weight, known.bias, output, known.skip, known.offset)
-        self.network = joined(known, only(fresh, np.array(new, dtype=int)))
+        self.network = join_neurons(known, keep_neurons(fresh, np.array(new, dtype=int)))
         self.error = np.concatenate([self.error, error[new]])
         return len(new) > 0
+
+    def refine(self) -> None:
+        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
+        self.refit()
+        strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
+        real = strength > REJECTION * self.error
+        if not real.all():
+            self.network, self.error = keep_neurons(self.network, real), self.error[real]
+            self.refit()
+
+    def refit(self) -> None:
+        """All parameters again, by least squares, four times: on/off patterns may change."""
+        points = np.concatenate([part for part, _ in self.log])
+        answers = np.concatenate([part for _, part in self.log])
+        far = 1 + np.linalg.norm(points - self.centre, axis=1) / self.region.size
+        noise = 2 * self.exactness.unit * far
+        # errors before the fit are taken a hundred times larger: what is asked decides
+        prior = 100 * np.append(self.affine_error, self.error) / self.region.size
+        for _ in range(4):
+            difference = answers - self.network(points)
+            found = update_network(self.network, prior, points, difference, noise)
+            if found is None:
+                return
+            before = np.linalg.norm(difference / noise[:, None])
+            after = np.linalg.norm((answers - found[0](points)) / noise[:, None])
+            if after > before:
+                return
+            self.network, spread = found[0], found[1] * self.region.size
+            self.affine_error, self.error = float(spread[0]), spread[1:]
+
+    def ask(self, points: Array) -> Array:
+        points = self.box.round_points(points)
+        answers = self.box.ask(points)
+        self.log.append((points, answers))
+        return answers
+
+    def ask_left_over(self, points: Array) -> Array:
+        return np.asarray(self.ask(points) - self.network(self.box.round_points(points)))
+
+    def differences(self) -> Array:
+        return np.asarray(np.linalg.norm(self.answers - self.network(self.points), axis=1))
+
+    def network_error(self) -> float:
+        """Error of the network so far across the domain."""
+        return float(np.hypot(np.linalg.norm(self.error), self.affine_error))
+
+    def allowed(self) -> float:
+        return TOLERANCE * (self.exactness.unit + self.network_error())
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether far more breakpoints were met than belong to hyperplanes: the answers bend
+        everywhere."""
+        return self.wasted > self.options.wasted + 4 * self.network.neurons
+
+    @property
+    def unseen(self) -> float:
+        """Share of points like the validation points on which the box may differ (95%)."""
+        return CONFIDENCE_POINTS / len(self.points)
+
+    def witness_on_ray(self, error: NotPiecewiseAffine) -> Counterexample | None:
+        """An answer on the last ray, which saw what the known neurons leave over."""
+        if self.frame is None:
+            return None
+        point = self.box.round_points(self.frame.points(np.array([error.t])))
+        known = self.network(point)[0]
+        value, expected = error.value + known, error.expected + known
+        return self.box.counterexample(point, value, expected, str(error))
+
+    def refuse(self) -> SearchResult:
+        """What the validation points that stay unexplained say about the box."""
+        differences = self.differences()
+        worst = int(np.argmax(differences))
+        point = self.points[worst : worst + 1]
+        witness = self.box.counterexample(
+            point, self.answers[worst], self.network(point)[0], "a random point of the domain"
+        )
+        message = report_unexplained(self.network, float(differences[worst]), self.exactness)
+        if self.exactness.low or not (self.bent or self.hopeless):
+            return refuse(message, self.exactness, witness, rays=self.rays)
+        return Refuted(
+            f"not one hidden layer of ReLUs: hyperplanes end or bend; {message}", witness
+        )
+
+
+def draw_points(region: InputRegion, rng: np.random.Generator, edge: float) -> Array:
+    """Validation points, the given share of them at the edge of the domain."""
+    inside = region.points(rng, round((1 - edge) * POINTS), 1.0)
+    return np.concatenate([inside, region.edge_points(rng, POINTS - len(inside))])
+
+
+def measure_exactness(
+    box: NetworkBox,
+    region: InputRegion,
+    rng: np.random.Generator,
+    centre: Array,
+    answers: Array,
+    ask: AskPoints,
+) -> Exactness:
+    """Rounding of an answer from a cluster at the centre, and how much answers vary. Where inputs
+    are not rounded the cluster is short: a bend there must not pass for noise."""
+    scale = float(np.linalg.norm(np.std(answers, axis=0)))
+    direction = region.scale * rng.standard_normal(len(centre))
+    step = 0.02 if box.relative > CLEAN else 2e-5
+    measured = measure_rounding(lambda times: ask(centre + np.outer(times, direction)), step)
+    largest = float(np.abs(answers).max())
+    return Exactness(max(box.relative * largest, box.noise, measured, TINY), scale)
+
+
+def measure_affine_part(
+    region: InputRegion, rng: np.random.Generator, centre: Array, unit: float, ask: AskPoints
+) -> tuple[Float[Array, "d k"], Float[Array, " k"], float]:
+    """Gradient and value at the centre, and the step they were measured with: a tenth of the input
+    scale, or a fifth of that, and so on, until three random directions show no hyperplane."""
+    width = len(centre)
+    step = 0.1 * region.scale
+    for _ in range(7):
+        spots = rng.standard_normal((3, width))
+        spots /= np.linalg.norm(spots, axis=1, keepdims=True)
+        offsets = np.concatenate([np.zeros((1, width)), np.eye(width), spots])
+        values = ask(centre + step * offsets)
+        slopes = (values[1 : width + 1] - values[0]) / step
+        gap = np.abs(values[width + 1 :] - values[0] - step * spots @ slopes).max()
+        if gap <= TOLERANCE * unit:
+            break
+        step *= 0.2
+    return slopes, values[0], step
+
+
+def report_region(region: InputRegion, unseen: float, exactness: Exactness) -> str:
+    """What the search did not look at."""
+    limits = []
+    if region.radius < np.inf:
+        limits.append(f"points of norm up to {region.radius:.3g}")
+    if region.half < np.inf:
+        limits.append(f"entries within {region.half:.3g} of {region.centre[0]:.3g}")
+    where = " and ".join(limits)
+    note = (
+        f"Hyperplanes were looked for among {where}; one that cuts off less than about "
+        f"{unseen:.1%} of the edge there may have been missed, and those beyond are part of skip "
+        "and offset."
+    )
+    if exactness.low:
+        note += (
+            f" The box's answers are exact to about {exactness.digits:.0e} of their size; neurons "
+            "weaker than that are not seen either."
+        )
+    return note

@@ -12,8 +12,6 @@ from keyhole.oracles.base import Domain
 
 INSIDE = 0.98  # share of a bounded domain that is used: rounding must not leave it
 OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, relative to its size
-CORNERS = 0.7  # share of the points at the edge of a box that are corners
-HALF_OPEN = 10.0  # size of a domain that is bounded on one side only, in units of 1 + |bound|
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +39,7 @@ class InputRegion:
             middle, half = (low + high) / 2, INSIDE * (high - low) / 2
         else:
             bound = low if low is not None else high
-            half = HALF_OPEN * (1 + abs(bound or 0.0))
+            half = 10 * (1 + abs(bound or 0.0))
             middle = (bound or 0.0) + (half if low is not None else -half)
             half *= INSIDE
         typical = min(1.0, radius / np.sqrt(width) / 2, half / 2) if scale is None else scale
@@ -68,7 +66,7 @@ class InputRegion:
         return float(self.scale * np.sqrt(len(self.centre)))
 
     def inner_point(self, rng: np.random.Generator) -> Float[Array, " d"]:
-        """A random point near the middle: planes often run through the middle itself."""
+        """A random point near the middle: hyperplanes often run through the middle itself."""
         offset = rng.standard_normal(len(self.centre))
         return np.asarray(self.centre + OFF_CENTRE * self.scale * offset / 2)
 
@@ -79,7 +77,7 @@ class InputRegion:
         if self.half == np.inf:
             return np.asarray(self.radius * offsets)
         corners = rng.integers(0, 2, offsets.shape) * 2.0 - 1
-        corners = np.where(rng.random((count, 1)) < CORNERS, corners, offsets)
+        corners = np.where(rng.random((count, 1)) < 0.7, corners, offsets)
         points = self.centre + self.half * corners / np.abs(corners).max(axis=1, keepdims=True)
         norms = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points * np.minimum(1.0, self.radius / np.maximum(norms, TINY)))

@@ -1,18 +1,158 @@
-"""From what a search found to what is reported: standard errors, zeros, notes."""
+"""What the searches for a ReLU network share: the box, how exact it is, and what is reported.
 
-from dataclasses import dataclass
+A search takes a `NetworkBox` and returns a `FoundNetwork`, `Refuted` or `Inconclusive`;
+`build_hypothesis` turns what was found into standard errors, zeros and notes.
+"""
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array
-from keyhole.learners.base import Diagnostics
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float
+from keyhole.errors import Counterexample
+from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.orientation import Signs
+from keyhole.learners.mlp.orientation import Orientation, orient_neurons
+from keyhole.learners.mlp.relu_least_squares import flatten_output
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
-ZERO = 12.0  # standard errors within which a whole block of parameters counts as zero,
-NEGLIGIBLE = 1e-8  # if it is as small as this beside inputs and answers
-NEGLIGIBLE_ROUNDINGS = 100.0  # or this many roundings of the answers
+DOUBLE = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
+CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
+
+
+@dataclass(eq=False)
+class NetworkBox:
+    """The box as a function of points. Counts what is spent on it and recognises answers in single
+    precision, to which points are then rounded as the box does."""
+
+    oracle: Oracle
+    relative: float = DOUBLE  # rounding of an answer, at least
+    noise: float = 0.0  # stated error of an answer that does not depend on its size
+    spent: int = 0
+    scalar: bool = True
+    single: bool = False  # the box computes in single precision, and rounds what it is asked
+    numbers: Array = field(default_factory=lambda: np.zeros(0))  # different answers, the first few
+
+    def __post_init__(self) -> None:
+        stated = self.oracle.spec.precision
+        if stated is not None:
+            self.relative = max(self.relative, 2 * stated.relative)
+            self.noise = stated.additive + stated.step / 2
+
+    def ask(self, points: Float[Array, "n d"], purpose: str = "network") -> Float[Array, "n k"]:
+        points = self.round_points(points)
+        raw = self.oracle.ask(QueryBatch.of(points[:, None, :], purpose))
+        self.recognise_format(raw)
+        self.spent += len(points)
+        self.scalar = raw.ndim == 1
+        return raw.astype(np.float64).reshape(len(points), -1)
+
+    def recognise_format(self, raw: Array) -> None:
+        """Whether all answers are numbers of single precision: five different ones tell."""
+        if len(self.numbers) >= 5:
+            return
+        self.numbers = np.unique(np.append(self.numbers, raw.astype(np.float64)))
+        short = self.numbers == self.numbers.astype(np.float32)
+        if len(self.numbers) >= 5 and short.all():
+            self.single, self.relative = True, max(self.relative, SINGLE_ROUNDOFF)
+
+    def round_points(self, points: Array) -> Array:
+        """Points as the box sees them."""
+        return points.astype(np.float32).astype(np.float64) if self.single else points
+
+    def counterexample(
+        self, point: Array, answer: Array, predicted: Array, reason: str
+    ) -> Counterexample:
+        if self.scalar:
+            answer, predicted = answer[0], predicted[0]
+        return Counterexample(point, answer, predicted, reason)
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How exact the answers are, as met by a search."""
+
+    unit: float = 0.0  # rounding of one answer
+    scale: float = 0.0  # how much the answers vary
+
+    @property
+    def digits(self) -> float:
+        """Rounding relative to the answers."""
+        return self.unit / max(self.scale, TINY)
+
+    @property
+    def low(self) -> bool:
+        """Whether differences are blamed on the answers' digits."""
+        return self.unit > CLEAN * self.scale
+
+    @property
+    def allowed(self) -> float:
+        """Difference between network and box that is still rounding."""
+        return max(1e-7 * self.scale, 100 * self.unit)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundNetwork:
+    """A network in normal form (outputs as a table) that agrees with the box, and its errors."""
+
+    network: ReluNetwork
+    error: Float[Array, " n"]  # of output_j weight_j per neuron, in units of the answers
+    affine_error: float
+    agreement: float  # largest difference at the validation points
+    exactness: Exactness
+    lines: int  # or rays, that were asked
+    notes: tuple[str, ...] = ()
+
+
+SearchResult = FoundNetwork | Refuted | Inconclusive
+
+
+def validate_network(
+    box: NetworkBox, region: InputRegion, network: ReluNetwork, rng: np.random.Generator
+) -> tuple[float, Counterexample]:
+    """The largest difference at four to twelve fresh points of several sizes, and where it is."""
+    count = int(np.clip(0.01 * box.spent, 4, 12))
+    sizes = np.resize([1.0, 3.0, 0.3, 1.0], count)
+    points = np.concatenate([region.points(rng, 1, size) for size in sizes])
+    points = box.round_points(points)
+    answers = box.ask(points, "validation")
+    predicted = network(points)
+    differences = np.linalg.norm(answers - predicted, axis=1) / np.maximum(sizes, 1.0)
+    i = int(np.argmax(differences))
+    worst = box.counterexample(points[i : i + 1], answers[i], predicted[i], "a fresh point")
+    return float(differences[i]), worst
+
+
+def report_unexplained(network: ReluNetwork, agreement: float, exactness: Exactness) -> str:
+    return (
+        f"{network.neurons} neurons explain the lines that were asked but not the box: at a fresh "
+        f"point they are off by {agreement:.2g}, where {exactness.allowed:.2g} would be rounding"
+    )
+
+
+def refuse(
+    message: str,
+    exactness: Exactness,
+    witness: Counterexample | None,
+    *,
+    rays: int | None = None,
+) -> Refuted | Inconclusive:
+    """What a failed search says. `rays` counts those of a bounded domain that did not settle it."""
+    if exactness.low:
+        return Inconclusive(
+            f"{message}. The box's answers are exact to about {exactness.digits:.1g} of their size "
+            "only; breakpoints that are close or weak drown in that. A box in double precision "
+            "would be recovered"
+        )
+    if rays is not None:
+        return Inconclusive(
+            f"{message}. In a bounded domain a line meets only some of the hyperplanes, and {rays} "
+            "lines did not settle what lies between them. A wider domain would help"
+        )
+    return Refuted(f"not one hidden layer of ReLUs: {message}", witness)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,42 +177,37 @@ class ReluDiagnostics(NetworkDiagnostics):
     radius: float  # of the domain
 
 
-def flat(network: ReluNetwork) -> ReluNetwork:
-    """A scalar box's network, from answers kept as vectors of length one."""
-    return ReluNetwork(
-        network.weight, network.bias, network.output[:, 0], network.skip[:, 0], network.offset[0]
-    )
-
-
-def unflat(network: ReluNetwork) -> ReluNetwork:
-    return ReluNetwork(
-        network.weight,
-        network.bias,
-        network.output[:, None],
-        network.skip[:, None],
-        network.offset[None],
-    )
-
-
-def only(network: ReluNetwork, chosen: Array) -> ReluNetwork:
-    """The network of the chosen neurons, affine part as it is."""
-    return ReluNetwork(
-        network.weight[chosen],
-        network.bias[chosen],
-        network.output[chosen],
-        network.skip,
-        network.offset,
-    )
-
-
-def joined(network: ReluNetwork, more: ReluNetwork) -> ReluNetwork:
-    """The network with further neurons."""
-    return ReluNetwork(
-        np.concatenate([network.weight, more.weight]),
-        np.concatenate([network.bias, more.bias]),
-        np.concatenate([network.output, more.output]),
-        network.skip,
-        network.offset,
+def build_hypothesis(
+    found: FoundNetwork, box: NetworkBox, region: InputRegion, *, orient: bool
+) -> Hypothesis:
+    """The network with its neurons oriented where that can be decided, errors and notes."""
+    network, exactness = found.network, found.exactness
+    answer = network.output.shape[1]
+    size = float(np.linalg.norm(found.error))
+    oriented = Orientation(network, False, "not asked")
+    if orient:
+        oriented = orient_neurons(network, size + found.affine_error)
+    model = flatten_output(oriented.network) if box.scalar else oriented.network
+    errors = derive_standard_errors(model, found.error, found.affine_error, region.scale)
+    model = drop_rounding(model, errors, exactness, region.scale)
+    return Hypothesis(
+        model,
+        errors,
+        floor=(network.neurons * (network.width + answer) + answer) / answer,
+        notes=(*report_orientation(oriented), *found.notes),
+        noise=NoiseModel(SINGLE_ROUNDOFF) if box.single else None,
+        diagnostics=ReluDiagnostics(
+            function_error=max(found.agreement, size),
+            scale=exactness.scale,
+            neurons=network.neurons,
+            orientation=oriented.method,
+            orientation_certified=oriented.certified,
+            validation_difference=found.agreement,
+            rounding=exactness.unit,
+            lines=found.lines,
+            leak=oriented.leak,
+            radius=region.radius,
+        ),
     )
 
 
@@ -92,66 +227,37 @@ def derive_standard_errors(
     return ReluNetwork(weight, rows, output, skip, np.full_like(model.offset, affine_error))
 
 
-def without_rounding(
-    model: ReluNetwork, errors: ReluNetwork, answers: float, inputs: float, digits: float
+def drop_rounding(
+    model: ReluNetwork, errors: ReluNetwork, exactness: Exactness, inputs: float
 ) -> ReluNetwork:
-    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero.
-    `digits` is the rounding of an answer relative to the answers."""
-    negligible = max(NEGLIGIBLE, NEGLIGIBLE_ROUNDINGS * digits)
+    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero:
+    blocks within twelve standard errors, and negligible beside inputs and answers."""
+    negligible = max(1e-8, 100 * exactness.digits)
+    answers = exactness.scale
     parts = model.to_arrays()
     for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
         size = float(np.linalg.norm(parts[name]))
-        doubt = float(np.linalg.norm(getattr(errors, name)))
-        if size <= min(ZERO * doubt, negligible * yardstick):
+        error = float(np.linalg.norm(getattr(errors, name)))
+        if size <= min(12 * error, negligible * yardstick):
             parts[name] = np.zeros_like(parts[name])
     return ReluNetwork.from_arrays(parts)
 
 
-def notes_on(decided: Signs) -> tuple[str, ...]:
-    network = decided.network
+def report_orientation(oriented: Orientation) -> tuple[str, ...]:
+    network = oriented.network
     notes = []
-    if decided.leak is not None:
+    if oriented.leak is not None:
         notes.append(
-            f"Below zero the neurons have slope {decided.leak:.6g} (leaky ReLUs; -1 means absolute "
-            "values): the skip holds it."
+            f"Below zero the neurons have slope {oriented.leak:.6g} (leaky ReLUs; -1 means "
+            "absolute values): the skip holds it."
         )
-    elif not decided.certified:
+    elif not oriented.certified:
         notes.append(
-            f"Which side of its plane each neuron is on was not decided ({decided.method}); the "
-            "function is known, the skip holds the difference."
+            f"Which side of its hyperplane each neuron is on was not decided "
+            f"({oriented.method}); the function is known, the skip holds the difference."
         )
     elif network.skip.any():
         notes.append("The box has a linear part beside its neurons: the skip.")
     if network.neurons == 0:
         notes.append("The box is affine: it has no neurons that change the answer.")
     return tuple(notes)
-
-
-def note_on_region(region: InputRegion, unseen: float, rough: bool, digits: float) -> str:
-    """What the search did not look at."""
-    limits = []
-    if region.radius < np.inf:
-        limits.append(f"points of norm up to {region.radius:.3g}")
-    if region.half < np.inf:
-        limits.append(f"entries within {region.half:.3g} of {region.centre[0]:.3g}")
-    where = " and ".join(limits)
-    note = (
-        f"Planes were looked for among {where}; one that cuts off less than about {unseen:.1%} of "
-        "the edge there may have been missed, and those beyond are part of skip and offset."
-    )
-    if rough:
-        note += (
-            f" The box's answers are exact to about {digits:.0e} of their size; neurons weaker "
-            "than that are not seen either."
-        )
-    return note
-
-
-def note_on_digits(lines: int, per_unknown: float, digits: float) -> str:
-    """What few digits cost and hide."""
-    return (
-        f"The box's answers are exact to about {digits:.0e} of their size, and so is the network: "
-        f"that took {lines} line{'s' if lines > 1 else ''} and {per_unknown:.1f} queries per "
-        "unknown, where little more than one is enough for double precision; neurons weaker than "
-        "that are not seen."
-    )

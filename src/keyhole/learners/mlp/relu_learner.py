@@ -2,59 +2,47 @@
 
 Statement.  f(x) = offset + skip . x + Σ_j output_j relu(weight_j . x + bias_j) is recovered as a
             function, with the number of neurons unknown, at little more than one query per
-            unknown: m(d-1) for the gradients, about four and a half per kink for the line.
-Queries.  Length one. A random line crosses every plane once (kinks, line_search); the
-            gradients of the cells along it (gradients); a few random points to validate.
-Algebra.    Jumps of the gradient are output_j weight_j. Narrow cells are corrected by least
-            squares on random points (relu_corrections), with `exact` all parameters are.
-            Which side of a plane is on is decided where it can be (learners/mlp/orientation).
+            unknown: m(d-1) for the gradients, about four and a half per breakpoint for the line.
+Queries.    Length one. Free inputs and double precision: one random line, which crosses every
+            hyperplane, and the gradients along it (unbounded). Answers with few digits: several
+            lines and a fit (low_precision). Bounded inputs: rays from a centre (bounded).
+Algebra.    Jumps of the gradient are output_j weight_j; with `exact` all parameters are fitted to
+            random points (relu_least_squares). On which side of its hyperplane a neuron is active
+            is decided where it can be (orientation).
 Fails.      A box that bends or jumps is refused along the line, one that is piecewise affine but
             not one hidden layer by validation (WrongFamily, with a counterexample). Answers with
-            few digits hide close or weak kinks (IllConditioned). Planes that miss a bounded domain
-            cannot be seen, and are not needed there.
+            few digits hide close or weak breakpoints (IllConditioned). Hyperplanes that miss a
+            bounded domain cannot be seen, and are not needed there.
 Source.     Milli et al. 2019; Jagielski et al. 2020; Carlini, Jagielski, Mironov 2020; Daniely,
             Granot 2021. The shared gradients, two-sided checks and corrections are ours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, real_number, whole_number
-from keyhole.errors import WrongFamily
-from keyhole.learners.base import Hypothesis
+from keyhole.arrays import real_number, whole_number
+from keyhole.errors import IllConditioned, WrongFamily
+from keyhole.learners.base import Attempt, Hypothesis, Inconclusive, Refuted
+from keyhole.learners.mlp.bounded import LEAST_ERROR, search_by_rays
 from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.orientation import Signs, decided_signs
-from keyhole.learners.mlp.relu_answers import Answers
-from keyhole.learners.mlp.relu_hypothesis import (
-    ReluDiagnostics,
-    derive_standard_errors,
-    flat,
-    notes_on,
-    without_rounding,
-)
-from keyhole.learners.mlp.unbounded import NetworkSearch
+from keyhole.learners.mlp.low_precision import search_several_lines
+from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox, build_hypothesis
+from keyhole.learners.mlp.relu_least_squares import balance_points, fit_frozen_patterns
+from keyhole.learners.mlp.unbounded import FewDigits, search_one_line
 from keyhole.measurement.asking import few_digits
-from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import NoiseModel
-
-# measured queries: per unknown of a vector box; per unknown and per neuron (for its kink) of a
-# scalar one
-VECTOR_RATE = 2.3
-SCALAR_RATE, EXACT_RATE, PER_KINK = 1.03, 2.4, 3.5
-ROUGH_SCALAR_RATE, ROUGH_VECTOR_RATE, ROUGH_PER_KINK = 3.1, 2.4, 15  # the same with few digits
 
 
 @dataclass(frozen=True)
 class ReluNetworkLearner:
     """Learner for networks with one hidden layer of ReLUs (leaky ones included).
 
-    `neurons` is a promise, not needed: a box with more planes is refused. `exact` spends about
+    `neurons` is a promise, not needed: a box with more hyperplanes is refused. `exact` spends about
     twice the queries to reach the last digits. `scale` is the size of the inputs of interest
     (taken from the domain where there is one). `signs=False` leaves the neurons' sides open.
-    In a bounded domain a plane may cut off a corner that nothing was asked about: `unseen` is the
-    share of the domain's edge for which that may be so; 3 / unseen queries are spent on it.
+    In a bounded domain a hyperplane may cut off a corner that nothing was asked about: `unseen` is
+    the share of the domain's edge for which that may be so; 3 / unseen queries are spent on it.
 
     >>> import numpy as np
     >>> from keyhole.oracles.base import Spec
@@ -79,59 +67,54 @@ class ReluNetworkLearner:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
-        box = Answers(oracle)
-        search = NetworkSearch(box, region, rng, self.unseen)
-        network = search.network()
-        if self.exact and box.scalar and not box.rough:
-            network = search.polish(network)
-        if self.neurons is not None and network.neurons > self.neurons:
+        box = NetworkBox(oracle)
+        tried: tuple[Attempt, ...] = ()
+        if region.unbounded:
+            found = search_one_line(box, region, rng)
+            if isinstance(found, FewDigits):
+                tried = (Attempt("one line", found.reason),)
+                found = search_several_lines(box, region, rng)
+        else:
+            found = search_by_rays(box, region, rng, self.unseen)
+        if isinstance(found, Refuted):
+            raise WrongFamily(found.reason, found.counterexample)
+        if isinstance(found, Inconclusive):
+            raise IllConditioned(found.reason)
+        if self.exact and box.scalar and not (box.single or found.exactness.low):
+            found = fit_to_last_digits(box, region, found, rng)
+        if self.neurons is not None and found.network.neurons > self.neurons:
             raise WrongFamily(
-                f"the box bends at {network.neurons} planes, more than the {self.neurons} neurons "
-                "that were promised"
+                f"the box bends at {found.network.neurons} hyperplanes, more than the "
+                f"{self.neurons} neurons that were promised"
             )
-        return result(search, network, self.signs)
+        return replace(build_hypothesis(found, box, region, orient=self.signs), tried=tried)
 
     def expected_queries(self, spec: Spec) -> int | None:
+        """Measured: per unknown, and per neuron for its breakpoint."""
         if self.neurons is None:
             return None
         answer = spec.outputs or 1
         floor = self.neurons * (spec.width + answer) + answer
         if few_digits(spec):
-            rate = ROUGH_VECTOR_RATE if answer > 1 else ROUGH_SCALAR_RATE
-            return int(self.neurons * (rate * spec.width + ROUGH_PER_KINK))
+            return int(self.neurons * ((2.4 if answer > 1 else 3.1) * spec.width + 15))
         if answer > 1:
-            return int(VECTOR_RATE * floor / answer)
-        return int((EXACT_RATE if self.exact else SCALAR_RATE) * floor + PER_KINK * self.neurons)
+            return int(2.3 * floor / answer)
+        return int((2.4 if self.exact else 1.03) * floor + 3.5 * self.neurons)
 
 
-def result(search: NetworkSearch, network: ReluNetwork, signs: bool) -> Hypothesis:
-    """The network with its sides decided, errors and notes."""
-    box, region = search.box, search.region
-    answer = network.output.shape[1]
-    error = search.error
-    if len(error) != network.neurons:  # planes were merged: the worst speaks for all
-        error = np.full(network.neurons, error.max(initial=0.0))
-    accuracy = float(np.linalg.norm(error)) + search.affine_error
-    decided = Signs(network, False, "not asked")
-    if signs:
-        decided = decided_signs(network, accuracy)
-    model = flat(decided.network) if box.scalar else decided.network
-    errors = derive_standard_errors(model, error, search.affine_error, region.scale)
-    digits = box.unit / max(box.scale, TINY)
-    model = without_rounding(model, errors, box.scale, region.scale, digits)
-    floor = (network.neurons * (network.width + answer) + answer) / answer
-    diagnostics = ReluDiagnostics(
-        function_error=max(search.agreement, float(np.linalg.norm(error))),
-        scale=box.scale,
-        neurons=network.neurons,
-        orientation=decided.method,
-        orientation_certified=decided.certified,
-        validation_difference=search.agreement,
-        rounding=box.unit,
-        lines=search.passes_run,
-        leak=decided.leak,
-        radius=region.radius,
-    )
-    precision = NoiseModel(SINGLE_ROUNDOFF) if box.single else None
-    notes = (*notes_on(decided), *search.notes)
-    return Hypothesis(model, errors, floor, notes, noise=precision, diagnostics=diagnostics)
+def fit_to_last_digits(
+    box: NetworkBox, region: InputRegion, found: FoundNetwork, rng: np.random.Generator
+) -> FoundNetwork:
+    """All parameters of a scalar box again, from 1.2 random points per unknown, as long as all
+    queries together stay below 2.48 times the floor."""
+    network = found.network
+    unknowns = (network.neurons + 1) * (network.width + 1)
+    floor = network.neurons * (network.width + 1) + 1
+    count = min(int(1.2 * unknowns), int(2.48 * floor) - box.spent)
+    points = region.points(rng, max(count, unknowns + 1))
+    if region.unbounded:
+        points = balance_points(network, points, int(1.5 * (network.width + 1)))
+    answers = box.ask(points, "polish")
+    best = fit_frozen_patterns(network, points, answers[:, 0])
+    error = LEAST_ERROR * found.exactness.unit
+    return replace(found, network=best, error=np.full(best.neurons, error), affine_error=error)

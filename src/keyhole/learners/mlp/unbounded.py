@@ -1,271 +1,224 @@
-"""The search for a ReLU network behind a box: by one line, by several, or by rays."""
+"""A ReLU network from one line: free inputs, answers in double precision.
 
-from dataclasses import dataclass, field
+Statement.  All neurons whose hyperplanes a random line crosses, which are all of them, are found at
+            little more than one query per unknown.
+Queries.    The breakpoints of the line (line_search); the gradients of the cells along it
+            (gradients); random points where the line leaves doubt; a few to validate.
+Algebra.    The line orders the neurons: all are off at its beginning, and piece p has the first p
+            of them on. What is known badly is the gradient of a narrow piece p: its error moves
+            from neuron p-1 to neuron p, their sum stays exact. Answers at random points decide
+            between the two (`correct_doubts`, scalar answers).
+Fails.      Two hyperplanes so close on the line that they pass for one: validation notices, and
+            another line is asked, three at most. Answers with few digits: `FewDigits`.
+"""
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.errors import Counterexample, IllConditioned, WrongFamily
-from keyhole.learners.mlp.bounded import Star
+from keyhole.arrays import TINY, Array, Float
+from keyhole.errors import Counterexample
+from keyhole.learners.base import Inconclusive
 from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.low_precision import Lines
-from keyhole.learners.mlp.pieces import NotPiecewiseAffine
-from keyhole.learners.mlp.relu_answers import Answers
-from keyhole.learners.mlp.relu_corrections import (
-    Doubts,
-    balanced_points,
-    corrected,
-    informative,
-    polished,
+from keyhole.learners.mlp.gradients import AskPoints, Frame, Gradients, Room, measure_gradients
+from keyhole.learners.mlp.line_search import (
+    LineFit,
+    LineSearchOptions,
+    NotPiecewiseAffine,
+    search_line,
 )
-from keyhole.learners.mlp.relu_hypothesis import flat, note_on_digits, note_on_region, unflat
-from keyhole.learners.mlp.relu_pass import Pass, run_pass
+from keyhole.learners.mlp.relu_hypothesis import (
+    Exactness,
+    FoundNetwork,
+    NetworkBox,
+    SearchResult,
+    refuse,
+    report_unexplained,
+    validate_network,
+)
+from keyhole.learners.mlp.relu_least_squares import (
+    Doubts,
+    choose_informative,
+    correct_doubts,
+    flatten_output,
+    unflatten_output,
+)
 from keyhole.models.relu_network import ReluNetwork
 
+LINES = 3  # lines tried before the box is refused
 CORRECTED = 2.5e-11  # predicted error of a piece, relative to the answers, worth a correction
-CORRECTION_SHARE = 0.08  # most queries spent on corrections, relative to those spent before
-VALIDATION_SIZES = (1.0, 3.0, 0.3, 1.0)  # input scale of the validation points, in turn
-VALIDATION_SHARE = 0.01  # validation points per query spent before,
-VALIDATION_POINTS = 4, 12  # within these bounds
-PASSES = 3  # lines tried before the box is refused
-POLISH_SHARE = 1.2  # answers per unknown in the exact mode
-POLISH_LIMIT = 2.48  # and the most that passes and polish may cost together, per unknown
-ANSWER_NOISE = 4.0  # error of an answer at a random point, in units of the rounding at zero
-CANDIDATES = 4  # random points per correction query, of which the best are asked
-POLISHED = 20.0  # error of the parameters after the polish, in units of one answer's rounding
-STALLED = 0.7  # a round that leaves more than this of the difference is the last
-SEEN = 1.5  # points on either side of each plane in the exact mode, per unknown of a neuron
-ROUGH_POLISH_SHARE = 3.0  # random points per unknown in the end, where answers have few digits
-FOREIGN = 0.1  # of the answers' spread: so far off, several lines miss more than weak neurons
-POLISH_ROUNDS = 5  # solutions of the least squares problem, each with fresh on/off patterns
 
 
-class FewDigits(Exception):
+class SinglePrecision(Exception):
+    """The answers turned out to be numbers of single precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class FewDigits(Inconclusive):
     """The answers are not exact enough for a single line."""
 
 
-@dataclass(eq=False)
-class NetworkSearch:
-    """All that is asked of one box, and what it came to."""
+@dataclass(frozen=True, eq=False)
+class LineNetwork:
+    """A network in normal form, neurons in the order of the line, unit rows, and its doubts."""
 
-    box: Answers
-    region: InputRegion
-    rng: np.random.Generator
-    unseen: float
-    agreement: float = np.inf  # largest difference at the validation points
-    error: Array = field(default_factory=lambda: np.zeros(0))  # of output_j weight_j, per neuron
-    affine_error: float = 0.0
-    passes_run: int = 0
-    notes: tuple[str, ...] = ()
+    network: ReluNetwork
+    unit: float  # rounding error of one answer, per 1 + |t|
+    scale: float  # how much the answers vary, per 1 + |t|
+    doubts: Doubts  # error of the function between the two hyperplanes of a piece
 
-    def network(self) -> ReluNetwork:
-        """One line sees every plane where inputs are free and answers exact; where answers have
-        few digits, several do; where inputs are bounded, rays."""
-        if not self.region.unbounded:
-            return self.star()
-        try:
-            return self.passes()
-        except FewDigits:
-            return self.several_lines()
+    @property
+    def error(self) -> Float[Array, " n"]:
+        """Of output_j weight_j per neuron, in units of the answers."""
+        return np.asarray(self.doubts.sizes[:-1] + self.doubts.sizes[1:])
 
-    def passes(self) -> ReluNetwork:
-        """Lines through the box until a network agrees with it at fresh points: another one is
-        only needed where two planes were so close on the first that they passed for one."""
-        best: ReluNetwork | None = None
-        witness: Counterexample | None = None
-        for _ in range(PASSES):
-            network = self.corrected(self.one_pass())
-            difference, seen = self.validate(network)
-            if best is None or difference < self.agreement:
-                best, self.agreement, witness = network, difference, seen
-            if self.agreement <= self.box.allowed():
-                return best
-            if self.box.rough:
-                raise FewDigits
-        raise self.box.refusal(self.unexplained(best), witness)
 
-    def unexplained(self, network: ReluNetwork | None) -> str:
-        count = 0 if network is None else network.neurons
-        return (
-            f"{count} neurons explain the lines that were asked but not the box: at a fresh point "
-            f"they are off by {self.agreement:.2g}, where {self.box.allowed():.2g} would be "
-            "rounding"
-        )
+def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generator) -> SearchResult:
+    """A line through the box, and another one while the network does not agree with it."""
+    exactness = Exactness()
+    best: FoundNetwork | None = None
+    witness: Counterexample | None = None
 
-    def star(self) -> ReluNetwork:
-        """Rays from one point: neurons one by one, then all of them together."""
-        star = Star(
-            lambda points: self.box.ask(points, "network"),
-            self.region,
-            self.rng,
-            self.box.relative,
-            self.unseen,
-            self.box.noise,
-            self.box.rounded,
-        )
-        try:
-            complete = star.run()
-        except NotPiecewiseAffine as error:
-            raise self.box.refusal(str(error), self.on_ray(star, error)) from error
-        finally:
-            self.box.unit, self.box.scale = star.unit, star.scale
-            self.passes_run = star.rays
-        if not complete:
-            raise self.star_refusal(star)
-        if star.rough:
-            unknowns = (star.network.neurons + 1) * (star.network.width + 1)
-            star.asked(self.region.points(self.rng, int(ROUGH_POLISH_SHARE * unknowns)))
-        star.refine()
-        network, least = star.network, POLISHED * self.box.unit
-        self.error, self.affine_error = star.error + least, star.affine_error + least
-        self.agreement, witness = self.validate(network)
-        if self.agreement > self.box.allowed():
-            raise self.box.refusal(self.unexplained(network), witness)
-        digits = self.box.unit / self.box.scale
-        self.notes = (note_on_region(self.region, star.unseen, star.rough, digits),)
-        return network
-
-    def several_lines(self) -> ReluNetwork:
-        """Neurons from as many lines as it takes, then all of them from all answers."""
-        lines = Lines(
-            lambda points: self.box.ask(points, "network"),
-            self.region,
-            self.rng,
-            self.box.relative,
-            self.box.noise,
-            self.box.rounded,
-        )
-        try:
-            explained = lines.run()
-        except NotPiecewiseAffine as error:
-            raise IllConditioned(
-                f"{error}: a smooth activation, or more neurons than answers with so few digits "
-                "can tell apart. The same box in double precision would tell"
-            ) from error
-        finally:
-            self.box.unit, self.box.scale = lines.unit, lines.scale
-            self.passes_run = lines.lines
-        network = lines.network
-        self.agreement, witness = self.validate(network)
-        if self.agreement > FOREIGN * lines.spread:
-            raise WrongFamily(
-                f"not one hidden layer of ReLUs: {self.unexplained(network)}", witness
-            )
-        if not explained or self.agreement > self.box.allowed():
-            raise self.box.refusal(self.unexplained(network), witness)
-        self.error, self.affine_error = lines.error, lines.affine_error
-        share = self.box.spent / lines.unknowns(network.neurons)
-        digits = self.box.unit / self.box.scale
-        self.notes = (note_on_digits(lines.lines, share, digits),)
-        return network
-
-    def on_ray(self, star: Star, error: NotPiecewiseAffine) -> Counterexample | None:
-        """An answer on the last ray, which saw what the known neurons leave over."""
-        if star.frame is None:
-            return None
-        point = self.box.rounded(star.frame.points(np.array([error.t])))
-        known = star.network(point)[0]
-        return self.box.counterexample(
-            point, error.value + known, error.expected + known, str(error)
-        )
-
-    def star_refusal(self, star: Star) -> Exception:
-        differences = star.differences()
-        worst = int(np.argmax(differences))
-        point = star.pool[worst : worst + 1]
-        self.agreement = float(differences[worst])
-        witness = self.box.counterexample(
-            point, star.answers[worst], star.network(point)[0], "a random point of the domain"
-        )
-        message = self.unexplained(star.network)
-        if star.rough or not star.bends:
-            return self.box.refusal(message, witness, lines=self.passes_run)
-        return WrongFamily(f"not one hidden layer of ReLUs: planes end or bend; {message}", witness)
-
-    def one_pass(self) -> Pass:
-        frame, reach = self.region.line(self.rng)
-        room, relative, noise = self.region.room, self.box.relative, self.box.noise
-        trusting = self.passes_run == 0
-        try:
-            found = run_pass(
-                self.exact_answers, frame, reach, room, relative, noise, trusting=trusting
-            )
-        except NotPiecewiseAffine as error:
-            point = frame.points(np.array([error.t]))
-            witness = self.box.counterexample(point, error.value, error.expected, str(error))
-            raise self.box.refusal(str(error), witness) from error
-        self.passes_run += 1
-        self.box.unit = max(self.box.unit, found.unit)
-        self.box.scale = max(self.box.scale, found.scale)
-        self.error = np.append(self.error, found.error)
-        self.affine_error += float(found.doubt[0])
-        return found
-
-    def exact_answers(self, points: Array) -> Array:
-        answers = self.box.ask(points, "network")
-        if self.box.single:
-            raise FewDigits
+    def ask(points: Array) -> Array:
+        answers = box.ask(points)
+        if box.single:
+            raise SinglePrecision
         return answers
 
-    def corrected(self, found: Pass) -> ReluNetwork:
-        """Answers at random points decide between the two neurons at a narrow piece."""
-        if not self.box.scalar or found.network.neurons == 0:
-            return found.network
-        pieces = int((found.doubt > CORRECTED * self.box.scale).sum())
-        unknowns = pieces * (found.network.width + 1)
-        count = min(unknowns, int(CORRECTION_SHARE * self.box.spent))
-        if count == 0:
-            return found.network
-        network = flat(found.network)
-        doubts = Doubts(found.doubt, found.centres, found.length)
-        candidates = self.region.points(self.rng, CANDIDATES * count)
-        points = informative(network, doubts, candidates, count)
-        difference = self.box.ask(points, "corrections")[:, 0] - network(points)
-        network = corrected(network, doubts, points, difference, ANSWER_NOISE * self.box.unit)
-        np.minimum(found.doubt, CORRECTED * self.box.scale, out=found.doubt)
-        self.error = found.error
-        return unflat(network)
-
-    def validate(self, network: ReluNetwork) -> tuple[float, Counterexample]:
-        count = int(np.clip(VALIDATION_SHARE * self.box.spent, *VALIDATION_POINTS))
-        sizes = np.resize(VALIDATION_SIZES, count)
-        points = np.concatenate([self.region.points(self.rng, 1, size) for size in sizes])
-        points = self.box.rounded(points)
-        answers = self.box.ask(points, "validation")
-        predicted = network(points)
-        differences = np.linalg.norm(answers - predicted, axis=1) / np.maximum(sizes, 1.0)
-        i = int(np.argmax(differences))
-        return float(differences[i]), self.box.counterexample(
-            points[i : i + 1], answers[i], predicted[i], "a fresh point"
-        )
-
-    def polish(self, network: ReluNetwork) -> ReluNetwork:
-        """All parameters of a scalar box again, from more random points than unknowns."""
-        unknowns = (network.neurons + 1) * (network.width + 1)
-        floor = network.neurons * (network.width + 1) + 1
-        count = min(int(POLISH_SHARE * unknowns), int(POLISH_LIMIT * floor) - self.box.spent)
-        points = self.region.points(self.rng, max(count, unknowns + 1))
-        if self.region.unbounded:
-            points = balanced_points(network, points, int(SEEN * (network.width + 1)))
-        answers = self.box.ask(points, "polish")
-        best = least_squares(network, points, answers[:, 0])
-        self.error = np.full(best.neurons, POLISHED * self.box.unit)
-        self.affine_error = POLISHED * self.box.unit
-        return best
+    for number in range(LINES):
+        frame, reach = region.line(rng)
+        try:
+            # after a failure, meeting lines of vectors are not taken for proof any more
+            found = learn_from_line(ask, frame, reach, region.room, box, trusting=number == 0)
+        except SinglePrecision:
+            return FewDigits("the box answers in single precision")
+        except NotPiecewiseAffine as error:
+            point = frame.points(np.array([error.t]))
+            shown = box.counterexample(point, error.value, error.expected, str(error))
+            return refuse(str(error), exactness, shown)
+        exactness = Exactness(max(exactness.unit, found.unit), max(exactness.scale, found.scale))
+        affine_error = float(found.doubts.sizes[0])
+        found = correct_narrow_pieces(box, region, found, exactness, rng)
+        agreement, shown = validate_network(box, region, found.network, rng)
+        if best is None or agreement < best.agreement:
+            witness = shown
+            best = FoundNetwork(
+                found.network,
+                found.error,
+                affine_error,
+                agreement,
+                exactness,
+                number + 1,
+            )
+        best = replace(best, exactness=exactness, lines=number + 1)
+        if best.agreement <= exactness.allowed:
+            return best
+        if exactness.low:
+            return FewDigits(report_unexplained(best.network, best.agreement, exactness))
+    assert best is not None  # LINES is positive
+    return refuse(report_unexplained(best.network, best.agreement, exactness), exactness, witness)
 
 
-def least_squares(
-    network: ReluNetwork, points: Float[Array, "n d"], answers: Float[Array, " n"]
-) -> ReluNetwork:
-    """The best of a few solutions, each with fresh on/off patterns."""
-    best, smallest, current = network, np.inf, flat(network)
-    for _ in range(POLISH_ROUNDS + 1):
-        difference = answers - current(points)
-        size = float(np.sqrt(np.mean(difference**2)))
-        stalled = size > STALLED * smallest
-        if size < smallest:
-            best, smallest = unflat(current), size
-        if stalled:
-            break
-        current = polished(current, points, difference)
-    return best
+def learn_from_line(
+    ask: AskPoints,
+    frame: Frame,
+    reach: tuple[float, float],
+    room: Room,
+    box: NetworkBox,
+    *,
+    trusting: bool,
+) -> LineNetwork:
+    """All neurons whose hyperplanes the line crosses."""
+    options = LineSearchOptions(trusting=trusting)
+    line = search_line(
+        lambda times: ask(frame.points(times)), box.relative, box.noise, reach, options=options
+    )
+    gradients = measure_gradients(ask, line, frame, room)
+    network = assemble_network(line, frame, gradients)
+    doubts = Doubts(
+        predict_errors(line, gradients),
+        choose_centres(line, frame, gradients),
+        float(np.linalg.norm(frame.direction)),
+    )
+    return LineNetwork(network, line.unit, line.scale, doubts)
+
+
+def assemble_network(line: LineFit, frame: Frame, gradients: Gradients) -> ReluNetwork:
+    """The network whose neurons are off where the line begins."""
+    square = float(frame.direction @ frame.direction)
+    normals = (frame.direction + gradients.across @ frame.across) / square
+    crossings = frame.points(line.breakpoints)
+    bias = -np.einsum("nd,nd->n", normals, crossings)
+    lengths = np.linalg.norm(normals, axis=1)
+    first = np.concatenate([line.slopes[:1], gradients.table[0]])
+    skip = np.concatenate([frame.direction[None], frame.across]).T @ first / square
+    anchor = frame.points(line.anchors[:1])
+    offset = (line.values[:1] - anchor @ skip)[0]
+    return ReluNetwork(
+        normals / lengths[:, None],
+        bias / lengths,
+        line.jumps * lengths[:, None],
+        skip,
+        offset,
+    )
+
+
+def choose_centres(line: LineFit, frame: Frame, gradients: Gradients) -> Array:
+    """Where the values of the pieces are exact: the bases of their gradients."""
+    if gradients.bases.shape[1] == 0 or len(gradients.anchors) < len(line.anchors):
+        return frame.points(line.anchors)
+    return frame.points(gradients.bases[:, -1])
+
+
+def predict_errors(line: LineFit, gradients: Gradients) -> Float[Array, " pieces"]:
+    """Of the gradient of each piece: rounding of an answer over the length of the step."""
+    if gradients.steps.shape[1] == 0:
+        return np.full(len(line.slopes), line.unit)
+    error = line.unit * ((1 + np.abs(gradients.bases)) / gradients.steps).max(axis=1)
+    if line.jumps.shape[1] == 1:
+        return np.asarray(error)
+    return predict_errors_between(line, gradients, error)
+
+
+def predict_errors_between(line: LineFit, gradients: Gradients, measured: Array) -> Array:
+    """Vector answers: pieces between two anchors take the anchors' errors and those of their own
+    slopes, amplified by taking the jumps apart. Errors of breakpoints that were proven, not
+    checked, are met in measurements only: hence a factor of five."""
+    errors = np.zeros(len(line.slopes))
+    errors[gradients.anchors] = measured
+    slopes = line.unit * (1 + np.abs(line.anchors)) / line.spans
+    for i, (start, stop) in enumerate(
+        zip(gradients.anchors[:-1], gradients.anchors[1:], strict=True)
+    ):
+        jumps = line.jumps[start:stop]
+        sizes = np.linalg.norm(jumps, axis=1)
+        values = np.linalg.svd(jumps / np.maximum(sizes, TINY)[:, None], compute_uv=False)
+        own = float(np.linalg.norm(slopes[start : stop + 1])) + measured[i : i + 2].max()
+        inside = slice(start, stop + 1)
+        errors[inside] = np.maximum(errors[inside], own / max(float(values[-1]), TINY))
+    return 5 * errors
+
+
+def correct_narrow_pieces(
+    box: NetworkBox,
+    region: InputRegion,
+    found: LineNetwork,
+    exactness: Exactness,
+    rng: np.random.Generator,
+) -> LineNetwork:
+    """Answers at random points decide between the two neurons at a narrow piece. At most 8% of the
+    queries spent before are spent on that, at the best of four times as many random points."""
+    if not box.scalar or found.network.neurons == 0:
+        return found
+    doubts, limit = found.doubts, CORRECTED * exactness.scale
+    unknowns = int((doubts.sizes > limit).sum()) * (found.network.width + 1)
+    count = min(unknowns, int(0.08 * box.spent))
+    if count == 0:
+        return found
+    network = flatten_output(found.network)
+    points = choose_informative(network, doubts, region.points(rng, 4 * count), count)
+    difference = box.ask(points, "corrections")[:, 0] - network(points)
+    # an answer at a random point is off by about four roundings at zero
+    network = correct_doubts(network, doubts, points, difference, 4 * exactness.unit)
+    doubts = replace(doubts, sizes=np.minimum(doubts.sizes, limit))
+    return replace(found, network=unflatten_output(network), doubts=doubts)

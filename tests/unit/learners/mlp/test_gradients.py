@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.gradients import Frame, chosen_anchors, measure
-from keyhole.learners.mlp.line_search import FAR, trace
+from keyhole.learners.mlp.gradients import Frame, choose_anchors, measure_gradients
+from keyhole.learners.mlp.line_search import FAR, search_line
 from networks import network
 
 
@@ -15,8 +15,8 @@ def test_normals_across_the_line(outputs):
     def ask(points):
         return net(points).reshape(len(points), -1)
 
-    line = trace(lambda t: ask(frame.points(t)), 2.0**-52, 0.0, (-FAR, FAR))
-    found = measure(ask, line, frame, lambda points, length: np.full(len(points), np.inf))
+    line = search_line(lambda t: ask(frame.points(t)), 2.0**-52, 0.0, (-FAR, FAR))
+    found = measure_gradients(ask, line, frame, lambda points, length: np.full(len(points), np.inf))
     gain = net.weight @ frame.direction
     order = np.argsort(-(net.weight @ frame.origin + net.bias) / gain)
     truth = (net.weight @ frame.across.T / gain[:, None])[order]
@@ -33,8 +33,8 @@ def test_frame_is_orthogonal_to_its_line():
 def test_anchors_reach_both_ends():
     net = network(2, 6, 20, 8)
     frame = Frame.random(*np.random.default_rng(1).standard_normal((2, 6)))
-    line = trace(lambda t: net(frame.points(t)), 2.0**-52, 0.0, (-FAR, FAR))
-    anchors = chosen_anchors(line)
+    line = search_line(lambda t: net(frame.points(t)), 2.0**-52, 0.0, (-FAR, FAR))
+    anchors = choose_anchors(line)
     assert anchors[0] == 0
     assert anchors[-1] == 20
     assert np.diff(anchors).max() <= 6

@@ -1,34 +1,34 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.noisy_line_search import rough_trace
-from keyhole.learners.mlp.pieces import NotPiecewiseAffine
+from keyhole.learners.mlp.line_search import NotPiecewiseAffine
+from keyhole.learners.mlp.noisy_line_search import search_noisy_line
 
 SINGLE = 2.0**-24
 
 
-def bent(kinks, jumps):
-    """Answers in single precision with given kinks, and how many were asked."""
+def bent(breakpoints, jumps):
+    """Answers in single precision with given breakpoints, and how many were asked."""
     asked = []
 
     def ask(times):
         asked.extend(times)
-        steps = np.maximum(times[:, None] - np.array(kinks), 0) @ np.array(jumps)
+        steps = np.maximum(times[:, None] - np.array(breakpoints), 0) @ np.array(jumps)
         return (0.3 - 0.2 * times + steps).astype(np.float32).astype(float)[:, None]
 
     return ask, asked
 
 
-def test_kinks_of_a_random_line():
+def test_breakpoints_of_a_random_line():
     rng = np.random.default_rng(0)
-    kinks = np.sort(rng.standard_cauchy(40))
-    jumps = rng.standard_normal(40) / (6 * (1 + np.abs(kinks)))
-    ask, asked = bent(kinks, jumps)
-    line = rough_trace(ask, SINGLE, 0.0)
+    breakpoints = np.sort(rng.standard_cauchy(40))
+    jumps = rng.standard_normal(40) / (6 * (1 + np.abs(breakpoints)))
+    ask, asked = bent(breakpoints, jumps)
+    line = search_noisy_line(ask, SINGLE, 0.0)
     times = rng.standard_cauchy(2000)
-    pieces = np.searchsorted(line.kinks, times)
+    pieces = np.searchsorted(line.breakpoints, times)
     off = np.abs(line.at(pieces, times) - ask(times))[:, 0] / (1 + np.abs(times))
-    assert 38 <= len(line.kinks) <= 40  # of two that nearly coincide one may be missing
+    assert 38 <= len(line.breakpoints) <= 40  # of two that nearly coincide one may be missing
     assert off.max() < 3e-6
     assert len(asked) - len(times) <= 16 * 40
 
@@ -36,15 +36,15 @@ def test_kinks_of_a_random_line():
 def test_a_close_pair_is_told_apart_or_passes_for_one():
     for gap, seen in ((1e-3, 3), (1e-7, 2)):
         ask, _ = bent([-0.5, 0.7, 0.7 + gap], [0.4, 0.3, -0.2])
-        line = rough_trace(ask, SINGLE, 0.0)
-        assert len(line.kinks) == seen
+        line = search_noisy_line(ask, SINGLE, 0.0)
+        assert len(line.breakpoints) == seen
         assert line.jumps[1:, 0].sum() == pytest.approx(0.1, abs=1e-4)
 
 
-def test_no_kink():
+def test_no_breakpoint():
     ask, asked = bent([], [])
-    line = rough_trace(ask, SINGLE, 0.0)
-    assert len(line.kinks) == 0
+    line = search_noisy_line(ask, SINGLE, 0.0)
+    assert len(line.breakpoints) == 0
     assert line.slopes[0, 0] == pytest.approx(-0.2, abs=1e-6)
     assert len(asked) <= 60
 
@@ -52,4 +52,4 @@ def test_no_kink():
 def test_answers_that_bend_everywhere_are_refused():
     smooth = lambda t: np.sin(3 * np.arctan(t))[:, None] * (1 + np.abs(t))[:, None]  # noqa: E731
     with pytest.raises(NotPiecewiseAffine, match="bend at more than"):
-        rough_trace(lambda t: smooth(t).astype(np.float32).astype(float), SINGLE, 0.0)
+        search_noisy_line(lambda t: smooth(t).astype(np.float32).astype(float), SINGLE, 0.0)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from keyhole.learners.base import Hypothesis, Refuted
+from keyhole.learners.mlp.bounded import (
+    POINTS,
+    RaySearch,
+    draw_points,
+    measure_affine_part,
+    search_by_rays,
+)
+from keyhole.learners.mlp.domain import InputRegion
+from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.base import Domain
+from networks import CountingOracle, network, two_hidden_layers
+
+BALL = Domain(max_norm=3.0)
+
+
+def box_of(function, width=5, domain=BALL):
+    return NetworkBox(CountingOracle(function, width, domain=domain)), InputRegion.of(
+        domain, width, None
+    )
+
+
+def test_validation_points_lie_in_the_domain_and_mostly_at_its_edge():
+    region = InputRegion.of(BALL, 5, None)
+    points = draw_points(region, np.random.default_rng(0), 0.75)
+    norms = np.linalg.norm(points, axis=1)
+    assert len(points) == POINTS
+    assert norms.max() <= 3.0
+    assert (norms > 0.97 * 3.0).mean() >= 0.75
+
+
+def test_the_affine_part_is_measured_where_no_hyperplane_is_near():
+    net = ReluNetwork([[1.0, 0.0]], [-0.3], [2.0], [1.0, -1.0], 0.5)
+    region = InputRegion.of(BALL, 2, None)
+    ask = lambda points: net(points)[:, None]  # noqa: E731
+    slopes, value, step = measure_affine_part(
+        region, np.random.default_rng(0), np.array([0.295, 0.0]), 1e-16, ask
+    )
+    assert slopes[:, 0] == pytest.approx([1.0, -1.0], abs=1e-10)
+    assert value[0] == pytest.approx(0.795)
+    assert 0 < step < 0.005
+
+
+def test_a_ray_adds_the_neurons_it_meets():
+    net = network(0, 5, 6)
+    box, region = box_of(net)
+    search = RaySearch.begin(box, region, np.random.default_rng(0))
+    assert search.network.neurons == 0
+    left = search.differences()
+    assert search.follow_ray(search.points[int(np.argmax(left))])
+    assert search.network.neurons > 0
+    assert search.differences().max() < left.max() + 1e-9
+    # a neuron on a known hyperplane is no new one
+    known = search.network.neurons
+    again = ReluNetwork(search.network.weight, search.network.bias, 1e-9 * search.network.output)
+    assert not search.add_neurons(again, np.zeros(known))
+    assert search.network.neurons == known
+    assert not search.bent
+
+
+@pytest.mark.parametrize("domain", [BALL, Domain(low=-1.0, high=1.0)])
+def test_all_neurons_that_matter_inside(domain):
+    net = network(1, 5, 6)
+    box, region = box_of(net, domain=domain)
+    found = search_by_rays(box, region, np.random.default_rng(0), 0.01)
+    assert isinstance(found, FoundNetwork)
+    points = draw_points(region, np.random.default_rng(5), 0.75)
+    assert np.abs(found.network(points)[:, 0] - net(points)).max() < 1e-9
+    assert "may have been missed" in found.notes[0]
+
+
+def test_another_family_is_not_found():
+    box, region = box_of(two_hidden_layers(), 8)
+    found = search_by_rays(box, region, np.random.default_rng(0), 0.01)
+    assert not isinstance(found, FoundNetwork | Hypothesis)
+    if isinstance(found, Refuted):
+        assert found.counterexample is not None
