@@ -27,12 +27,13 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment, minimize
 from threadpoolctl import threadpool_limits
 
-from keyhole.fitting.attention_rows import Rows, averages, patterns, pull
-from keyhole.fitting.fisher import information
-from keyhole.fitting.levenberg_marquardt import descend, label_power
+from keyhole.fitting.attention_rows import Rows, average_tokens, compute_patterns, pull
+from keyhole.fitting.fisher import estimate_information
+from keyhole.fitting.initial_guess import draw_start
+from keyhole.fitting.levenberg_marquardt import descend, measure_label_power
 from keyhole.fitting.variable_projection import project
 from keyhole.learners.examples.learner import FromExamples
-from keyhole.learners.examples.restarts import led_start, random_start
+from keyhole.learners.examples.restarts import draw_led_start
 from keyhole.learners.published.chen_li_sculpting import sculpt
 from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
@@ -121,13 +122,13 @@ def joint(rows: Rows, heads: int, vector: np.ndarray) -> tuple[float, np.ndarray
     d, size = rows.width, rows.queries.shape[2] * heads * rows.width
     theta = vector[:size].reshape(-1, heads, d)
     values = vector[size:].reshape(heads * d, -1)
-    pattern = patterns(rows, theta)
-    mixed = averages(rows, pattern)
+    pattern = compute_patterns(rows, theta)
+    mixed = average_tokens(rows, pattern)
     residual = mixed @ values - rows.targets.reshape(len(mixed), -1)
     slope = np.concatenate(
         [pull(rows, pattern, values, residual).ravel(), (mixed.T @ residual).ravel()]
     )
-    power = label_power(rows)
+    power = measure_label_power(rows)
     return float((residual**2).sum()) / power, 2 * slope / power
 
 
@@ -135,7 +136,7 @@ def start(rows: Rows, heads: int, rng: np.random.Generator) -> np.ndarray:
     """Small random scores, values of the usual size. (Values by regression would be a trap: with
     nearly uniform attention all heads look alike, and regression makes them huge.)"""
     values = rng.standard_normal((heads * rows.width, rows.outputs)) / np.sqrt(rows.width)
-    return np.concatenate([random_start(rows, heads, rng).ravel(), values.ravel()])
+    return np.concatenate([draw_start(rows, heads, rng).ravel(), values.ravel()])
 
 
 def lbfgs(rows: Rows, heads: int, seconds: float, rng: np.random.Generator) -> np.ndarray:
@@ -240,7 +241,7 @@ def noise(args: argparse.Namespace) -> None:
             right += 1
             rows = Rows(X, X, None, np.ones(X.shape[:2]), Y)
             theta = np.stack([h.score.T for h in truth.heads], axis=1)
-            bound = information(rows, project(rows, theta), rng).theta * sigma * size
+            bound = estimate_information(rows, project(rows, theta), rng).theta * sigma * size
             cost = [
                 [np.linalg.norm(h.score - g.score) for g in found.model.heads] for h in truth.heads
             ]
@@ -323,7 +324,7 @@ def hard(args: argparse.Namespace) -> None:
             spent.append(seconds)
             rows = Rows(X, X, None, np.ones(X.shape[:2]), Y)
             theta = np.stack([h.score.T for h in truth.heads], axis=1)
-            bars = information(rows, project(rows, theta), rng).theta
+            bars = estimate_information(rows, project(rows, theta), rng).theta
             power = float(np.sqrt(np.mean(Y**2)))
             sizes.append(np.linalg.norm(bars) / np.linalg.norm(theta) * power)
         print(
@@ -353,7 +354,11 @@ def large(args: argparse.Namespace) -> None:
 def starts(args: argparse.Namespace) -> None:
     """Single descents with the right number of heads: random starts on one BLAS thread and on all,
     and those that are led by the labels (one head)."""
-    ways = (("random", random_start, 1), ("all threads", random_start, None), ("led", led_start, 1))
+    ways = (
+        ("random", draw_start, 1),
+        ("all threads", draw_start, None),
+        ("led", draw_led_start, 1),
+    )
     print("  d  k  m   sc" + "".join(f"{name:>15}: solved, wall s" for name, _, _ in ways))
     for d, k, m, sc in ((16, 16, 1, 5.0), (8, 16, 1, 5.0), (8, 16, 2, 5.0), (16, 16, 3, 5.0)):
         print(f"{d:3d} {k:2d} {m:2d} {sc:4g}", end="")

@@ -1,6 +1,6 @@
 """learn(): labelled examples in, a Recovery out. Like recover(), but nothing can be asked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from keyhole.errors import (
     WrongFamily,
 )
 from keyhole.learners.examples.head_count import Progress
-from keyhole.learners.examples.hypothesis import Fitted
+from keyhole.learners.examples.hypothesis import ExamplesDiagnostics, Fitted
 from keyhole.learners.examples.learner import FromExamples
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.held_out import Evidence, held_out_verdict
@@ -102,7 +102,7 @@ def judge(fitted: Fitted) -> Verdict:
             costs=fitted.costs,
             noise=fitted.noise,
             power=fitted.power,
-            freedom=fitted.freedom[0] - fitted.freedom[1],
+            freedom=fitted.freedom,
             roundoff=fitted.data.roundoff,
         )
     )
@@ -120,50 +120,50 @@ def _query(fitted: Fitted, example: int, position: int) -> Array:
 
 def complaint(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
     """What keeps the fit from being a recovery, the most fundamental reason first."""
-    details = fitted.learned.details
-    if details["ending"] == "interrupted":
+    found = fitted.diagnostics
+    if found.ending == "interrupted":
         return Interrupted(
-            f"stopped after {details['restarts']} restarts; the best fit so far leaves "
-            f"{details['residual']:.1e} of the labels' size"
+            f"stopped after {found.restarts} restarts; the best fit so far leaves "
+            f"{found.residual:.1e} of the labels' size"
         )
-    if not verdict.agrees and details["ending"] != "exact":
-        return _misfit(details, verdict)
-    if details["ending"] == "spent":
+    if not verdict.agrees and found.ending != "exact":
+        return _explain_misfit(found, verdict)
+    if found.ending == "spent":
         return BudgetExhausted(
-            f"after {details['restarts']} restarts and {details['seconds']:.0f} s the best fit "
-            f"leaves {details['residual']:.1e} of the labels' size and was reached once only: it "
+            f"after {found.restarts} restarts and {found.seconds:.0f} s the best fit "
+            f"leaves {found.residual:.1e} of the labels' size and was reached once only: it "
             "may be a local minimum. Allow more seconds or restarts"
         )
-    if details["deficient"]:
+    if found.deficient:
         return NotIdentifiable(
             f"at the fit some change of the scores leaves no trace in the labels (relative "
-            f"singular value {details['conditioning']:.1e}): these examples do not determine the "
-            f"parameters. They are {details['ratio']:.2g} times the floor; more examples, or fewer "
+            f"singular value {found.conditioning:.1e}): these examples do not determine the "
+            f"parameters. They are {found.ratio:.2g} times the floor; more examples, or fewer "
             "heads, are needed"
         )
     if not verdict.agrees:
         return NotIdentifiable(
             "the fit reproduces the rows it was made from exactly, and not the rows kept aside: "
             "these examples allow several layers. They are "
-            f"{details['ratio']:.2g} times the floor; more are needed"
+            f"{found.ratio:.2g} times the floor; more are needed"
         )
-    weak = details["amplification"] * details["noise"]
-    if weak > WEAK or details["amplification"] > AMPLIFIED:
+    weak = found.amplification * found.noise
+    if weak > WEAK or found.amplification > AMPLIFIED:
         return IllConditioned(
             f"some block of parameters has a standard error of {weak:.1e} of itself (relative "
-            f"errors of the labels are amplified {details['amplification']:.1e} times)"
+            f"errors of the labels are amplified {found.amplification:.1e} times)"
         )
     return None
 
 
-def _misfit(details: Mapping[str, Any], verdict: Verdict) -> KeyholeError:
+def _explain_misfit(found: ExamplesDiagnostics, verdict: Verdict) -> KeyholeError:
     """The labels are not reproduced: another family, or a search that was stuck."""
-    if details["ending"] != "spent":
+    if found.ending != "spent":
         return WrongFamily(verdict.bound, verdict.counterexample)
-    if details["ratio_least"] < SCARCE or details["restarts"] < TRIED:
+    if found.ratio_least < SCARCE or found.restarts < TRIED:
         return BudgetExhausted(
-            f"no fit was settled before the budget was spent ({details['restarts']} starts). The "
-            f"examples are {details['ratio_least']:.2g} times the floor; more of them make the "
+            f"no fit was settled before the budget was spent ({found.restarts} starts). The "
+            f"examples are {found.ratio_least:.2g} times the floor; more of them make the "
             "search easier, more seconds or restarts longer. Or the labels do not come from one "
             f"layer of this kind: {verdict.bound}"
         )
@@ -192,6 +192,6 @@ def _recovery(
         verdict,
         Ledger({}, learned.floor),
         reason,
-        learned.notes,
-        learned.details,
+        learned.report_notes(),
+        learned.report_details(),
     )

@@ -250,7 +250,7 @@ def learn(
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
     from keyhole.cli.progress import searching
-    from keyhole.learners.examples.files import read_examples
+    from keyhole.learners.examples.data import read_examples
     from keyhole.learners.examples.learner import FromExamples
     from keyhole.learning import learn as run
 

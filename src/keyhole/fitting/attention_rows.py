@@ -16,9 +16,8 @@ import numpy as np
 from scipy.linalg import eigh
 
 from keyhole.arrays import Array, Float
-from keyhole.linalg.softmax import softmax
+from keyhole.linalg.softmax import softmax, softmax_jvp
 
-HALF = 0.5  # of its share of the examples that a direction must have in a sample
 MASKED = -1e30  # a score no real one can reach, finite so that differences stay numbers
 
 
@@ -108,7 +107,7 @@ class Rows:
                 least = eigh(_moment(few), _moment(all_), eigvals_only=True)[0]
             except np.linalg.LinAlgError:
                 return False
-            if not least >= HALF * share:
+            if not least >= 0.5 * share:
                 return False
         return True
 
@@ -131,7 +130,7 @@ def _moment(vectors: Float[Array, "n l d"]) -> Float[Array, "d d"]:
     return np.asarray(flat.T @ flat)
 
 
-def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
+def compute_patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
     """Softmax weights of every head on every row."""
     n, a, p = rows.anchors.shape
     m = theta.shape[1]
@@ -142,7 +141,7 @@ def patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]
     return softmax(scores, overwrite=True)
 
 
-def averages(rows: Rows, pattern: Float[Array, "n am L"]) -> Float[Array, "na md"]:
+def average_tokens(rows: Rows, pattern: Float[Array, "n am L"]) -> Float[Array, "na md"]:
     """What each head hands to its values, all heads side by side; ignored rows are zero."""
     n, a = rows.weights.shape
     mixed = (pattern @ rows.tokens).reshape(n * a, -1)
@@ -160,8 +159,8 @@ def push(
     m = direction.shape[1]
     keys = rows.anchors.reshape(n * a, p) @ direction.reshape(p, -1)
     change = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
-    change = _through_softmax(pattern, change)
-    return np.asarray(averages(rows, change) @ values)
+    change = softmax_jvp(pattern, change)
+    return np.asarray(average_tokens(rows, change) @ values)
 
 
 def pull(
@@ -176,19 +175,12 @@ def pull(
     m = pattern.shape[1] // a
     back = (residual * rows.weights.reshape(-1, 1)) @ values.T
     change = back.reshape(n, a * m, d) @ rows.tokens.transpose(0, 2, 1)
-    change = _through_softmax(pattern, change)
+    change = softmax_jvp(pattern, change)
     mixed = (change @ rows.tokens).reshape(n * a, m * d)
     return np.asarray((rows.anchors.reshape(n * a, p).T @ mixed).reshape(p, m, d))
 
 
-def _through_softmax(pattern: Array, change: Array) -> Array:
-    """The softmax's derivative, a symmetric map; overwrites `change`."""
-    change -= np.einsum("nal,nal->na", pattern, change)[:, :, None]
-    change *= pattern
-    return change
-
-
-def responses(
+def compute_responses(
     rows: Rows, pattern: Float[Array, "n am L"], values: Float[Array, "md D"]
 ) -> Float[Array, "na m d D"]:
     """G = Cov_P(x) W for every row and head: the derivative of the row by theta is anchor x G."""

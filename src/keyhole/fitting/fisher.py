@@ -13,25 +13,21 @@ import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.fitting.attention_rows import Rows, averages, pull, push
+from keyhole.fitting.attention_rows import Rows, average_tokens, pull, push
 from keyhole.fitting.levenberg_marquardt import AMPLE, conjugate_gradients
-from keyhole.fitting.preconditioner import kronecker
+from keyhole.fitting.preconditioner import approximate_normal
 from keyhole.fitting.variable_projection import (
+    DENSE_LIMIT,
     Projection,
-    dense_normal,
-    gauss_newton,
-    inner_products,
+    form_normal,
+    multiply_normal,
     project,
+    project_derivative,
 )
 
-DENSE_LIMIT = 1100  # score entries up to which the information matrix is formed
 POWER_STEPS = 10  # of power iteration for the largest eigenvalue
 PROBES = 4  # random vectors for a trace; each averages over all entries of a head
-PROBE_TOLERANCE = 0.03
-PROBE_STEPS = 300
-FLAT = 1e-6  # share of the largest eigenvalue, of which single precision knows no more
-UNSEEN = 1e-100  # a score entry seen this little (saturated attention) has no standard error
-DEFICIENT = 1e-7  # relative singular value that rounding cannot tell from zero
+PROBE_TOLERANCE = 0.03  # relative accuracy of the solution for a probe
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +39,16 @@ class Information:
     offset: Float[Array, " D"]
     conditioning: float  # smallest / largest singular value of the scores' Jacobian, columns scaled
 
+    @classmethod
+    def missing(cls, at: Projection, conditioning: float) -> "Information":
+        """No standard errors: scores are not determined, or (conditioning NaN) nobody looked."""
+        return cls(
+            np.full(at.theta.shape, np.inf),
+            np.full(at.values.shape, np.inf),
+            np.full(at.offset.shape, np.inf),
+            conditioning,
+        )
+
     def scaled(self, factor: float) -> "Information":
         """With standard errors times a factor."""
         parts = (factor * self.theta, factor * self.values, factor * self.offset)
@@ -51,50 +57,41 @@ class Information:
     @property
     def deficient(self) -> bool:
         """Whether some direction of the scores leaves no trace in the labels."""
-        return self.conditioning < DEFICIENT
+        return self.conditioning < 1e-7  # rounding cannot tell it from zero
 
 
-def information(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
+def estimate_information(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
     """Standard errors for unit noise at a fit; of very many rows a sample tells them."""
     some = rows.sample(at.theta.shape[1], AMPLE, rng)
     if some is not rows:
-        found = information(some, project(some, at.theta), rng)
+        found = estimate_information(some, project(some, at.theta), rng)
         if not found.deficient:
             return found.scaled(float(np.sqrt(some.counted / rows.counted)))
     columns = at.values.shape[0] + int(rows.offset)
     if at.basis.shape[1] < columns:  # the values themselves are not determined
-        return unknown(at, 0.0)
+        return Information.missing(at, 0.0)
     return _dense(rows, at) if at.theta.size <= DENSE_LIMIT else _probed(rows, at, rng)
 
 
-def unknown(at: Projection, conditioning: float) -> Information:
-    """No standard errors: the scores are not determined, or (conditioning NaN) nobody looked."""
-    return Information(
-        np.full(at.theta.shape, np.inf),
-        np.full(at.values.shape, np.inf),
-        np.full(at.offset.shape, np.inf),
-        conditioning,
-    )
-
-
 def _dense(rows: Rows, at: Projection) -> Information:
-    normal = dense_normal(rows, at)
+    normal = form_normal(rows, at)
     unit = np.sqrt(np.diagonal(normal))
-    if not unit.min(initial=np.inf) > UNSEEN * np.abs(at.values).max():
-        return unknown(at, 0.0)
+    # an entry seen this little (saturated attention) has no standard error
+    if not unit.min(initial=np.inf) > 1e-100 * np.abs(at.values).max():
+        return Information.missing(at, 0.0)
     normal /= unit[:, None]
     normal /= unit[None, :]
     try:
         lower = cholesky(normal, lower=True, check_finite=False)
     except LinAlgError:
-        return unknown(at, 0.0)
+        return Information.missing(at, 0.0)
     sizes = np.linalg.eigvalsh(normal)
     conditioning = float(np.sqrt(max(sizes[0], 0.0) / sizes[-1]))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True, check_finite=False)
     theta = np.sqrt(np.einsum("ij,ij->j", inverse, inverse)) / unit
     pseudo, leverage = _design(rows, at)
     # T in rows (column of Z, output): the values' reaction to each score entry
-    reaction = np.tensordot(pseudo, inner_products(rows, at), axes=1)
+    reaction = np.tensordot(pseudo, project_derivative(rows, at), axes=1)
     shape = reaction.shape[:2]
     reaction = reaction.reshape(-1, len(unit)) / unit
     spread = solve_triangular(lower, reaction.T, lower=True, check_finite=False)
@@ -104,7 +101,7 @@ def _dense(rows: Rows, at: Projection) -> Information:
 
 def _design(rows: Rows, at: Projection) -> tuple[Array, Array]:
     """R^-1 with Z = basis R, and the diagonal of (Z^t Z)^-1."""
-    design = averages(rows, at.pattern)
+    design = average_tokens(rows, at.pattern)
     if rows.offset:
         design = np.hstack([design, rows.weights.reshape(-1, 1)])
     inverse = np.linalg.inv(at.basis.T @ design)
@@ -120,7 +117,7 @@ def _information(at: Projection, theta: Array, values: Array, conditioning: floa
 def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
     """Traces per head from random signs, shared out by the preconditioner's diagonal."""
     rows32, at32 = rows.astype(np.float32), at.astype(np.float32)
-    near = kronecker(rows, at)
+    near = approximate_normal(rows, at)
     near32 = near.astype(np.float32)
     pseudo, leverage = _design(rows, at)
 
@@ -130,11 +127,11 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
         nonlocal left_over
         size = float(np.linalg.norm(vector)) or 1.0
         found, image = conjugate_gradients(
-            lambda v: gauss_newton(rows32, at32, v),
+            lambda v: multiply_normal(rows32, at32, v),
             lambda v: near32.solve(0.0, v).astype(np.float32),
             (vector / size).astype(np.float32),
             PROBE_TOLERANCE,
-            PROBE_STEPS,
+            300,
         )
         rest = vector / size - image
         if float(np.linalg.norm(rest)) > 2 * PROBE_TOLERANCE:
@@ -170,12 +167,12 @@ def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
     """Conditioning along one vector; zero below what single precision can tell from zero. What
     conjugate gradients cannot reduce lies where the information is flat."""
     unit = vector / np.linalg.norm(vector)
-    along = float((unit * gauss_newton(rows, at, unit)).sum())
+    along = float((unit * multiply_normal(rows, at, unit)).sum())
     top = unit
     for _ in range(POWER_STEPS):
-        top = gauss_newton(rows, at, top / np.linalg.norm(top))
+        top = multiply_normal(rows, at, top / np.linalg.norm(top))
     share = along / max(float(np.linalg.norm(top)), TINY)
-    return 0.0 if share < FLAT else float(np.sqrt(share))
+    return 0.0 if share < 1e-6 else float(np.sqrt(share))
 
 
 def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start: Array) -> float:
@@ -185,6 +182,6 @@ def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start
     top = start.astype(np.float32)
     large = 1.0
     for _ in range(POWER_STEPS):
-        top = gauss_newton(rows, at, top / np.linalg.norm(top))
+        top = multiply_normal(rows, at, top / np.linalg.norm(top))
         large = float(np.linalg.norm(top))
     return float(np.sqrt(small / max(large, TINY)))

@@ -233,7 +233,9 @@ def fit_least_squares(
             trial = meter.residual(model, moved)
             found = float(trial @ trial)
             accepted = found < cost  # not so if NaN: the model overflowed
-            settled = predicted <= options.tolerance * cost
+            # Near a residual of zero rounding makes the model promise what no step keeps.
+            rounding = cost <= UNIT_ROUNDOFF * first and not cost - found > 0.5 * predicted
+            settled = rounding or predicted <= options.tolerance * cost
             if accepted:
                 settled = settled or cost - found <= options.tolerance * cost
                 ratio = min((cost - found) / max(predicted, TINY), 1.0)

@@ -16,51 +16,44 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.preconditioner import IDLE, kronecker
+from keyhole.fitting.preconditioner import IDLE_CURVATURE, Kronecker, approximate_normal
 from keyhole.fitting.variable_projection import (
+    DENSE_LIMIT,
     Projection,
-    dense_normal,
-    gauss_newton,
-    gradient,
+    compute_gradient,
+    form_normal,
+    multiply_normal,
     project,
 )
 
 AMPLE = 50.0  # times the floor: so many rows know the curvature to a few per cent
-DENSE_UNKNOWNS = 320  # up to here a dense factorisation beats conjugate gradients
-DENSE_PRECISE = 1100  # the same where rough steps near a solution were too rough
-PRECISE_STEPS = 3  # times the conjugate gradient steps then allowed
-ROUGH = 0.25  # share of the cost that a good step near a solution leaves at most
-FINISHED = 1e-29  # relative squared residual at which rounding ends all progress
-RESTING = 0.5  # share of such a residual that the last step worth taking leaves at most
-STALL_WINDOW = 15  # iterations over which progress is judged
-STALL_SHARE = 0.05  # a start that gained less than this share in the window is given up
-COARSE = 1e-4  # relative squared residual above which single precision gives the same steps
-LARGEST_SCORE = 1e9  # attention is hard long before; a step beyond is an error of its model
-DAMPING = 1e-2  # at a random start
-TRUSTED, DOUBTED = 0.75, 0.25  # share of the predicted decrease, from which the damping is lowered
-LESS, MORE, MUCH_MORE = 5, 2, 4  # and raised; the last after a step that was not taken
-SMALLEST_DAMPING = 1e-12
-LARGEST_DAMPING = 1e10
-FORCING = 0.3  # relative accuracy of a step far from the solution
-FINEST = 1e-5  # and near it
-MOST_CONJUGATE_STEPS = 150
-REFINED = 1e-10  # a relative decrease below this, near a minimum, is the end
+COARSE_RESIDUAL = 1e-4  # relative squared residual above which single precision gives the steps
+SMALLEST_DECREASE = 1e-10  # of the cost, relative; below, near a minimum, the descent is over
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When one start ends."""
+class DescentOptions:
+    """When one descent ends, and how exact its steps are.
+
+    iterations: at most. deadline: time.monotonic() at which to stop. stall_window, stall_share: a
+    descent that gained less than this share of its cost in so many iterations is given up.
+    finished: squared residual, relative to the labels, that is as good as zero. damping: at the
+    start. precise: whether steps are exact from the first, as is right near a solution.
+    conjugate_steps: in one iteration far from a solution. dense_unknowns: score entries up to
+    which the normal matrix is formed far from a solution (DENSE_LIMIT near one). ample: times the
+    floor: so many rows know the curvature to a few per cent, more are not needed for it.
+    """
 
     iterations: int = 200
-    deadline: float = float("inf")  # time.monotonic() at which to stop
-    stall_window: int = STALL_WINDOW
-    stall_share: float = STALL_SHARE
-    conjugate_steps: int = MOST_CONJUGATE_STEPS
-    finished: float = FINISHED  # relative squared residual that is as good as zero
-    precise: bool = False  # whether steps are exact from the first: near a solution
-
-
-PATIENT = Limits()
+    deadline: float = float("inf")
+    stall_window: int = 15
+    stall_share: float = 0.05
+    finished: float = 1e-29
+    damping: float = 1e-2
+    precise: bool = False
+    conjugate_steps: int = 150
+    dense_unknowns: int = 320
+    ample: float = AMPLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,59 +67,56 @@ class Descent:
 
 
 def descend(
-    rows: Rows, theta: Float[Array, "p m d"], limits: Limits = PATIENT, damping: float = DAMPING
+    rows: Rows, theta: Float[Array, "p m d"], options: DescentOptions | None = None
 ) -> Descent:
     """From one start to a minimum, a stall, or the limits."""
-    scale = label_power(rows)
+    options = DescentOptions() if options is None else options
+    scale = measure_label_power(rows)
     at = project(rows, theta)
-    largest = LARGEST_SCORE / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
-    costs, precise = [at.cost], limits.precise
-    system = _System(rows, at, scale, precise=precise)
-    for iteration in range(limits.iterations):
-        if at.cost <= limits.finished * scale:
-            return Descent(at, at.cost / scale, iteration, system.products)
-        if time.monotonic() > limits.deadline:
-            return Descent(at, at.cost / scale, iteration, system.products)
-        step, predicted = system.step(damping, limits.conjugate_steps)
+    # Attention is hard long before a score of 1e9: a step beyond is an error of its model.
+    largest = 1e9 / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
+    costs, damping, precise = [at.cost], options.damping, options.precise
+    system = _System(rows, at, scale, options, precise)
+    iteration, ended = 0, False
+    while not ended and iteration < options.iterations:
+        if at.cost <= options.finished * scale or time.monotonic() > options.deadline:
+            break
+        iteration += 1
+        step, predicted = system.step(damping)
         theta = at.theta + step
         trial = project(rows, theta) if np.abs(theta).max() <= largest else at  # not taken
-        if at.cost <= FINISHED * scale and trial.cost > RESTING * at.cost:
-            at = min(at, trial, key=attrgetter("cost"))
-            return Descent(at, at.cost / scale, iteration + 1, system.products)
-        gain = (at.cost - trial.cost) / max(predicted, TINY)
-        if at.cost <= COARSE * scale and trial.cost > ROUGH * at.cost:
+        if at.cost <= DescentOptions.finished * scale and trial.cost > 0.5 * at.cost:
+            at = min(at, trial, key=attrgetter("cost"))  # rounding ends all progress
+            break
+        if at.cost <= COARSE_RESIDUAL * scale and trial.cost > 0.25 * at.cost:
             precise = True  # ill-conditioned, or at a minimum: then the last steps count
         if trial.cost < at.cost:
-            small = at.cost - trial.cost <= REFINED * at.cost
+            gain = (at.cost - trial.cost) / max(predicted, TINY)
+            small = at.cost - trial.cost <= SMALLEST_DECREASE * at.cost
             at = trial
-            system = _System(rows, at, scale, system.products, precise)
-            if gain > TRUSTED:
-                damping = max(damping / LESS, SMALLEST_DAMPING)
-            elif gain < DOUBTED:
-                damping *= MORE
-            if small and predicted <= 2 * REFINED * at.cost:
-                return Descent(at, at.cost / scale, iteration + 1, system.products)
+            system = _System(rows, at, scale, options, precise, system.products)
+            if gain > 0.75:
+                damping = max(damping / 5, 1e-12)
+            elif gain < 0.25:
+                damping *= 2
+            ended = small and predicted <= 2 * SMALLEST_DECREASE * at.cost
         else:
-            if predicted <= REFINED * at.cost:
-                return Descent(at, at.cost / scale, iteration + 1, system.products)
-            damping *= MUCH_MORE
-            if damping > LARGEST_DAMPING:
-                return Descent(at, at.cost / scale, iteration + 1, system.products)
+            damping *= 4
+            ended = predicted <= SMALLEST_DECREASE * at.cost or damping > 1e10
         costs.append(at.cost)
-        if _stalled(costs, limits):
-            return Descent(at, at.cost / scale, iteration + 1, system.products)
-    return Descent(at, at.cost / scale, limits.iterations, system.products)
+        ended = ended or _stalled(costs, options)
+    return Descent(at, at.cost / scale, iteration, system.products)
 
 
-def label_power(rows: Rows) -> float:
+def measure_label_power(rows: Rows) -> float:
     """Sum of squares of the labels that count."""
     weighted = rows.targets * rows.weights[:, :, None]
     return max(float(np.einsum("nad,nad->", weighted, weighted)), TINY)
 
 
-def _stalled(costs: list[float], limits: Limits) -> bool:
-    window = limits.stall_window
-    return len(costs) > window and costs[-1] > (1 - limits.stall_share) * costs[-1 - window]
+def _stalled(costs: list[float], options: DescentOptions) -> bool:
+    window = options.stall_window
+    return len(costs) > window and costs[-1] > (1 - options.stall_share) * costs[-1 - window]
 
 
 class _System:
@@ -135,68 +125,78 @@ class _System:
     on all rows. Many unknowns: a Kronecker product is the preconditioner."""
 
     def __init__(
-        self, rows: Rows, at: Projection, scale: float, products: int = 0, precise: bool = False
+        self,
+        rows: Rows,
+        at: Projection,
+        scale: float,
+        options: DescentOptions,
+        precise: bool,
+        products: int = 0,
     ) -> None:
         self.products = products
         self.relative = at.cost / scale
-        self.slope = gradient(rows, at)
-        size = self.slope.size
-        formed = size <= (DENSE_PRECISE if precise else DENSE_UNKNOWNS)
-        near = formed and self.relative <= COARSE
-        self.dtype = np.float64 if precise or near else np.float32
-        self.stretch = PRECISE_STEPS if precise else 1
-        self.normal = None
+        self.near = self.relative <= COARSE_RESIDUAL
+        self.slope = compute_gradient(rows, at)
+        self.conjugate_steps = options.conjugate_steps
+        if self.near:  # where a solution is near, as many as it takes
+            self.conjugate_steps = DescentOptions.conjugate_steps * (3 if precise else 1)
+        formed = self.slope.size <= (DENSE_LIMIT if precise else options.dense_unknowns)
+        self.dtype = np.float64 if precise or (formed and self.near) else np.float32
+        self.normal: Array | None = None
         some = rows
         if formed:
             always_the_same = np.random.default_rng(0)
-            some = rows.sample(at.theta.shape[1], AMPLE, always_the_same)
+            some = rows.sample(at.theta.shape[1], options.ample, always_the_same)
             of_some = at if some is rows else project(some, at.theta)
-            normal = dense_normal(some.astype(self.dtype), of_some.astype(self.dtype))
+            normal = form_normal(some.astype(self.dtype), of_some.astype(self.dtype))
             self.normal = normal.astype(np.float64) * (rows.counted / some.counted)
         self.direct = formed and some is rows
+        self.rows, self.at = rows.astype(self.dtype), at.astype(self.dtype)
+        self.kronecker: Kronecker | None = None
         if not self.direct:
-            self.kronecker = kronecker(rows, at).astype(self.dtype)
-            self.rows, self.at = rows.astype(self.dtype), at.astype(self.dtype)
+            self.kronecker = approximate_normal(rows, at).astype(self.dtype)
 
-    def step(self, damping: float, most: int) -> tuple[Array, float]:
+    def step(self, damping: float) -> tuple[Array, float]:
         """The step and the decrease of the cost that the quadratic model predicts."""
-        if self.direct:
-            return self._direct_step(damping)
-        return self._iterative_step(damping, most)
+        return self._direct_step(damping) if self.direct else self._iterative_step(damping)
 
     def _direct_step(self, damping: float) -> tuple[Array, float]:
         assert self.normal is not None
         b = self.slope.ravel()
         diagonal = np.diagonal(self.normal)
-        weight = damping * (diagonal + IDLE * max(float(diagonal.max()), TINY))
+        weight = damping * (diagonal + IDLE_CURVATURE * max(float(diagonal.max()), TINY))
         s = _solver(self.normal + np.diag(weight))(b)
         predicted = float(2 * b @ s - s @ (self.normal @ s))
         return s.reshape(self.slope.shape), predicted
 
-    def _iterative_step(self, damping: float, most: int) -> tuple[Array, float]:
+    def _iterative_step(self, damping: float) -> tuple[Array, float]:
+        assert self.kronecker is not None
         unit = self.kronecker.scale[None, :, None]
 
         def apply(v: Array) -> Array:
             self.products += 1
-            return gauss_newton(self.rows, self.at, v)
+            curved = multiply_normal(self.rows, self.at, v)
+            return np.asarray(curved + self.dtype(damping) * unit * v)
 
-        tolerance = min(FORCING, FORCING * self.relative**0.25)
         size = float(np.linalg.norm(self.slope)) or 1.0
         b = (self.slope / size).astype(self.dtype)
+        # A step far from the solution needs half a digit, one near it five.
+        tolerance = max(min(0.3, 0.3 * self.relative**0.25), 1e-5)
         s, curved = conjugate_gradients(
-            lambda v: apply(v) + self.dtype(damping) * unit * v,
-            self._preconditioner(damping, unit),
+            apply,
+            self._preconditioner(self.kronecker, damping),
             b,
-            max(tolerance, FINEST),
-            most if self.relative > COARSE else MOST_CONJUGATE_STEPS * self.stretch,
+            tolerance,
+            self.conjugate_steps,
         )
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
         return s.astype(np.float64) * size, predicted * size**2
 
-    def _preconditioner(self, damping: float, unit: Array) -> Callable[[Array], Array]:
+    def _preconditioner(self, near: Kronecker, damping: float) -> Callable[[Array], Array]:
         if self.normal is None:
-            return lambda v: self.kronecker.solve(damping, v).astype(self.dtype)
+            return lambda v: near.solve(damping, v).astype(self.dtype)
+        unit = near.scale[None, :, None]
         weight = damping * np.broadcast_to(unit, self.slope.shape).ravel()
         solve = _solver(self.normal + np.diag(weight))
         return lambda v: solve(v.ravel()).reshape(v.shape).astype(self.dtype)

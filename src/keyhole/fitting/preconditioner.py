@@ -13,7 +13,9 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.variable_projection import Projection
 
-IDLE = 1e-12  # curvature, relative to the largest, given to unknowns that have none (a dead head)
+IDLE_CURVATURE = (
+    1e-12  # curvature, relative to the largest, given to unknowns that have none (a dead head)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ class Kronecker:
         return Kronecker(*(part.astype(dtype) for part in parts))
 
 
-def kronecker(rows: Rows, at: Projection) -> Kronecker:
+def approximate_normal(rows: Rows, at: Projection) -> Kronecker:
     """The preconditioner at a projection, without forming any row's response."""
     _n, _a, _p = rows.anchors.shape
     m, _d = at.theta.shape[1:]
@@ -57,7 +59,7 @@ def kronecker(rows: Rows, at: Projection) -> Kronecker:
     right_sizes, right_vectors = np.linalg.eigh(right)
     weights = left_sizes.clip(0)[:, None, None] * right_sizes.clip(0)[None]
     scale = weights.mean(axis=(0, 2))
-    floor = IDLE * max(float(scale.max()), TINY)
+    floor = IDLE_CURVATURE * max(float(scale.max()), TINY)
     return Kronecker(left_vectors, right_vectors, weights + floor, scale + floor)
 
 

@@ -13,10 +13,17 @@ import numpy as np
 from scipy.linalg import qr, solve_triangular
 
 from keyhole.arrays import Array, Float
-from keyhole.fitting.attention_rows import Rows, averages, patterns, pull, push, responses
+from keyhole.fitting.attention_rows import (
+    Rows,
+    average_tokens,
+    compute_patterns,
+    compute_responses,
+    pull,
+    push,
+)
 
-BLOCK = 8_000_000  # numbers held at a time while the normal matrix is summed over rows
-RANK_TOLERANCE = 1e-12  # a column of Z this small beside the others carries no information
+DENSE_LIMIT = 1100  # score entries up to which forming the normal matrix is worth its time
+RANK_TOLERANCE = 1e-12  # size of a column of Z, beside the others, that carries no information
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +52,8 @@ class Projection:
 
 def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
     """Best values for these scores."""
-    pattern = patterns(rows, theta)
-    design = averages(rows, pattern)
+    pattern = compute_patterns(rows, theta)
+    design = average_tokens(rows, pattern)
     if rows.offset:
         design = np.hstack([design, rows.weights.reshape(-1, 1)])
     targets = rows.targets.reshape(len(design), -1) * rows.weights.reshape(-1, 1)
@@ -73,19 +80,19 @@ def _factored(design: Array) -> tuple[Array, Array, Array]:
     return basis[:, :rank], order[:rank], upper[:rank, :rank]
 
 
-def gradient(rows: Rows, at: Projection) -> Float[Array, "p m d"]:
+def compute_gradient(rows: Rows, at: Projection) -> Float[Array, "p m d"]:
     """Half the descent direction of the cost: J^t residual (exact, the projection drops out)."""
     return pull(rows, at.pattern, at.values, at.residual)
 
 
-def gauss_newton(rows: Rows, at: Projection, direction: Array) -> Array:
+def multiply_normal(rows: Rows, at: Projection, direction: Array) -> Array:
     """J^t J direction."""
     change = push(rows, at.pattern, at.values, direction)
     change -= at.basis @ (at.basis.T @ change)
     return pull(rows, at.pattern, at.values, change)
 
 
-def dense_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
+def form_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
     """J^t J of the projected residual, from the rows' Kronecker structure.
 
     A row's derivative is anchor x G: the sum over rows of (q q^t) x (G G^t) is one matrix product
@@ -94,11 +101,11 @@ def dense_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
     """
     n, a, p = rows.anchors.shape
     anchors = rows.anchors.reshape(n * a, p)
-    response = responses(rows, at.pattern, at.values)
+    response = compute_responses(rows, at.pattern, at.values)
     wide = response.shape[1] * response.shape[2]
     response = response.reshape(n * a, wide, -1)
     total = np.zeros((p * p, wide * wide), dtype=response.dtype)
-    step = max(1, BLOCK // (wide * wide))
+    step = max(1, 8_000_000 // (wide * wide))  # 64 MB are held at a time
     for first in range(0, n * a, step):
         some, part = anchors[first : first + step], response[first : first + step]
         pairs = (some[:, :, None] * some[:, None, :]).reshape(len(some), p * p)
@@ -109,9 +116,9 @@ def dense_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
     return np.asarray(normal - inside.T @ inside)
 
 
-def inner_products(rows: Rows, at: Projection) -> Float[Array, "rank D pmd"]:
+def project_derivative(rows: Rows, at: Projection) -> Float[Array, "rank D pmd"]:
     """Q^t dY/dTheta: the part of the Jacobian that the values can absorb."""
-    response = responses(rows, at.pattern, at.values)
+    response = compute_responses(rows, at.pattern, at.values)
     return _inside(rows, at, response.reshape(len(response), -1, response.shape[3]))
 
 

@@ -39,8 +39,11 @@ def softmax(scores: Array, axis: int = -1, *, overwrite: bool = False) -> Array:
 def softmax_jvp(weights: Array, change: Array, axis: int = -1) -> Array:
     """Change of the weights for a change of the scores. The map is symmetric: it is its own
     adjoint."""
-    mean = (weights * change).sum(axis=axis, keepdims=True)
-    return np.asarray(weights * (change - mean))
+    last = np.moveaxis(weights, axis, -1), np.moveaxis(change, axis, -1)
+    mean = np.einsum("...l,...l->...", *last)
+    moved = change - np.expand_dims(mean, axis)
+    moved *= weights
+    return np.asarray(moved)
 
 
 def logit(weight: Array) -> Array:

@@ -2,20 +2,21 @@
 
 Inputs: an array (n, k, d); a list of arrays (length, d) of several lengths; or a padded array with
 a mask (n, k), true at real tokens. Outputs: every position (n, k, D) or a list of (length, D);
-the last position (n, D); a scalar at the last position (n,).
+the last position (n, D); a scalar at the last position (n,). Files: a NumPy archive with `inputs`,
+`outputs` and, if padded, `mask`.
 """
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from keyhole.arrays import Array, finite_array
-from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import MASKED, Rows
-
-SPAN = 1e-10  # relative singular value below which tokens miss a direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +32,10 @@ class Examples:
         return len(self.rows.tokens)
 
 
-def examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False) -> Examples:
+def build_examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False) -> Examples:
     """The user's arrays as rows, or a sentence on what is wrong with them."""
-    sequences = _sequences(inputs, mask)
-    labels, form = _labels(outputs, [len(s) for s in sequences], mask)
+    sequences = _read_sequences(inputs, mask)
+    labels, form = _read_labels(outputs, [len(s) for s in sequences], mask)
     width, longest = sequences[0].shape[1], max(len(s) for s in sequences)
     count, reads = len(sequences), longest if form == "every" else 1
     tokens = np.zeros((count, longest, width))
@@ -62,11 +63,11 @@ def examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = False)
     return Examples(rows, form, float(np.finfo(np.float32 if single else np.float64).eps) / 2)
 
 
-def _sequences(inputs: Any, mask: Any) -> list[Array]:
+def _read_sequences(inputs: Any, mask: Any) -> list[Array]:
     if hasattr(inputs, "__array__") and not isinstance(inputs, np.ndarray):
         inputs = np.asarray(inputs)  # a tensor of another library
     if isinstance(inputs, np.ndarray) and inputs.dtype != object:
-        real = None if mask is None else _real(inputs, mask)
+        real = None if mask is None else _read_mask(inputs, mask)
         if real is not None:
             inputs = np.where(real[:, :, None], inputs, 0)  # padding may hold anything, even NaN
         array = finite_array("inputs", inputs, ndim=3)
@@ -92,7 +93,7 @@ def _sequences(inputs: Any, mask: Any) -> list[Array]:
     return [part.astype(np.float64) for part in parts]
 
 
-def _real(inputs: Array, mask: Any) -> Array:
+def _read_mask(inputs: Array, mask: Any) -> Array:
     """Which tokens count."""
     keep = np.asarray(mask)
     flags = keep.dtype.kind in "buif" and np.isin(keep, (0, 1)).all()
@@ -104,11 +105,11 @@ def _real(inputs: Array, mask: Any) -> Array:
     return keep.astype(bool)
 
 
-def _labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], str]:
+def _read_labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], str]:
     """One (reads, D) array per example, and the form they were written in."""
     if isinstance(outputs, (list, tuple)) and outputs and np.ndim(outputs[0]) == 2:
         parts = [finite_array(f"outputs[{i}]", part, ndim=2) for i, part in enumerate(outputs)]
-        _match("outputs", [len(p) for p in parts], lengths)
+        _check_lengths("outputs", [len(p) for p in parts], lengths)
         if len({part.shape[1] for part in parts}) > 1:
             raise InvalidArgument("outputs must share one number of columns")
         return parts, "every"
@@ -123,14 +124,14 @@ def _labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], s
     if array.size == 0:
         raise InvalidArgument(f"outputs are empty: shape {array.shape}")
     if array.ndim == 3:
-        _match("outputs", [array.shape[1]] * len(array), lengths)
+        _check_lengths("outputs", [array.shape[1]] * len(array), lengths)
         return list(array), "every"
     if array.ndim == 2:
         return list(array[:, None, :]), "last"
     return list(array[:, None, None]), "scalar"
 
 
-def _match(name: str, found: list[int], lengths: list[int]) -> None:
+def _check_lengths(name: str, found: list[int], lengths: list[int]) -> None:
     if len(found) != len(lengths):
         raise InvalidArgument(f"there are {len(lengths)} inputs but {len(found)} {name}")
     wrong = next(
@@ -161,9 +162,53 @@ def check_span(rows: Rows) -> None:
         ("anchor tokens", used, rows.anchors.shape[2]),
     ):
         sizes = np.linalg.svd(vectors, compute_uv=False)
-        rank = int((sizes > SPAN * sizes[0]).sum()) if sizes[0] > 0 else 0
+        rank = int((sizes > 1e-10 * sizes[0]).sum()) if sizes[0] > 0 else 0
         if rank < full:
             raise NotIdentifiable(
                 f"the {name} span only {rank} of {full} dimensions: what the model does outside "
                 "leaves no trace in the labels. Examples with other tokens are needed"
             )
+
+
+class ExampleArrays(NamedTuple):
+    """What `learn` takes: inputs, outputs and the mask of padded inputs, or None."""
+
+    inputs: Array
+    outputs: Array
+    mask: Array | None
+
+
+def _open_archive(path: Path, file: BinaryIO) -> Any:
+    if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
+        raise ValueError("it is neither a NumPy archive nor a NumPy array")
+    file.seek(0)
+    archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise FileFormatError(
+            f"{path} holds a single array; expected an .npz with 'inputs' and 'outputs'"
+        )
+    return archive
+
+
+def read_examples(path: str | Path) -> ExampleArrays:
+    """The arrays of an .npz file. Nothing in it is executed: pickled objects are refused."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file, _open_archive(path, file) as archive:
+            names = set(archive.files)
+            parts = {name: archive[name] for name in names & {"inputs", "outputs", "mask"}}
+    except FileNotFoundError as error:
+        raise FileFormatError(f"there is no file {path}") from error
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise FileFormatError(
+            f"{path} is not a readable .npz of plain number arrays ({error}). Write it with "
+            "numpy.savez(path, inputs=X, outputs=Y)"
+        ) from error
+    missing = [name for name in ("inputs", "outputs") if name not in parts]
+    if missing:
+        found = ", ".join(sorted(names)) or "nothing"
+        raise FileFormatError(
+            f"{path} lacks {' and '.join(missing)} (it holds {found}). Write it with "
+            "numpy.savez(path, inputs=X, outputs=Y)"
+        )
+    return ExampleArrays(parts["inputs"], parts["outputs"], parts.get("mask"))

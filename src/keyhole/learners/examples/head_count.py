@@ -1,7 +1,7 @@
 """How many heads, and which: descents from random starts, number of heads by number of heads.
 
-The work is done in chains (restarts): the first solved one in their order wins, so the
-result does not depend on how many processes there are (unless time runs out).
+The work is done in chains (restarts): the first solved one in their order wins, so the result does
+not depend on how many processes there are (unless time runs out).
 
 Sweep: M = 1, 2, ... until a fit is exact or generalised cross-validation got worse twice. Turns:
 more chains, most of the work at the M that cross-validates best, the rest shared among the others,
@@ -15,33 +15,75 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.closed_form import one_head
-from keyhole.fitting.fisher import information
-from keyhole.fitting.levenberg_marquardt import DENSE_PRECISE, Limits, descend, label_power
-from keyhole.fitting.variable_projection import project
-from keyhole.learners.examples.restarts import Chain, Chains, Effort
+from keyhole.fitting.fisher import estimate_information
+from keyhole.fitting.initial_guess import solve_one_head
+from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
+from keyhole.fitting.variable_projection import DENSE_LIMIT, project
+from keyhole.learners.examples.restarts import Chain, ChainRunner, Effort
 
-HOPS = 4  # swaps of a head without gain after which a chain ends (one head: fresh starts)
-HASTE = Limits(stall_window=10, stall_share=0.1, conjugate_steps=60)  # where most starts are vain
-GOOD = 1e-3  # relative squared residual of a fit whose heads are kept when one more is tried
-SAME = 1e-6  # relative difference of two costs that are the same minimum
-NOISE_CEILING = 0.09  # squared residual share beyond which a minimum is not taken for noise
-WIDE = 4096  # score entries per head from which the sweep doubles the number of heads
-PRUNE_ITERATIONS = 40
-REDUNDANT = 1e-4  # relative squared residual without a head beyond which that head is needed
-FAVOUR = 3.0  # work given to the most promising number of heads, in units of the others'
-EASY, FAINT = 2.0, 0.1  # examples over the floor where most descents succeed; least hope, near one
-TELLING = 1.2  # examples over the floor from which on an exact fit is taken at once
-CERTAIN, KNOWN = 3, 0.1  # a minimum reached so often is the best there is: little work goes there
-TURNS_PER_CHAIN = 4  # turns after which a turn is made of one more chain: work for more processes
-FULL = 1 - 1e-6  # share of unknowns at which a criterion is as bad as it gets, and still finite
+SETTLING_STARTS = 2  # independent starts that must reach the same minimum before it counts
 PENALTY = 4.0  # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
-SETTLED = 2  # independent starts that must reach the same minimum
+HASTY = DescentOptions(stall_window=10, stall_share=0.1, conjugate_steps=60)  # most starts are vain
+
+Ending = Literal["exact", "noise", "spent", "interrupted"]
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The search's configuration.
+
+    heads: their number, None to find it. most_heads: the largest number tried. restarts, seconds:
+    the budget. workers: processes that share the restarts. solved: squared residual, relative to
+    the labels, of an exact fit. noise: squared residual up to which a minimum may be noise.
+    """
+
+    heads: int | None
+    most_heads: int
+    restarts: int = 100_000
+    seconds: float = 60.0
+    workers: int = 1
+    solved: float = 1e-18
+    noise: float = 0.09
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every chain."""
+
+    heads: int  # being tried
+    restarts: int  # chains so far
+    residual: float  # best relative root-mean-square residual so far
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The end of a search."""
+
+    theta: Float[Array, "p m d"]
+    relative: float  # squared residual relative to the labels
+    ending: Ending
+    restarts: int
+    seconds: float
+    hits: int  # independent chains that reached the best minimum
+    residuals: dict[int, float]  # best relative squared residual by number of heads
+
+
+def search_heads(
+    rows: Rows,
+    options: SearchOptions,
+    rng: np.random.Generator,
+    progress: Callable[[Progress], None] | None = None,
+) -> Found:
+    """The best fit that the budget allows."""
+    with ChainRunner(rows, options.workers) as runner:
+        return HeadSearch(rows, options, rng, runner, progress).run()
 
 
 @dataclass
@@ -62,212 +104,190 @@ class Tally:
 
     @property
     def hits(self) -> int:
-        """Independent chains that reached the best minimum."""
-        return sum(c <= self.relative * (1 + SAME) for c in self.chains)
+        """Independent chains that reached the best minimum, the same to six digits."""
+        return sum(c <= self.relative * (1 + 1e-6) for c in self.chains)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a progress callback is told after every chain."""
+class HeadSearch:
+    """The tallies by number of heads, and what is tried next."""
 
-    heads: int  # being tried
-    restarts: int  # chains so far
-    residual: float  # best relative root-mean-square residual so far
-    seconds: float
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The end of a search. `ending`: "exact", "noise", "spent" or "interrupted"."""
-
-    theta: Float[Array, "p m d"]
-    relative: float
-    ending: str
-    restarts: int
-    seconds: float
-    hits: int
-    residuals: dict[int, float]  # best relative squared residual by number of heads
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The search's configuration."""
-
-    heads: int | None
-    most_heads: int
-    restarts: int
-    seconds: float
-    workers: int
-    solved: float
-    noise: float = NOISE_CEILING  # squared residual share up to which a minimum may be noise
-    progress: Callable[[Progress], None] | None = None
-
-
-def search(rows: Rows, plan: Plan, rng: np.random.Generator) -> Found:
-    """The best fit that the budget allows."""
-    return _Search(rows, plan, rng).run()
-
-
-class _Search:
-    def __init__(self, rows: Rows, plan: Plan, rng: np.random.Generator) -> None:
-        self.rows, self.plan, self.rng = rows, plan, rng
+    def __init__(
+        self,
+        rows: Rows,
+        options: SearchOptions,
+        rng: np.random.Generator,
+        runner: ChainRunner,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.rows, self.options, self.rng = rows, options, rng
+        self.runner, self.progress = runner, progress
         self.begin = time.monotonic()
-        self.deadline = self.begin + plan.seconds
+        self.deadline = self.begin + options.seconds
         self.tallies: dict[int, Tally] = {}
         self.restarts = 0
         self.numbers = rows.counted * rows.outputs
-        self.first, self.last = (1, plan.most_heads) if plan.heads is None else (plan.heads,) * 2
+        known = options.heads
+        self.first, self.last = (1, options.most_heads) if known is None else (known, known)
 
     def run(self) -> Found:
         try:
-            with Chains(self.rows, self.plan.workers) as pool:
-                self.pool = pool
-                solved = self._sweep() or self._turns()
-                if solved is not None:
-                    return self._found(solved, "exact")
+            solved = self.sweep() or self.take_turns()
         except KeyboardInterrupt:
             if all(tally.theta is None for tally in self.tallies.values()):
                 raise
-            return self._found(self._best(), "interrupted")
-        best = self._best()
-        ending = "noise" if self._settled(best) else "spent"
-        return self._found(best, ending)
+            return self.conclude(self.best(), "interrupted")
+        if solved is not None:
+            return self.conclude(solved, "exact")
+        best = self.best()
+        return self.conclude(best, "noise" if self.is_settled(best) else "spent")
 
-    def _sweep(self) -> Tally | None:
+    def sweep(self) -> Tally | None:
         """Each number of heads once, until one is exact or cross-validation got worse twice."""
-        hasty = replace(HASTE, deadline=self.deadline)
-        for heads in self._ladder():
-            tally = self._try(heads, 1, 0, hasty)
-            if self._exact(tally):
-                return self._accepted(tally)
-            leader = min(self.tallies.values(), key=self._cross_validation)
-            best = self._best()
-            noisy = self._may_be_noise(best) and best.heads < heads
-            if noisy or self._over() or leader.heads < heads - 1:
+        hasty = replace(HASTY, deadline=self.deadline)
+        for heads in self.ladder():
+            tally = self.run_chains(heads, 1, 0, hasty)
+            if self.is_exact(tally):
+                return self.accept(tally)
+            leader = min(self.tallies.values(), key=self.cross_validate)
+            best = self.best()
+            noisy = self.may_be_noise(best) and best.heads < heads
+            if noisy or self.is_over() or leader.heads < heads - 1:
                 break
         return None
 
-    def _ladder(self) -> Iterator[int]:
+    def ladder(self) -> Iterator[int]:
+        """Numbers of heads in turn; with wide tokens, where a descent is dear, doubling."""
         heads = self.first
-        wide = self.rows.anchors.shape[2] * self.rows.width >= WIDE
+        wide = self.rows.anchors.shape[2] * self.rows.width >= 4096
         while heads < self.last:
             yield heads
             heads = 2 * heads if wide else heads + 1
         yield self.last
 
-    def _turns(self) -> Tally | None:
+    def take_turns(self) -> Tally | None:
         """More and more chains, where they promise most."""
-        turn, limits = 0, Limits(deadline=self.deadline)
-        hasty = replace(HASTE, deadline=self.deadline)
-        while not self._over() and not self._settled(self._best()):
-            undecided = self._undecided()
+        turn, patient = 0, DescentOptions(deadline=self.deadline)
+        hasty = replace(HASTY, deadline=self.deadline)
+        while not self.is_over() and not self.is_settled(self.best()):
+            undecided = self.find_undecided()
             if undecided is None:
-                tally = self._try(self._next(), 1 + turn // TURNS_PER_CHAIN, HOPS, limits)
+                # every fourth turn is made of one more chain: work for more processes
+                tally = self.run_chains(self.choose_heads(), 1 + turn // 4, 4, patient)
             else:
-                tally = self._try(undecided, 1, 0, hasty)
-            if self._exact(tally) and (accepted := self._accepted(tally)):
+                tally = self.run_chains(undecided, 1, 0, hasty)
+            if self.is_exact(tally) and (accepted := self.accept(tally)):
                 return accepted
             turn += 1
-        exact = [tally for tally in self.tallies.values() if self._exact(tally)]
-        return self._pruned(min(exact, key=attrgetter("heads"))) if exact else None
+        exact = [tally for tally in self.tallies.values() if self.is_exact(tally)]
+        return self.prune(min(exact, key=attrgetter("heads"))) if exact else None
 
-    def _exact(self, tally: Tally) -> bool:
-        return tally.relative <= self.plan.solved
+    def is_exact(self, tally: Tally) -> bool:
+        return tally.relative <= self.options.solved
 
-    def _accepted(self, tally: Tally) -> Tally | None:
+    def accept(self, tally: Tally) -> Tally | None:
         """An exact fit without the heads it does not need. None where it may be chance, with
         nearly as many unknowns as numbers, or is one of many: then fewer heads come first."""
-        fewer = self._pruned(tally)
+        fewer = self.prune(tally)
         assert fewer.theta is not None
-        if fewer.heads == self.first or fewer.theta.size > DENSE_PRECISE:
+        if fewer.heads == self.first or fewer.theta.size > DENSE_LIMIT:
             return fewer
-        spread = information(self.rows, project(self.rows, fewer.theta), self.rng)
-        chance = self.rows.ratio(fewer.heads) < TELLING
+        spread = estimate_information(self.rows, project(self.rows, fewer.theta), self.rng)
+        chance = self.rows.ratio(fewer.heads) < 1.2  # examples over the floor
         return None if chance or spread.deficient else fewer
 
-    def _undecided(self) -> int | None:
+    def find_undecided(self) -> int | None:
         """Where the rest may be noise: a number of heads that needs another start to tell."""
-        best = self._best()
-        if self._may_be_noise(best):
+        best = self.best()
+        if self.may_be_noise(best):
             for heads in (best.heads, min(best.heads + 1, self.last)):
-                if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLED:
+                if heads not in self.tallies or len(self.tallies[heads].chains) < SETTLING_STARTS:
                     return heads
         return None
 
-    def _next(self) -> int:
+    def choose_heads(self) -> int:
         """The number of heads whose share of the work is most overdue."""
-        unsolved = [tally for tally in self.tallies.values() if not self._exact(tally)]
-        leader = min(unsolved, key=self._cross_validation).heads
+        unsolved = [tally for tally in self.tallies.values() if not self.is_exact(tally)]
+        leader = min(unsolved, key=self.cross_validate).heads
         due = {}
         for heads in range(self.first, min(leader + 1, self.last) + 1):
             tally = self.tallies.get(heads, Tally(heads))
-            if self._exact(tally):
+            if self.is_exact(tally):
                 continue
-            share = KNOWN if tally.hits >= CERTAIN else FAVOUR if heads == leader else 1.0
-            due[heads] = tally.work / (share * self._hope(heads))
+            # the most promising gets three times the work of others; little is left to do where
+            # three chains have reached the same minimum
+            share = 0.1 if tally.hits >= 3 else 3.0 if heads == leader else 1.0
+            due[heads] = tally.work / (share * self.estimate_hope(heads))
         return min(due, key=lambda heads: due[heads])
 
-    def _hope(self, heads: int) -> float:
-        """How likely a descent ends at the bottom, by the examples there are for so many heads."""
-        return float(np.clip((self.rows.ratio(heads) - 1) / (EASY - 1), FAINT, 1.0)) ** 2
+    def estimate_hope(self, heads: int) -> float:
+        """How likely a descent ends at the bottom: most do at twice the floor, few near it."""
+        return float(np.clip(self.rows.ratio(heads) - 1.0, 0.1, 1.0)) ** 2
 
-    def _over(self) -> bool:
-        return time.monotonic() > self.deadline or self.restarts >= self.plan.restarts
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline or self.restarts >= self.options.restarts
 
-    def _settled(self, best: Tally) -> bool:
+    def is_settled(self, best: Tally) -> bool:
         """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
-        if not self._may_be_noise(best) or best.hits < SETTLED:
+        if not self.may_be_noise(best) or best.hits < SETTLING_STARTS:
             return False
         above = self.tallies.get(best.heads + 1)
-        return best.heads >= self.last or (above is not None and len(above.chains) >= SETTLED)
+        tried = above is not None and len(above.chains) >= SETTLING_STARTS
+        return best.heads >= self.last or tried
 
-    def _share(self, tally: Tally) -> float:
-        """Unknowns over numbers."""
-        return float(min(self.rows.unknowns(tally.heads) / self.numbers, FULL))
+    def share_of_unknowns(self, tally: Tally) -> float:
+        """Unknowns over numbers; below one, so that criteria stay finite."""
+        return float(min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6))
 
-    def _may_be_noise(self, tally: Tally) -> bool:
+    def may_be_noise(self, tally: Tally) -> bool:
         """Whether what is left is no more than noise is allowed to be, unknowns taken off."""
-        noise = self.plan.noise * (1 - self._share(tally))
-        return not self._exact(tally) and tally.relative <= noise
+        noise = self.options.noise * (1 - self.share_of_unknowns(tally))
+        return not self.is_exact(tally) and tally.relative <= noise
 
-    def _criterion(self, tally: Tally) -> float:
+    def weigh(self, tally: Tally) -> float:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
-        share = self._share(tally)
         penalty = PENALTY + 2 * PENALTY / np.sqrt(self.rows.unknowns(1))
-        return float(np.log(max(tally.relative, TINY)) - penalty * np.log(1 - share))
+        fit = np.log(max(tally.relative, TINY))
+        return float(fit - penalty * np.log(1 - self.share_of_unknowns(tally)))
 
-    def _cross_validation(self, tally: Tally) -> float:
+    def cross_validate(self, tally: Tally) -> float:
         """Generalised cross-validation: what the fit would leave of labels it has not seen."""
-        return tally.relative / (1 - self._share(tally)) ** 2
+        return tally.relative / (1 - self.share_of_unknowns(tally)) ** 2
 
-    def _best(self) -> Tally:
-        return min(self.tallies.values(), key=self._criterion)
+    def best(self) -> Tally:
+        return min(self.tallies.values(), key=self.weigh)
 
-    def _try(self, heads: int, chains: int, hops: int, limits: Limits) -> Tally:
+    def run_chains(self, heads: int, chains: int, hops: int, descent: DescentOptions) -> Tally:
+        """Some chains with so many heads, until one is exact; the tally that is left of them."""
         tally = self.tallies.setdefault(heads, Tally(heads))
-        known = None if hops else self._foundation(heads)
-        effort = Effort(hops, self.plan.solved, limits, known)
+        known = None if hops else self.find_foundation(heads)
+        effort = Effort(hops, self.options.solved, descent, known)
         if heads == 1 and not tally.chains:
-            start = one_head(self.rows)
+            start = solve_one_head(self.rows)
             if start is not None:
-                end = descend(self.rows, start, limits)
-                tally.add(Chain(end.at.theta, end.relative, float(end.iterations)))
-                self._tell(heads)
-                if self._exact(tally):
+                end = descend(self.rows, start, descent)
+                self.count(tally, Chain(end.at.theta, end.relative, float(end.iterations)))
+                if self.is_exact(tally):
                     return tally
-        chains = min(chains, max(self.plan.restarts - self.restarts, 1))
+        chains = min(chains, max(self.options.restarts - self.restarts, 1))
         seeds = [int(s) for s in self.rng.integers(0, 2**63, chains)]
-        for chain in self.pool.map(heads, seeds, effort):
-            tally.add(chain)
-            self._tell(heads)
-            if self._exact(tally):
+        for chain in self.runner.map(heads, seeds, effort):
+            self.count(tally, chain)
+            if self.is_exact(tally):
                 break
-        return self._slimmed(tally)
+        return self.slim(tally)
 
-    def _slimmed(self, tally: Tally) -> Tally:
+    def count(self, tally: Tally, chain: Chain) -> None:
+        tally.add(chain)
+        self.restarts += 1
+        if self.progress is not None:
+            residual = float(np.sqrt(min(t.relative for t in self.tallies.values())))
+            seconds = time.monotonic() - self.begin
+            self.progress(Progress(tally.heads, self.restarts, residual, seconds))
+
+    def slim(self, tally: Tally) -> Tally:
         """What is left of a fit that does as well without some heads: with them, the descent's last
         part is long and flat."""
-        fewer = tally if self._exact(tally) else self._pruned(tally)
+        fewer = tally if self.is_exact(tally) else self.prune(tally)
         if fewer.heads == tally.heads:
             return tally
         assert fewer.theta is not None
@@ -275,40 +295,34 @@ class _Search:
         other.add(Chain(fewer.theta, fewer.relative, 0.0))
         return other
 
-    def _foundation(self, heads: int) -> Array | None:
-        """A fit with one head less that is so good that a head is only added to it: from a fresh
-        start, the way down to a noise that small is long and flat."""
+    def find_foundation(self, heads: int) -> Array | None:
+        """A fit with one head less that is so good (three per cent of the labels are left) that a
+        head is only added to it: from a fresh start, the way down to a noise that small is long
+        and flat."""
         below = self.tallies.get(heads - 1)
-        return below.theta if below is not None and below.relative <= GOOD else None
+        return below.theta if below is not None and below.relative <= 1e-3 else None
 
-    def _tell(self, heads: int) -> None:
-        self.restarts += 1
-        if self.plan.progress is not None:
-            residual = float(np.sqrt(min(t.relative for t in self.tallies.values())))
-            seconds = time.monotonic() - self.begin
-            self.plan.progress(Progress(heads, self.restarts, residual, seconds))
-
-    def _pruned(self, tally: Tally) -> Tally:
+    def prune(self, tally: Tally) -> Tally:
         """A fit without the heads it does not need (only if their number was not given)."""
-        limits = Limits(iterations=PRUNE_ITERATIONS)
-        theta = tally.theta
-        assert theta is not None
         smaller = True
-        while smaller and theta.shape[1] > self.first:
+        while smaller and tally.heads > self.first:
             smaller = False
-            for i in range(theta.shape[1]):
-                fewer = np.delete(theta, i, axis=1)
-                if project(self.rows, fewer).cost > REDUNDANT * label_power(self.rows):
+            assert tally.theta is not None
+            for i in range(tally.heads):
+                fewer = np.delete(tally.theta, i, axis=1)
+                # a head without which a hundredth of the labels is left is needed
+                if project(self.rows, fewer).cost > 1e-4 * measure_label_power(self.rows):
                     continue
-                trial = descend(self.rows, fewer, limits)
-                if trial.relative <= max(self.plan.solved, tally.relative):
+                trial = descend(self.rows, fewer, DescentOptions(iterations=40))
+                if trial.relative <= max(self.options.solved, tally.relative):
                     theta, smaller = trial.at.theta, True
-                    tally = replace(tally, heads=theta.shape[1], theta=theta)
-                    tally.relative = trial.relative
+                    tally = replace(
+                        tally, heads=theta.shape[1], theta=theta, relative=trial.relative
+                    )
                     break
         return tally
 
-    def _found(self, best: Tally, ending: str) -> Found:
+    def conclude(self, best: Tally, ending: Ending) -> Found:
         assert best.theta is not None
         residuals = {heads: tally.relative for heads, tally in sorted(self.tallies.items())}
         seconds = time.monotonic() - self.begin

@@ -10,10 +10,10 @@ Queries. None. A share of the rows is kept aside and judges the fit.
 
 Algebra. Given the scores, the values are linear: variable projection (fitting/variable_projection)
 with Levenberg-Marquardt (fitting/levenberg_marquardt) from small random starts, one head swapped at
-a time when stuck (head_count); one head with fewer tokens than outputs has a closed form
-(fitting/closed_form). The number of heads is the first with an exact fit, or the last that explains
-more than a head fitted to noise does. Standard errors are those of the Fisher information
-(fitting/fisher).
+a time when stuck (restarts, head_count); one head with fewer tokens than outputs has a closed form
+(fitting/initial_guess). The number of heads is the first with an exact fit, or the last that
+explains more than a head fitted to noise does. Standard errors are those of the Fisher information
+(fitting/fisher, hypothesis).
 
 When it fails. Below about twice the floor with two heads or more most starts end in local minima
 and time runs out; below the floor any fit is one of many, and it is reported as such. Very strong
@@ -33,25 +33,21 @@ from threadpoolctl import threadpool_limits
 from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.whitening import whitened
-from keyhole.learners.examples.data import Examples, check_span, examples
-from keyhole.learners.examples.head_count import NOISE_CEILING, Found, Plan, Progress, search
+from keyhole.fitting.initial_guess import whiten_tokens
+from keyhole.learners.examples.data import Examples, build_examples, check_span
+from keyhole.learners.examples.head_count import Found, Progress, SearchOptions, search_heads
 from keyhole.learners.examples.hypothesis import (
     HELD_SHARE,
     Fitted,
-    distinct,
-    fitted_layer,
-    held_rows,
-    with_certificates,
+    add_certificates,
+    count_copies_once,
+    fit_layer,
+    hold_rows,
 )
-from keyhole.learners.published.chen_li_sculpting import sculpted_search
+from keyhole.learners.published.chen_li_sculpting import search_by_sculpting
 
 METHODS = ("varpro", "sculpting")
-ENOUGH = 12.0  # times the floor: the search needs no more examples; the last polish takes all
-EXACT = 1e-18  # squared residual relative to the labels that only an exact fit of doubles reaches
-ROUNDINGS = 16.0  # unit roundoffs by which exact labels may miss the model, root mean square
-LOUDEST = 2.0  # times the stated noise that what is left may be
-NOTHING = 0.95  # cross-validated share of the labels that one head leaves where it explains nothing
+ENOUGH = 12.0  # times the floor: the search needs no more examples; the last descent takes all
 
 
 @dataclass(frozen=True)
@@ -94,38 +90,46 @@ class FromExamples:
         progress: Callable[[Progress], None] | None = None,
     ) -> Fitted:
         """The layer behind the examples, and how it does on rows it has not seen."""
-        data = examples(X, Y, mask, bias=self.bias)
+        data = build_examples(X, Y, mask, bias=self.bias)
         # small matrices: shared out over threads, their factorisations take up to ten times as long
         with threadpool_limits(1, "blas"):
-            return self._fitted(data, rng, progress)
+            return self._fit(data, rng, progress)
 
-    def _fitted(
+    def _fit(
         self,
         data: Examples,
         rng: np.random.Generator,
         progress: Callable[[Progress], None] | None,
     ) -> Fitted:
-        rows = data.rows
-        check_span(rows)
-        kept = held_rows(rows, rng)
-        train = rows.with_weights(rows.weights * ~kept)
-        most = self._affordable(distinct(train))
-        solved = max(EXACT, (ROUNDINGS * data.roundoff) ** 2)
+        check_span(data.rows)
+        kept = hold_rows(data.rows, rng)
+        train = data.rows.with_weights(data.rows.weights * ~kept)
+        most, least = self._count_affordable(count_copies_once(train)), self.heads or 1
+        # squared residual, relative, of an exact fit: labels may miss it by 16 roundings
+        solved = max(1e-18, (16.0 * data.roundoff) ** 2)
         if self.method == "sculpting":
-            found, sculpted = sculpted_search(train, self.heads, solved, self.seconds, rng)
-            fitted = fitted_layer(data, train, kept, found, solved, self.heads or 1, rng)
-            return with_certificates(fitted, sculpted)
-        noise = NOISE_CEILING if self.noise is None else (LOUDEST * self.noise) ** 2
-        plan = Plan(
-            self.heads, most, self.restarts, self.seconds, self.workers, solved, noise, progress
-        )
-        white, back = whitened(train.sample(most, ENOUGH, rng))
-        found = search(white, plan, rng)
+            end = search_by_sculpting(train, self.heads, solved, self.seconds, rng)
+            found = Found(
+                end.theta,
+                end.relative,
+                "exact" if end.relative <= solved else "spent",
+                end.restarts,
+                end.seconds,
+                1,
+                end.residuals,
+            )
+            fitted = fit_layer(data, train, kept, found, solved, least, rng)
+            return add_certificates(fitted, end.sculpted.values, end.sculpted.certificates)
+        options = SearchOptions(self.heads, most, self.restarts, self.seconds, self.workers, solved)
+        if self.noise is not None:  # what is left may be twice as loud
+            options = replace(options, noise=(2.0 * self.noise) ** 2)
+        white, back = whiten_tokens(train.sample(most, ENOUGH, rng))
+        found = search_heads(white, options, rng, progress)
         found = replace(found, theta=back(found.theta))
         self._refuse_capped(found, most, train)
-        return fitted_layer(data, train, kept, found, solved, self.heads or 1, rng)
+        return fit_layer(data, train, kept, found, solved, least, rng)
 
-    def _affordable(self, train: Rows) -> int:
+    def _count_affordable(self, train: Rows) -> int:
         """The largest number of heads whose unknowns the rows outnumber."""
         least = 1 if self.heads is None else self.heads
         if train.ratio(least) < 1.0:
@@ -145,8 +149,8 @@ class FromExamples:
         """Without an exact fit, more heads would have to be tried than the data can tell."""
         capped = self.heads is None and most < self.most_heads
         share = 1 - train.unknowns(1) / (train.counted * train.outputs)
-        if found.residuals.get(1, 0.0) > NOTHING * share**2:
-            return  # one head explains nothing at all: not a query of how many heads
+        if found.residuals.get(1, 0.0) > 0.95 * share**2:
+            return  # one head explains nothing at all: it does not matter how many there are
         if capped and found.ending != "exact" and found.theta.shape[1] == most:
             raise NotIdentifiable(
                 f"no layer of up to {most} head(s) reproduces the labels (residual "

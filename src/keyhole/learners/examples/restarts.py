@@ -2,8 +2,8 @@
 
 A chain is one descent from a small random start, followed by hops: one head is replaced by a small
 random one and the descent repeated, kept when it helps. For one head the random start is led to
-what the labels allow first (fitting/maximum_entropy). Chains are the unit of work, each with a
-seed of its own, run one after another or in parallel processes.
+what the labels allow first (fitting/initial_guess). Chains are the unit of work, each with a seed
+of its own, run one after another or in parallel processes.
 """
 
 import time
@@ -15,23 +15,19 @@ from multiprocessing import get_context
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import Array, Float
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.levenberg_marquardt import Limits, descend
-from keyhole.fitting.maximum_entropy import tilted
-
-START = 0.3  # standard deviation of a score at the start: attention begins nearly uniform
-SLACK = -2.0, 0.0  # powers of ten, each best for some strength of attention
-GAIN = 0.02  # relative decrease that makes a hop worth keeping
+from keyhole.fitting.initial_guess import draw_start, maximize_entropy
+from keyhole.fitting.levenberg_marquardt import DescentOptions, descend
 
 
 @dataclass(frozen=True, eq=False)
 class Effort:
     """Where one chain starts, and how much it may do."""
 
-    hops: int
+    hops: int  # without gain, after which the chain ends
     solved: float  # relative squared residual of an exact fit
-    limits: Limits
+    descent: DescentOptions
     known: Array | None = None  # scores of heads to keep; the chain adds one
 
 
@@ -47,59 +43,45 @@ class Chain:
 def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
     """One random start and its hops."""
     rng = np.random.default_rng(seed)
-    limits = effort.limits
-    theta = led_start(rows, heads, rng)
+    theta = draw_led_start(rows, heads, rng)
     if effort.known is not None:
         theta[:, : effort.known.shape[1]] = effort.known
-    best = descend(rows, theta, limits)
+    best = descend(rows, theta, effort.descent)
     iterations, failures = best.iterations, 0
     while best.relative > effort.solved and failures < effort.hops:
-        if time.monotonic() > limits.deadline:
+        if time.monotonic() > effort.descent.deadline:
             break
-        theta = led_start(rows, heads, rng)
+        theta = draw_led_start(rows, heads, rng)
         if heads > 1:
             keep = np.arange(heads) != rng.integers(heads)
             theta[:, keep] = best.at.theta[:, keep]
-        trial = descend(rows, theta, limits)
+        trial = descend(rows, theta, effort.descent)
         iterations += trial.iterations
-        failures = 0 if trial.relative < (1 - GAIN) * best.relative else failures + 1
+        # a hop that gains less than two per cent has found no other valley
+        failures = 0 if trial.relative < 0.98 * best.relative else failures + 1
         best = trial if trial.relative < best.relative else best
     return Chain(best.at.theta, best.relative, float(iterations * heads**2))
 
 
-def led_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
+def draw_led_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
     """A random start; for one head, led to weights that the labels allow."""
-    theta = random_start(rows, heads, rng)
+    theta = draw_start(rows, heads, rng)
     if heads > 1:
         return theta
-    return tilted(rows, rng.uniform() * theta, 10 ** rng.uniform(*SLACK))
+    # a slack between 0.01 and 1: each is best for some strength of attention
+    return maximize_entropy(rows, rng.uniform() * theta, 10 ** rng.uniform(-2.0, 0.0))
 
 
-def random_start(rows: Rows, heads: int, rng: np.random.Generator) -> Float[Array, "p m d"]:
-    """Small scores of equal size whatever the scale of the tokens."""
-    shape = (rows.anchors.shape[2], heads, rows.width)
-    power = np.sqrt(_power(rows.anchors) * _power(rows.tokens))
-    return np.asarray(START / power * rng.standard_normal(shape))
-
-
-def _power(vectors: Array) -> float:
-    """Mean squared norm of the vectors that are not padding."""
-    squares = np.einsum("nld,nld->nl", vectors, vectors)
-    return max(float(squares[squares > 0].mean()) if (squares > 0).any() else 1.0, TINY)
-
-
-class Chains:
-    """Chains in order, in this process or in several."""
+class ChainRunner:
+    """Runs chains in order, in this process or in several."""
 
     def __init__(self, rows: Rows, workers: int) -> None:
-        self.rows, self.workers = rows, workers
+        self.rows = rows
         self.executor: ProcessPoolExecutor | None = None
+        if workers > 1:
+            self.executor = ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows,))
 
-    def __enter__(self) -> "Chains":
-        if self.workers > 1:
-            self.executor = ProcessPoolExecutor(
-                self.workers, get_context("spawn"), _remember, (self.rows,)
-            )
+    def __enter__(self) -> "ChainRunner":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +93,7 @@ class Chains:
             for seed in seeds:
                 yield run_chain(self.rows, heads, seed, effort)
             return
-        futures = [self.executor.submit(_remembered_chain, heads, s, effort) for s in seeds]
+        futures = [self.executor.submit(_run_remembered, heads, s, effort) for s in seeds]
         try:
             for future in futures:
                 yield future.result()
@@ -128,5 +110,5 @@ def _remember(rows: Rows) -> None:
     threadpool_limits(1, "blas")
 
 
-def _remembered_chain(heads: int, seed: int, effort: Effort) -> Chain:
+def _run_remembered(heads: int, seed: int, effort: Effort) -> Chain:
     return run_chain(_ROWS[0], heads, seed, effort)

@@ -162,22 +162,21 @@ class _Sampling:
         return learner.fit(tokens, labels[:, 0] if self.ask.scalar else labels, self.rng)
 
     def _learned(self, fitted: Fitted, bias: bool) -> Hypothesis:
-        details = fitted.learned.details
-        if details["ending"] == "spent" and details["residual"] > ABOVE_NOISE * self.level:
+        found = fitted.diagnostics
+        if found.ending == "spent" and found.residual > ABOVE_NOISE * self.level:
             raise WrongFamily(
-                f"no layer of up to {max(details['residual_by_heads'])} heads reproduces the "
-                f"answers to {details['examples']} random queries (the best leaves "
-                f"{details['residual']:.1e} of them)"
+                f"no layer of up to {max(found.residual_by_heads)} heads reproduces the "
+                f"answers to {found.examples} random queries (the best leaves "
+                f"{found.residual:.1e} of them)"
             )
-        if details["deficient"] or details["amplification"] > AMPLIFIED:
+        if found.deficient or found.amplification > AMPLIFIED:
             raise IllConditioned(
                 "in this domain the heads cannot be told apart: relative errors of the answers are "
-                f"amplified {details['amplification']:.1e} times"
+                f"amplified {found.amplification:.1e} times"
             )
-        found = details["heads"]
-        note = f"Found from {details['examples']} random queries inside the domain."
-        notes = (note, *fewer_than_claimed(self.claims.heads, found))
-        unknowns = found * self.ask.width * (self.ask.width + bias + self.outputs)
+        note = f"Found from {found.examples} random queries inside the domain."
+        notes = (note, *fewer_than_claimed(self.claims.heads, found.heads))
+        unknowns = found.heads * self.ask.width * (self.ask.width + bias + self.outputs)
         floor = unknowns / self.outputs + bias
         return replace(fitted.learned, floor=floor, notes=notes)
 

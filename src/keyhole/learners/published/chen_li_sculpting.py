@@ -29,11 +29,10 @@ from scipy.optimize import linprog, nnls
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
-from keyhole.fitting.attention_rows import Rows, averages, patterns
-from keyhole.fitting.levenberg_marquardt import Limits, descend, label_power
+from keyhole.fitting.attention_rows import Rows, average_tokens, compute_patterns
+from keyhole.fitting.initial_guess import draw_start
+from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
 from keyhole.fitting.variable_projection import project
-from keyhole.learners.examples.head_count import Found
-from keyhole.learners.examples.restarts import random_start
 
 MOST_HEADS = 2  # the net is a grid over pairs of points of the hull
 SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)  # of the rows, on which the values are refined in turn
@@ -95,6 +94,18 @@ class Sculpted:
     certificates: Certificates
 
 
+@dataclass(frozen=True, eq=False)
+class SculptedSearch:
+    """The best fit after refinement, and what the phases before it left."""
+
+    theta: Float[Array, "d m d"]
+    relative: float  # squared residual relative to the labels
+    restarts: int
+    seconds: float
+    residuals: dict[int, float]  # best relative squared residual by number of heads
+    sculpted: Sculpted
+
+
 def crude_values(rows: Rows) -> Float[Array, "d D"]:
     """Phase 1: the sum of the heads' values, from summed outputs and summed inputs."""
     live = rows.weights[:, :, None]
@@ -129,7 +140,7 @@ def agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
 
 def refined_values(rows: Rows, values: Float[Array, "d D"]) -> Float[Array, "d D"]:
     """Phase 3: alternate between the best rows for the values and the best values for the rows."""
-    scale = float(np.sqrt(label_power(rows) / max(rows.counted, 1)))
+    scale = float(np.sqrt(measure_label_power(rows) / max(rows.counted, 1)))
     for share in SHARES:
         for _ in range(ALTERNATIONS):
             seen = agreement(rows, values)
@@ -260,19 +271,19 @@ def sculpt(rows: Rows) -> Sculpted:
     return Sculpted(crude, values, certificates(rows, values))
 
 
-def sculpted_search(
+def search_by_sculpting(
     rows: Rows, heads: int | None, solved: float, seconds: float, rng: np.random.Generator
-) -> tuple[Found, Sculpted]:
+) -> SculptedSearch:
     """All phases: certificates, net, regression, validation, refinement."""
     _check(rows, heads)
     begin = time.monotonic()
-    limits = Limits(deadline=begin + seconds)
-    found = sculpt(rows)
+    limits = DescentOptions(deadline=begin + seconds)
+    sculpted = sculpt(rows)
     best: tuple[float, Array] | None = None
     residuals: dict[int, float] = {}
     restarts = 0
     for m in range(1, MOST_HEADS + 1) if heads is None else (heads,):
-        for start in _finalists(rows, found.certificates, m, rng):
+        for start in _choose_finalists(rows, sculpted.certificates, m, rng):
             end = descend(rows, start, limits)
             restarts += 1
             residuals[m] = min(end.relative, residuals.get(m, np.inf))
@@ -283,12 +294,11 @@ def sculpted_search(
         if best is not None and best[0] <= solved:
             break
     assert best is not None
-    ending = "exact" if best[0] <= solved else "spent"
     seconds = time.monotonic() - begin
-    return Found(best[1], best[0], ending, restarts, seconds, 1, residuals), found
+    return SculptedSearch(best[1], best[0], restarts, seconds, residuals, sculpted)
 
 
-def _finalists(
+def _choose_finalists(
     rows: Rows, body: Certificates, heads: int, rng: np.random.Generator
 ) -> list[Float[Array, "d m d"]]:
     """Regression and validation: the candidates of the net whose values explain other rows best."""
@@ -299,10 +309,10 @@ def _finalists(
     for theta in candidates:
         at = project(train, theta)
         left = test.targets.reshape(len(at.residual), -1) * test.weights.reshape(-1, 1)
-        missed = left - averages(test, patterns(test, theta)) @ at.values
+        missed = left - average_tokens(test, compute_patterns(test, theta)) @ at.values
         scored.append((float((missed**2).sum()), theta))
     scored.sort(key=lambda pair: pair[0])
-    return [theta for _, theta in scored[:FINALISTS]] or [random_start(rows, heads, rng)]
+    return [theta for _, theta in scored[:FINALISTS]] or [draw_start(rows, heads, rng)]
 
 
 def _check(rows: Rows, heads: int | None) -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
-from keyhole.learners.examples.data import check_span, examples
-from keyhole.learners.examples.files import read_examples
+from keyhole.learners.examples.data import build_examples, check_span, read_examples
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((5, 3, 2))
@@ -15,7 +14,11 @@ Y = RNG.standard_normal((5, 3, 4))
 
 
 def test_forms_of_outputs() -> None:
-    every, last, scalar = examples(X, Y), examples(X, Y[:, -1]), examples(X, Y[:, -1, 0])
+    every, last, scalar = (
+        build_examples(X, Y),
+        build_examples(X, Y[:, -1]),
+        build_examples(X, Y[:, -1, 0]),
+    )
     assert (every.form, last.form, scalar.form) == ("every", "last", "scalar")
     assert every.rows.targets.shape == (5, 3, 4)
     np.testing.assert_array_equal(last.rows.anchors[:, 0], X[:, -1])
@@ -27,15 +30,15 @@ def test_lists_and_masks_are_the_same_rows() -> None:
     mask = np.arange(3)[None] < np.array(lengths)[:, None]
     dirty_x, dirty_y = X.copy(), Y.copy()
     dirty_x[~mask], dirty_y[~mask] = np.nan, np.inf
-    masked = examples(dirty_x, dirty_y, mask).rows
-    listed = examples(
+    masked = build_examples(dirty_x, dirty_y, mask).rows
+    listed = build_examples(
         [x[:n] for x, n in zip(X, lengths, strict=True)],
         [y[:n] for y, n in zip(Y, lengths, strict=True)],
     ).rows
     for name in ("anchors", "tokens", "padding", "weights", "targets"):
         np.testing.assert_array_equal(getattr(masked, name), getattr(listed, name))
     assert masked.lengths.tolist() == lengths
-    last = examples([x[:n] for x, n in zip(X, lengths, strict=True)], Y[:, 0]).rows
+    last = build_examples([x[:n] for x, n in zip(X, lengths, strict=True)], Y[:, 0]).rows
     np.testing.assert_array_equal(last.anchors[1, 0], X[1, 1])
 
 
@@ -47,12 +50,12 @@ def test_masks_of_numbers_and_tensors_of_another_library() -> None:
     keep = np.ones((5, 3), bool)
     keep[0, 2] = False
     for other in (keep.astype(float), keep.astype(np.uint8)):
-        rows = examples(Tensor(), Y, other).rows
+        rows = build_examples(Tensor(), Y, other).rows
         np.testing.assert_array_equal(rows.lengths, [2, 3, 3, 3, 3])
 
 
 def test_single_precision_is_remembered() -> None:
-    assert examples(X, Y.astype(np.float32)).roundoff > 1e-8 > examples(X, Y).roundoff
+    assert build_examples(X, Y.astype(np.float32)).roundoff > 1e-8 > build_examples(X, Y).roundoff
 
 
 @pytest.mark.parametrize(
@@ -80,16 +83,16 @@ def test_wrong_input_gets_a_sentence(
     inputs: object, outputs: object, mask: object, says: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        examples(inputs, outputs, mask)
+        build_examples(inputs, outputs, mask)
 
 
 def test_tokens_that_cannot_show_a_matrix() -> None:
     flat = RNG.standard_normal((20, 3, 4))
     flat[:, :, 0] = 1.0
     with pytest.raises(NotIdentifiable, match="differences of tokens span only 3 of 4"):
-        check_span(examples(flat, flat).rows)
+        check_span(build_examples(flat, flat).rows)
     with pytest.raises(NotIdentifiable, match="single token"):
-        check_span(examples(flat[:, :1], flat[:, :1]).rows)
+        check_span(build_examples(flat[:, :1], flat[:, :1]).rows)
 
 
 def test_files(tmp_path: Path) -> None:

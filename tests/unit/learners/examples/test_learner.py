@@ -6,32 +6,15 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
+from example_layers import boolean, layer
 from keyhole.errors import InvalidArgument, NotIdentifiable
-from keyhole.fitting.levenberg_marquardt import label_power
-from keyhole.fitting.variable_projection import project
-from keyhole.learners.examples.data import examples
-from keyhole.learners.examples.head_count import Found, Plan, Tally, _Search
-from keyhole.learners.examples.hypothesis import distinct, fitted_layer, held_rows
+from keyhole.learners.examples.data import build_examples
 from keyhole.learners.examples.learner import ENOUGH, FromExamples
 from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
 from keyhole.results import Outcome, load
-
-
-def layer(rng: np.random.Generator, d: int, heads: int, scale: float = 1.0) -> Attention:
-    """Scores of Frobenius norm `scale`: the standard deviation of a score on Boolean tokens."""
-    members = []
-    for _ in range(heads):
-        score = rng.standard_normal((d, d))
-        value = rng.standard_normal((d, d)) / np.sqrt(d)
-        members.append(Head(scale * score / np.linalg.norm(score), None, value))
-    return Attention(members, np.zeros(d))
-
-
-def boolean(rng: np.random.Generator, n: int, k: int, d: int) -> np.ndarray:
-    return rng.choice([-1.0, 1.0], (n, k, d))
 
 
 @pytest.mark.parametrize(
@@ -158,17 +141,6 @@ def test_copies_of_examples_do_not_pass_for_examples(d: int, k: int, n: int, cop
     assert found.outcome is Outcome.NOT_IDENTIFIABLE
 
 
-def test_copies_are_kept_aside_together() -> None:
-    rng = np.random.default_rng(15)
-    X = boolean(rng, 20, 4, 6)
-    shuffled = X[:, [2, 0, 3, 1]]
-    rows = examples(np.concatenate([X, shuffled]), np.zeros((40, 4, 6))).rows
-    kept = held_rows(rows, rng)
-    assert kept.sum() >= 4
-    np.testing.assert_array_equal(kept[:20][:, [2, 0, 3, 1]], kept[20:])
-    assert distinct(rows).counted == distinct(examples(X, X).rows).counted
-
-
 @pytest.mark.parametrize("constant", [0.0, 1.0])
 def test_constant_labels_tell_nothing(constant: float) -> None:
     X = boolean(np.random.default_rng(16), 40, 4, 6)
@@ -216,39 +188,10 @@ def test_many_examples_are_searched_in_part_and_used_in_full() -> None:
     Y = every_position(truth, X)
     Y = Y + 0.1 * rng.standard_normal(Y.shape)
     found = learn(X, Y)
-    assert len(examples(X, Y).rows.sample(8, ENOUGH, rng).tokens) < 1000
+    assert len(build_examples(X, Y).rows.sample(8, ENOUGH, rng).tokens) < 1000
     gap = found.model.heads[0].score - truth.heads[0].score
     assert np.linalg.norm(gap) < 1.3 * np.linalg.norm(found.errors.heads[0].score)
     assert np.linalg.norm(gap) < 0.03
-
-
-def test_a_sample_leaves_out_no_rare_token() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((4000, 4, 4))
-    rows = examples(X, np.ones(X.shape)).rows
-    assert len(rows.sample(1, 12.0, rng).tokens) == 24  # 12 times the floor of 2
-    X[:, :, 3] *= rng.random(X.shape[:2]) < 0.001
-    rows = examples(X, np.ones(X.shape)).rows
-    some = rows.sample(1, 12.0, rng)
-    assert np.count_nonzero(some.tokens[:, :, 3]) >= 1
-    share = len(some.tokens) / len(rows.tokens)
-    assert (some.tokens[:, :, 3] ** 2).sum() >= 0.4 * share * (rows.tokens[:, :, 3] ** 2).sum()
-
-
-@pytest.mark.parametrize("ending", ["spent", "noise"])
-def test_the_last_steps_of_a_search_that_ran_out_of_time_may_make_it_exact(ending: str) -> None:
-    rng = np.random.default_rng(22)
-    truth, X = layer(rng, 6, 2), boolean(rng, 40, 4, 6)
-    data = examples(X, every_position(truth, X))
-    kept = held_rows(data.rows, rng)
-    train = data.rows.with_weights(data.rows.weights * ~kept)
-    theta = np.stack([h.score.T for h in truth.heads], axis=1)
-    near = Found(theta + 1e-3 * rng.standard_normal(theta.shape), 1e-6, ending, 9, 60.0, 1, {})
-    fitted = fitted_layer(data, train, kept, near, 1e-18, 1, rng)
-    assert fitted.learned.details["ending"] == "exact"
-    assert distance(fitted.learned.model, truth) < 1e-10
-    far = Found(rng.standard_normal(theta.shape), 0.5, "spent", 9, 60.0, 1, {})
-    assert fitted_layer(data, train, kept, far, 1e-18, 1, rng).learned.errors is None
 
 
 @pytest.mark.parametrize("other", [0.0, 1.0])
@@ -262,21 +205,6 @@ def test_a_head_that_attends_to_all_alike_is_recovered(other: float) -> None:
     found = learn(X, every_position(truth, X))
     assert found.outcome is Outcome.RECOVERED
     assert distance(found.model, truth) < 1e-10
-
-
-def test_a_fit_with_a_head_too_many_sheds_it() -> None:
-    rng = np.random.default_rng(24)
-    truth, X = layer(rng, 6, 2), boolean(rng, 60, 4, 6)
-    rows = examples(X, every_position(truth, X)).rows
-    searching = _Search(rows, Plan(None, 4, 9, 60.0, 1, 1e-18), rng)
-    theta = np.stack([h.score.T for h in truth.heads] + [truth.heads[0].score.T], axis=1)
-    theta = theta + 1e-4 * rng.standard_normal(theta.shape)
-    searching.tallies[3] = Tally(3, theta, project(rows, theta).cost / label_power(rows))
-    assert not searching._exact(searching.tallies[3])
-    slim = searching._slimmed(searching.tallies[3])
-    assert slim.heads == 2
-    assert slim.relative <= 1e-18
-    assert searching.tallies[2] is slim
 
 
 def test_a_saved_run_reads_back(tmp_path: Path) -> None:
@@ -342,13 +270,3 @@ def test_progress_tells_heads_restarts_and_residual() -> None:
 def test_wrong_configuration_gets_a_sentence(wrong: dict[str, object]) -> None:
     with pytest.raises((InvalidArgument, TypeCheckError), match=next(iter(wrong))):
         FromExamples(**wrong)  # type: ignore[arg-type]
-
-
-def test_ratio_is_the_note_s_floor() -> None:
-    rng = np.random.default_rng(14)
-    X = boolean(rng, 100, 4, 8)
-    rows = examples(X, X).rows
-    assert 100 / rows.ratio(1) == pytest.approx(max(2 * 8 / 4, 64 / 12))
-    assert 100 / rows.ratio(3) == pytest.approx(2 * 3 * 8 / 4)
-    kept = held_rows(rows, rng)
-    assert 0.04 < kept.mean() < 0.06
