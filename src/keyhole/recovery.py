@@ -24,7 +24,7 @@ from keyhole.errors import (
 )
 from keyhole.learners.auto import Auto
 from keyhole.learners.base import Hypothesis, Learner
-from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.measurement.noise import LOOKS, noise_of_type, recognise_format
 from keyhole.models.base import multiply_out_scores
 from keyhole.models.canonical import product_norm
 from keyhole.oracles.base import Oracle
@@ -40,7 +40,8 @@ from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.residuals import traced
 from keyhole.verification.verify import verify as verify_model
 
-RECOVERY_QUERIES = 4  # one fresh query of each of the four most telling kinds
+RECOVERY_QUERIES = 6  # one fresh query of each kind
+LEAST_QUERIES = 4  # fresh queries below which a model counts as not verified
 USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -198,14 +199,17 @@ class _Run:
     def _judge(self, learned: Hypothesis) -> tuple[Outcome, str]:
         left = self.oracle.remaining
         few = Outcome.UNVERIFIED, "the budget left too few queries for verification"
-        if left is not None and left < RECOVERY_QUERIES + 1:
+        known = learned.noise or self.box.spec.precision
+        spare = 1 if known else 1 + LOOKS  # an old query again, and the noise where it is not known
+        count = RECOVERY_QUERIES if left is None else min(RECOVERY_QUERIES, left - spare)
+        if count < LEAST_QUERIES:
             return few
         try:
             self.verdict = verify_model(
                 self.oracle,
                 learned.model,
                 errors=learned.errors,
-                queries=RECOVERY_QUERIES,
+                queries=count,
                 seed=self.seed,
                 past=self.oracle.past,
                 precision=learned.noise,

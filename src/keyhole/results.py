@@ -23,7 +23,7 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 class Outcome(enum.Enum):
     """How a recovery ended; the value is the advice shown to the user."""
 
-    RECOVERED = "The model agrees with the box on every query, within the box's precision."
+    RECOVERED = "The model agrees with the box on every query, within the tolerance stated."
     REJECTED = (
         "The box is not a member of the assumed family, or not the same box all along: see the "
         "counterexample. Try another learner, or accept that the box is something else."
@@ -80,6 +80,12 @@ class Verdict:
     tolerance: float  # median of the allowed deviations, relative to the size of the answers
     bound: str
     counterexample: Counterexample | None = None
+    precision: float = 0.0  # what the box's own rounding and noise allow, in the same unit
+    noticed: Mapping[str, float] = field(default_factory=dict)  # smallest relative change of each
+    # block of parameters that one of the fresh answers would have shown
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noticed", MappingProxyType(dict(self.noticed)))
 
     @property
     def word(self) -> str:
@@ -202,6 +208,8 @@ def load(path: str | Path) -> Any:
             known: dict[str, Any] = {
                 k: math.inf if part is None else part for k, part in verdict.items()
             }
+            noticed = verdict.get("noticed", {})
+            known["noticed"] = {k: math.inf if v is None else v for k, v in noticed.items()}
             verdict = Verdict(**known, counterexample=example)
         ledger = record["ledger"]
         purposes = {str(purpose): int(paid) for purpose, paid in ledger["by_purpose"].items()}

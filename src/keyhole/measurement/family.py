@@ -32,7 +32,8 @@ CURVE_STEP = 2.0**-4  # step in between: kinks lie within it, but do not look li
 CURVED = 0.05  # share of a bend by which it may differ from four times that of half the step
 CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
 CURVE_LOOKS = 24  # places where they are looked for, at most
-TOKENS, TIMES = 12, 8  # of the sequence, and how often it is repeated: beyond most windows
+TOKENS = 9, 16  # fewest and most tokens of the sequence
+TIMES = 7, 10  # how often it is repeated, at least and at most: beyond most windows
 FAINT = 2.0**-6  # length of an anchor for which even large scores are of order one
 ANCHORS = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
 TRIES = 6  # lengths of u at which a usable weight is looked for
@@ -198,15 +199,19 @@ class _Examination:
 
     def _sequences(self) -> tuple[bool, bool, bool, Counterexample | None]:
         """Whether the rest of a sequence matters, its order, and how often it is repeated."""
-        longest = self.oracle.spec.domain.max_length or TOKENS * TIMES
-        length = min(TOKENS, longest)
+        lengths = self.rng.spawn(1)[0]  # lengths come from the seed: no length is always avoided
+        tokens, repeats = (
+            int(lengths.integers(*bounds, endpoint=True)) for bounds in (TOKENS, TIMES)
+        )
+        longest = self.oracle.spec.domain.max_length or tokens * repeats
+        length = min(tokens, longest)
         if length < 2:
             return False, False, False, None
         rest = self.tokens(length - 1)
         plain = np.concatenate([rest, self.start[None]])
         answer = self.ask(plain[None])[0]
         sequence = self._differ(answer - self.at_start) or self._seen_faintly(rest)
-        times = min(TIMES, longest // length)
+        times = min(repeats, longest // length)
         turned = np.concatenate([rest[::-1], self.start[None]])
         for changed, asked in ((turned, length > 2), (np.tile(plain, (times, 1)), times > 1)):
             if not asked:

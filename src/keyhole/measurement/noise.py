@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaincinv
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
@@ -43,6 +44,11 @@ SHORTER = (0.71, 0.37, 0.19, 2.0**-10, 2.0**-20)  # tokens for it, relative to t
 LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
 NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
+LOOKS = 3  # repeats of one query that show whether the box is noisy
+NOISY_REPEATS = 16  # repeats at each of two sizes of answers, where it is: to a factor of 4
+MISJUDGED = 1e-6  # chance that the level of the noise is taken too low
+SMALL, LARGE = 2.0**-6, 2.0**6  # sizes of tokens whose answers show whether noise grows with them
+TELLING = 4.0  # growth of the answers between them from which that can be told
 
 
 def noise_of_type(stated: NoiseModel | None, answers: Array) -> NoiseModel:
@@ -208,6 +214,56 @@ def decimal_step(answers: Array, coarsest: int = 0) -> float:
         if (np.abs(scaled - np.round(scaled)) <= slack).all():
             return float(10.0**-places)
     return 0.0
+
+
+def bound_noise(oracle: Oracle, tokens: Array, answers: list[Array], purpose: str) -> NoiseModel:
+    """The noise of a box that is being verified, at the upper end of what is possible: an honest
+    box must not be wronged. The answers given so far show number format and rounding step, these
+    tokens, asked again, the noise."""
+    numbers = np.concatenate([np.ravel(a) for a in answers])
+    kind = recognise_format(noise_of_type(None, answers[0]), numbers)
+    again = _ask_again(oracle, tokens, LOOKS, purpose)
+    noisy = np.max(np.ptp(again, axis=0)) > SAME * kind.relative * np.max(np.abs(again))
+    if not noisy and (rounded := decimals(numbers)) is not None:
+        return rounded
+    relative, additive = _bound_scatter(oracle, tokens, purpose) if noisy else (0.0, 0.0)
+    return NoiseModel(max(kind.relative, relative), additive, decimal_step(numbers))
+
+
+def _ask_again(oracle: Oracle, tokens: Array, times: int, purpose: str) -> Array:
+    answers = oracle.ask(QueryBatch.of(np.repeat(tokens[None], times, axis=0), purpose))
+    return np.asarray(answers, dtype=np.float64).reshape(times, -1)
+
+
+def _bound_scatter(oracle: Oracle, tokens: Array, purpose: str) -> tuple[float, float]:
+    """Relative and additive noise, from small and from large answers."""
+    domain = oracle.spec.domain
+    sizes = (1.0, 1.0) if domain.vocabulary is not None else (SMALL, LARGE)
+    low, high = (
+        _ask_again(
+            oracle,
+            tokens if size == 1.0 else domain.drawn_in(size * tokens),
+            NOISY_REPEATS,
+            purpose,
+        )
+        for size in sizes
+    )
+    scales = [max(float(np.sqrt(np.mean(part**2))), TINY) for part in (low, high)]
+    scatter = [float(np.sqrt(np.mean(np.var(part, axis=0, ddof=1)))) for part in (low, high)]
+    growth = scales[1] / scales[0]
+    grows = growth < TELLING or scatter[1] > np.sqrt(growth) * scatter[0]
+    relative = upper_level(high) / scales[1] if grows else 0.0
+    if grows and growth >= TELLING:
+        return relative, upper_level(low)
+    return relative, max(upper_level(low), upper_level(high))
+
+
+def upper_level(repeats: Array) -> float:
+    """Standard deviation of repeated answers, as high as it may be."""
+    freedom = (len(repeats) - 1) * repeats.shape[1]
+    square = float(np.mean(np.var(repeats, axis=0, ddof=1)))
+    low = 2.0 * gammaincinv(freedom / 2.0, MISJUDGED)  # quantile of chi square
+    return float(np.sqrt(square * freedom / low))
 
 
 def inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:

@@ -1,10 +1,18 @@
 """Fresh queries off the learner's design: where would another box give itself away?
 
-Long sequences (windows, masks), a few plain tokens, a common shift of all tokens (score caps, near
-ties of large scores), long tokens (hard attention), repeated tokens (anything that is not a set),
-and the same tokens in another order (positions). After the first lap, which is made of the most
-telling sizes, lengths and sizes are drawn over decades: a box that differs only beyond some length
-or size is met there, and some are chosen of a few for what would show on them (sensitivity).
+Kinds. Many plain tokens (windows, masks), a common shift of all tokens (score caps, near ties of
+large scores), long tokens (hard attention), repeated tokens (anything that is not a set), tokens
+on which a change of one parameter shows, and tokens sorted by length (positions).
+
+Everything is drawn from the seed, each decade as likely: sizes and lengths around those at which
+a kind tells most, and now and then any length that the box accepts. A box that is another model at
+some lengths, sizes or inputs cannot be safe from all seeds. Sizes of the first round through the
+kinds lie closer to those that tell most than the sizes of later rounds.
+
+The query on which one changed parameter shows is the most telling of a few candidates: one number
+of one random block of the parameters is changed, and the candidate whose answer moves most, in
+units of what its own rounding may do, is asked. Blocks that random queries hardly see (a neuron
+that is rarely on, a weak head) get their queries this way. It takes the model only.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,21 +21,29 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
+from keyhole.models.base import replace_parameters
 from keyhole.oracles.base import Spec
-from keyhole.verification.sensitivity import can_tell, most_telling
 
-LONG = 96  # tokens of a long sequence: beyond the windows and ramps one meets in small models
-LONGEST = 512  # of later laps
-SHORT = 7
-SHIFT = 24.0  # length of the common shift in natural lengths: near ties of large scores
-SHIFTS = 4.0, 400.0  # of later laps: scores up to several hundred
-HARD = 5.0  # length of tokens that make attention hard, in natural lengths
-HARDS = 1.5, 16.0
-HARD_ANCHOR = 4.0  # and of their anchor, relative to them: a box may look at its length
-ANCHORS = 1 / 8, 8.0  # lengths of the anchor relative to the other tokens, in later laps
-CANDIDATES = 6  # of which the most telling is asked
-SIZES = 0.25, 3.0  # natural lengths of plain tokens in later laps
+LONGEST = 512  # tokens of the longest sequence, where the box states no limit
+ANY_LENGTH = 0.25  # share of the queries whose length is any that the box accepts
+CANDIDATES = 6  # queries of which the most telling is asked
+CHANGE = 2.0**-10  # change of a parameter, relative to its block, by which candidates are compared
+LARGEST_MODEL = 2**22  # parameters of a model from which changing copies of it is too dear
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """Sizes of one kind of tokens: the round that must tell alone, and the wider one of later."""
+
+    first: tuple[float, float]
+    later: tuple[float, float]
+
+
+PLAIN = SizeRange((0.8, 1.25), (0.25, 3.0))  # natural lengths of plain tokens
+SHIFT = SizeRange((16.0, 36.0), (4.0, 400.0))  # natural lengths of a common shift of all tokens
+HARD = SizeRange((4.0, 6.0), (1.5, 16.0))  # natural lengths of tokens that make attention hard
+ANCHOR = SizeRange((3.0, 5.0), (0.125, 8.0))  # length of the anchor relative to the other tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,90 +64,114 @@ class Designer:
     model: Any = None  # where given, some queries are chosen for what would show on them
 
     def stream(self, count: int) -> Iterator[Fresh]:
-        """The first `count` queries of an endless round through the kinds."""
-        kinds: tuple[Callable[[int], Fresh], ...] = (
-            self.long,
-            self.shifted,
-            self.hard,
-            self.repeated,
-            self.short,
-            self.reordered,
+        """The first `count` queries of endless rounds through the kinds."""
+        kinds: tuple[tuple[Callable[[int, bool], Fresh], tuple[int, int]], ...] = (
+            (self.draw_plain, (17, LONGEST)),
+            (self.draw_shifted, (2, 20)),
+            (self.draw_hard, (2, 40)),
+            (self.draw_repeated, (9, 64)),
+            (self.draw_telling, (2, 16)),
+            (self.draw_sorted, (5, 128)),
         )
         for number in range(count):
-            lap, kind = divmod(number, len(kinds))
-            yield kinds[kind](lap)
+            lap, place = divmod(number, len(kinds))
+            draw, lengths = kinds[place]
+            yield draw(self.draw_length(lengths), lap == 0)
 
-    def _length(self, wanted: int, lap: int) -> int:
-        if lap:
-            wanted = max(2, int(self.rng.integers(2, wanted + 1)))
-        return self._allowed(wanted)
+    def draw_length(self, bounds: tuple[int, int]) -> int:
+        """A number of tokens between two, or now and then any that the box accepts."""
+        longest = self.spec.domain.max_length or LONGEST
+        low, high = (2, longest) if self.rng.random() < ANY_LENGTH else bounds
+        low, high = min(low, longest), min(high, longest)
+        return min(int(low * ((high + 1) / low) ** self.rng.random()), high)
 
-    def _allowed(self, length: int) -> int:
-        limit = self.spec.domain.max_length
-        return length if limit is None else min(length, limit)
-
-    def _between(self, bounds: tuple[float, float]) -> float:
-        """A size drawn evenly over the decades between two."""
-        low, high = np.log(bounds)
+    def draw_size(self, sizes: SizeRange, first: bool) -> float:
+        """A size, each decade of its range as likely."""
+        low, high = np.log(sizes.first if first else sizes.later)
         return float(np.exp(self.rng.uniform(low, high)))
 
-    def _size(self, first: float, later: tuple[float, float], lap: int) -> float:
-        return self._between(later) if lap else first
-
-    def _anchor(self, tokens: Array, lap: int, first: float = 1.0) -> Array:
-        """The same tokens with a longer or shorter anchor."""
-        if self.spec.domain.vocabulary is not None:
-            return tokens
-        factor = self._size(first, ANCHORS, lap)
-        return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
-
-    def _tokens(self, length: int, size: float = 1.0) -> Array:
+    def draw_tokens(self, length: int, size: float = 1.0) -> Array:
         """Random tokens inside the domain, of the given length in natural lengths."""
         domain, width = self.spec.domain, self.spec.width
         if domain.vocabulary is not None:
             chosen = self.rng.integers(len(domain.vocabulary), size=length)
             return np.array(domain.vocabulary[chosen], dtype=np.float64)
         tokens = size * self.natural * self.rng.standard_normal((length, width)) / np.sqrt(width)
-        return self.spec.domain.drawn_in(tokens)
+        return domain.drawn_in(tokens)
 
-    def short(self, lap: int) -> Fresh:
-        if lap and self.model is not None and can_tell(self.model):
-            return self._telling()
-        tokens = self._tokens(self._length(SHORT, lap), self._size(1.0, SIZES, lap))
-        return Fresh(tokens, "a few random tokens")
+    def stretch_anchor(self, tokens: Array, first: bool) -> Array:
+        """The same tokens with a longer or shorter anchor: a box may look at its length."""
+        if self.spec.domain.vocabulary is not None:
+            return tokens
+        factor = self.draw_size(ANCHOR, first)
+        return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
 
-    def _telling(self) -> Fresh:
-        candidates = [
-            self._anchor(self._tokens(self._length(SHORT, 1), self._between(SIZES)), 1)
-            for _ in range(CANDIDATES)
-        ]
-        chosen = candidates[most_telling(self.model, candidates, self.rng)]
-        return Fresh(chosen, "tokens on which a change of one parameter shows")
+    def draw_plain(self, length: int, first: bool) -> Fresh:
+        tokens = self.draw_tokens(length, self.draw_size(PLAIN, first))
+        return Fresh(tokens if first else self.stretch_anchor(tokens, first), "plain tokens")
 
-    def long(self, lap: int) -> Fresh:
-        """Later laps: any length, each decade as likely, with an anchor of any length."""
-        length = int(self._between((SHORT, LONGEST))) if lap else LONG
-        tokens = self._tokens(self._allowed(length), self._size(1.0, SIZES, lap))
-        return Fresh(self._anchor(tokens, lap), "a long sequence")
-
-    def reordered(self, lap: int) -> Fresh:
-        """Tokens in order of length, the anchor last: a box with positions cannot know them."""
-        tokens = self._tokens(self._length(3 * SHORT, lap))
-        order = np.argsort(np.linalg.norm(tokens[:-1], axis=1))[::-1]
-        return Fresh(np.concatenate([tokens[:-1][order], tokens[-1:]]), "tokens sorted by length")
-
-    def shifted(self, lap: int) -> Fresh:
-        tokens = self._tokens(self._length(SHORT, lap))
+    def draw_shifted(self, length: int, first: bool) -> Fresh:
+        tokens = self.draw_tokens(length)
         if self.spec.domain.vocabulary is None:
-            shift = self._tokens(1, self._size(SHIFT, SHIFTS, lap))
+            shift = self.draw_tokens(1, self.draw_size(SHIFT, first))
             tokens = self.spec.domain.drawn_in(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
         return Fresh(tokens, "tokens with a large common part: near ties of large scores")
 
-    def hard(self, lap: int) -> Fresh:
-        tokens = self._tokens(self._length(2 * SHORT, lap), self._size(HARD, HARDS, lap))
-        return Fresh(self._anchor(tokens, lap, HARD_ANCHOR), "long tokens")
+    def draw_hard(self, length: int, first: bool) -> Fresh:
+        tokens = self.draw_tokens(length, self.draw_size(HARD, first))
+        return Fresh(self.stretch_anchor(tokens, first), "long tokens")
 
-    def repeated(self, lap: int) -> Fresh:
-        length = self._length(2 * SHORT, lap)
-        few = self._tokens(min(3, length))
+    def draw_repeated(self, length: int, first: bool) -> Fresh:
+        few = self.draw_tokens(min(3, length))
         return Fresh(few[self.rng.integers(len(few), size=length)], "repeated tokens")
+
+    def draw_telling(self, length: int, first: bool) -> Fresh:
+        if self.model is None or not can_change_parameters(self.model):
+            tokens = self.draw_tokens(length, self.draw_size(PLAIN, first))
+            return Fresh(tokens, "a few random tokens")
+        candidates = [
+            self.stretch_anchor(self.draw_tokens(length, self.draw_size(PLAIN, False)), False)
+            for _ in range(CANDIDATES)
+        ]
+        chosen = candidates[choose_most_telling(self.model, candidates, self.rng)]
+        return Fresh(chosen, "tokens on which a change of one parameter shows")
+
+    def draw_sorted(self, length: int, first: bool) -> Fresh:
+        """Tokens in order of length, the anchor last: a box with positions cannot know them."""
+        tokens = self.draw_tokens(length)
+        order = np.argsort(np.linalg.norm(tokens[:-1], axis=1))[::-1]
+        return Fresh(np.concatenate([tokens[:-1][order], tokens[-1:]]), "tokens sorted by length")
+
+
+def can_change_parameters(model: Any) -> bool:
+    """Whether copies of the model with changed parameters can be asked."""
+    if not hasattr(model, "to_arrays") or hasattr(model, "margin"):
+        return False
+    return sum(array.size for array in model.to_arrays().values()) <= LARGEST_MODEL
+
+
+def choose_most_telling(model: Any, candidates: list[Array], rng: np.random.Generator) -> int:
+    """Number of the candidate on which one changed parameter shows most."""
+    other = change_one_number(model, rng)
+    return int(np.argmax([_rate_visibility(model, other, t[None], rng) for t in candidates]))
+
+
+def change_one_number(model: Any, rng: np.random.Generator) -> Any:
+    """The model with one number of a random block changed."""
+    arrays = model.to_arrays()
+    names = [name for name, array in arrays.items() if np.any(array)]
+    name = names[int(rng.integers(len(names)))]
+    changed = np.array(arrays[name], dtype=np.float64)
+    step = CHANGE * float(np.sqrt(np.mean(changed**2)))
+    changed[tuple(int(rng.integers(n)) for n in changed.shape)] += step
+    return replace_parameters(model, {name: changed})
+
+
+def _rate_visibility(model: Any, other: Any, tokens: Array, rng: np.random.Generator) -> float:
+    """How far the answer moves, in units of what rounding its tokens may do to it."""
+    blur = CHANGE**2
+    answer = np.asarray(model(tokens))
+    blurred = model(tokens * (1.0 + blur * rng.standard_normal(tokens.shape)))
+    moved = float(np.linalg.norm(other(tokens) - answer)) / CHANGE
+    rounding = float(np.linalg.norm(blurred - answer)) / blur + float(np.linalg.norm(answer))
+    return moved / max(rounding, TINY)

@@ -1,40 +1,65 @@
 """What a verification allows one to say, in a sentence for whoever has to rely on it."""
 
+import math
+from collections.abc import Mapping
+
 from keyhole.errors import Counterexample
 
 CONFIDENCE = 0.95
 FEW = 20  # answers below which a share "at most" says nothing that anyone would want to know
-OFTEN, SELDOM = 0.5, 0.01  # of the queries: what a box must differ on to be caught by few
-ENOUGH = 200  # queries that one is advised to ask
+OFTEN, SELDOM = 0.5, 0.01  # shares of the queries that a box differs on, for a feeling of few
+ADVISED = 200  # queries to rely on
+WIDE = 8.0  # times its own precision: a tolerance beyond is set by the model's error bars
 
 
-def in_words(
-    count: int, replayed: int, example: Counterexample | None, hidden: bool = False
-) -> str:
-    """The claim behind `count` fresh answers that agree, or what was found against it."""
-    if example is not None:
-        return f"The box and the model differ: {example.reason}."
-    if hidden:
-        return (
-            "Noise hides the box: what it allows an answer to be off is more than the answers "
-            f"differ among themselves, so that other models would agree as well ({count} fresh "
-            "answers). More queries are needed, longer tokens, or answers that are averaged."
-        )
+def state_verdict(count: int, replayed: int, tolerance: float, precision: float) -> str:
+    """The claim behind `count` fresh answers that all agree."""
+    agree = f"All {count} fresh answers agree" if count > 1 else "The one fresh answer agrees"
     old = f" (and so do {replayed} answers given while learning)" if replayed else ""
-    agree = f"All {count} fresh answers agree within the box's precision{old}."
-    if count == 1:
-        agree = f"The one fresh answer agrees within the box's precision{old}."
+    within = state_tolerance(tolerance, precision)
     if count < FEW:
         often, seldom = (1.0 - (1.0 - share) ** count for share in (OFTEN, SELDOM))
         return (
-            f"{agree} So few queries catch a box that differs on every second query like "
-            f"these ({often:.0%} of the time), hardly one that differs on one in a hundred "
-            f"({seldom:.0%} of the time): verify with {ENOUGH} queries to rely on it. Nothing is "
+            f"{agree} {within}{old}. So few queries catch a box that differs on every second query "
+            f"like these ({often:.0%} of the time), hardly one that differs on one in a hundred "
+            f"({seldom:.0%} of the time): verify with {ADVISED} queries to rely on it. Nothing is "
             "claimed about queries of other kinds."
         )
     share = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / count)
     return (
-        f"{agree} With {CONFIDENCE:.0%} confidence, at most {share:.1%} of queries drawn like "
-        f"these (one in {int(1.0 / share)}) are answered differently; nothing is claimed about "
-        "queries of other kinds."
+        f"{agree} {within}{old}. With {CONFIDENCE:.0%} confidence, at most {share:.1%} of queries "
+        f"drawn like these (one in {int(1.0 / share)}) are answered differently; nothing is "
+        "claimed about queries of other kinds."
+    )
+
+
+def state_tolerance(tolerance: float, precision: float) -> str:
+    """Within what: the box's own precision, or error bars that are wider."""
+    if tolerance <= WIDE * precision:
+        return f"within the box's precision ({tolerance:.1e} of their size)"
+    return (
+        f"within {tolerance:.1e} of their size: the model's error bars set this tolerance, the "
+        f"box's own precision is {precision:.1e}"
+    )
+
+
+def state_noticed(noticed: Mapping[str, float]) -> str:
+    """Of the block that is seen worst, the smallest change that would have been noticed."""
+    if not noticed:
+        return ""
+    name, change = max(noticed.items(), key=lambda item: item[1])
+    if math.isinf(change) or change > 1.0:
+        return f"These answers say nothing about {name}: any change of it would go unnoticed."
+    return f"Changes of {name} (seen worst) by less than {change:.1e} would go unnoticed."
+
+
+def state_difference(example: Counterexample) -> str:
+    return f"The box and the model differ: {example.reason}."
+
+
+def state_hidden(count: int) -> str:
+    return (
+        "Noise hides the box: what it allows an answer to be off is more than the answers "
+        f"differ among themselves, so that other models would agree as well ({count} fresh "
+        "answers). More queries are needed, longer tokens, or answers that are averaged."
     )

@@ -1,83 +1,84 @@
-"""How far apart the answers of one and the same model may lie, query by query.
+"""How far apart the answers of box and model may lie, query by query, and what that leaves unseen.
 
 The box rounds its parameters and tokens, and the recovered parameters have standard errors. Both
 are imitated: the hypothesis is asked again with parameters and tokens disturbed by as much. Where
 a query amplifies such disturbances (a near tie at large scores), its tolerance grows by itself.
+
+A tolerance that error bars set is wide, and hides changes of the model that are as large. How
+large is told: for each block of parameters, the smallest change that some answer would have shown.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
-from keyhole.models.base import perturb_model
-from keyhole.oracles.noise import NoiseModel
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.errors import Counterexample
+from keyhole.models.base import perturb_model, replace_parameters
+from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
-DRAWS = 6  # disturbed copies per query
-SAFETY = 8.0  # largest disturbance seen times this: rounding errors are not independent
-ROUNDINGS = 64.0  # of the answer itself, in units of the roundoff: sums over long sequences
-CANCELLED = 8.0  # and at least so many of the largest number in a vector
-DEVIATIONS = 6.0  # standard deviations of additive noise that one answer may be off
+DRAWS = 6  # disturbed copies of the model per query
+SECOND_OPINIONS = 4  # times as many judge an answer before it counts as another model's
 ANY_LABEL = 2.0  # the widest gap between two labels: a tie can turn into either
-LABEL_ROUNDOFF = 2.0**-8  # of the shortest number format that holds all labels
+LABEL_ROUNDOFF = 2.0**-8  # unit roundoff of the shortest number format that holds all labels
+REPLAYED = 256  # past answers compared, spread over the run
+PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
+CHANGE = 2.0**-10  # relative change of a block of parameters by which its visibility is measured
+OLD = "a query asked while learning"
+OTHER_SHAPE = "answers of another shape"
+
+Past = list[tuple[QueryBatch, Array]]
 
 
-def allowance(
-    model: Any,
-    errors: Any,
-    tokens: Float[Array, "n length d"],
-    precision: NoiseModel,
-    rng: np.random.Generator,
-) -> Float[Array, "n *out"]:
-    """Largest plausible |box − model| for each answer, if the model is the box."""
-    return allowances(model, errors, [tokens], precision, rng)[0]
-
-
-def allowances(
+def allow(
     model: Any,
     errors: Any,
     batches: list[Array],
-    precision: NoiseModel,
+    noise: NoiseModel,
     rng: np.random.Generator,
     draws: int = DRAWS,
 ) -> list[Array]:
-    """The same for batches of queries of different lengths. Perturbed copies of the model are
-    drawn one after the other and asked everything: only one of them is held at a time."""
+    """Largest plausible |box − model| of each answer to batches of queries, if the model is the
+    box. Disturbed copies of the model are drawn one after the other and asked everything: only one
+    of them is held at a time."""
     if hasattr(model, "margin"):
-        return [label_allowance(model, errors, part, precision, rng) for part in batches]
+        return [allow_labels(model, errors, part, noise, rng) for part in batches]
     answers = [np.asarray(model(tokens)) for tokens in batches]
     spreads = [np.zeros_like(part) for part in answers]
-    copies = perturb_model(model, errors, precision.relative, rng)
+    copies = perturb_model(model, errors, noise.relative, rng)
     for _ in range(draws):
         other = next(copies)
         for tokens, part, spread in zip(batches, answers, spreads, strict=True):
             near = rng.standard_normal(tokens.shape)
-            near *= precision.relative
+            near *= noise.relative
             near += 1.0
             near *= tokens
             np.maximum(spread, np.abs(other(near) - part), out=spread)
         del other, near  # before the next is drawn
     return [
-        np.asarray(SAFETY * spread + rounding(part, precision))
+        # rounding errors are not independent: the largest disturbance seen is taken eight times
+        np.asarray(REJECTION * spread + allow_rounding(part, noise))
         for spread, part in zip(spreads, answers, strict=True)
     ]
 
 
-def rounding(answers: Float[Array, "n *out"], precision: NoiseModel) -> Float[Array, "n *out"]:
-    """What the box's format and its noise may do to the answers themselves."""
-    relative = ROUNDINGS * precision.relative * np.abs(answers)
+def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[Array, "n *out"]:
+    """What the box's number format and its noise may do to the answers themselves."""
+    relative = ROUNDINGS * noise.relative * np.abs(answers)
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
-        relative = np.maximum(relative, CANCELLED * precision.relative * largest)
-    steady = DEVIATIONS * precision.additive + 0.5 * precision.step + precision.tolerance
-    return np.asarray(relative + steady)
+        relative = np.maximum(relative, ROUNDINGS / 8.0 * noise.relative * largest)
+    return np.asarray(relative + 6.0 * noise.additive + 0.5 * noise.step + noise.tolerance)
 
 
-def label_allowance(
+def allow_labels(
     model: Any,
     errors: Any,
     tokens: Float[Array, "n length d"],
-    precision: NoiseModel,
+    noise: NoiseModel,
     rng: np.random.Generator,
 ) -> Float[Array, " n"]:
     """Answers that are labels: any label where the margin is within its uncertainty, else none.
@@ -85,8 +86,152 @@ def label_allowance(
     Labels have too few bits to tell in which format the box computes; a format as coarse as that
     of the labels themselves is not believed, and their step is not one of the margin.
     """
-    believed = precision.relative if precision.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
-    precision = NoiseModel(relative=believed)
-    inner = model.model
-    uncertain = allowance(inner, getattr(errors, "model", errors), tokens, precision, rng)
+    believed = noise.relative if noise.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
+    inner, inner_errors = model.model, getattr(errors, "model", errors)
+    (uncertain,) = allow(inner, inner_errors, [tokens], NoiseModel(relative=believed), rng)
     return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Queries of one length with the answers of the box and of the model."""
+
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n *out"]
+    predicted: Array
+    reason: str  # why they were asked
+
+    @classmethod
+    def of(cls, model: Any, tokens: Array, answers: Array, reason: str) -> "Case":
+        predicted = np.atleast_1d(model(tokens))
+        return cls(tokens, np.asarray(answers, dtype=np.float64), predicted, reason)
+
+    @property
+    def comparable(self) -> bool:
+        return bool(self.predicted.shape == self.answers.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """How far the answers of a case are apart, and how far they may be."""
+
+    case: Case
+    ratios: Float[Array, " n"]  # deviations in units of what is allowed
+    allowed: Array  # of every number; zeros where the answers cannot be compared
+
+    @property
+    def example(self) -> Counterexample | None:
+        """The first answer that is not the model's."""
+        (odd,) = np.nonzero(self.ratios > 1.0)
+        if not len(odd):
+            return None
+        case, k = self.case, odd[0]
+        reason = case.reason if case.comparable else OTHER_SHAPE
+        return Counterexample(case.tokens[k], case.answers[k], case.predicted[k], reason)
+
+
+def sample_past(model: Any, past: Past) -> Iterator[Case]:
+    """Cases from every batch of the run, by lengths, a limited amount at once."""
+    total = sum(len(q) for q, _ in past)
+    for length in sorted({q.length for q, _ in past}):
+        sample: list[tuple[Array, Array]] = []
+        for queries, answers in past:
+            if queries.length != length:
+                continue
+            share = max(1, round(REPLAYED * len(queries) / total))
+            chosen = np.unique(np.linspace(0, len(queries) - 1, share).astype(int))
+            tokens = QueryBatch(queries.bank, queries.index[chosen], "").tokens()
+            sample.append((tokens, np.asarray(answers)[chosen]))
+            if sum(tokens.nbytes for tokens, _ in sample) > PORTION_BYTES:
+                yield _join_sample(model, sample)
+        if sample:
+            yield _join_sample(model, sample)
+
+
+def _join_sample(model: Any, sample: list[tuple[Array, Array]]) -> Case:
+    """All of the sample, which is then let go."""
+    tokens, answers = (np.concatenate(part) for part in zip(*sample, strict=True))
+    sample.clear()
+    return Case.of(model, tokens, answers, OLD)
+
+
+def split_by_memory(cases: Iterable[Case]) -> Iterator[list[Case]]:
+    """Cases to be judged together, by one set of disturbed models."""
+    portion: list[Case] = []
+    for case in cases:
+        portion.append(case)
+        if sum(part.tokens.nbytes for part in portion) > PORTION_BYTES:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def judge(
+    model: Any, errors: Any, cases: list[Case], noise: NoiseModel, rng: np.random.Generator
+) -> list[Judged]:
+    """Deviations of every case in units of what is allowed (or, of an old query, of what
+    rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
+    asked for the rest, and since a few of them may all happen to be close to the model, more where
+    these do not explain it either. Answers of another shape are as far apart as can be."""
+    labels = hasattr(model, "margin")
+    found = [_judge_by_rounding(case, noise, labels) for case in cases]
+    for draws in (DRAWS, SECOND_OPINIONS * DRAWS):
+        odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
+        doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
+        if not doubtful:
+            break
+        tokens = [cases[k].tokens[odd[k]] for k in doubtful]
+        limits = allow(model, errors, tokens, noise, rng, draws)
+        for k, limit in zip(doubtful, limits, strict=True):
+            one, part = found[k], odd[k]
+            ratios, allowed = one.ratios.copy(), one.allowed.copy()
+            ratios[part] = np.minimum(ratios[part], _worst_ratio(cases[k], limit, part))
+            if draws == DRAWS:
+                allowed[part] = limit
+            found[k] = Judged(one.case, ratios, allowed)
+    return found
+
+
+def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool) -> Judged:
+    """What is known before disturbed models are asked; of fresh queries, nothing."""
+    if case.reason == OLD and case.comparable and not labels:
+        limit = allow_rounding(case.predicted, noise)
+        return Judged(case, _worst_ratio(case, limit, slice(None)), limit)
+    return Judged(case, np.full(len(case.tokens), np.inf), np.zeros_like(case.predicted))
+
+
+def _worst_ratio(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
+    """In units of what is allowed; an answer that is no number differs."""
+    gap = np.abs(case.answers[part] - case.predicted[part])
+    ratio = gap / np.maximum(allowed, TINY)
+    return np.nan_to_num(ratio.reshape(len(ratio), -1).max(axis=1), nan=np.inf)
+
+
+def find_noticed_changes(
+    model: Any, judged: list[Judged], rng: np.random.Generator
+) -> dict[str, float]:
+    """For each block of parameters, the smallest relative change that one of these answers would
+    have shown: of its scale and in a random direction, whichever shows less. Infinite for a block
+    that none of them sees; a change in the least visible direction may be larger."""
+    found: dict[str, float] = {}
+    comparable = [one for one in judged if one.case.comparable]
+    for name, array in model.to_arrays().items():
+        if not np.any(array) or name.endswith("score_right") or array.dtype.kind != "f":
+            continue  # changing the left factor of a score changes the score
+        noise = rng.standard_normal(array.shape)
+        noise *= np.linalg.norm(array) / max(float(np.linalg.norm(noise)), TINY)
+        rates = []
+        for direction in (array, noise):
+            other = replace_parameters(model, {name: array + CHANGE * direction})
+            shown = [
+                np.max(
+                    np.abs(np.atleast_1d(other(one.case.tokens)) - one.case.predicted)
+                    / np.maximum(one.allowed, TINY)
+                )
+                for one in comparable
+            ]
+            rates.append(max(map(float, shown), default=0.0) / CHANGE)
+        least = min(rates)
+        found[name.removesuffix("_left")] = 1.0 / least if least > 0 else np.inf
+    return found

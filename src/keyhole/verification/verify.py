@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, whole_number
+from keyhole.arrays import TINY, Array, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
+from keyhole.measurement.noise import bound_noise
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
@@ -19,11 +20,25 @@ from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Verdict
-from keyhole.verification.cases import OLD, Case, Past, judged, old_cases, portions
-from keyhole.verification.challenge_queries import Designer
-from keyhole.verification.exactness import measured
-from keyhole.verification.statement import in_words
-from keyhole.verification.tolerance import allowance
+from keyhole.verification.challenge_queries import Designer, can_change_parameters
+from keyhole.verification.statement import (
+    state_difference,
+    state_hidden,
+    state_noticed,
+    state_verdict,
+)
+from keyhole.verification.tolerance import (
+    OLD,
+    Case,
+    Judged,
+    Past,
+    allow,
+    allow_rounding,
+    find_noticed_changes,
+    judge,
+    sample_past,
+    split_by_memory,
+)
 
 DEFAULT_QUERIES = 60
 PURPOSE = "verification"
@@ -66,36 +81,54 @@ def _verdict(
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     fresh = list(Designer(box.spec, natural, rng, model).stream(count))
     answers = [box.ask(QueryBatch.of(q.tokens[None], PURPOSE)) for q in fresh]
-    precision = precision or box.spec.precision or measured(box, fresh[0].tokens, answers)
+    shortest = min((query.tokens for query in fresh), key=len)
+    noise = precision or box.spec.precision or bound_noise(box, shortest, answers, PURPOSE)
     asked_now = (
         Case.of(model, query.tokens[None], answer, query.reason)
         for query, answer in zip(fresh, answers, strict=True)
     )
-    worst, example = _recall(box, model, errors, past, precision, rng)  # a change explains the rest
+    worst, example = _recall(box, model, errors, past, noise, rng)  # a change explains the rest
     replayed = 0
-    allowances: list[float] = []
-    for portion in portions(chain(asked_now, old_cases(model, past))):
-        for one in judged(model, errors, portion, precision, rng):
+    judged: list[Judged] = []
+    for portion in split_by_memory(chain(asked_now, sample_past(model, past))):
+        for one in judge(model, errors, portion, noise, rng):
             if one.case.reason == OLD:
                 replayed += len(one.ratios)
             else:
                 worst = max(worst, float(one.ratios.max()))
-                allowances.extend(one.allowed)
+                judged.append(one)
             example = example or one.example
-    allowed = float(np.median(allowances))
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
-    hidden = bool(precision.additive > 0 and allowed > scatter)
-    scale = float(np.sqrt(np.mean(numbers**2)))
+    scale = max(float(np.sqrt(np.mean(numbers**2))), TINY)
+    allowed = _median([one.allowed for one in judged])
+    own = _median([allow_rounding(one.case.answers, noise) for one in judged]) / scale
+    hidden = bool(noise.additive > 0 and allowed > scatter)
+    noticed: dict[str, float] = {}
+    if example is None and can_change_parameters(model):
+        noticed = find_noticed_changes(model, judged, rng)
+    if example is not None:
+        bound = state_difference(example)
+    elif hidden:
+        bound = state_hidden(count)
+    else:
+        bound = f"{state_verdict(count, replayed, allowed / scale, own)} {state_noticed(noticed)}"
     return Verdict(
         agrees=example is None and not hidden,
         queries=count,
         replayed=replayed,
         worst=worst,
-        tolerance=allowed / scale if scale else 0.0,
-        bound=in_words(count, replayed, example, hidden),
+        tolerance=allowed / scale,
+        bound=bound.strip(),
         counterexample=example,
+        precision=own,
+        noticed=noticed,
     )
+
+
+def _median(allowed: list[Array]) -> float:
+    """Over the answers, of the root mean square of what their numbers may be off."""
+    return float(np.median([np.sqrt(np.mean(np.square(part))) for part in allowed]))
 
 
 def _recall(
@@ -103,7 +136,7 @@ def _recall(
     model: Any,
     errors: Any,
     past: Past,
-    precision: NoiseModel,
+    noise: NoiseModel,
     rng: np.random.Generator,
 ) -> tuple[float, Counterexample | None]:
     """One old query again: has the box changed meanwhile?"""
@@ -113,13 +146,13 @@ def _recall(
     queries, answers = next((q, a) for q, a in past if q.length == longest)
     again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
-    allowed = precision.apart(float(np.max(np.abs(first), initial=0.0)))
+    allowed = noise.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
     tokens = queries[:1].tokens()
     if gap > allowed and np.shape(model(tokens))[1:] == first.shape:
         # terms that cancel round at their own size
-        own = float(np.max(allowance(model, errors, tokens, precision, rng)))
-        allowed = max(allowed, precision.apart(0.0) + own)
+        own = float(np.max(allow(model, errors, [tokens], noise, rng)[0]))
+        allowed = max(allowed, noise.apart(0.0) + own)
     if gap <= allowed:
         return gap / max(allowed, TINY), None
     return np.inf, Counterexample(tokens[0], again, first, CHANGED)

@@ -3,8 +3,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keyhole.models.random import attention
+from keyhole.models.relu_network import ReluNetwork
+from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.base import Domain, Spec
-from keyhole.verification.challenge_queries import LONG, Designer
+from keyhole.oracles.wrappers.labels import SIGNS
+from keyhole.verification.challenge_queries import (
+    Designer,
+    can_change_parameters,
+    change_one_number,
+    choose_most_telling,
+)
 
 WIDTH = 5
 WORDS = np.random.default_rng(0).standard_normal((9, WIDTH))
@@ -18,7 +27,6 @@ def designed(count: int, seed: int = 0, **domain: Any) -> list[Any]:
 def test_one_lap_asks_every_kind_once() -> None:
     fresh = designed(6)
     assert len({query.reason for query in fresh}) == 6
-    assert max(len(query.tokens) for query in fresh) == LONG
     assert [q.reason for q in designed(12)[6:]] == [q.reason for q in fresh]
 
 
@@ -58,3 +66,42 @@ def test_later_laps_go_over_decades_of_lengths_and_sizes() -> None:
     assert max(queries) > 50 * 2.0
     assert min(queries) < 0.1 * 2.0
     assert max(largest) > 300
+
+
+def test_every_length_and_every_pairing_of_kind_and_length_comes_with_some_seed() -> None:
+    met: dict[str, set[int]] = {}
+    for seed in range(1500):
+        for query in designed(6, seed, max_length=24):
+            met.setdefault(query.reason, set()).add(len(query.tokens))
+    assert all(set(range(2, 25)) <= lengths for lengths in met.values())
+
+
+MODEL = attention(np.random.default_rng(0), 5, heads=2, bias=True)
+
+
+def test_one_number_is_changed() -> None:
+    for seed in range(10):
+        other = change_one_number(MODEL, np.random.default_rng(seed)).to_arrays()
+        gaps = [np.count_nonzero(other[name] != a) for name, a in MODEL.to_arrays().items()]
+        assert sum(gaps) == 1
+
+
+def test_the_query_that_turns_a_rare_neuron_on_is_taken() -> None:
+    net = ReluNetwork(np.array([[1.0, 0.0]]), np.array([-3.0]), np.array([1.0]))
+    quiet, loud = np.array([[0.5, 2.0]]), np.array([[3.5, 0.0]])
+    for seed in range(5):
+        assert choose_most_telling(net, [quiet, loud, quiet], np.random.default_rng(seed)) == 1
+
+
+def test_what_has_no_parameters_is_left_alone() -> None:
+    assert can_change_parameters(MODEL)
+    assert not can_change_parameters(lambda tokens: tokens)
+    assert not can_change_parameters(
+        LabelledAttention(attention(np.random.default_rng(0), 3), SIGNS)
+    )
+
+
+def test_each_round_has_a_query_on_which_a_change_of_one_parameter_shows() -> None:
+    fresh = list(Designer(Spec(5), 2.0, np.random.default_rng(1), MODEL).stream(24))
+    chosen = [i for i, q in enumerate(fresh) if "change of one parameter" in q.reason]
+    assert chosen == [4, 10, 16, 22]

@@ -1,36 +1,62 @@
+import math
+
 import pytest
 
 from keyhole.errors import Counterexample
-from keyhole.verification.statement import in_words
+from keyhole.verification.statement import (
+    state_difference,
+    state_hidden,
+    state_noticed,
+    state_verdict,
+)
+
+EXACT = {"tolerance": 2e-14, "precision": 1e-14}
 
 
 def test_enough_answers_bound_the_share_that_differs() -> None:
-    words = in_words(200, 0, None)
-    assert "All 200 fresh answers agree" in words
+    words = state_verdict(200, 0, **EXACT)
+    assert "All 200 fresh answers agree within the box's precision (2.0e-14 of their size)" in words
     assert "at most 1.5%" in words  # 1 - 0.05 ** (1 / 200)
     assert "one in 67" in words
     assert "nothing is claimed" in words
 
 
-@pytest.mark.parametrize(("count", "often"), [(4, "94%"), (2, "75%"), (1, "50%")])
+@pytest.mark.parametrize(("count", "often"), [(6, "98%"), (4, "94%"), (2, "75%"), (1, "50%")])
 def test_few_answers_say_what_they_would_have_caught(count: int, often: str) -> None:
-    words = in_words(count, 0, None)
+    words = state_verdict(count, 0, **EXACT)
     assert f"{often} of the time" in words
     assert "at most" not in words
     assert "verify with 200 queries" in words
 
 
 def test_old_answers_are_mentioned_and_one_is_not_many() -> None:
-    assert "and so do 31 answers given while learning" in in_words(4, 31, None)
-    assert in_words(1, 0, None).startswith("The one fresh answer agrees")
+    assert "and so do 31 answers given while learning" in state_verdict(4, 31, **EXACT)
+    assert state_verdict(1, 0, **EXACT).startswith("The one fresh answer agrees")
+
+
+def test_a_tolerance_set_by_error_bars_is_not_called_the_precision_of_the_box() -> None:
+    words = state_verdict(60, 0, tolerance=6e-4, precision=6e-8)
+    assert "within the box's precision" not in words
+    assert "within 6.0e-04 of their size" in words
+    assert "the box's own precision is 6.0e-08" in words
+
+
+def test_what_would_go_unnoticed_is_said_of_the_block_seen_worst() -> None:
+    assert "heads.1.score (seen worst) by less than 5.0e-03" in state_noticed(
+        {"heads.0.score": 1e-6, "heads.1.score": 5e-3}
+    )
+    assert "nothing about heads.0.value" in state_noticed(
+        {"heads.0.value": math.inf, "offset": 1e-3}
+    )
+    assert state_noticed({}) == ""
 
 
 def test_noise_that_hides_the_box_is_no_agreement() -> None:
-    words = in_words(4, 31, None, hidden=True)
+    words = state_hidden(4)
     assert words.startswith("Noise hides the box")
     assert "agree within" not in words
 
 
 def test_a_difference_is_said_with_its_reason() -> None:
     example = Counterexample([[0.0]], 1.0, 2.0, "a long sequence")
-    assert in_words(3, 5, example) == "The box and the model differ: a long sequence."
+    assert state_difference(example) == "The box and the model differ: a long sequence."

@@ -3,16 +3,17 @@ import pytest
 
 from boxes import in_float32
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import replace_parameters
 from keyhole.models.random import attention
 from keyhole.oracles.noise import NoiseModel
-from keyhole.verification.tolerance import allowance
+from keyhole.verification.tolerance import Case, allow, find_noticed_changes, judge
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 TOKENS = np.random.default_rng(1).standard_normal((50, 7, 6))
 
 
 def allowed(**precision: float) -> np.ndarray:
-    return allowance(MODEL, None, TOKENS, NoiseModel(**precision), np.random.default_rng(2))
+    return allow(MODEL, None, [TOKENS], NoiseModel(**precision), np.random.default_rng(2))[0]
 
 
 def test_rounding_is_covered_but_little_more() -> None:
@@ -34,7 +35,7 @@ def test_near_ties_of_large_scores_get_more() -> None:
     tie = np.ones((1, 2, 6))
     tie[0, 0, 3] = 5.0  # the score does not see it, the value does
     precision, rng = NoiseModel(), np.random.default_rng(3)
-    wide, narrow = (allowance(m, None, tie, precision, rng)[0] for m in (strong, plain))
+    wide, narrow = (allow(m, None, [tie], precision, rng)[0][0] for m in (strong, plain))
     assert wide > 1e3 * narrow
 
 
@@ -42,7 +43,7 @@ def test_standard_errors_widen_the_tolerance() -> None:
     errors = Attention(
         [Head(np.full((6, 6), 1e-3), np.full(6, 1e-3), np.full(6, 1e-3))], np.array(1e-3)
     )
-    loose = allowance(MODEL, errors, TOKENS, NoiseModel(), np.random.default_rng(4))
+    loose = allow(MODEL, errors, [TOKENS], NoiseModel(), np.random.default_rng(4))[0]
     assert np.median(loose) > 1e6 * np.median(allowed())
 
 
@@ -50,7 +51,7 @@ def test_a_model_without_parameters_is_disturbed_by_its_tokens_alone() -> None:
     def bare(tokens: np.ndarray) -> np.ndarray:
         return MODEL(tokens)
 
-    tolerance = allowance(bare, None, TOKENS, NoiseModel(), np.random.default_rng(6))
+    tolerance = allow(bare, None, [TOKENS], NoiseModel(), np.random.default_rng(6))[0]
     assert tolerance.shape == (50,)
     assert (tolerance > 0).all()
     assert np.median(tolerance) == pytest.approx(np.median(allowed()), rel=20.0)
@@ -61,8 +62,22 @@ def test_entrywise_errors_of_a_score_in_factors_count() -> None:
     dense = Attention([Head(h.score, h.key_bias, h.value) for h in factored.heads])
     errors = Attention([Head(np.full((6, 6), 1e-3), np.zeros(6), np.zeros(6))], np.array(0.0))
     loose, same = (
-        np.median(allowance(model, errors, TOKENS, NoiseModel(), np.random.default_rng(8)))
+        np.median(allow(model, errors, [TOKENS], NoiseModel(), np.random.default_rng(8))[0])
         for model in (factored, dense)
     )
     assert loose == pytest.approx(same, rel=1.0)
     assert loose > 1e6 * np.median(allowed())
+
+
+def test_a_change_beyond_the_noticed_one_is_noticed_and_a_smaller_one_is_not() -> None:
+    noise, rng = NoiseModel(relative=1e-7), np.random.default_rng(9)
+    judged = judge(MODEL, None, [Case.of(MODEL, TOKENS, MODEL(TOKENS), "fresh")], noise, rng)
+    noticed = find_noticed_changes(MODEL, judged, rng)
+    assert set(noticed) == {name for name, array in MODEL.to_arrays().items() if array.any()}
+    for name, smallest in noticed.items():
+        for factor, seen in ((4.0, True), (0.01, False)):
+            array = MODEL.to_arrays()[name] * (1.0 + factor * smallest)
+            other = replace_parameters(MODEL, {name: array})
+            case = Case.of(MODEL, TOKENS, other(TOKENS), "fresh")
+            (one,) = judge(MODEL, None, [case], noise, np.random.default_rng(10))
+            assert (one.ratios.max() > 1.0) == seen, (name, factor)

@@ -5,13 +5,13 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, impostors, in_float32
+from keyhole.measurement.noise import LOOKS
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
-from keyhole.verification.exactness import REPEATS
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 8, bias=True)
@@ -30,7 +30,7 @@ def test_the_model_itself_agrees_and_the_claim_is_modest() -> None:
     verdict = verify(open_oracle(box), MODEL)
     assert verdict.agrees
     assert verdict.queries == 60
-    assert box.seen == 60 + REPEATS
+    assert box.seen == 60 + LOOKS
     assert verdict.worst <= 1.0
     assert verdict.counterexample is None
     assert "All 60 fresh answers" in verdict.bound
@@ -83,7 +83,7 @@ def test_past_answers_are_compared_for_free_and_one_is_asked_again() -> None:
     box = CountingBox(MODEL, 8)
     verdict = verify(open_oracle(box), MODEL, queries=6, past=[(queries, BOX.ask(queries))])
     assert verdict.agrees
-    assert (verdict.queries, verdict.replayed, box.seen) == (6, 40, 6 + REPEATS + 1)
+    assert (verdict.queries, verdict.replayed, box.seen) == (6, 40, 6 + LOOKS + 1)
     wrong = BOX.ask(queries).copy()
     wrong[17] *= 1.0 + 1e-6
     verdict = verify(BOX, MODEL, queries=6, past=[(queries, wrong)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from boxes import CountingBox
+from keyhole.measurement.noise import LOOKS, NOISY_REPEATS, bound_noise, upper_level
 from keyhole.models.random import attention
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
@@ -13,7 +14,6 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.noise import Noisy
 from keyhole.oracles.wrappers.rounding import Rounded
 from keyhole.verification.challenge_queries import Designer
-from keyhole.verification.exactness import NOISY_REPEATS, REPEATS, measured, upper_level
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
@@ -23,19 +23,20 @@ def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[NoiseMod
     """What is found out about a box with this noise, and the queries for it."""
     box = CountingBox(function, 6)
     oracle = Noisy(open_oracle(box), seed=seed, **noise)
-    tokens = next(Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(1)).tokens
+    fresh = Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(6)
+    tokens = min((query.tokens for query in fresh), key=len)
     answers = [oracle.ask(QueryBatch.of(tokens[None], "verification"))]
-    return measured(oracle, tokens, answers), box.seen - 1
+    return bound_noise(oracle, tokens, answers, "verification"), box.seen - 1
 
 
 def test_an_exact_box_costs_three_repeats() -> None:
-    assert precision_of(MODEL) == (NoiseModel(2.0**-53), REPEATS)
+    assert precision_of(MODEL) == (NoiseModel(2.0**-53), LOOKS)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_never_taken_too_low_nor_much_too_high(seed: int) -> None:
     found, spent = precision_of(MODEL, seed, additive=1e-3)
-    assert spent == REPEATS + 2 * NOISY_REPEATS
+    assert spent == LOOKS + 2 * NOISY_REPEATS
     assert 1e-3 < found.additive < 1e-2
     assert found.relative == 2.0**-53
 
@@ -49,9 +50,8 @@ def test_noise_that_grows_with_the_answer_is_told(seed: int) -> None:
 def test_where_answers_cannot_grow_both_are_believed() -> None:
     words = np.random.default_rng(1).standard_normal((9, 6))
     oracle = Noisy(open_oracle(MODEL, vocabulary=words), 1e-3)
-    found = measured(
-        oracle, words[:3], [oracle.ask(QueryBatch.of(words[None, :3], "verification"))]
-    )
+    answers = [oracle.ask(QueryBatch.of(words[None, :3], "verification"))]
+    found = bound_noise(oracle, words[:3], answers, "verification")
     assert found.additive > 1e-3
     assert found.relative > 1e-4
 
@@ -77,4 +77,4 @@ def test_honest_boxes_agree(queries: int, seed: int) -> None:
         verdict = verify(honest, model, queries=queries, seed=seed)
         assert verdict.agrees, verdict.bound
         assert verdict.queries == queries
-    assert box.seen == queries + REPEATS
+    assert box.seen == queries + LOOKS
