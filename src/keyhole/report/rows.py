@@ -132,6 +132,11 @@ def box_rows(recovery: Recovery) -> list[tuple[str, str]]:
     verdict = recovery.verdict
     if verdict is not None and math.isfinite(verdict.worst) and verdict.queries:
         rows.append(("Largest deviation seen", f"{verdict.worst:.2g} of what is allowed"))
+        rows.append(("Allowed deviation", f"{verdict.tolerance:.2g} of the answers' size"))
+        rows.append(("The box's own precision", f"{verdict.precision:.2g} of the answers' size"))
+        for name, change in verdict.noticed.items():
+            seen = f"{change:.2g}, relative" if change <= 1.0 else "not seen by these answers"
+            rows.append((f"Smallest change noticed of {name}", seen))
     return rows
 
 

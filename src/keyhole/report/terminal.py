@@ -13,7 +13,7 @@ from keyhole.arrays import Array
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.report.blocks import blocks_of
 from keyhole.report.rows import relative_error, sequence_size
-from keyhole.results import Outcome, Recovery
+from keyhole.results import Outcome, Recovery, Verdict
 
 PICTURE = 28  # cells along each side of the picture, at most
 COLD, WARM = np.array([59, 111, 212]), np.array([212, 87, 42])  # negative, positive
@@ -36,6 +36,11 @@ def show(recovery: Recovery, colour: bool = True) -> RenderableType:
         below.append(counterexample(recovery.verdict.counterexample))
     below.extend(Text(f"• {note}", style="dim") for note in recovery.notes)
     return Group(*below)
+
+
+def state_tolerance_briefly(verdict: Verdict) -> str:
+    """How far apart answers were allowed to be, beside what the box itself is exact to."""
+    return f"{verdict.tolerance:.1e} of the answers' size, the box's own {verdict.precision:.1e}"
 
 
 def summary(recovery: Recovery) -> Panel:
@@ -73,6 +78,11 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
     if recovery.verdict is not None:
         verdict = recovery.verdict
         rows.append(("verdict", f"{verdict.word} on {verdict.queries} fresh queries"))
+        if verdict.agrees:
+            rows.append(("tolerance", state_tolerance_briefly(verdict)))
+        if verdict.noticed:
+            name, change = max(verdict.noticed.items(), key=lambda item: item[1])
+            rows.append(("unnoticed", f"changes below {change:.1e} of {name}"))
     return rows
 
 
