@@ -39,6 +39,8 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "ReluNetworkLearner": "keyhole.learners.mlp.relu_learner",
     "Transformer": "keyhole.learners.transformer.learner",
     "FfnLearner": "keyhole.learners.transformer.ffn",
+    "Block": "keyhole.models.block",
+    "BlockLearner": "keyhole.learners.block.learner",
     "Mlp": "keyhole.models.mlp",
     "ReluNetwork": "keyhole.models.relu_network",
     "TransformerModel": "keyhole.models.transformer",

@@ -15,6 +15,9 @@ neurons without weight do not count. A Transformer layer is a score, a key bias 
 
 Networks with any activation (`models.mlp` has their symmetries): brought to the activation that
 stands for their class, to unit rows where rows have no scale, neurons matched and turned alike.
+
+Blocks: a norm forgets the mean of its input ("layer"), and its gain and bias move into the maps
+that read it. `canonical_block` says what is left.
 """
 
 from dataclasses import replace
@@ -28,6 +31,7 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
 from keyhole.models.mlp import (
     ACTIVATIONS,
     Mlp,
@@ -38,6 +42,7 @@ from keyhole.models.mlp import (
     turned,
     with_parts,
 )
+from keyhole.models.norm import Norm
 from keyhole.models.position import Position
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import LabelledAttention, normalised
@@ -477,3 +482,125 @@ def _(a: Mlp, b: Any) -> float:
         if array.size:
             worst = max(worst, relative(gap, max(own, scale.get(name, 0.0))))
     return worst
+
+
+@distance.register
+def _(a: Block, b: Any) -> float:
+    if not isinstance(b, Block):
+        raise incomparable(a, b)
+    structure = [(m.width, m.norm, m.kind, m.parallel, m.mlp is None, m.attention is None)
+                 for m in (a, b)]  # fmt: skip
+    if structure[0] != structure[1]:
+        return float("inf")
+    first, second = canonical_block(a), canonical_block(b)
+    worst = 0.0
+    for part in ("attention", "mlp"):
+        if getattr(first, part) is not None:
+            worst = max(worst, distance(getattr(first, part), getattr(second, part)))
+    for norm, other in zip(first.norms, second.norms, strict=True):
+        size = float(np.linalg.norm(other.gain))
+        worst = max(
+            worst,
+            relative(float(np.linalg.norm(norm.gain - other.gain)), size),
+            relative(float(np.linalg.norm(norm.bias - other.bias)), size),
+            relative(abs(norm.epsilon - other.epsilon), other.epsilon),
+        )
+    return worst
+
+
+def canonical_block(block: Block) -> Block:
+    """The representative of all blocks that are the same function, up to the symmetries of its
+    attention and its network.
+
+    A norm in front of a map gives its gain and bias to that map, which is then zero on what the
+    norm forgets. What is added to a stream that only a norm reads loses its mean. Between two
+    norms, the first has bias zero (the network's offset takes it) and a gain of root mean square
+    one (the network's maps and the second epsilon take the scale). Where attention and network
+    both add a constant to one stream and a norm does not see its mean, the network has it all;
+    in a parallel block it has the whole constant.
+    """
+    plane = np.eye(block.width) if not block.norms else block.norms[0].plane
+    flat = plane @ plane.T
+    attention, mlp, norms = block.attention, block.mlp, list(block.norms)
+    if block.norm == "pre":
+        if attention is not None:
+            attention = attention_behind(attention, norms[0], flat)
+        if mlp is not None:
+            mlp = mlp_behind(mlp, norms[-1], flat)
+        norms = [Norm(np.ones(block.width), None, norm.epsilon, norm.kind) for norm in norms]
+        if attention is not None and mlp is not None:
+            moved = attention.offset if block.parallel else attention.offset @ (
+                np.eye(block.width) - flat
+            )
+            attention = Attention(attention.heads, attention.offset - moved)
+            mlp = with_parts(mlp, offset=mlp.offset + moved)
+    if block.norm == "post":
+        if attention is not None:
+            heads = [Head(h.score_factors or h.score, h.key_bias, h.value @ flat)
+                     for h in attention.heads]  # fmt: skip
+            attention = Attention(heads, attention.offset @ flat)
+        if mlp is not None and attention is not None:
+            first, second = norms
+            scale = float(np.sqrt(np.mean(first.gain**2)))
+            gain = first.gain / scale
+            seen = mlp_behind(mlp, first, flat)
+            # behind the first norm the network sees its direction; the maps are divided by the
+            # gain again, because the block applies it
+            mlp = with_parts(
+                seen,
+                inner=seen.inner / gain,
+                linear=flat @ seen.linear / gain / scale,
+                outer=flat @ outer_table(seen) / scale,
+                offset=flat @ (seen.offset + first.bias) / scale,
+                **({} if seen.gate is None else {"gate": seen.gate / gain}),
+            )
+            norms = [
+                Norm(gain, None, first.epsilon, first.kind),
+                Norm(second.gain, second.bias, second.epsilon / scale**2, second.kind),
+            ]
+        elif mlp is not None:
+            mlp = with_parts(
+                mlp,
+                linear=flat @ mlp.linear,
+                outer=flat @ outer_table(mlp),
+                offset=flat @ mlp.offset,
+            )
+    return Block(
+        attention,
+        mlp,
+        norm=block.norm,
+        kind=block.kind,
+        epsilons=[norm.epsilon for norm in norms],
+        gain=np.array([norm.gain for norm in norms]) if norms else None,
+        bias=np.array([norm.bias for norm in norms]) if norms else None,
+        parallel=block.parallel,
+    )
+
+
+def attention_behind(layer: Attention, norm: Norm, flat: Float[Array, "d d"]) -> Attention:
+    """The layer that does with normalised tokens what this one does behind gain and bias."""
+    heads, offset = [], np.array(layer.offset)
+    read = flat * norm.gain  # rows: gain, then what the norm forgets is left out
+    for head in layer.heads:
+        key = head.keys(norm.bias[None])[0]
+        score: Any = read @ head.score @ read.T
+        if head.score_factors is not None:
+            score = (read @ head.score_factors.left, head.score_factors.right @ read.T)
+        heads.append(Head(score, read @ key, read @ head.value))
+        offset += norm.bias @ head.value
+    return Attention(heads, offset)
+
+
+def mlp_behind(network: Mlp, norm: Norm, flat: Float[Array, "d d"]) -> Mlp:
+    """The network that does with a normalised input what this one does behind gain and bias."""
+    read = norm.gain[:, None] * flat
+    parts: dict[str, Any] = {
+        "inner": network.inner @ read,
+        "inner_bias": network.inner_bias + network.inner @ norm.bias,
+        "linear": network.linear @ read,
+        "offset": network.offset + network.linear @ norm.bias,
+    }
+    if network.gate is not None and network.gate_bias is not None:
+        parts["gate"] = network.gate @ read
+        parts["gate_bias"] = network.gate_bias + network.gate @ norm.bias
+    return with_parts(network, **parts)

@@ -17,6 +17,7 @@ FORMAT, VERSION = "keyhole-model", "1"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OSError, MemoryError)
 KINDS = {  # kind in the file -> where its class lives
     "Attention": "keyhole.models.attention",
+    "Block": "keyhole.models.block",
     "LabelledAttention": "keyhole.models.sign_attention",
     "Mlp": "keyhole.models.mlp",
     "ReluNetwork": "keyhole.models.relu_network",

@@ -7,6 +7,8 @@ import numpy as np
 
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import Mlp
 
 
 def attention(
@@ -72,3 +74,61 @@ def high_order(
         for i in range(heads)
     ]
     return Attention(members, np.zeros(width))
+
+
+def block(
+    rng: np.random.Generator,
+    width: int,
+    *,
+    heads: int = 0,
+    neurons: int = 0,
+    norm: str = "post",
+    kind: str = "layer",
+    activation: str = "gelu",
+    epsilon: float = 1e-5,
+    parallel: bool = False,
+) -> Block:
+    """A block as frameworks initialise them: heads of rank width / heads with maps of entries of
+    variance 1 / width, biases of 0.3, gains of 1 ± 0.2. No heads, or no neurons: one sublayer.
+
+    >>> block(np.random.default_rng(0), 8, heads=2, neurons=16)
+    Block(width=8, 2 heads, 16 gelu neurons, post-norm (layer))
+    """
+
+    def weights(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape) / np.sqrt(width)
+
+    layer = network = None
+    if heads:
+        rank, members = max(1, width // heads), []
+        offset = 0.3 * rng.standard_normal(width)
+        for _ in range(heads):
+            query, key, value, out = (weights(rank, width) for _ in range(4))
+            query_bias, value_bias = 0.3 * rng.standard_normal((2, rank))
+            root = np.sqrt(rank)
+            members.append(
+                Head((key.T / root, query), key.T @ query_bias / root, value.T @ out)
+            )
+            offset = offset + value_bias @ out
+        layer = Attention(members, offset)
+    if neurons:
+        network = Mlp(
+            weights(neurons, width),
+            0.3 * rng.standard_normal(neurons),
+            weights(width, neurons),
+            activation=activation,
+            offset=0.3 * rng.standard_normal(width),
+        )
+    count = 0 if norm == "none" else (heads > 0) + (neurons > 0)
+    gain = 1.0 + 0.2 * rng.standard_normal((count, width))
+    shift = 0.3 * rng.standard_normal((count, width)) if kind == "layer" else np.zeros_like(gain)
+    return Block(
+        layer,
+        network,
+        norm=norm,
+        kind=kind,
+        epsilons=epsilon,
+        gain=gain,
+        bias=shift,
+        parallel=parallel,
+    )

@@ -1,0 +1,55 @@
+"""The oracle as the block's algorithms see it: tokens in, rows of float64 out."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
+from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
+
+
+class NotThisBlock(Exception):
+    """The answers contradict the form of block that an algorithm assumes."""
+
+
+class Unclear(Exception):
+    """An algorithm came to no result; the box may still be of the form it assumes."""
+
+
+@dataclass
+class Box:
+    """An oracle with vector answers, and the noise that its number format has."""
+
+    oracle: Oracle
+    noise: NoiseModel = field(default_factory=NoiseModel)
+    answered: bool = False
+
+    @property
+    def width(self) -> int:
+        return self.oracle.spec.width
+
+    @property
+    def unit(self) -> float:
+        """Relative error of an answer."""
+        return max(self.noise.relative, self.noise.error_floor)
+
+    def representable(self, tokens: Array) -> Array:
+        """Tokens as the box sees them: a box in single precision rounds what it is given."""
+        if self.noise.relative > UNIT_ROUNDOFF:
+            return np.asarray(tokens.astype(np.float32), dtype=np.float64)
+        return tokens
+
+    def ask(self, tokens: Float[Array, "n length d"], purpose: str) -> Float[Array, "n d"]:
+        raw = np.asarray(self.oracle.ask(QueryBatch.of(self.representable(tokens), purpose)))
+        if raw.ndim != 2 or raw.shape[1] != self.width:
+            raise NotThisBlock(
+                f"a block answers with a vector of its width {self.width}, got answers of shape "
+                f"{raw.shape[1:]}"
+            )
+        if not self.answered:
+            self.noise = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
+            self.answered = True
+        return raw.astype(np.float64)

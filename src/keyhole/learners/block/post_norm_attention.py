@@ -1,0 +1,781 @@
+"""Attention with a residual behind a norm, norm(x_N + attention(X)), by linear algebra alone.
+
+Statement.  y = gain * n + bias, n = z / sqrt(mean z^2 + epsilon), z = x_N + offset + Σ_h M_h Σ_i
+            w_hi x_i (mean-free for a LayerNorm). The residual has coefficient one: that makes
+            scale, sign and epsilon known. Invisible are the means of M_h x and of the offset.
+            B = I + Σ_h M_h. Everything below is in a basis of what the norm keeps (p numbers).
+Queries.    1  d + 6 single tokens, most of them huge           -> gain, bias, B and offset up to λ
+            2  many huge tokens before one anchor, patterns of moves -> which token each head takes
+            3  these tokens, moved along a basis, each head along its own share -> M_h, and λ
+            4  one or two tokens where z nearly vanishes          -> epsilon
+            5  [a + τu_1 … a + τu_m; a] at d + 1 anchors or more  -> scores and key biases
+Algebra.    The length of z is unknown in every answer. Where a query is an affine combination of
+            others, so is its z: the lengths are the null vector of a linear system (1), or a least
+            squares solution (2, 3). With hard attention z is affine in the moves; responses to
+            random patterns have the rank of the number of heads, and their row space names the
+            tokens in use. M_h has a small range, and the heads' sum is known from 1: that splits
+            it. In 5 all weights w_hi are linear in one answer, and log w_hi / w_hN = τ u_i . key_h.
+Fails.      Two heads on one token look like one head (another draw of tokens is tried); heads that
+            attend to all tokens alike select none.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.norm import Norm, kept_plane
+
+CANDIDATES = 2048  # huge tokens of which each head selects one: more of them, wider margins
+STEP = 0.2  # length of a move of a selected token, relative to the token
+FIRST_STEP = 5e-3  # of all candidates, among which the gaps are narrower
+SHORTER = 0.4  # by which the moves are shortened where a head jumped to another token
+DRAWS = 6  # of candidate tokens, before the search is given up
+PATTERNS = 6  # of moves at first: enough to tell up to four heads
+SPARE = 2  # patterns beyond the number of heads that name the tokens without doubt
+EXTRA = 2  # combinations of moves beyond those that would just do
+NAMED = 1e-6  # distance of a token's pattern from the row space of the responses that is none
+DIRECTIONS = 0.8  # context tokens per head's dimension that one answer's weights are read for
+BLOCK = 16  # anchor directions that are solved for together
+REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
+READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
+WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
+
+
+def seen_rank(values: Float[Array, " k"], unit: float) -> int:
+    """Singular values that stand out of the noise."""
+    least = max(WEAK, 1e5 * unit)
+    return int(np.sum(values > least * max(float(values.max(initial=0.0)), 1e-300)))
+
+
+# --- 1: the norm and the sum of all maps --------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Singles:
+    """Single tokens: a huge frame, one anchor, and combinations of these."""
+
+    frame: Float[Array, "d d"]  # columns, of length one
+    size: float  # of the huge tokens
+    anchor: Float[Array, " d"]
+    mixed: Float[Array, "e d"]  # coefficients of the other tokens in the frame
+    huge: Float[Array, " e"]  # whether the combination is of the huge tokens
+    answers: Float[Array, "n d"]  # frame, anchor, combinations
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """The norm, and B and the offset up to one factor, in the norm's plane."""
+
+    norm: Norm  # epsilon is not known yet
+    whole: Float[Array, "p d"]
+    offset: Float[Array, " p"]
+
+    def directions(self, answers: Float[Array, "n d"]) -> Float[Array, "n p"]:
+        """Unit vectors along z."""
+        found = ((answers - self.norm.bias) / self.norm.gain) @ self.norm.plane
+        return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
+
+
+def single_tokens(data: Singles) -> Float[Array, "n d"]:
+    """The tokens in the order of the answers."""
+    size = np.where(data.huge, data.size, 1.0)[:, None]
+    rest = 1.0 - np.where(data.huge, 1.0, 1.0 / data.size) * data.mixed.sum(axis=1)
+    mixed = size * (data.mixed @ data.frame.T) + rest[:, None] * data.anchor
+    return np.concatenate([data.size * data.frame.T, data.anchor[None], mixed])
+
+
+def ask_singles(box: Box, rng: np.random.Generator) -> Singles:
+    width = box.width
+    frame, _ = np.linalg.qr(rng.standard_normal((width, width)))
+    count = 3 + width // 16
+    mixed = rng.standard_normal((count + 3, width)) / np.sqrt(width)
+    huge = np.arange(count + 3) < count
+    anchor = rng.standard_normal(width)
+    # the first answer tells the number format, on which the size depends
+    first = box.ask(anchor[None, None], "norm")
+    data = Singles(frame, huge_size(box), anchor, mixed, huge, first)
+    tokens = single_tokens(data)
+    frames = box.ask(tokens[:width, None], "norm")
+    rest = box.ask(tokens[width + 1 :, None], "norm")
+    return replace(data, answers=np.concatenate([frames, first, rest]))
+
+
+def huge_size(box: Box) -> float:
+    """Length of tokens beside which epsilon vanishes: 1e6 in double precision, 500 in single."""
+    return float(box.unit ** (-3.0 / 8.0))
+
+
+def fit_layer_norm(answers: Float[Array, "n d"]) -> tuple[Norm, float]:
+    """Gain and bias from answers whose z is huge, and how far they are from a hyperplane.
+
+    1 / gain is the normal of the hyperplane of the answers; in it they lie on a sphere.
+    """
+    centre = answers.mean(axis=0)
+    inverse = np.ones(answers.shape[1])
+    off = 0.0
+    for _ in range(3):  # in coordinates of equal size the normal keeps all its digits
+        _, size, axes = np.linalg.svd((answers - centre) * inverse)
+        inverse = inverse * axes[-1] * np.sqrt(len(inverse))
+        off = float(size[len(inverse) - 1] / size[0])
+    plane = kept_plane(answers.shape[1], "layer")
+    flat = ((answers - centre) * inverse) @ plane
+    system = np.column_stack([2.0 * flat, -np.ones(len(flat))])
+    square = np.sum(flat**2, axis=1)
+    solution, *_ = np.linalg.lstsq(system, square, rcond=None)
+    middle = solution[:-1]
+    radius = float(middle @ middle - solution[-1])
+    off = max(off, float(np.abs(system @ solution - square).max() / square.max()))
+    if not radius > 0 or not np.all(inverse != 0):
+        return Norm(np.ones(answers.shape[1]), None, 0.0), np.inf
+    gain = np.sqrt(radius / len(inverse)) / inverse
+    gain = gain if np.median(gain) > 0 else -gain
+    return Norm(gain, centre + (plane @ middle) / inverse, 0.0), off
+
+
+def fit_rms_norm(answers: Float[Array, "n d"]) -> tuple[Norm, float]:
+    """Gain from answers whose z is huge: they lie on an ellipsoid around zero."""
+    width = answers.shape[1]
+    weight, *_ = np.linalg.lstsq(answers**2, np.ones(len(answers)), rcond=None)
+    off = float(np.abs((answers**2) @ weight - 1.0).max())
+    if not np.all(weight > 0):
+        return Norm(np.ones(width), None, 0.0, "rms"), np.inf
+    return Norm(1.0 / np.sqrt(width * weight), None, 0.0, "rms"), off
+
+
+def solve_singles(data: Singles, unit: float, kind: str | None = None) -> Projected:
+    """The norm, then B and the offset up to one factor."""
+    width = len(data.anchor)
+    far = np.concatenate([data.answers[:width], data.answers[width + 1 :][data.huge]])
+    doubt = 3e5 * unit
+    norm, off = fit_layer_norm(far)
+    if kind == "rms" or (kind is None and off > doubt):
+        norm, off = fit_rms_norm(far)
+    if not off < doubt:
+        raise NotThisBlock("the answers to huge tokens lie on no sphere of a norm")
+    plane = norm.plane
+    n = Projected(norm, plane.T, plane[0]).directions(data.answers)
+    frame, anchor, mixed = n[:width], n[width], n[width + 1 :]
+    count = len(mixed)
+    # unknown: lengths of z at the frame (over the size), at the anchor, at the combinations
+    system = np.zeros((count, plane.shape[1], width + 1 + count))
+    system[:, :, :width] = np.einsum("ek,kp->epk", data.mixed, frame)
+    total = data.mixed.sum(axis=1) / data.size
+    rest = np.where(data.huge, 1.0 / data.size - total, 1.0 - total)
+    system[:, :, width] = rest[:, None] * anchor
+    for e in range(count):
+        system[e, :, width + 1 + e] = -mixed[e]
+    _, size, axes = np.linalg.svd(system.reshape(-1, system.shape[2]))
+    lengths = axes[-1, : width + 1]
+    lengths = lengths if lengths.sum() > 0 else -lengths
+    if len(size) >= system.shape[2] and not size[-1] < 1e3 * unit * size[0] / 1e-2:
+        raise NotThisBlock("z is no affine function of a single token")
+    if not (lengths > 0).all():
+        raise NotThisBlock("z is no affine function of a single token")
+    z, at_anchor = frame * lengths[:width, None], anchor * lengths[width]
+    inside = data.frame.T @ data.anchor  # z_k = B f_k + c / size, z_a = B a + c
+    moved = (z - at_anchor / data.size).T
+    along = moved @ np.linalg.inv(np.eye(width) - np.outer(inside, np.ones(width)) / data.size)
+    return Projected(norm, along @ data.frame.T, at_anchor - along @ inside)
+
+
+# --- 2: which token each head takes ----------------------------------------------------------------
+
+
+def calibrate(
+    base: Float[Array, " p"],
+    moved: Float[Array, "k p"],
+    mixed: Float[Array, "c p"],
+    shares: Float[Array, "c k"],
+) -> tuple[Float[Array, "k p"], float]:
+    """What each move adds to z, in units of the length of z at the base, from directions alone:
+    the combinations of moves (rows of shares) add up. Also the residual of these equations."""
+    count, extra = len(moved), len(mixed)
+    system = np.zeros((extra, len(base), count + extra))
+    system[:, :, :count] = -np.einsum("ck,kp->cpk", shares, moved)
+    for c in range(extra):
+        system[c, :, count + c] = mixed[c]
+    right = (1.0 - shares.sum(axis=1))[:, None] * base
+    table = system.reshape(-1, count + extra)
+    lengths, *_ = np.linalg.lstsq(table, right.ravel(), rcond=None)
+    rest = float(np.abs(table @ lengths - right.ravel()).max())
+    if not (lengths[:count] > 0).all():
+        return moved - base, np.inf
+    return moved * lengths[:count, None] - base, rest
+
+
+def combinations(
+    base: Float[Array, " p"], moved: Float[Array, "k p"], unit: float, rng: np.random.Generator
+) -> Float[Array, "c k"]:
+    """Orthonormal combinations of moves, as many as calibration needs: each gives as many
+    equations as the moves span dimensions."""
+    count, spanned = len(moved), moved_rank(base, moved, unit)
+    extra = -(-count // max(1, spanned)) + EXTRA
+    if extra >= count:
+        return np.asarray(rng.standard_normal((extra, count)) / np.sqrt(count))
+    basis, _ = np.linalg.qr(rng.standard_normal((count, extra)))
+    return np.asarray(basis.T)
+
+
+def moved_rank(base: Float[Array, " p"], moved: Float[Array, "k p"], unit: float) -> int:
+    """Dimensions that moves add to the direction of the base, seen without their lengths."""
+    off = moved - np.outer(moved @ base, base)
+    values = np.linalg.svd(off, compute_uv=False)
+    return int(np.sum(values > max(1e-8, 1e6 * unit) * max(float(values[0]), 1e-300)))
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """The tokens that the heads select with this anchor."""
+
+    anchor: Float[Array, " d"]
+    tokens: Float[Array, "k d"]
+    size: float
+
+
+def select_tokens(
+    box: Box, known: Projected, step: float, least: int, rng: np.random.Generator
+) -> Selected | None:
+    """Huge tokens of which each head takes one, or None where this draw does not tell."""
+    width, size = box.width, huge_size(box)
+    plane = len(known.offset)
+    anchor = rng.standard_normal(width)
+    tokens = size * unit_rows(rng, CANDIDATES, width)
+    step = max(step, box.unit**0.25)
+    moves = step * size * unit_rows(rng, 1, width)[0]
+    sequence = np.concatenate([tokens, anchor[None]])
+    base = known.directions(box.ask(sequence[None], "selected tokens"))[0]
+    pattern, n = np.zeros((0, CANDIDATES)), np.zeros((0, plane))
+    count = max(PATTERNS, least + SPARE)
+
+    def ask(rows: Float[Array, "n k"]) -> Float[Array, "n p"]:
+        asked = np.repeat(sequence[None], len(rows), axis=0)
+        asked[:, :-1] += rows[:, :, None] * moves
+        return known.directions(box.ask(asked, "selected tokens"))
+
+    while True:
+        fresh = rng.uniform(-1.0, 1.0, (count - len(pattern), CANDIDATES))
+        pattern, n = np.concatenate([pattern, fresh]), np.concatenate([n, ask(fresh)])
+        heads = moved_rank(base, n, box.unit)
+        if heads <= count - SPARE:
+            break
+        if heads >= min(plane - 1, 32):
+            return None
+        count = 2 * count
+    shares = combinations(base, n, box.unit, rng)
+    response, rest = calibrate(base, n, ask(shares @ pattern), shares)
+    if rest > 1e6 * box.unit / step:
+        return None
+    axes, _, _ = np.linalg.svd(response, full_matrices=False)
+    kept = axes[:, :heads]
+    off = np.linalg.norm(pattern - kept @ (kept.T @ pattern), axis=0)
+    (used,) = np.nonzero(off < max(NAMED, 1e5 * box.unit) * np.linalg.norm(pattern, axis=0))
+    if len(used) != heads:
+        return None
+    return Selected(anchor, tokens[used], size)
+
+
+def unit_rows(rng: np.random.Generator, count: int, width: int) -> Float[Array, "n d"]:
+    rows = rng.standard_normal((count, width))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+# --- 3: value maps --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Selected tokens moved one by one along a basis, in combinations, and all alike."""
+
+    selected: Selected
+    step: float
+    basis: Float[Array, "d d"]  # columns
+    batches: tuple["Batch", ...]
+    joint: Float[Array, "j d"]  # moves of all tokens at once
+    base: Float[Array, " d"]  # answers
+    joint_answers: Float[Array, "j d"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Moves that are calibrated together: (head, column of the basis) each."""
+
+    head: Array
+    column: Array
+    shares: Float[Array, "c k"]
+    moved: Float[Array, "k d"]  # answers
+    mixed: Float[Array, "c d"]
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """λ (of B and the offset), the sign of the gains, and M_h in the norm's plane."""
+
+    known: Projected  # B and offset with their scale
+    maps: Float[Array, "h p d"]
+
+
+def ask_batch(
+    box: Box,
+    selected: Selected,
+    step: float,
+    basis: Array,
+    base: Float[Array, " d"],
+    known: Projected,
+    wanted: list[tuple[int, int]],
+    rng: np.random.Generator,
+) -> Batch:
+    heads = len(selected.tokens)
+    head, column = (np.array(part, dtype=int) for part in zip(*wanted, strict=True))
+    moves = np.zeros((len(wanted), heads + 1, box.width))
+    moves[np.arange(len(wanted)), head] = step * selected.size * basis[:, column].T
+    sequence = np.concatenate([selected.tokens, selected.anchor[None]])
+    moved = box.ask(sequence + moves, "value maps")
+    n = known.directions(np.concatenate([base[None], moved]))
+    # every token may move as far in a combination as it does alone
+    shares = np.sqrt(heads) * combinations(n[0], n[1:], box.unit, rng)
+    mixed = box.ask(sequence + np.tensordot(shares, moves, 1), "value maps")
+    return Batch(head, column, shares, moved, mixed)
+
+
+def ask_moves(
+    box: Box, selected: Selected, known: Projected, step: float, rng: np.random.Generator
+) -> Moves | None:
+    """Every head's token along its own share of a basis and a few directions more, until the
+    ranks of all value maps are seen and the sum of the maps splits; None after a jump."""
+    width, plane, heads = box.width, len(known.offset), len(selected.tokens)
+    basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
+    sequence = np.concatenate([selected.tokens, selected.anchor[None]])
+    joint = step * selected.size * unit_rows(rng, 2, width)
+    asked = np.repeat(sequence[None], 3, axis=0)
+    asked[1:, :-1] += joint[:, None]
+    answers = box.ask(asked, "value maps")
+    data = Moves(selected, step, basis, (), joint, answers[0], answers[1:])
+    share = -(-width // heads)
+    per_head = [0] * heads
+    target = [min(width, share + 1 + share // 8)] * heads
+    while True:
+        wanted = []
+        for h in range(heads):
+            first = round(h * width / heads)
+            wanted += [(h, (first + k) % width) for k in range(per_head[h], target[h])]
+            per_head[h] = target[h]
+        batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
+        data = replace(data, batches=(*data.batches, batch))
+        responses, rest = all_responses(data, known)
+        if rest > 1e6 * box.unit / step:
+            return None
+        ranks = [
+            seen_rank(np.linalg.svd(np.array(list(own.values())), compute_uv=False), box.unit)
+            for own in responses
+        ]
+        more = [
+            h for h in range(heads) if ranks[h] >= min(per_head[h], plane) and per_head[h] < width
+        ]
+        if not more:
+            break
+        for h in more:
+            target[h] = min(width, 2 * per_head[h])
+    wanted = unsplit_moves(responses, width, box.unit)
+    if wanted:
+        batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
+        data = replace(data, batches=(*data.batches, batch))
+        if all_responses(data, known)[1] > 1e6 * box.unit / step:
+            return None
+    return data
+
+
+def all_responses(data: Moves, known: Projected) -> tuple[list[dict[int, Array]], float]:
+    """For each head, what a move along a column of the basis adds to z; and the worst residual."""
+    base = known.directions(data.base[None])[0]
+    found: list[dict[int, Array]] = [{} for _ in data.selected.tokens]
+    worst = 0.0
+    for batch in data.batches:
+        n, mixed = known.directions(batch.moved), known.directions(batch.mixed)
+        added, rest = calibrate(base, n, mixed, batch.shares)
+        worst = max(worst, rest)
+        for head, column, one in zip(batch.head, batch.column, added, strict=True):
+            found[head][int(column)] = one
+    return found, worst
+
+
+def value_ranges(responses: list[dict[int, Array]], unit: float) -> list[Array]:
+    """Orthonormal bases (p, r) of what each head can add to z."""
+    ranges = []
+    for own in responses:
+        axes, values, _ = np.linalg.svd(np.array(list(own.values())).T, full_matrices=False)
+        ranges.append(axes[:, : seen_rank(values, unit)])
+    return ranges
+
+
+def unsplit_moves(
+    responses: list[dict[int, Array]], width: int, unit: float
+) -> list[tuple[int, int]]:
+    """Moves still needed so that, for every column of the basis, the heads that were not moved
+    along it have independent ranges."""
+    ranges = value_ranges(responses, unit)
+    wanted = []
+    for column in range(width):
+        kept: list[Array] = []
+        for h, own in enumerate(responses):
+            if column in own:
+                continue
+            values = np.linalg.svd(np.hstack([*kept, ranges[h]]), compute_uv=False)
+            tall = sum(part.shape[1] for part in kept) + ranges[h].shape[1] <= len(ranges[h])
+            if tall and values[-1] > 1e-3:
+                kept.append(ranges[h])
+            else:
+                wanted.append((h, column))
+    return wanted
+
+
+def solve_moves(data: Moves, known: Projected, unit: float) -> Values:
+    """The scale of B, then every M_h."""
+    n = known.directions(np.concatenate([data.base[None], data.joint_answers]))
+    count = len(data.joint)
+    plane = known.norm.plane
+    # s_j n_j - first B w_j + second w_j = n_0 for moves w_j of all tokens at once
+    system = np.zeros((count, len(known.offset), count + 2))
+    for j in range(count):
+        system[j, :, j] = n[1 + j]
+    along = data.joint / (data.step * data.selected.size)
+    system[:, :, count] = -along @ known.whole.T
+    system[:, :, count + 1] = along @ plane
+    table = system.reshape(-1, count + 2)
+    right = np.tile(n[0], count)
+    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
+    rest = float(np.abs(table @ solution - right).max())
+    if rest > 1e7 * unit / data.step:
+        raise Unclear("the moves of all selected tokens do not add up to the sum of the maps")
+    first, second = solution[count], solution[count + 1]
+    if not first > 0 or second == 0:
+        raise Unclear("the residual connection was not seen")
+    norm = known.norm
+    if second < 0:  # all gains have the other sign, and so have all directions
+        norm = Norm(-norm.gain, norm.bias, norm.epsilon, norm.kind)
+    scale = first / second
+    whole = Projected(norm, scale * known.whole, scale * known.offset)
+    responses, _ = all_responses(data, known)
+    factor = 1.0 / second  # length of z at the base, over that of a move
+    total = whole.whole @ data.basis - plane.T @ data.basis
+    ranges = value_ranges(responses, unit)
+    heads, width = len(responses), len(data.basis)
+    maps = np.zeros((heads, len(known.offset), width))
+    for column in range(width):
+        left = total[:, column].copy()
+        others = []
+        for h, own in enumerate(responses):
+            if column in own:
+                maps[h, :, column] = ranges[h] @ (ranges[h].T @ own[column]) * factor
+                left -= maps[h, :, column]
+            else:
+                others.append(h)
+        if others:
+            joint = np.hstack([ranges[h] for h in others])
+            share, *_ = np.linalg.lstsq(joint, left, rcond=None)
+            ends = np.cumsum([0, *(ranges[h].shape[1] for h in others)])
+            for h, (start, stop) in zip(others, pairwise(ends), strict=True):
+                maps[h, :, column] = ranges[h] @ share[start:stop]
+    return Values(whole, maps @ data.basis.T)
+
+
+# --- 4: epsilon -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Near:
+    """Single tokens where z is small, and the answers."""
+
+    tokens: Float[Array, "n d"]
+    answers: Float[Array, "n d"]
+
+
+def ask_epsilon(box: Box, values: Values, rng: np.random.Generator) -> Near:
+    """Tokens whose z has a mean square near epsilon, which is found on the way."""
+    known, width = values.known, box.width
+    centre, *_ = np.linalg.lstsq(known.whole, -known.offset, rcond=None)
+    heading = unit_rows(rng, 1, width)[0]
+    per_step = float(np.mean((known.norm.plane @ (known.whole @ heading)) ** 2))
+    tokens, answers = [], []
+    square = 1e-5
+    for _ in range(4):
+        token = box.representable(centre + np.sqrt(square / per_step) * heading)
+        tokens.append(token)
+        answers.append(box.ask(token[None, None], "epsilon")[0])
+        found = solve_epsilon(values, Near(np.array(tokens[-1:]), np.array(answers[-1:])))
+        if not np.isfinite(found) or 0.2 < found / square < 5.0:
+            break
+        floor = (1e3 * box.unit * (1.0 + np.linalg.norm(centre))) ** 2
+        square = float(np.clip(found, max(square * 1e-6, floor), square * 1e6))
+    return Near(np.array(tokens), np.array(answers))
+
+
+def solve_epsilon(values: Values, near: Near) -> float:
+    """The mean square q of n at a known mean square v of z: q = v / (v + epsilon); of several
+    answers, from the one that tells it best."""
+    norm = values.known.norm
+    z = near.tokens @ values.known.whole.T + values.known.offset
+    square = np.sum(z**2, axis=1) / norm.width
+    n = ((near.answers - norm.bias) / norm.gain) @ norm.plane
+    seen = np.sum(n**2, axis=1) / norm.width
+    best = int(np.argmax(seen * (1.0 - seen)))
+    if not seen[best] > 0:
+        return float("nan")
+    return float(max(0.0, square[best] * (1.0 - seen[best]) / seen[best]))
+
+
+# --- 5: scores ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Soft:
+    """Queries [a + τ u_1 … a + τ u_m; a]: anchors, steps, and the answers."""
+
+    anchor: Float[Array, "n d"]
+    tokens: Float[Array, "n m d"]  # the steps τ u_i
+    answers: Float[Array, "n d"]
+
+    def __add__(self, other: "Soft") -> "Soft":
+        return Soft(*(np.concatenate([getattr(self, name), getattr(other, name)])
+                      for name in ("anchor", "tokens", "answers")))  # fmt: skip
+
+
+def ask_soft(box: Box, anchor: Array, tokens: Array) -> Soft:
+    anchor = box.representable(anchor)
+    context = box.representable(anchor[:, None] + tokens)
+    asked = np.concatenate([context, anchor[:, None]], axis=1)
+    return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+
+
+def read_log_odds(values: Values, soft: Soft) -> tuple[Float[Array, "n h m"], float]:
+    """log w_hi / w_hN of every query, linear in its answer up to the logarithm: NaN where a weight
+    came out negative. Also the largest residual of the equations."""
+    known, heads = values.known, len(values.maps)
+    count, context, _ = soft.tokens.shape
+    n = known.directions(soft.answers)
+    right = soft.anchor @ known.whole.T + known.offset
+    added = np.einsum("hpd,nmd->nphm", values.maps, soft.tokens).reshape(count, len(right[0]), -1)
+    found = np.empty((count, heads, context))
+    worst = 0.0
+    for k in range(count):
+        table = np.column_stack([n[k], -added[k]])
+        scale = np.linalg.norm(table, axis=0)
+        solution, *_ = np.linalg.lstsq(table / scale, right[k], rcond=None)
+        rest = np.abs((table / scale) @ solution - right[k]).max()
+        worst = max(worst, float(rest / np.linalg.norm(right[k])))
+        weights = (solution / scale)[1:].reshape(heads, context)
+        own = 1.0 - weights.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found[k] = np.where((weights > 0) & (own > 0), np.log(weights / own), np.nan)
+    return found, worst
+
+
+def draw_reader(
+    values: Values, context: int, rng: np.random.Generator, whole: bool
+) -> Float[Array, "g m d"]:
+    """Context tokens in sets of m, best conditioned of a few draws: all directions if `whole`."""
+    width = values.maps.shape[2]
+    best, least = np.zeros((1, context, width)), -1.0
+    for _ in range(READERS if width <= 128 else 2):
+        basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
+        groups = [basis.T[k : k + context] for k in range(0, width if whole else context, context)]
+        short = context - len(groups[-1])
+        if short:  # the last set is filled up with directions that are known already
+            groups[-1] = np.concatenate([groups[-1], basis.T[:short]])
+        tokens = np.array(groups)
+        added = np.einsum("hpd,gmd->gphm", values.maps, tokens)
+        sizes = np.linalg.svd(added.reshape(*added.shape[:2], -1), compute_uv=False)
+        worst = float((sizes[:, -1] / sizes[:, 0]).min())
+        if worst > least:
+            best, least = tokens, worst
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What was asked: at the base and along the first directions with all context tokens, along
+    the others with one set each; and the ranks that were seen."""
+
+    base: Float[Array, " d"]
+    basis: Float[Array, "d d"]  # columns: directions of the anchors
+    reach: float  # how far the anchors lie from the base
+    full: Soft  # (1 + leading) * groups queries
+    leading: int
+    blocks: tuple[tuple[Array, Float[Array, "n g"], Soft], ...]  # columns, shares, answers
+    ranks: tuple[int, ...]
+
+
+def ask_scores(box: Box, values: Values, guess: int, rng: np.random.Generator) -> Scores:
+    width, plane = box.width, len(values.known.offset)
+    heads = len(values.maps)
+    narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps)
+    context = max(1, min(int(DIRECTIONS * narrow) or 1, int(DIRECTIONS * (plane - 1) / heads)))
+    if 1 + heads * context > plane:
+        raise Unclear(f"{heads} heads are too many to read their weights from one answer")
+    basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
+    reader = draw_reader(values, context, rng, whole=True)
+    base, reach = unit_rows(rng, 1, width)[0], 1.0
+    size, full = soft_size(box, values, base, reader)
+    groups = len(reader)
+    if groups > 1:
+        full = full + ask_soft(box, np.repeat(base[None], groups - 1, axis=0), size * reader[1:])
+    leading = 0
+    target = min(guess, width)
+    while True:
+        anchors = [base + reach * basis[:, k] for k in range(leading, target)]
+        asked = np.repeat(np.array(anchors), groups, axis=0)
+        full = full + ask_soft(box, asked, np.tile(size * reader, (len(anchors), 1, 1)))
+        leading = target
+        keys = full_keys(values, full, groups)
+        if not np.isfinite(keys).all():
+            raise Unclear("some attention weights are below the noise of the answers")
+        sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
+        # a zero score still has a key bias
+        ranks = [max(1, seen_rank(s, box.unit)) for s in sizes]
+        if max(ranks) <= leading or leading == width:
+            break
+        target = min(width, 2 * leading)
+    blocks = []
+    for start in range(leading, width, BLOCK):
+        columns = np.arange(start, min(start + BLOCK, width))
+        count = -(-int(REDUNDANT * len(columns) * max(ranks) + 1) // context) + 1
+        count = max(count, len(columns))
+        shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
+        shares[: len(columns)] += np.eye(len(columns))
+        readers = [size * draw_reader(values, context, rng, whole=False)[0] for _ in range(count)]
+        anchors = base + reach * shares @ basis[:, columns].T
+        blocks.append((columns, shares, ask_soft(box, anchors, np.array(readers))))
+    return Scores(base, basis, reach, full, leading, tuple(blocks), tuple(ranks))
+
+
+def soft_size(
+    box: Box, values: Values, base: Array, reader: Array
+) -> tuple[float, Soft]:
+    """Length of context steps at which log-odds are of order one, found in a few queries, and
+    the query that showed it."""
+    size = 1.0
+    for _ in range(30):
+        soft = ask_soft(box, base[None], size * reader[:1])
+        odds, rest = read_log_odds(values, soft)
+        if rest > 1e-4:
+            raise NotThisBlock("no attention weights explain an answer behind the norm")
+        largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
+        if largest > 4.0:
+            size *= 0.3 if not np.isfinite(largest) else 2.0 / largest
+        elif largest < 0.3:
+            size *= min(1e3, 1.0 / max(largest, 1e-4))
+        else:
+            return size, soft
+    raise Unclear("no size of tokens shows the attention weights")
+
+
+def full_keys(values: Values, full: Soft, groups: int) -> list[Float[Array, "d n"]]:
+    """Keys of every head at the anchors that were asked with all context tokens."""
+    odds, _ = read_log_odds(values, full)
+    count, width = len(odds) // groups, full.anchor.shape[1]
+    keys = []
+    for h in range(len(values.maps)):
+        own = np.empty((width, count))
+        for k in range(count):
+            part = slice(k * groups, (k + 1) * groups)
+            table = full.tokens[part].reshape(-1, width)
+            own[:, k], *_ = np.linalg.lstsq(table, odds[part, h].ravel(), rcond=None)
+        keys.append(own)
+    return keys
+
+
+def solve_scores(data: Scores, values: Values) -> list[tuple[Array, Array, Array]]:
+    """For every head the score in factors (left, right) and the key bias."""
+    groups = len(data.full.anchor) // (1 + data.leading)
+    keys = full_keys(values, data.full, groups)
+    read = [read_log_odds(values, soft)[0] for _, _, soft in data.blocks]
+    found = []
+    for h, own in enumerate(keys):
+        axes, _, _ = np.linalg.svd(own, full_matrices=False)
+        left = axes[:, : data.ranks[h]]
+        start = left.T @ own[:, 0]
+        slopes = np.empty((data.ranks[h], len(data.basis)))
+        slopes[:, : data.leading] = left.T @ (own[:, 1:] - own[:, :1]) / data.reach
+        for (columns, shares, soft), odds in zip(data.blocks, read, strict=True):
+            steps = soft.tokens @ left  # (n, m, r)
+            right = (odds[:, h] - steps @ start) / data.reach
+            table = np.einsum("nmr,ng->nmrg", steps, shares).reshape(right.size, -1)
+            good = np.isfinite(right.ravel())
+            part, *_ = np.linalg.lstsq(table[good], right.ravel()[good], rcond=None)
+            slopes[:, columns] = part.reshape(data.ranks[h], len(columns))
+        right_factor = slopes @ data.basis.T
+        found.append((left, right_factor, left @ (start - right_factor @ data.base)))
+    return found
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """All that was asked, in the order of the steps."""
+
+    singles: Singles
+    moves: Moves
+    near: Near
+    scores: Scores
+
+
+def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
+    """Asks everything; raises NotThisBlock or Unclear."""
+    singles = ask_singles(box, rng)
+    known = solve_singles(singles, box.unit)
+    first, step, least = FIRST_STEP, STEP, 0
+    reason = "no draw of huge tokens showed which token each head selects"
+    for _ in range(DRAWS):
+        selected = select_tokens(box, known, first, least, rng)
+        if selected is None:
+            first *= SHORTER
+            continue
+        if len(selected.tokens) < least:
+            continue
+        moves = ask_moves(box, selected, known, step, rng)
+        if moves is None:
+            step *= SHORTER
+            continue
+        try:
+            values = solve_moves(moves, known, box.unit)
+            near = ask_epsilon(box, values, rng)
+            widest = max(
+                seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps
+            )
+            scores = ask_scores(box, values, widest, rng)
+        except (Unclear, NotThisBlock) as failed:
+            reason = str(failed)
+            least = max(least, len(selected.tokens))
+            continue
+        return Answers(singles, moves, near, scores)
+    raise Unclear(reason)
+
+
+def solve_post_norm_attention(data: Answers, unit: float, kind: str | None = None) -> Block:
+    """The sublayer from all answers; a pure function of them."""
+    known = solve_singles(data.singles, unit, kind)
+    values = solve_moves(data.moves, known, unit)
+    epsilon = solve_epsilon(values, data.near)
+    norm = values.known.norm
+    plane = norm.plane
+    heads = [
+        Head((left, right), bias, (plane @ part).T)
+        for (left, right, bias), part in zip(
+            solve_scores(data.scores, values), values.maps, strict=True
+        )
+    ]
+    return Block(
+        Attention(heads, plane @ values.known.offset),
+        None,
+        norm="post",
+        kind=norm.kind,
+        epsilons=[epsilon if np.isfinite(epsilon) else 0.0],
+        gain=norm.gain[None],
+        bias=norm.bias[None],
+    )

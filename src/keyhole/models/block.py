@@ -1,0 +1,203 @@
+"""A Transformer block read at the last position: attention and network, residuals and norms.
+
+    post    a = norm_1(x_N + attention(X))        y = norm_2(a + mlp(a))
+    pre     a = x_N + attention(norm_1(X))        y = a + mlp(norm_2(a))
+    none    a = x_N + attention(X)                y = a + mlp(a)
+
+A parallel block adds both to x_N: y = x_N + attention(norm_1(X)) + mlp(norm_2(x_N)), pre or none.
+Either part may be missing, and then its norm is too: the block is one sublayer.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, finite_array, sequences
+from keyhole.errors import InvalidArgument
+from keyhole.models.attention import Attention
+from keyhole.models.mlp import Mlp
+from keyhole.models.norm import KINDS, Norm
+
+ORDERS = ("pre", "post", "none")
+ATTENTION, MLP = "attention.", "mlp."  # prefixes of the parts' parameters by name
+TAGS = {f"norm.{order}.{kind}{how}": (order, kind, bool(how))
+        for order in ORDERS for kind in KINDS for how in ("", ".parallel")}  # fmt: skip
+
+
+class Block:
+    """`attention`, `mlp` (one may be None), `norm` "pre" | "post" | "none", `kind` "layer" | "rms",
+    `epsilons` (n,), `gain` (n, d), `bias` (n, d) of the n norms, `parallel`.
+
+    >>> import numpy as np
+    >>> from keyhole.models.attention import Head
+    >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
+    >>> Block(layer, None, norm="none")(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+    array([[5., 0.]])
+    """
+
+    attention: Attention | None
+    mlp: Mlp | None
+    norm: str
+    kind: str
+    norms: tuple[Norm, ...]
+    parallel: bool
+
+    def __init__(
+        self,
+        attention: Attention | None,
+        mlp: Mlp | None,
+        *,
+        norm: str,
+        kind: str = "layer",
+        epsilons: Any = 1e-5,
+        gain: Any = None,
+        bias: Any = None,
+        parallel: bool = False,
+    ) -> None:
+        parts = [part for part in (attention, mlp) if part is not None]
+        if not parts:
+            raise InvalidArgument("Block needs attention, an mlp, or both")
+        if norm not in ORDERS:
+            raise InvalidArgument(f"norm must be one of {', '.join(ORDERS)}, got {norm!r}")
+        if parallel and (norm == "post" or len(parts) < 2):
+            raise InvalidArgument(
+                "a parallel block has attention and an mlp, and its norm is not 'post'"
+            )
+        width = parts[0].width
+        for part in parts:
+            if (part.width, part.outputs) != (width, width):
+                raise InvalidArgument(
+                    f"the parts of a block of width {width} must answer with vectors of that "
+                    f"length, got {part}"
+                )
+        self.attention, self.mlp, self.norm, self.kind = attention, mlp, norm, kind
+        self.parallel = parallel
+        count = 0 if norm == "none" else len(parts)
+        dtype = np.result_type(*(part.dtype for part in parts))
+        gains = np.ones((count, width), dtype) if gain is None else gain
+        biases = np.zeros((count, width), dtype) if bias is None else bias
+        gains, biases = (
+            np.reshape(finite_array(name, part, ndim=(1, 2)), (-1, width))
+            for name, part in (("gain", gains), ("bias", biases))
+        )
+        sizes = np.broadcast_to(finite_array("epsilons", epsilons, ndim=(0, 1)), (count,))
+        if len(gains) != count or len(biases) != count:
+            raise InvalidArgument(
+                f"this block has {count} norms, got {len(gains)} gains and {len(biases)} biases"
+            )
+        self.norms = tuple(
+            Norm(*one, kind=kind) for one in zip(gains, biases, sizes.tolist(), strict=True)
+        )
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [part for part in (self.attention, self.mlp) if part is not None]
+
+    @property
+    def width(self) -> int:
+        return int(self._parts[0].width)
+
+    @property
+    def outputs(self) -> int:
+        return self.width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(part.dtype for part in self._parts))
+
+    @property
+    def gain(self) -> Float[Array, "n d"]:
+        return np.reshape([norm.gain for norm in self.norms], (-1, self.width))
+
+    @property
+    def bias(self) -> Float[Array, "n d"]:
+        return np.reshape([norm.bias for norm in self.norms], (-1, self.width))
+
+    @property
+    def epsilons(self) -> Float[Array, " n"]:
+        return np.array([norm.epsilon for norm in self.norms])
+
+    def natural_length(self) -> float:
+        """Length of random tokens at which the scores are of order one. Behind a norm tokens of
+        any length are alike; they are then as long as the norm makes them."""
+        if self.norm == "pre" or self.attention is None:
+            return float(self.width) ** 0.5
+        return self.attention.natural_length()
+
+    def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch out"]:
+        tokens = sequences(tokens, self.width, self.dtype)
+        stream = anchor = tokens[:, -1, :]
+        pre, norms = self.norm == "pre", list(self.norms)
+        if self.attention is not None:
+            norm = norms.pop(0) if norms else None
+            seen = norm(tokens) if pre and norm is not None else tokens
+            stream = stream + self.attention(seen)
+            stream = norm(stream) if norm is not None and not pre else stream
+        if self.mlp is not None:
+            norm = norms.pop(0) if norms else None
+            seen = anchor if self.parallel else stream
+            stream = stream + self.mlp(norm(seen) if pre and norm is not None else seen)
+            stream = norm(stream) if norm is not None and not pre else stream
+        return np.asarray(stream)
+
+    def astype(self, dtype: Any) -> "Block":
+        """The same block that computes in another precision."""
+        return Block(
+            None if self.attention is None else self.attention.astype(dtype),
+            None if self.mlp is None else self.mlp.astype(dtype),
+            norm=self.norm,
+            kind=self.kind,
+            epsilons=self.epsilons,
+            gain=self.gain.astype(dtype),
+            bias=self.bias.astype(dtype),
+            parallel=self.parallel,
+        )
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Every parameter by name; an empty array's name tells the order and kind of the norms.
+        `from_arrays` is the inverse."""
+        how = ".parallel" if self.parallel else ""
+        arrays = {f"norm.{self.norm}.{self.kind}{how}": np.zeros(0, self.dtype)}
+        for prefix, part in ((ATTENTION, self.attention), (MLP, self.mlp)):
+            if part is not None:
+                arrays |= {prefix + name: array for name, array in part.to_arrays().items()}
+        if self.norms:
+            arrays |= {"gain": self.gain, "bias": self.bias, "epsilons": self.epsilons}
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "Block":
+        tags = [name for name in arrays if name in TAGS]
+        if len(tags) != 1:
+            raise InvalidArgument(f"the order and kind of the norms are needed once, got {tags}")
+        order, kind, parallel = TAGS[tags[0]]
+        inner = {
+            prefix: {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            for prefix in (ATTENTION, MLP)
+        }
+        return cls(
+            Attention.from_arrays(inner[ATTENTION]) if inner[ATTENTION] else None,
+            Mlp.from_arrays(inner[MLP]) if inner[MLP] else None,
+            norm=order,
+            kind=kind,
+            epsilons=arrays.get("epsilons", 1e-5),
+            gain=arrays.get("gain"),
+            bias=arrays.get("bias"),
+            parallel=parallel,
+        )
+
+    def __repr__(self) -> str:
+        parts = []
+        if self.attention is not None:
+            parts.append(f"{len(self.attention.heads)} heads")
+        if self.mlp is not None:
+            gated = "gated " if self.mlp.gated else ""
+            parts.append(f"{self.mlp.neurons} {gated}{self.mlp.activation} neurons")
+        norm = "no norm" if self.norm == "none" else f"{self.norm}-norm ({self.kind})"
+        how = ", parallel" if self.parallel else ""
+        return f"Block(width={self.width}, {', '.join(parts)}, {norm}{how})"
