@@ -529,8 +529,10 @@ def canonical_block(block: Block) -> Block:
             mlp = mlp_behind(mlp, norms[-1], flat)
         norms = [Norm(np.ones(block.width), None, norm.epsilon, norm.kind) for norm in norms]
         if attention is not None and mlp is not None:
-            moved = attention.offset if block.parallel else attention.offset @ (
-                np.eye(block.width) - flat
+            moved = (
+                attention.offset
+                if block.parallel
+                else attention.offset @ (np.eye(block.width) - flat)
             )
             attention = Attention(attention.heads, attention.offset - moved)
             mlp = with_parts(mlp, offset=mlp.offset + moved)

@@ -27,14 +27,14 @@ class Norm:
     array([-1.,  2.])
     """
 
-    gain: Array
-    bias: Array
+    gain: Any
+    bias: Any = None
     epsilon: float = 1e-5
     kind: str = "layer"
 
     def __post_init__(self) -> None:
         gain = frozen(finite_array("gain", self.gain, ndim=1))
-        bias = np.zeros_like(gain) if self.bias is None else self.bias
+        bias = np.zeros(len(gain)) if self.bias is None else self.bias
         object.__setattr__(self, "gain", gain)
         object.__setattr__(self, "bias", frozen(finite_array("bias", bias, ndim=1)))
         object.__setattr__(

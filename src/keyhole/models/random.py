@@ -106,9 +106,7 @@ def block(
             query, key, value, out = (weights(rank, width) for _ in range(4))
             query_bias, value_bias = 0.3 * rng.standard_normal((2, rank))
             root = np.sqrt(rank)
-            members.append(
-                Head((key.T / root, query), key.T @ query_bias / root, value.T @ out)
-            )
+            members.append(Head((key.T / root, query), key.T @ query_bias / root, value.T @ out))
             offset = offset + value_bias @ out
         layer = Attention(members, offset)
     if neurons:

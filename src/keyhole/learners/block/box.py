@@ -10,6 +10,8 @@ from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
+ANSWER = {"answer": True}  # metadata of fields, in the record of a run, that hold answers
+
 
 class NotThisBlock(Exception):
     """The answers contradict the form of block that an algorithm assumes."""

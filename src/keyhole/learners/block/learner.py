@@ -1,1 +1,299 @@
-class BlockLearner: pass
+"""Transformer blocks and their sublayers, recovered exactly.
+
+Statement.  A block is one of the forms in models/block.py. Which one it is, the heads and their
+            ranks and epsilon are found, not given.
+Queries.    Two single tokens tell where the norm is: behind the residual (answers stay bounded), in
+            front (answer minus token stays bounded), or nowhere. Then the algorithm of that form.
+Algebra.    One file per form. Standard errors: the same algebra on answers that are perturbed by
+            as much as the box rounds.
+Fails.      A box that is none of the forms that are solved may still be a block: it is then said
+            to be ill-conditioned, not rejected.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.fitting.bootstrap import bootstrap_errors
+from keyhole.learners.base import (
+    Diagnostics,
+    Hypothesis,
+    Inconclusive,
+    Refuted,
+    Result,
+    run_strategies,
+)
+from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.post_norm_attention import (
+    ask_post_norm_attention,
+    solve_post_norm_attention,
+)
+from keyhole.models.attention import Attention, Head
+from keyhole.models.base import perturb_model
+from keyhole.models.block import ORDERS, Block
+from keyhole.oracles.base import Oracle, Spec
+
+FAR = 1e6  # length of tokens that tell where the norm is
+REPETITIONS = 5  # of the algebra on perturbed answers
+ROUNDINGS = 4.0  # unit roundoffs that an answer is off by, relative to its largest number
+COPIES = 6  # of the block with other parameters, that tell how far answers may be off
+BIASES = ("bias", "offset")  # ends of the names of what may be zero
+ZERO = 12.0  # standard errors within which such a block of parameters counts as zero,
+CERTAIN = 1e-4  # if they are below this (tokens and gains are of order one)
+REFUTED = 1e5  # times as far: no block of this form
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockDiagnostics(Diagnostics):
+    """What was found."""
+
+    norm: str
+    kind: str
+    heads: int
+    score_ranks: tuple[int, ...]
+    value_ranks: tuple[int, ...]
+    misfit: float  # largest deviation from an answer, in units of what the errors explain
+
+
+@dataclass(frozen=True)
+class BlockLearner:
+    """Learner for a Transformer block, or one sublayer of it, read at the last position.
+
+    `norm` ("pre", "post" or "none") is a promise, not needed: where the norm is, is found.
+
+    >>> import numpy as np, keyhole
+    >>> from keyhole.models.random import block
+    >>> secret = block(np.random.default_rng(0), 8, heads=2)
+    >>> found = keyhole.recover(secret, BlockLearner())
+    >>> found.outcome, found.model, keyhole.distance(found.model, secret) < 1e-9
+    (Outcome.RECOVERED, Block(width=8, 2 heads, post-norm (layer)), True)
+    """
+
+    norm: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm is not None and self.norm not in ORDERS:
+            raise InvalidArgument(
+                f"norm must be None or one of {', '.join(ORDERS)}, got {self.norm!r}"
+            )
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        domain = oracle.spec.domain
+        if not domain.unbounded:
+            raise NotIdentifiable(
+                "a block is recovered with tokens of any size; this box limits its tokens"
+            )
+        box = Box(oracle)
+        strategies: list[tuple[str, Callable[[], Result]]] = []
+        try:
+            order = find_order(box, rng)
+        except NotThisBlock as refused:
+            reason = str(refused)
+            strategies.append(("a block", lambda: Refuted(reason)))
+            return run_strategies(strategies)
+        if self.norm is not None and self.norm != order:
+            wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
+            return run_strategies([("the promise", lambda: Refuted(wrong))])
+        strategies.append((f"{order}-norm attention", lambda: attempt(FORMS.get(order), box, rng)))
+        return run_strategies(strategies)
+
+    def expected_queries(self, spec: Spec) -> int | None:
+        return 8 * spec.width
+
+
+def find_order(box: Box, rng: np.random.Generator) -> str:
+    """Where the norm is, from two single tokens of very different size."""
+    direction = rng.standard_normal(box.width)
+    direction /= np.linalg.norm(direction)
+    size = np.array([np.sqrt(FAR), FAR])
+    tokens = size[:, None] * direction
+    answers = box.ask(tokens[:, None], "order of norms")
+    far = np.linalg.norm(answers, axis=1)
+    if far[1] < far[0] * size[1] ** 0.25 + 1.0:
+        return "post"
+    beside = np.linalg.norm(answers - box.representable(tokens), axis=1)
+    # in single precision the token itself hides all but its leading digits
+    if beside[1] < beside[0] * size[1] ** 0.25 + 1.0 + 1e2 * box.unit * size[1]:
+        return "pre"
+    return "none"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of block: how it is asked, and how it is solved for, a pure function of answers."""
+
+    ask: Callable[[Box, np.random.Generator], Any]
+    solve: Callable[[Any, float], Block]
+
+
+FORMS = {
+    "post": Form(ask_post_norm_attention, solve_post_norm_attention),
+}
+
+
+def attempt(form: Form | None, box: Box, rng: np.random.Generator) -> Result:
+    """The block of this form that explains the answers."""
+    if form is None:
+        return Inconclusive("no algorithm for blocks of this form is known")
+    try:
+        data = form.ask(box, rng)
+        model = form.solve(data, box.unit)
+    except (NotThisBlock, Unclear, np.linalg.LinAlgError) as failed:
+        return Inconclusive(str(failed))
+    errors = bootstrap_block(form, data, model, box, rng)
+    if errors is None:
+        return Inconclusive("rounding of the answers is enough to change what is found")
+    misfit = compare(model, errors, data, box, rng)
+    if misfit > REFUTED:
+        return Inconclusive("no block of this form explains the answers")
+    if misfit > 1.0:
+        errors = scale_errors(errors, misfit)
+    return describe(*set_zeros(model, errors), misfit, box)
+
+
+def bootstrap_block(
+    form: Form, data: Any, model: Block, box: Box, rng: np.random.Generator
+) -> Block | None:
+    """Standard errors of every parameter, scores multiplied out; None where the algebra fails on
+    perturbed answers."""
+    template = multiply_out(model)
+    names = [name for name, part in template.to_arrays().items() if part.size]
+
+    def repeat() -> Sequence[Array]:
+        other = multiply_out(form.solve(perturb_answers(data, box.unit, rng), box.unit))
+        return [other.to_arrays()[name][None] for name in names]
+
+    best = template.to_arrays()
+    count = REPETITIONS if model.width <= 128 else 2
+    try:
+        found = bootstrap_errors([best[name][None] for name in names], repeat, count)
+    except (NotThisBlock, Unclear, ValueError, KeyError, np.linalg.LinAlgError):
+        return None
+    errors = {name: part[0] for name, part in zip(names, found, strict=True)}
+    if not all(np.isfinite(part).all() for part in errors.values()):
+        return None
+    return Block.from_arrays({**best, **errors})
+
+
+def multiply_out(block: Block) -> Block:
+    """The block with scores as matrices: their factors are not unique."""
+    if block.attention is None:
+        return block
+    heads = [Head(head.score, head.key_bias, head.value) for head in block.attention.heads]
+    return with_attention(block, Attention(heads, block.attention.offset))
+
+
+def with_attention(block: Block, attention: Attention) -> Block:
+    return Block(
+        attention,
+        block.mlp,
+        norm=block.norm,
+        kind=block.kind,
+        epsilons=block.epsilons,
+        gain=block.gain if block.norms else None,
+        bias=block.bias if block.norms else None,
+        parallel=block.parallel,
+    )
+
+
+def perturb_answers(data: Any, unit: float, rng: np.random.Generator) -> Any:
+    """The same record of a run with all answers off by their rounding."""
+    if isinstance(data, tuple):
+        return tuple(perturb_answers(part, unit, rng) for part in data)
+    if not is_dataclass(data) or isinstance(data, type):
+        return data
+    changed = {}
+    for part in fields(data):
+        value = getattr(data, part.name)
+        if is_dataclass(value) or isinstance(value, tuple):
+            changed[part.name] = perturb_answers(value, unit, rng)
+        elif part.metadata == ANSWER:
+            largest = np.abs(value).max(axis=-1, keepdims=True)
+            changed[part.name] = value + ROUNDINGS * unit * largest * rng.standard_normal(
+                value.shape
+            )
+    return replace(data, **changed)
+
+
+def scale_errors(errors: Block, factor: float) -> Block:
+    return Block.from_arrays({name: factor * part for name, part in errors.to_arrays().items()})
+
+
+def compare(model: Block, errors: Block, data: Any, box: Box, rng: np.random.Generator) -> float:
+    """Largest deviation from an answer in units of what standard errors and rounding explain."""
+    worst = 0.0
+    for tokens, answers in data.pairs():
+        predicted = model(tokens)
+        spread = np.zeros_like(predicted)
+        copies = perturb_model(model, errors, box.unit, rng)
+        for _ in range(COPIES):
+            near = tokens * (1.0 + box.unit * rng.standard_normal(tokens.shape))
+            spread = np.maximum(spread, np.abs(next(copies)(near) - predicted))
+        largest = np.abs(answers).max(axis=1)
+        allowed = 2.0 * np.linalg.norm(spread, axis=1) + 16.0 * box.unit * largest
+        worst = max(worst, float(np.max(np.linalg.norm(predicted - answers, axis=1) / allowed)))
+    return worst
+
+
+def set_zeros(model: Block, errors: Block) -> tuple[Block, Block]:
+    """Biases that are zero within small standard errors become zero: many layers have none."""
+    parts, doubts = model.to_arrays(), errors.to_arrays()
+    for name in list(parts):
+        if not name.endswith(BIASES) or not np.linalg.norm(doubts[name]) < CERTAIN:
+            continue
+        if np.linalg.norm(parts[name]) <= ZERO * np.linalg.norm(doubts[name]):
+            parts[name], doubts[name] = np.zeros_like(parts[name]), np.zeros_like(doubts[name])
+    return Block.from_arrays(parts), Block.from_arrays(doubts)
+
+
+def describe(model: Block, errors: Block, misfit: float, box: Box) -> Hypothesis:
+    """The hypothesis with what a reader wants to know."""
+    attention = model.attention
+    heads = () if attention is None else attention.heads
+    diagnostics = BlockDiagnostics(
+        norm=model.norm,
+        kind=model.kind,
+        heads=len(heads),
+        score_ranks=tuple(head.rank_bound for head in heads),
+        value_ranks=tuple(int(np.linalg.matrix_rank(head.value, tol=None)) for head in heads),
+        misfit=misfit,
+    )
+    notes = [f"The box is {model}."]
+    if model.kind == "layer" and model.norm == "post":
+        notes.append(
+            "The means of the values and of the offset are invisible behind a LayerNorm: they are "
+            "zero here."
+        )
+    return Hypothesis(
+        model,
+        errors,
+        unknowns(model) / numbers(model),
+        tuple(notes),
+        noise=box.noise,
+        diagnostics=diagnostics,
+    )
+
+
+def unknowns(model: Block) -> float:
+    """Parameters of a generic block of these ranks, symmetries taken off."""
+    width, total = model.width, 0.0
+    kept = model.norms[0].plane.shape[1] if model.norms else width
+    inside, outside = (width, kept) if model.norm == "post" else (kept, width)
+    if model.attention is not None:
+        for head in model.attention.heads:
+            r = head.rank_bound
+            v = min(int(np.linalg.matrix_rank(head.value)), inside, outside)
+            total += 2 * r * inside - r * r + r + v * (inside + outside) - v * v
+        total += outside
+    if model.norm == "post":
+        total += 2 * width
+    return total + len(model.norms)
+
+
+def numbers(model: Block) -> int:
+    """Numbers in an answer that are independent."""
+    return model.norms[-1].plane.shape[1] if model.norm == "post" else model.width

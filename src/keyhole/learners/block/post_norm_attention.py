@@ -19,13 +19,14 @@ Fails.      Two heads on one token look like one head (another draw of tokens is
             attend to all tokens alike select none.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
@@ -64,7 +65,7 @@ class Singles:
     anchor: Float[Array, " d"]
     mixed: Float[Array, "e d"]  # coefficients of the other tokens in the frame
     huge: Float[Array, " e"]  # whether the combination is of the huge tokens
-    answers: Float[Array, "n d"]  # frame, anchor, combinations
+    answers: Float[Array, "n d"] = field(metadata=ANSWER)  # frame, anchor, combinations
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +119,8 @@ def fit_layer_norm(answers: Float[Array, "n d"]) -> tuple[Norm, float]:
     centre = answers.mean(axis=0)
     inverse = np.ones(answers.shape[1])
     off = 0.0
+    if not np.ptp(answers, axis=0).all():
+        return Norm(inverse, None, 0.0), np.inf
     for _ in range(3):  # in coordinates of equal size the normal keeps all its digits
         _, size, axes = np.linalg.svd((answers - centre) * inverse)
         inverse = inverse * axes[-1] * np.sqrt(len(inverse))
@@ -183,7 +186,7 @@ def solve_singles(data: Singles, unit: float, kind: str | None = None) -> Projec
     return Projected(norm, along @ data.frame.T, at_anchor - along @ inside)
 
 
-# --- 2: which token each head takes ----------------------------------------------------------------
+# --- 2: which token each head takes --------------------------------------------------------------
 
 
 def calibrate(
@@ -243,13 +246,15 @@ def select_tokens(
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
     width, size = box.width, huge_size(box)
     plane = len(known.offset)
+    longest = box.oracle.spec.domain.max_length
+    candidates = CANDIDATES if longest is None else min(CANDIDATES, longest - 1)
     anchor = rng.standard_normal(width)
-    tokens = size * unit_rows(rng, CANDIDATES, width)
+    tokens = size * unit_rows(rng, candidates, width)
     step = max(step, box.unit**0.25)
     moves = step * size * unit_rows(rng, 1, width)[0]
     sequence = np.concatenate([tokens, anchor[None]])
     base = known.directions(box.ask(sequence[None], "selected tokens"))[0]
-    pattern, n = np.zeros((0, CANDIDATES)), np.zeros((0, plane))
+    pattern, n = np.zeros((0, candidates)), np.zeros((0, plane))
     count = max(PATTERNS, least + SPARE)
 
     def ask(rows: Float[Array, "n k"]) -> Float[Array, "n p"]:
@@ -258,7 +263,7 @@ def select_tokens(
         return known.directions(box.ask(asked, "selected tokens"))
 
     while True:
-        fresh = rng.uniform(-1.0, 1.0, (count - len(pattern), CANDIDATES))
+        fresh = rng.uniform(-1.0, 1.0, (count - len(pattern), candidates))
         pattern, n = np.concatenate([pattern, fresh]), np.concatenate([n, ask(fresh)])
         heads = moved_rank(base, n, box.unit)
         if heads <= count - SPARE:
@@ -296,8 +301,8 @@ class Moves:
     basis: Float[Array, "d d"]  # columns
     batches: tuple["Batch", ...]
     joint: Float[Array, "j d"]  # moves of all tokens at once
-    base: Float[Array, " d"]  # answers
-    joint_answers: Float[Array, "j d"]
+    base: Float[Array, " d"] = field(metadata=ANSWER)
+    joint_answers: Float[Array, "j d"] = field(metadata=ANSWER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,8 +312,8 @@ class Batch:
     head: Array
     column: Array
     shares: Float[Array, "c k"]
-    moved: Float[Array, "k d"]  # answers
-    mixed: Float[Array, "c d"]
+    moved: Float[Array, "k d"] = field(metadata=ANSWER)
+    mixed: Float[Array, "c d"] = field(metadata=ANSWER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -491,7 +496,7 @@ class Near:
     """Single tokens where z is small, and the answers."""
 
     tokens: Float[Array, "n d"]
-    answers: Float[Array, "n d"]
+    answers: Float[Array, "n d"] = field(metadata=ANSWER)
 
 
 def ask_epsilon(box: Box, values: Values, rng: np.random.Generator) -> Near:
@@ -509,7 +514,7 @@ def ask_epsilon(box: Box, values: Values, rng: np.random.Generator) -> Near:
         found = solve_epsilon(values, Near(np.array(tokens[-1:]), np.array(answers[-1:])))
         if not np.isfinite(found) or 0.2 < found / square < 5.0:
             break
-        floor = (1e3 * box.unit * (1.0 + np.linalg.norm(centre))) ** 2
+        floor = (1e3 * box.unit * (1.0 + float(np.linalg.norm(centre)))) ** 2
         square = float(np.clip(found, max(square * 1e-6, floor), square * 1e6))
     return Near(np.array(tokens), np.array(answers))
 
@@ -537,7 +542,7 @@ class Soft:
 
     anchor: Float[Array, "n d"]
     tokens: Float[Array, "n m d"]  # the steps τ u_i
-    answers: Float[Array, "n d"]
+    answers: Float[Array, "n d"] = field(metadata=ANSWER)
 
     def __add__(self, other: "Soft") -> "Soft":
         return Soft(*(np.concatenate([getattr(self, name), getattr(other, name)])
@@ -652,9 +657,7 @@ def ask_scores(box: Box, values: Values, guess: int, rng: np.random.Generator) -
     return Scores(base, basis, reach, full, leading, tuple(blocks), tuple(ranks))
 
 
-def soft_size(
-    box: Box, values: Values, base: Array, reader: Array
-) -> tuple[float, Soft]:
+def soft_size(box: Box, values: Values, base: Array, reader: Array) -> tuple[float, Soft]:
     """Length of context steps at which log-odds are of order one, found in a few queries, and
     the query that showed it."""
     size = 1.0
@@ -723,6 +726,14 @@ class Answers:
     moves: Moves
     near: Near
     scores: Scores
+
+    def pairs(self) -> Iterator[tuple[Float[Array, "n length d"], Float[Array, "n d"]]]:
+        """Queries and answers that the finished model must explain."""
+        yield single_tokens(self.singles)[:, None], self.singles.answers
+        yield self.near.tokens[:, None], self.near.answers
+        for soft in (self.scores.full, *(part[2] for part in self.scores.blocks)):
+            context = soft.anchor[:, None] + soft.tokens
+            yield np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers
 
 
 def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:

@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+
+from keyhole.learners.block.box import Box, NotThisBlock
+from keyhole.models.random import attention, block
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
+
+
+def test_single_precision_is_seen_and_tokens_are_rounded_like_the_box_does():
+    secret = block(np.random.default_rng(0), 6, heads=2).astype(np.float32)
+    box = Box(FunctionOracle(secret, Spec(6)))
+    tokens = np.random.default_rng(1).standard_normal((4, 3, 6))
+    box.ask(tokens, "test")
+    assert box.noise.format == "float32"
+    assert np.array_equal(box.representable(tokens), tokens.astype(np.float32))
+
+
+def test_a_scalar_box_is_no_block():
+    box = Box(FunctionOracle(attention(np.random.default_rng(0), 6), Spec(6)))
+    with pytest.raises(NotThisBlock, match="vector of its width"):
+        box.ask(np.ones((1, 2, 6)), "test")

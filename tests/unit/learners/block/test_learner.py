@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.learners.block.box import Box
+from keyhole.learners.block.learner import BlockLearner, find_order, unknowns
+from keyhole.models.random import attention, block
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
+
+Outcome = keyhole.Outcome
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_two_tokens_tell_where_the_norm_is(norm):
+    for seed in range(5):
+        secret = block(np.random.default_rng(seed), 8, heads=2, neurons=8, norm=norm)
+        box = Box(FunctionOracle(secret, Spec(8)))
+        assert find_order(box, np.random.default_rng(seed)) == norm
+
+
+@pytest.mark.parametrize(("width", "heads"), [(8, 2), (16, 4), (9, 1)])
+def test_attention_behind_a_residual_and_a_norm(width, heads):
+    secret = block(np.random.default_rng(1), width, heads=heads)
+    found = keyhole.recover(secret, BlockLearner(), seed=1)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["heads"] == heads
+    assert found.details["score_ranks"] == (width // heads,) * heads
+    assert keyhole.distance(found.model, secret) < 1e-8
+    assert found.ledger.paid < 4.0 * found.ledger.floor
+
+
+def test_a_torch_sublayer():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(3)
+
+    class Sublayer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+            self.norm = torch.nn.LayerNorm(8)
+            torch.nn.init.normal_(self.norm.bias)
+
+        def forward(self, x):
+            return self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+
+    module = Sublayer().double().eval()
+    found = keyhole.recover(keyhole.open_oracle(module, width=8), BlockLearner())
+    assert found.outcome is Outcome.RECOVERED
+    fresh = np.random.default_rng(0).standard_normal((4, 5, 8))
+    with torch.no_grad():
+        answers = module(torch.tensor(fresh))[:, -1].numpy()
+    assert np.allclose(found.model(fresh), answers, atol=1e-9)
+
+
+def test_a_promise_that_is_not_kept():
+    secret = block(np.random.default_rng(1), 8, heads=2)
+    with pytest.raises(keyhole.WrongFamily, match="looks like a post-norm block"):
+        keyhole.recover(secret, BlockLearner(norm="pre"))
+
+
+def test_bad_promises_are_refused():
+    with pytest.raises(keyhole.InvalidArgument, match="norm must be None or one of"):
+        BlockLearner(norm="both")
+
+
+def test_bounded_tokens_are_not_enough():
+    secret = block(np.random.default_rng(1), 8, heads=2)
+    with pytest.raises(keyhole.NotIdentifiable, match="tokens of any size"):
+        keyhole.recover(keyhole.open_oracle(secret, max_norm=3.0), BlockLearner())
+
+
+def noisy(model):
+    rng = np.random.default_rng(0)
+    return lambda x: model(x) * (1.0 + 1e-3 * rng.standard_normal((len(x), model.width)))
+
+
+IMPOSTORS = {
+    "dropout left on": noisy,
+    "a window": lambda model: lambda x: model(x[:, -40:]),
+    "clipped tokens": lambda model: lambda x: model(np.clip(x, -30.0, 30.0)),
+    "a second sublayer": lambda model: lambda x: model.norms[0](model(x) + np.tanh(x[:, -1])),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSTORS)
+def test_impostors_are_not_recovered(name):
+    secret = block(np.random.default_rng(4), 8, heads=2)
+    box = keyhole.open_oracle(IMPOSTORS[name](secret), width=8)
+    found = keyhole.recover(box, BlockLearner(), throw=False)
+    assert found.outcome in (Outcome.REJECTED, Outcome.ILL_CONDITIONED)
+
+
+def test_a_scalar_box_is_rejected():
+    box = attention(np.random.default_rng(0), 8)
+    found = keyhole.recover(box, BlockLearner(), throw=False)
+    assert found.outcome is Outcome.REJECTED
+
+
+def test_unknowns_of_a_post_norm_sublayer():
+    secret = block(np.random.default_rng(0), 8, heads=2)
+    # scores 2·4·8 - 16 + 4, values 4·15 - 16, offset 7, gain and bias 16, epsilon 1
+    assert unknowns(secret) == 2 * (52 + 44) + 7 + 16 + 1
