@@ -20,9 +20,7 @@ from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamil
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
-from keyhole.learners.multi_head.hypothesis import validated
-from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.skip import learn_beside_skip
+from keyhole.learners.multi_head import MultiHead, find_counterexample, learn_beside_skip
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
@@ -184,7 +182,7 @@ def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
     except WrongFamily:
         return several.learn(MultiHead(), oracle, rng)
     ask = Asker(WithPrior(oracle, learned.noise))
-    if validated(ask, learned.model, learned.errors, rng) is None:
+    if find_counterexample(ask, learned.model, learned.errors, rng) is None:
         return learned
     return several.learn(MultiHead(), oracle, rng)
 
@@ -207,7 +205,9 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothes
             return network(oracle, rng, facts)
         return beyond_one_head(oracle, rng, facts, None, error)
     ask = Asker(WithPrior(oracle, learned.noise))
-    example = validated(ask, learned.model, learned.errors, rng, oracle.spec.domain.radius)
+    example = find_counterexample(
+        ask, learned.model, learned.errors, rng, oracle.spec.domain.radius
+    )
     if example is None:
         return learned
     differs = WrongFamily("not one head: a fresh query is answered differently", example)

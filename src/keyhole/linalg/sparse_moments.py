@@ -53,11 +53,11 @@ def support_from_moments(
     first = 0 if constant_known else 1
     patterns = trigonometric_patterns(order, angles)[first:]
     best = Support(np.zeros(0, int), np.zeros(0), np.inf)
-    for count in plausible_counts(values, order - first, constant_known):
-        null = null_space(values, order + 1 - count, constant_known)
+    for count in list_plausible_counts(values, order - first, constant_known):
+        null = find_null_space(values, order + 1 - count, constant_known)
         outside = energy[null].sum(axis=0)
         nodes = np.sort(np.argsort(outside, kind="stable")[:count])
-        found = fitted(patterns, moments[first:], nodes)
+        found = fit_support(patterns, moments[first:], nodes)
         if found.misfit < best.misfit:
             best = found
         if best.misfit <= tolerance:
@@ -65,7 +65,9 @@ def support_from_moments(
     return best
 
 
-def null_space(values: Float[Array, " n"], spare: int, constant_known: bool) -> Int[Array, " k"]:
+def find_null_space(
+    values: Float[Array, " n"], spare: int, constant_known: bool
+) -> Int[Array, " k"]:
     """Which `spare` eigenvalues belong to no node: the smallest, or the tightest cluster."""
     if constant_known:
         return np.argsort(np.abs(values), kind="stable")[:spare]
@@ -73,7 +75,7 @@ def null_space(values: Float[Array, " n"], spare: int, constant_known: bool) -> 
     return np.arange(spare) + int(np.argmin(spreads))
 
 
-def plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool) -> list[int]:
+def list_plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool) -> list[int]:
     """How many nodes there may be, in increasing order: where the spectrum drops most."""
     if not constant_known:
         return list(range(1, most + 1))[-CANDIDATES:]
@@ -91,10 +93,10 @@ def support_from_vectors(
     norms = np.linalg.norm(patterns, axis=0)
     outside = np.linalg.norm(left[:, rank:].T @ patterns, axis=0) / norms
     nodes = np.sort(np.argsort(outside, kind="stable")[:rank])
-    return fitted(patterns, answers, nodes)
+    return fit_support(patterns, answers, nodes)
 
 
-def fitted(patterns: Array, answers: Array, nodes: Array) -> Support:
+def fit_support(patterns: Array, answers: Array, nodes: Array) -> Support:
     """Least squares on a given support."""
     weights = np.linalg.lstsq(patterns[:, nodes], answers, rcond=None)[0]
     rest = float(np.linalg.norm(answers - patterns[:, nodes] @ weights))

@@ -21,14 +21,12 @@ import numpy as np
 from keyhole.arrays import Array, finite_array
 from keyhole.errors import InvalidArgument, WrongFamily
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.multi_head.hypothesis import validated
 from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.wrappers.subspace import Subspace
-
-ORTHONORMAL = 1e-10  # deviation of the bases' Gram matrix from the identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,29 +40,29 @@ class OrthogonalHeads:
             raise InvalidArgument("OrthogonalHeads needs the basis of at least one head")
         stacked = np.concatenate([finite_array("basis", b, ndim=2) for b in self.bases], axis=1)
         gap = np.abs(stacked.T @ stacked - np.eye(stacked.shape[1])).max()
-        if gap > ORTHONORMAL:
+        if gap > 1e-10:
             raise InvalidArgument(
                 f"the bases must be orthonormal and pairwise orthogonal; they deviate by {gap:.1e}"
             )
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        heads, errors, floor = [], [], 0.0
+        heads, bars, floor = [], [], 0.0
         for basis in self.bases:
             inside = MultiHead(heads=1, bias=False).learn(Subspace(oracle, basis), rng)
             floor += inside.floor
-            heads.append(lifted(inside.model.heads[0], basis))
-            errors.append(lifted(inside.errors.heads[0], np.abs(basis)))
-        model, bars = Attention(heads), Attention(errors)
-        ask = Asker(oracle)
-        counterexample = validated(ask, model, bars, rng)
+            heads.append(lift_head(inside.model.heads[0], basis))
+            bars.append(lift_head(inside.errors.heads[0], np.abs(basis)))
+        model, errors = Attention(heads), Attention(bars)
+        counterexample = find_counterexample(Asker(oracle), model, errors, rng)
         if counterexample is not None:
             raise WrongFamily("the heads do not live in the given subspaces alone", counterexample)
-        return Hypothesis(model, bars, floor, (), {"heads": len(heads)})
+        diagnostics = MultiHeadDiagnostics(heads=len(heads))
+        return Hypothesis(model, errors, floor, diagnostics=diagnostics)
 
     def expected_queries(self, spec: Spec) -> int | None:
         return sum(int(b.shape[1] ** 2 + b.shape[1] + 2) for b in self.bases) + 2
 
 
-def lifted(head: Head, basis: Array) -> Head:
+def lift_head(head: Head, basis: Array) -> Head:
     """The head in the coordinates of the whole space."""
     return Head((basis @ head.score, basis.T), basis @ head.key_bias, basis @ head.value)

@@ -2,40 +2,46 @@
 
 Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order
 free) is all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a
-few more (scalar_outputs), or for real layers, whose answers are vectors, about 4d +
-2 - 2r of them (learners/multi_head/vector_outputs).
+few more (scalar_outputs), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
+(vector_outputs).
 
-QueryBatch, algebra, when it fails: see those two files. Tokens of bounded norm:
-bounded_tokens for layers whose heads share out the width, random_queries
-for all others. Sequences with no room for a token per head: learners/multi_head/short_sequences.
+Queries, algebra, when it fails: see those two files. Sequences with no room for a token per head:
+short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads share out the width,
+random_queries for all others. Few digits and a budget: least_squares.
 
-Source. docs/learners/multi_head/learner.md.
+Source. docs/learners/multi_head.md.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, whole_number
-from keyhole.errors import DomainError, IllConditioned, NotIdentifiable, WrongFamily
-from keyhole.learners.base import Hypothesis, at_most_the_width
+from keyhole.arrays import whole_number
+from keyhole.errors import NotIdentifiable, WrongFamily
+from keyhole.learners.base import (
+    Hypothesis,
+    Inconclusive,
+    Refuted,
+    Result,
+    at_most_the_width,
+    run_strategies,
+)
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
-from keyhole.learners.multi_head.least_squares import polished
-from keyhole.learners.multi_head.leaves import BAG
-from keyhole.learners.multi_head.random_queries import learn_random, queries_for
+from keyhole.learners.multi_head.hard_attention import CANDIDATES
+from keyhole.learners.multi_head.least_squares import refine_by_least_squares
+from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
 from keyhole.learners.multi_head.scalar_outputs import learn_scalar
-from keyhole.learners.multi_head.vector_leaves import Overcomplete
+from keyhole.learners.multi_head.short_sequences import learn_short
 from keyhole.learners.multi_head.vector_outputs import learn_vector
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asking import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
 
-LOUD = 1e8  # size of single tokens where noise does not scale with the answer
-EXPLORING = 50  # queries before random ones, and fresh ones after
-NARROW = 2  # dimensions in which tokens cannot be made that only one head prefers
-ROOM = 5  # tokens: two heads with their gates, one of them opened, and the anchor
-SWITCH = 22  # queries that find where a head switches
-USUAL_HEADS = 4  # forecast where the number of heads is not given
+Strategy = tuple[str, Callable[[], Result]]
+
+NARROW = 2  # dimensions in which no token can be made that only one head prefers
+ROOM = 5  # tokens: two heads with their separators, a probe of one of them, and the anchor
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class MultiHead:
     heads: int | None = None
     rank: int | None = None
     bias: bool | None = None
-    attempts: int = 5  # base anchors tried until the hypothesis passes its own validation
+    attempts: int = 5  # anchors tried until the hypothesis passes its own validation
 
     def __post_init__(self) -> None:
         for name in ("heads", "rank"):
@@ -59,77 +65,71 @@ class MultiHead:
         whole_number("attempts", self.attempts, 1)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        width = oracle.spec.width
-        at_most_the_width(self.rank, width)
-        if oracle.spec.domain.max_length == 1:
+        at_most_the_width(self.rank, oracle.spec.width)
+        domain = oracle.spec.domain
+        if domain.max_length == 1:
             raise NotIdentifiable("queries of a single token show nothing of the scores")
         ask = Asker(oracle)
-        if width <= NARROW:
-            return learn_random(ask, rng, self)
-        if not oracle.spec.domain.unbounded:
-            return self.recovered_within(ask, rng)
-        frame = random_directions(rng, width, width)
-        size = LOUD if ask.additive else 1.0  # noise that does not scale is outgrown
-        frame = size * np.linalg.qr(frame)[0].T
+        if ask.width <= NARROW:
+            return run_strategies([("random queries", lambda: learn_random(ask, rng, self))])
+        if not domain.unbounded:
+            return run_strategies(self.list_bounded_strategies(ask, rng))
+        frame = np.linalg.qr(random_directions(rng, ask.width, ask.width))[0].T
+        if ask.additive:  # noise that does not scale with the answer is outgrown
+            frame = 1e8 * frame
         first = ask(frame[:1, None], "values")
-        ask.recording = oracle.remaining is not None and bool(ask.coarse or ask.additive)
-        return polished(ask, self.recovered(ask, rng, frame, first), rng)
+        recording = oracle.remaining is not None and bool(ask.low_precision or ask.additive)
+        ask = replace(ask, recording=recording)
+        found = run_strategies(self.list_strategies(ask, rng, frame, first))
+        return refine_by_least_squares(ask, found, rng)
 
-    def recovered(
-        self,
-        ask: Asker,
-        rng: np.random.Generator,
-        frame: Float[Array, "d d"],
-        first: Float[Array, "one outputs"],
-    ) -> Hypothesis:
-        """The layer step by step; `first` is the answer to the first row of `frame` alone."""
-        longest = ask.oracle.spec.domain.max_length or BAG + 1
+    def list_strategies(
+        self, ask: Asker, rng: np.random.Generator, frame: np.ndarray, first: np.ndarray
+    ) -> Iterator[Strategy]:
+        """Where tokens may be of any size; `first` is the answer to the first row of `frame`."""
+        longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
+
+        def settle(result: Result) -> Result:
+            """A refutation is final unless candidate tokens were too few for the heads."""
+            if isinstance(result, Refuted) and longest > CANDIDATES:
+                raise WrongFamily(result.reason, result.counterexample)
+            return Inconclusive(result.reason) if isinstance(result, Refuted) else result
+
         if longest >= ROOM:
-            try:
-                return self.recovered_by_gates(ask, rng, frame, first)
-            except (DomainError, WrongFamily):
-                if longest > BAG:
-                    raise
-                ask.offset = 0.0
-        return learn_scalar(ask, rng, self, frame, first, pairs=True)
+            if first.shape[1] > 1:
+                yield (
+                    "all heads at once through vector answers",
+                    lambda: settle(learn_vector(ask, rng, self, frame, first)),
+                )
+            yield (
+                "one head at a time behind separating tokens",
+                lambda: settle(learn_scalar(ask, rng, self, frame, first)),
+            )
+        if longest <= CANDIDATES:
+            yield (
+                "one head at a time by queries of two tokens",
+                lambda: learn_short(ask, rng, self, frame, first),
+            )
 
-    def recovered_by_gates(
-        self,
-        ask: Asker,
-        rng: np.random.Generator,
-        frame: Float[Array, "d d"],
-        first: Float[Array, "one outputs"],
-    ) -> Hypothesis:
-        """The same where sequences have room for a token per head."""
-        if first.shape[1] > 1:
-            try:
-                return learn_vector(ask, rng, self, frame, first)
-            except Overcomplete:  # heads opened one at a time need no separate outputs
-                ask.offset = 0.0
-        return learn_scalar(ask, rng, self, frame, first)
-
-    def recovered_within(self, ask: Asker, rng: np.random.Generator) -> Hypothesis:
-        """The layer where tokens are bounded or given."""
+    def list_bounded_strategies(self, ask: Asker, rng: np.random.Generator) -> Iterator[Strategy]:
+        """Where tokens are bounded or given."""
         if ask.oracle.spec.domain.vocabulary is None:
-            try:
-                return learn_bounded(ask, rng, self)
-            except (IllConditioned, WrongFamily):  # few queries, for layers of one kind only
-                ask.offset = 0.0
-        return learn_random(ask, rng, self)
+            yield "eigenvalues of the Jacobian", lambda: learn_bounded(ask, rng, self)
+        yield "random queries", lambda: learn_random(ask, rng, self)
 
     def expected_queries(self, spec: Spec) -> int | None:
         at_most_the_width(self.rank, spec.width)
-        d, heads = spec.width, self.heads or USUAL_HEADS
+        d, heads = spec.width, self.heads or 4
         domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d
         if d <= NARROW:
-            return queries_for(d, heads, spec.outputs or 1) + EXPLORING
+            return count_random_queries(d, heads, spec.outputs or 1) + 50
         if domain.unbounded and (domain.max_length or ROOM) < ROOM:
-            return heads * (each + 2 * d + SWITCH)
+            return heads * (each + 2 * d + 22)  # about so many to find where a head switches
         if spec.outputs is not None and spec.outputs > 1:
             inner = self.rank or max(1, d // heads)
             again = max(0, 4 * d - inner - 8) if few_digits(spec) else 0  # a second set of columns
             return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12) + again
         if not domain.unbounded:
-            return queries_for(d, heads, 1) + EXPLORING
+            return count_random_queries(d, heads, 1) + 50
         return heads * each + 3 * heads + 6

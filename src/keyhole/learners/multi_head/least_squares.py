@@ -1,8 +1,8 @@
-"""What a budget buys on a coarse box: more soft queries, and least squares over all answers.
+"""What a budget buys where digits are few: more soft queries, and least squares over all answers.
 
 Statement. A recovered layer, exact to a few digits, is fitted to every answer that was paid for
-(layer_gauss_newton). With n times as many numbers as unknowns its error falls like 1/sqrt(n), and
-starts below that of the stepwise recovery, which uses each answer for one purpose.
+(fitting/layer_gauss_newton). With n times as many numbers as unknowns its error falls like
+1/sqrt(n), and starts below that of the stepwise recovery, which uses each answer for one purpose.
 
 Queries. Random soft ones around random anchors; the hypothesis tells how long tokens must be for
 the largest log-odds to be about one. Only on boxes with few digits or noise, only with a budget,
@@ -12,64 +12,60 @@ When it fails. A fit that does not pass the hypothesis' own test is dropped: the
 stands.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.multi_head.hypothesis import validated
+from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
 from keyhole.linalg.low_rank_fit import Factored
+from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
-RESERVE = 10  # queries left for validation and verification
-MOST = 20.0  # floors' worth of extra queries that are put to use at most
-LEAST = 0.3  # and at least: less would not pay for the fit
-REDUNDANT = 1.5  # numbers over unknowns from which least squares knows its own errors
+MOST_FLOORS = 20.0  # extra queries put to use at most, in floors
+LARGEST_FIT = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
+LONGEST_SEQUENCE = 64  # tokens in a query that takes part in the fit
 PEAK = 1.5  # largest log-odds of a soft query
-TOKENS = 8  # in a soft query with vector answers, at most
-SPREAD = 2.0  # anchors are up to so many times longer or shorter than the natural length
-LONGEST = 64  # tokens in a query that takes part in the fit
-LARGEST = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
 
 
-def polished(ask: Asker, learned: Hypothesis, rng: np.random.Generator) -> Hypothesis:
+def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Hypothesis:
     """The hypothesis fitted to all answers, where budget and box make it worthwhile."""
     left = ask.oracle.remaining
     if not ask.recording or left is None:
-        return learned
-    start = layer_of(learned)
-    extra = int(min(left - RESERVE, MOST * learned.floor))
-    if extra < LEAST * learned.floor:
-        return learned
-    for tokens in soft_queries(learned.model, extra, rng):
-        ask(tokens, "polish")
-    data = answered(ask, learned.model)
+        return found
+    start = factor_layer(found)
+    extra = int(min(left - 10, MOST_FLOORS * found.floor))  # ten are left for verification
+    if extra < 0.3 * found.floor:  # less would not pay for the fit
+        return found
+    for tokens in draw_soft_queries(found.model, extra, rng):
+        ask(tokens, "refinement")
+    data = collect_answers(ask, found.model)
     numbers = sum(part.answers.size for part in data)
     size = sum(part.tokens.size for part in data)
-    if numbers < REDUNDANT * start.unknowns or size > LARGEST:
-        return learned
-    fit = fit_layer(start, data, rng)
-    better = assembled(learned, fit)
+    # with fewer numbers least squares would not know its own errors
+    if numbers < 1.5 * start.unknowns or size > LARGEST_FIT:
+        return found
+    better = replace_layer(found, fit_layer(start, data, rng))
     if ask.oracle.remaining is None or ask.oracle.remaining < 2:
-        return learned
-    if validated(ask, better.model, better.errors, rng) is not None:
-        return learned
+        return found
+    if find_counterexample(ask, better.model, better.errors, rng) is not None:
+        return found
     return better
 
 
-def layer_of(learned: Hypothesis) -> Layer:
+def factor_layer(found: Hypothesis) -> Layer:
     """The hypothesis in factors of its own ranks."""
-    model: Attention = learned.model
-    width, outputs = model.width, model.outputs or 1
-    count = len(model.heads)
-    ranks = [*learned.details["ranks"], *([0] * count)][:count]  # a head with score zero comes last
-    value_ranks = learned.details.get("value_ranks", (min(width, outputs),) * count)
+    model: Attention = found.model
+    assert isinstance(found.diagnostics, MultiHeadDiagnostics)
+    width, outputs, count = model.width, model.outputs or 1, len(model.heads)
+    ranks = [*(found.diagnostics.key_ranks or ()), *([0] * count)]  # a head of score zero is last
+    value_ranks = found.diagnostics.value_ranks or (min(width, outputs),) * count
     bias = bool(model.offset.any() or any(head.key_bias.any() for head in model.heads))
     scores, values = [], []
-    for head, rank, value_rank in zip(model.heads, ranks, value_ranks, strict=True):
+    for head, rank, value_rank in zip(model.heads, ranks[:count], value_ranks, strict=True):
         keys = np.column_stack([head.score, head.key_bias]) if bias else head.score
         scores.append(Factored.of(np.eye(width), keys, rank))
         values.append(Factored.of(np.eye(width), head.value.reshape(width, outputs), value_rank))
@@ -77,17 +73,18 @@ def layer_of(learned: Hypothesis) -> Layer:
     return Layer(tuple(scores), tuple(values), offset, bias)
 
 
-def soft_queries(
+def draw_soft_queries(
     model: Attention, count: int, rng: np.random.Generator
 ) -> list[Float[Array, "n length d"]]:
     """Queries whose largest log-odds is about PEAK, in batches of one length."""
     width, natural = model.width, model.natural_length()
-    most = 2 if model.outputs is None else max(2, min(TOKENS, model.outputs // len(model.heads)))
+    most = 2 if model.outputs is None else max(2, min(8, model.outputs // len(model.heads)))
     lengths = rng.integers(1, most + 1, count)
     batches = []
     for length in range(1, most + 1):
         n = int((lengths == length).sum())
-        sizes = natural * SPREAD ** rng.uniform(-1, 1, n) / np.sqrt(width)
+        # anchors are up to twice as long or half as long as is natural to the model
+        sizes = natural * 2.0 ** rng.uniform(-1, 1, n) / np.sqrt(width)
         anchor = sizes[:, None] * rng.standard_normal((n, width))
         moves = rng.standard_normal((n, length, width))
         keys = np.stack([head.keys(anchor) for head in model.heads], axis=2)
@@ -97,24 +94,24 @@ def soft_queries(
     return [batch for batch in batches if len(batch)]
 
 
-def answered(ask: Asker, model: Attention) -> list[Answered]:
+def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
     """All recorded answers by length, with their standard errors."""
-    lengths = sorted({tokens.shape[1] for tokens, _ in ask.recorded})
+    lengths = sorted({tokens.shape[1] for tokens, _ in ask.transcript.queries})
     data = []
     for length in lengths:
-        if length > LONGEST:
+        if length > LONGEST_SEQUENCE:
             continue
-        parts = [(t, a) for t, a in ask.recorded if t.shape[1] == length]
+        parts = [(t, a) for t, a in ask.transcript.queries if t.shape[1] == length]
         tokens = np.concatenate([t for t, _ in parts])
         answers = np.concatenate([a for _, a in parts])
-        errors = standard_errors(ask, model, tokens)
+        errors = estimate_answer_errors(ask, model, tokens)
         telling = errors > 0  # zero tokens without an offset have no error, and say nothing
         if telling.any():
             data.append(Answered(tokens[telling], answers[telling], errors[telling]))
     return data
 
 
-def standard_errors(
+def estimate_answer_errors(
     ask: Asker, model: Attention, tokens: Float[Array, "n length d"]
 ) -> Float[Array, " n"]:
     """Rounding of values and of scores, at the size they have in each query, and noise."""
@@ -124,8 +121,7 @@ def standard_errors(
     for head in model.heads:
         value = head.value.reshape(model.width, outputs)
         scores = np.einsum("nld,nd->nl", tokens, head.keys(tokens[:, -1]))
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = softmax(scores)
         total += np.einsum("nl,nl->n", weights, norms) * float(np.linalg.norm(value))
         seen = tokens @ value
         apart = np.linalg.norm(seen - np.einsum("nl,nlo->no", weights, seen)[:, None], axis=2)
@@ -133,43 +129,31 @@ def standard_errors(
     return np.hypot(ask.unit * total / np.sqrt(outputs), ask.additive)
 
 
-def assembled(learned: Hypothesis, fit: Polished) -> Hypothesis:
+def replace_layer(found: Hypothesis, fit: Polished) -> Hypothesis:
     """The fitted layer in place of the hypothesis."""
-    old: Attention = learned.model
+    old: Attention = found.model
     width = old.width
-    bars = Bars(old, fit)
     heads, errors = [], []
     for h, (keys, value) in enumerate(zip(fit.layer.scores, fit.layer.values, strict=True)):
+        shape = old.heads[h].value.shape
         root = np.sqrt(keys.singular)
         right = root[:, None] * keys.right
         score: Array | tuple[Array, Array] = (keys.left * root, right[:, :width])
         if keys.rank in (0, width):
             score = (keys.left * keys.singular) @ keys.right[:, :width]
-        bias = (keys.left * root) @ right[:, width] if right.shape[1] > width else None
-        dense = ((value.left * value.singular) @ value.right).reshape(old.heads[h].value.shape)
+        biased = right.shape[1] > width
+        bias = (keys.left * root) @ right[:, width] if biased else None
+        dense = ((value.left * value.singular) @ value.right).reshape(shape)
         heads.append(Head(score, bias, dense))
-        errors.append(bars.head(h))
-    offset = fit.layer.offset.reshape(old.offset.shape)
-    model = Attention(heads, offset)
-    notes = (
-        *learned.notes,
-        f"fitted to all answers by least squares (misfit {fit.misfit:.2g} of what rounding allows)",
+        key_errors = fit.score_errors[h]
+        bias_errors = key_errors[:, width] if biased else None
+        errors.append(Head(key_errors[:, :width], bias_errors, fit.value_errors[h].reshape(shape)))
+    misfit = f"(misfit {fit.misfit:.2g} of what rounding allows)"
+    assert isinstance(found.diagnostics, MultiHeadDiagnostics)
+    return replace(
+        found,
+        model=Attention(heads, fit.layer.offset.reshape(old.offset.shape)),
+        errors=Attention(errors, fit.offset_errors.reshape(old.offset.shape)),
+        notes=(*found.notes, f"fitted to all answers by least squares {misfit}"),
+        diagnostics=replace(found.diagnostics, misfit=fit.misfit),
     )
-    details = {**learned.details, "misfit": fit.misfit}
-    spread = Attention(errors, fit.offset_errors.reshape(old.offset.shape))
-    return replace(learned, model=model, errors=spread, notes=notes, details=details)
-
-
-@dataclass(frozen=True, eq=False)
-class Bars:
-    """Standard errors of a fit in the structure of heads."""
-
-    old: Attention
-    fit: Polished
-
-    def head(self, h: int) -> Head:
-        width = self.old.width
-        keys = self.fit.score_errors[h]
-        bias = keys[:, width] if keys.shape[1] > width else None
-        value = self.fit.value_errors[h].reshape(self.old.heads[h].value.shape)
-        return Head(keys[:, :width], bias, value)

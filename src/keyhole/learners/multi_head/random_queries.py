@@ -1,7 +1,7 @@
 """A layer whose tokens are bounded or given: random queries, and the learner from examples.
 
-Statement. Where no token may be long, no head can be opened by itself; but random queries inside
-the domain show a layer like any examples do (examples/learner), scalar answers included, at
+Statement. Where no token may be long, no head can be isolated; but random queries inside the
+domain show a layer like any examples do (learners/examples), scalar answers included, at
 REDUNDANCY times as many numbers as it has unknowns.
 
 Queries. A few pairs to find the length of tokens at which attention is neither uniform nor hard;
@@ -9,180 +9,194 @@ then random sequences of LENGTH tokens, enough for two heads (or as many as clai
 many whenever they do not suffice.
 
 Algebra. Variable projection and Levenberg-Marquardt from random starts, number of heads found on
-the way: learners/examples/head_count.
+the way: learners/examples.
 
 When it fails. Heads that differ only at high order in a small domain are told apart badly
-(IllConditioned); more than MOST_HEADS, or another family, do not end in an exact fit (WrongFamily).
+(inconclusive); more than MOST_HEADS, or another family, do not end in an exact fit (refuted).
 
-Source. Keyhole's own; docs/learners/multi_head/learner.md.
+Source. Keyhole's own; docs/learners/multi_head.md.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.examples.hypothesis import Fitted
+from keyhole.errors import NotIdentifiable
+from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.examples.learner import FromExamples
-from keyhole.learners.multi_head.hypothesis import Claims, fewer_than_claimed
-from keyhole.learners.multi_head.mirror_images import FEWEST, MIRRORED, why_ambiguous
+from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
+from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_heads
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import estimate_noise, inside
+from keyhole.oracles.noise import ROUNDINGS
 from keyhole.oracles.wrappers.known import WithPrior
 
 REDUNDANCY = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
 LENGTH = 4  # tokens in a query: with two most descents fail, with more nothing is gained
-FIRST_HEADS, MOST_HEADS = 2, 8  # the first number of heads asked for, and the last
+MOST_HEADS = 8  # heads after which an unknown number of them is no longer looked for
 RESTARTS = 2  # starts of a search, per head, before more is asked
-PATIENCE = 120.0  # seconds of a search, at most
-PAIRS = 8  # asked to see how hard attention is at a length
-HARD, SHORTER = 0.4, 0.6  # share of the way to hard attention that is too far; the next length then
-HARDER, MUCH_SHORTER = 0.8, 0.3  # the same where there is far to go
-LOOKS = 24  # lengths tried
-ROUNDINGS = 64.0  # of an answer, or standard deviations of its noise: more is an offset
-SHORTEST = 0.5  # tokens of a query are between this and the whole of that length
-LOUD = 0.5  # noise over answers beyond which it is all the same
-ABOVE_NOISE = 1.5  # times the noise that a fit may leave
-AMPLIFIED = 1e6  # relative error of parameters per relative error of answers: nothing is known
+SECONDS = 120.0  # of a search, at most
+AMPLIFICATION = 1e6  # relative error of parameters per relative error of answers: nothing is known
 
 
-def learn_random(ask: Asker, rng: np.random.Generator, claims: Claims) -> Hypothesis:
+def learn_random(ask: Asker, rng: np.random.Generator, prior: PriorKnowledge) -> Result:
     """The whole recovery from random queries."""
-    return _Sampling(ask, rng, claims).run()
+    noise, _, _ = estimate_noise(ask.oracle, rng)
+    ask = replace(ask, oracle=WithPrior(ask.oracle, noise))
+    domain = ask.oracle.spec.domain
+    free = domain.vocabulary is None and domain.radius > 0  # tokens may be made shorter
+    outputs = ask(draw_tokens(ask, rng, 1, 1), "values").shape[1]
+    size = choose_size(ask, rng) if free else 1.0
+    if isinstance(size, Refuted):
+        return size
+    length = min(LENGTH, domain.max_length or LENGTH)
+    examples = Examples(
+        ask, size, length, free, np.zeros((0, length, ask.width)), np.zeros((0, outputs))
+    )
+    biases: tuple[bool, ...] = (False, True)  # key biases and an offset, the likelier first
+    if prior.bias is not None:
+        biases = (prior.bias,)
+    elif free:
+        biases = (has_bias(ask, size, rng),)
+    heads = prior.heads or 2
+    trouble: NotIdentifiable | Refuted | None = None
+    while heads <= max(MOST_HEADS, prior.heads or 0):
+        needed = count_random_queries(ask.width, heads, outputs, length)
+        examples = examples.extend(needed, rng)
+        for bias in biases:
+            try:
+                result = fit_examples(examples, heads, bias, prior, rng)
+            except NotIdentifiable as error:
+                trouble = error
+                continue
+            if not isinstance(result, Refuted):
+                return result
+            trouble = result
+        heads *= 2
+    if isinstance(trouble, NotIdentifiable):
+        raise trouble
+    assert trouble is not None
+    return trouble
 
 
-def queries_for(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
+def count_random_queries(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
     """Random queries asked for so many heads, biases included."""
     unknowns = heads * width * (width + 1 + outputs) + outputs
     numbers = max(unknowns / outputs, width * (width + 1) / (length - 1))
     return int(np.ceil(REDUNDANCY * numbers))
 
 
-@dataclass
-class _Sampling:
+def draw_tokens(
+    ask: Asker, rng: np.random.Generator, count: int, length: int
+) -> Float[Array, "count length d"]:
+    tokens = rng.standard_normal((count * length, 1, ask.width))
+    return inside(ask.oracle, tokens, rng).reshape(count, length, -1)
+
+
+def estimate_answer_error(ask: Asker, answers: Array) -> float:
+    """Standard error of answers of this size."""
+    return ask.unit * float(np.abs(answers).max()) + ask.additive
+
+
+def choose_size(ask: Asker, rng: np.random.Generator) -> float | Refuted:
+    """Share of the domain's length at which pairs are answered neither by the mean nor by one of
+    their tokens. Single tokens act linearly: they are asked at one length."""
+    count = 8
+    pairs = draw_tokens(ask, rng, count, 2)
+    alone = ask(pairs.reshape(-1, 1, ask.width), "values").reshape(count, 2, -1)
+    zero = ask(np.zeros((1, 1, ask.width)), "values")
+    mean, apart = alone.mean(axis=1) - zero, float(np.linalg.norm(alone[:, 0] - alone[:, 1]))
+    half = ask(pairs[:, :1] / 2, "values") - (alone[:, 0] + zero) / 2
+    if (np.abs(half) > ROUNDINGS * estimate_answer_error(ask, alone)).any():
+        return Refuted("single tokens do not act linearly")
+    size = 1.0
+    for _ in range(24):
+        off = float(np.linalg.norm(ask(size * pairs, "values") - zero - size * mean))
+        hardness = 2 * off / max(size * apart, TINY)  # 0: the mean; 1: one of the tokens
+        if hardness < 0.4:
+            break
+        size *= 0.6 if hardness < 0.8 else 0.3
+    return size
+
+
+def has_bias(ask: Asker, size: float, rng: np.random.Generator) -> bool:
+    """Whether there is an offset, which zero is answered with, or a key bias: an anchor of zero
+    then prefers one token to another."""
+    token, zero = size * draw_tokens(ask, rng, 1, 1), np.zeros((1, 1, ask.width))
+    alone = ask(np.concatenate([token, zero]), "values")
+    pair = ask(np.concatenate([token, zero], axis=1), "values")
+    off = np.concatenate([alone[1:], pair - alone.mean(axis=0)])
+    return bool((np.abs(off) > ROUNDINGS * estimate_answer_error(ask, alone)).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Random queries of one length, and their answers."""
+
     ask: Asker
-    rng: np.random.Generator
-    claims: Claims
-    asked: list[tuple[Array, Array]] = field(default_factory=list)
+    size: float  # share of the domain's length that tokens have at most
+    length: int
+    free: bool  # whether tokens may be made shorter
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n outputs"]
 
-    def run(self) -> Hypothesis:
-        longest = self.ask.oracle.spec.domain.max_length or LENGTH
-        domain = self.ask.oracle.spec.domain
-        self.free = domain.vocabulary is None and domain.radius > 0  # tokens may be made shorter
-        self.length = min(LENGTH, longest)
-        noise, _, _ = estimate_noise(self.ask.oracle, self.rng)
-        self.ask.oracle = WithPrior(self.ask.oracle, noise)
-        self.outputs = self.ask(self._drawn(1, 1), "values").shape[1]
-        self.size = self._size()
-        heads = self.claims.heads or FIRST_HEADS
-        trouble: Exception | None = None
-        biases = self._biases()
-        while heads <= max(MOST_HEADS, self.claims.heads or 0):
-            self._more(heads)
-            for bias in biases:
-                try:
-                    learned = self._learned(self._fitted(heads, bias), bias)
-                except (WrongFamily, NotIdentifiable) as error:
-                    trouble = error
-                else:
-                    return self._told_by_pairs(learned) if self.length == 2 else learned
-            heads *= 2
-        assert trouble is not None
-        raise trouble
-
-    def _biased(self) -> bool:
-        """Whether there is an offset, which zero is answered with, or a key bias: an anchor of zero
-        then prefers one token to another."""
-        token, zero = self.size * self._drawn(1, 1), np.zeros((1, 1, self.ask.width))
-        alone = self.ask(np.concatenate([token, zero]), "values")
-        pair = self.ask(np.concatenate([token, zero], axis=1), "values")
-        off = np.concatenate([alone[1:], pair - alone.mean(axis=0)])
-        return bool((np.abs(off) > ROUNDINGS * self._noise(alone)).any())
-
-    def _noise(self, answers: Array) -> float:
-        """Error of such answers."""
-        return self.ask.unit * float(np.abs(answers).max()) + self.ask.additive
-
-    def _size(self) -> float:
-        """Share of the domain's length at which pairs are answered neither by the mean nor by one
-        of their tokens. Single tokens act linearly: they are asked at one length."""
-        if not self.free:
-            return 1.0
-        pairs = self._drawn(PAIRS, 2)
-        alone = self.ask(pairs.reshape(-1, 1, self.ask.width), "values").reshape(PAIRS, 2, -1)
-        zero = self.ask(np.zeros((1, 1, self.ask.width)), "values")
-        mean, apart = alone.mean(axis=1) - zero, float(np.linalg.norm(alone[:, 0] - alone[:, 1]))
-        half = self.ask(pairs[:, :1] / 2, "values") - (alone[:, 0] + zero) / 2
-        if (np.abs(half) > ROUNDINGS * self._noise(alone)).any():
-            raise WrongFamily("single tokens do not act linearly")
-        size = 1.0
-        for _ in range(LOOKS):
-            off = float(np.linalg.norm(self.ask(size * pairs, "values") - zero - size * mean))
-            hardness = 2 * off / max(size * apart, TINY)
-            if hardness < HARD:
-                break
-            size *= SHORTER if hardness < HARDER else MUCH_SHORTER
-        return size
-
-    def _drawn(self, count: int, length: int) -> Float[Array, "count length d"]:
-        tokens = self.rng.standard_normal((count * length, 1, self.ask.width))
-        return inside(self.ask.oracle, tokens, self.rng).reshape(count, length, -1)
-
-    def _more(self, heads: int) -> None:
-        """Enough answers for so many heads."""
-        needed = queries_for(self.ask.width, heads, self.outputs, self.length)
-        missing = needed - sum(len(t) for t, _ in self.asked)
-        if missing > 0:
-            tokens = self._drawn(missing, self.length)
-            if self.free:
-                tokens *= self.size * self.rng.uniform(SHORTEST, 1.0, (missing, self.length, 1))
-            self.asked.append((tokens, self.ask(tokens, "random")))
-
-    def _biases(self) -> tuple[bool, ...]:
-        """With key biases and an offset or without, the likelier first."""
-        if self.claims.bias is not None:
-            return (self.claims.bias,)
-        return (self._biased(),) if self.free else (False, True)
-
-    def _fitted(self, heads: int, bias: bool) -> Fitted:
-        tokens = np.concatenate([t for t, _ in self.asked])
-        answers = np.concatenate([a for _, a in self.asked])
-        scale = max(float(np.sqrt(np.mean(answers**2))), TINY)
-        self.level = self.ask.additive / scale
-        learner = FromExamples(
-            restarts=RESTARTS * heads,
-            seconds=PATIENCE,
-            most_heads=heads,
-            bias=bias,
-            noise=min(self.level, LOUD),
+    def extend(self, count: int, rng: np.random.Generator) -> "Examples":
+        """At least so many."""
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        tokens = draw_tokens(self.ask, rng, missing, self.length)
+        if self.free:
+            tokens *= self.size * rng.uniform(0.5, 1.0, (missing, self.length, 1))
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, tokens]),
+            answers=np.concatenate([self.answers, self.ask(tokens, "random")]),
         )
-        labels = answers.astype(np.float32) if self.ask.coarse else answers
-        return learner.fit(tokens, labels[:, 0] if self.ask.scalar else labels, self.rng)
 
-    def _learned(self, fitted: Fitted, bias: bool) -> Hypothesis:
-        found = fitted.diagnostics
-        if found.ending == "spent" and found.residual > ABOVE_NOISE * self.level:
-            raise WrongFamily(
-                f"no layer of up to {max(found.residual_by_heads)} heads reproduces the "
-                f"answers to {found.examples} random queries (the best leaves "
-                f"{found.residual:.1e} of them)"
-            )
-        if found.deficient or found.amplification > AMPLIFIED:
-            raise IllConditioned(
-                "in this domain the heads cannot be told apart: relative errors of the answers are "
-                f"amplified {found.amplification:.1e} times"
-            )
-        note = f"Found from {found.examples} random queries inside the domain."
-        notes = (note, *fewer_than_claimed(self.claims.heads, found.heads))
-        unknowns = found.heads * self.ask.width * (self.ask.width + bias + self.outputs)
-        floor = unknowns / self.outputs + bias
-        return replace(fitted.learned, floor=floor, notes=notes)
 
-    def _told_by_pairs(self, learned: Hypothesis) -> Hypothesis:
-        """The layer, unless queries of two tokens leave others possible."""
-        why = why_ambiguous(learned.model)
-        if why is not None:
-            raise NotIdentifiable(MIRRORED.format(why=why))
-        return replace(learned, notes=(*learned.notes, FEWEST))
+def fit_examples(
+    examples: Examples, heads: int, bias: bool, prior: PriorKnowledge, rng: np.random.Generator
+) -> Result:
+    """The layer of up to so many heads that reproduces the examples."""
+    ask, answers = examples.ask, examples.answers
+    level = ask.additive / max(float(np.sqrt(np.mean(answers**2))), TINY)
+    learner = FromExamples(
+        restarts=RESTARTS * heads,
+        seconds=SECONDS,
+        most_heads=heads,
+        bias=bias,
+        noise=min(level, 0.5),  # beyond, noise is all the same
+    )
+    labels = answers.astype(np.float32) if ask.low_precision else answers
+    fit = learner.fit(examples.tokens, labels[:, 0] if ask.scalar else labels, rng)
+    found = fit.diagnostics
+    if found.ending == "spent" and found.residual > 1.5 * level:
+        return Refuted(
+            f"no layer of up to {max(found.residual_by_heads)} heads reproduces the "
+            f"answers to {found.examples} random queries (the best leaves "
+            f"{found.residual:.1e} of them)"
+        )
+    if found.deficient or found.amplification > AMPLIFICATION:
+        return Inconclusive(
+            "in this domain the heads cannot be told apart: relative errors of the answers are "
+            f"amplified {found.amplification:.1e} times"
+        )
+    notes = (
+        f"Found from {found.examples} random queries inside the domain.",
+        *note_missing_heads(prior.heads, found.heads),
+    )
+    outputs = answers.shape[1]
+    floor = found.heads * ask.width * (ask.width + bias + outputs) / outputs + bias
+    return check_mirror_images(replace(fit.learned, floor=floor, notes=notes), examples.length)
+
+
+def check_mirror_images(found: Hypothesis, length: int) -> Hypothesis:
+    """The layer, unless queries of two tokens leave others possible."""
+    if length != 2:
+        return found
+    why = explain_ambiguity(found.model)
+    if why is not None:
+        raise NotIdentifiable(MIRRORED.format(why=why))
+    return replace(found, notes=(*found.notes, FEWEST))

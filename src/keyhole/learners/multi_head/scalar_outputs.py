@@ -1,20 +1,22 @@
-"""Several heads through scalar answers: hard attention, gates, and one head opened at a time.
+"""Several heads through scalar answers: hard attention, then one head probed at a time.
 
 Statement. f(X) = offset + sum_h sum_i softmax_i(x_i . (W_h x_N + c_h)) x_i . v_h is determined
 up to the canonical form (equal heads merged, heads without value dropped, order free) by H(d² +
 d) queries plus a few; with key biases and an offset H(d² + 2d) + 1.
 
 Queries. (1) d of length one: the sum of the values. (2) Huge tokens at one anchor: who attends
-where (hard_attention), and with small moves all v_h. (3) At the same anchor, each head
-opened along d directions: p_h = W_h x + c_h. (4) Gates of least norm (separators), and the
-same openings at d - 1 more anchors nearby, where the gates still hold.
+where (hard_attention), and with small shifts all v_h. (3) At the same anchor, each head probed
+along d directions while the others are isolated: the keys k_h = W_h x + c_h. (4) Separating tokens
+of least norm (separators), and where digits are few the values and first keys once more, now that
+tokens are a hundred times shorter. (5) The same probes at d - 1 more anchors nearby, where the
+separators still hold.
 
-Algebra. p_h at d anchors is W_h. A head whose columns stop growing in rank is opened along its
-range alone from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on
-perturbed answers.
+Algebra. k_h at d anchors is W_h. A head whose keys stop growing in rank is probed along their range
+alone from then on: H(2rd - r² + d). Errors are propagated by repeating the algebra on perturbed
+answers.
 
-When it fails. Bounded tokens (no hard attention). Nearly parallel p_h: digits are lost like the
-square of their angle, and the error bars say so. Two random queries validate; a failure
+When it fails. Bounded tokens (no hard attention). Nearly parallel k_h: digits are lost like the
+square of their angle, and the standard errors say so. Two random queries validate; a failure
 starts over at another anchor, and after several the family is wrong.
 
 Source. The canonical form: Kim, Kim, Guo, arXiv 2608.03294; non-identifiability beyond it:
@@ -22,112 +24,362 @@ Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with Queries", Pr
 The method is Keyhole's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.multi_head.hypothesis import (
-    DOUBT_LIMIT,
-    Claims,
-    fewer_than_claimed,
-    validated,
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.errors import (
+    Counterexample,
+    DomainError,
+    IllConditioned,
+    NotIdentifiable,
+    WrongFamily,
 )
-from keyhole.learners.multi_head.mirror_images import FEWEST
-from keyhole.learners.multi_head.scalar_attempt import attempt
-from keyhole.learners.multi_head.soft_probe import Unexplained
-from keyhole.learners.multi_head.state import Draft, Scalar
+from keyhole.fitting.bootstrap import bootstrap_errors
+from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
+from keyhole.learners.multi_head.hard_attention import (
+    HardAttentionPattern,
+    find_selected_tokens,
+    measure_values,
+    split_selected_token,
+)
+from keyhole.learners.multi_head.separators import design_separators, measure_margins
+from keyhole.learners.multi_head.soft_probe import (
+    Isolation,
+    SeparatorIsolation,
+    SoftProbes,
+    Unexplained,
+    build_probe_basis,
+    probe_heads,
+)
+from keyhole.learners.multi_head.validation import (
+    EXCUSED,
+    MultiHeadDiagnostics,
+    PriorKnowledge,
+    find_counterexample,
+    note_missing_heads,
+)
 from keyhole.linalg.bases import random_directions
+from keyhole.linalg.softmax import logit, softmax
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
-UNBIASED = 50.0  # deviation, in rounding errors, that a box without biases may show
-SMALL = 1e-4  # norm of the anchor without biases: it must lose against every gate
-SMALLER = 1e-6  # the same where noise does not scale with the answer: tokens grow instead
-SUSPICION = 0.1  # each new attempt looks so much closer for two heads in one
-ALIKE = 1e3  # gate norm beyond which a failed validation may be a loss of digits
-ALIKE_LOSS = 2.5e-10  # error that near-equal heads may cause, over their gates' squared norm
-MOST_SLACK = 1e-3  # and at most
-POOR = 2e9  # relative error bar, in rounding errors, that is worth a second anchor
-USEFUL = 0.05  # the same, itself, whatever the box's rounding
-RANK_DOUBT = 3.0  # error bars below which a singular value is nothing
-CLOSE = 12.0  # gate norm beyond which two heads count as almost alike
+TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
+TILT = 0.5  # how far a probe leans towards the head's value
+MARGIN = 80.0  # log-odds by which designed separators hold at the first anchor, float64
+WIDE_SEPARATORS = 1e4  # size of the first separators, in units of a head's soft length
+VALUE_ROUNDINGS = 1e4  # rounding errors that a value may carry after hard attention
+REFINED_VALUE_ROUNDINGS = 30.0  # the same after it was measured again
+CLOSE_HEADS = 12.0  # norm of the separators beyond which two heads count as almost alike
+BOOTSTRAP_SAMPLES = 8  # repetitions of the algebra on perturbed answers
+
+
+# --- what the stages hand on ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarProblem:
+    """What one attempt starts from: an anchor, and what single tokens told."""
+
+    ask: Asker
+    total: Float[Array, "d outputs"]  # sum of the values of all heads
+    total_rows: Float[Array, "n d"]  # the equations that it is known from
+    total_answers: Float[Array, "n outputs"]
+    heads: int | None
+    rank: int | None  # of [W | c]; None: it is searched for
+    bias: bool
+    reach: float  # norm of the anchor
+    anchor: Float[Array, " d"]
+    mix: Float[Array, " outputs"]  # of the outputs into one number
+    suspicion: float = 1.0  # factor on the misfit that betrays two heads in one
+
+    @property
+    def width(self) -> int:
+        return self.ask.width
+
+    @property
+    def digits(self) -> float:
+        """Digits of the box, as a share of float64's: margins need no more than it can see."""
+        return float(np.log(self.ask.unit) / np.log(UNIT_ROUNDOFF))
+
+    def build_values(self, blocks: Array, inverse: Array, uniform: bool = False) -> "HeadValues":
+        return HeadValues(blocks, inverse, self.mix, uniform)
+
+    def isolate_alone(self, values: "HeadValues") -> Isolation:
+        """The anchor of a head that nothing need isolate."""
+        base = np.full(len(values.choosing), float(self.anchor @ self.total @ self.mix))
+        total = self.total @ self.mix - (0.0 if values.uniform is None else values.uniform)
+        return Isolation(self.anchor, base, values.choosing, values.uniform, self.mix, total)
+
+    def isolate(self, values: "HeadValues", separators: Float[Array, "h d"]) -> Isolation:
+        """The anchor with separators, whose own answer is asked, so that no error of the values
+        enters it. A uniform head sees the probe too: then each head has an answer of its own."""
+        alone = self.isolate_alone(values)
+        blank = SeparatorIsolation(**vars(alone), separators=separators)
+        if values.uniform is None:
+            tokens = np.concatenate([separators, self.anchor[None]])[None]
+        else:
+            every = np.arange(len(separators))
+            tokens = blank.build_sequences(every, np.zeros((len(separators), self.width)))
+        base = blank.select_choosing(self.ask(tokens, "separators"), tokens)
+        return replace(blank, base=np.broadcast_to(base, (len(separators),)))
+
+
+@dataclass(frozen=True, eq=False)
+class HeadValues:
+    """The values of all heads, the uniform one last, if there is one."""
+
+    blocks: Float[Array, "b d outputs"]
+    inverse: Float[Array, "k n"]  # takes errors of answers to errors of the values
+    mix: Float[Array, " outputs"]
+    has_uniform: bool
+
+    @property
+    def choosing(self) -> Float[Array, "h d"]:
+        """Values of the heads that choose between tokens, outputs mixed."""
+        mixed = self.blocks @ self.mix
+        return mixed[:-1] if self.has_uniform else mixed
+
+    @property
+    def uniform(self) -> Float[Array, " d"] | None:
+        """Value of the head that does not choose, outputs mixed."""
+        return (self.blocks @ self.mix)[-1] if self.has_uniform else None
+
+
+class KeyColumn(NamedTuple):
+    """Probes of one head at one anchor, and the key they gave."""
+
+    anchor: Float[Array, " d"]
+    probes: Float[Array, "n d"]
+    changes: Float[Array, " n"]
+    standard_errors: Float[Array, " n"]  # of the changes
+    key: Float[Array, " d"]
+
+
+@dataclass(frozen=True, eq=False)
+class KeyTable:
+    """The keys of one head at all anchors so far, and the dimension of their range once known."""
+
+    columns: tuple[KeyColumn, ...]
+    rank: int | None
+    searching: bool  # whether the rank is not given: then every column looks for it
+
+    def add(self, column: KeyColumn) -> "KeyTable":
+        return replace(self, columns=(*self.columns, column))
+
+    def correct_key(self, place: int, key: Float[Array, " d"]) -> "KeyTable":
+        columns = list(self.columns)
+        columns[place] = columns[place]._replace(key=key)
+        return replace(self, columns=tuple(columns))
+
+    @property
+    def first(self) -> Float[Array, " d"]:
+        """The key at the first anchor."""
+        return self.columns[0].key
+
+    def measure_slopes(self) -> list[float]:
+        """How much keys moved per move of the anchor."""
+        start = self.columns[0]
+        return [
+            float(np.linalg.norm(c.key - start.key) / np.linalg.norm(c.anchor - start.anchor))
+            for c in self.columns[1:]
+        ]
+
+    def span_range(self, alone: bool) -> Float[Array, "d k"]:
+        """Orthonormal basis of the keys so far, the first key's direction first."""
+        return span_keys([c.key for c in self.columns if len(c.probes) == len(c.key)], alone)
+
+
+def span_keys(keys: list[Array], alone: bool) -> Float[Array, "d k"]:
+    """Orthonormal basis of keys: of themselves for a head alone; else of the first and of what the
+    others differ from it by, for anchors that lie close to each other."""
+    rest = keys[1:] if alone else [key - keys[0] for key in keys[1:]]
+    stack = np.stack([keys[0], *rest]).T
+    return np.linalg.qr(stack / np.linalg.norm(stack, axis=0))[0]
+
+
+def solve_key(
+    probes: Float[Array, "n d"], odds: Float[Array, " n"], keys: list[Array], alone: bool
+) -> Float[Array, " d"]:
+    """The key with these log-odds: all of it from d probes, or from fewer its coordinates in the
+    range of the keys that are known completely."""
+    if len(probes) == probes.shape[1]:
+        return np.asarray(np.linalg.solve(probes, odds))
+    known = span_keys(keys, alone)
+    start = np.zeros(probes.shape[1]) if alone else keys[0]
+    rest = np.linalg.lstsq(probes @ known, odds - probes @ start, rcond=None)[0]
+    return np.asarray(start + known @ rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What is known after a stage."""
+
+    problem: ScalarProblem
+    values: HeadValues
+    isolation: Isolation
+    tables: tuple[KeyTable, ...]  # one per head that chooses
+    separator_norm: float = 0.0  # in units of the margin: large where two heads are almost alike
+    step: float = 1.0  # distance of the other anchors, relative to the first
+
+    @property
+    def first_keys(self) -> Float[Array, "h d"]:
+        return np.stack([table.first for table in self.tables])
+
+    def estimate_errors(
+        self, isolation: Isolation, heads: Array, probes: Array
+    ) -> Float[Array, " n"]:
+        """Standard errors of the changes: rounding of sums over all separators, and noise."""
+        return estimate_change_errors(self.problem, self.values, isolation, heads, probes)
+
+
+def estimate_change_errors(
+    problem: ScalarProblem, values: HeadValues, isolation: Isolation, heads: Array, probes: Array
+) -> Float[Array, " n"]:
+    sizes = np.linalg.norm(values.choosing, axis=1)
+    scale = isolation.output_scale(sizes) + np.linalg.norm(probes, axis=1) * sizes[heads]
+    noise = problem.ask.additive * float(np.linalg.norm(values.mix)) * np.sqrt(2.0)
+    return np.asarray(np.hypot(problem.ask.unit * scale, noise))
+
+
+def estimate_odds_errors(
+    problem: ScalarProblem,
+    values: HeadValues,
+    isolation: Isolation,
+    head: int,
+    reading: SoftProbes,
+    value_roundings: float,
+) -> Float[Array, " n"]:
+    """Standard errors of the log-odds of probes of one head."""
+    heads = np.full(len(reading.probes), head)
+    errors = estimate_change_errors(problem, values, isolation, heads, reading.probes)
+    weight = np.abs(reading.probes @ values.choosing[head])
+    fading = np.exp(-np.abs(reading.log_odds))
+    slope = fading / (1 + fading) ** 2
+    own = value_roundings * problem.ask.unit * weight
+    return np.asarray((errors + own) / (weight * slope))
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A finished attempt: the parameters and their standard errors."""
+
+    scores: Float[Array, "h d d"]
+    biases: Float[Array, "h d"]
+    values: Float[Array, "b d outputs"]  # the uniform head last, if there is one
+    score_errors: Float[Array, "h d d"]
+    bias_errors: Float[Array, "h d"]
+    value_errors: Float[Array, "b d outputs"]
+    has_uniform: bool
+    ranks: tuple[int, ...]  # of the scores
+    key_ranks: tuple[int, ...]  # of [W | c]
+    separator_norm: float
+
+
+# --- the strategy: anchors are tried until a hypothesis passes fresh queries ----------------------
 
 
 def learn_scalar(
     ask: Asker,
     rng: np.random.Generator,
-    claims: Claims,
+    prior: PriorKnowledge,
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
-    pairs: bool = False,
-) -> Hypothesis:
-    """The whole recovery; `first` is the answer to the first row of `frame` alone. With `pairs`
-    queries hold two tokens, where longer ones are not allowed."""
+) -> Result:
+    """The whole recovery; `first` is the answer to the first row of `frame` alone."""
+    return try_anchors(ask, rng, prior, frame, first, attempt_with_separators)
+
+
+def try_anchors(
+    ask: Asker,
+    rng: np.random.Generator,
+    prior: PriorKnowledge,
+    frame: Float[Array, "d d"],
+    first: Float[Array, "one outputs"],
+    attempt: Callable[[ScalarProblem, np.random.Generator], Draft],
+    *,
+    repeat_unidentifiable: bool = False,
+) -> Result:
+    """Attempts at one random anchor after the other. With `repeat_unidentifiable` two of them must
+    agree that the box is not identifiable."""
     total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
-    offset, bias = find_bias(ask, frame, total_answers, claims.bias, rng)
-    ask.offset = offset
+    offset, bias = find_bias(ask, frame, total_answers, prior.bias, rng)
+    ask = ask.subtracting(offset)
     size = float(np.linalg.norm(frame[0]))
     frame, centred = frame / size, (total_answers - offset) / size
     total = frame.T @ centred
-    if claims.heads == 1 and np.abs(total).max() <= ask.noise / size:
+    if prior.heads == 1 and np.abs(total).max() <= ask.undetected / size:
         raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
+    # without biases scores shrink with the anchor, which then loses against every separator; where
+    # noise does not scale with the answer, other tokens grow in its stead
+    reach = 1.0 if bias else 1e-6 if ask.additive else 1e-4
+    rank = None if prior.rank is None else min(prior.rank + bias, ask.width)  # [W | c] has one more
     trouble: Exception | None = None
     best: Hypothesis | None = None
-    for number in range(claims.attempts):
-        reach = 1.0 if bias else SMALLER if ask.additive else SMALL
-        state = Scalar(
-            ask, rng, total, frame, centred, claims.heads, claims.rank,
-            bias, reach, 1.0 if ask.coarse else SUSPICION**number, pairs,
-        )  # fmt: skip
+    for number in range(prior.attempts):
+        mix = np.ones(1)
+        if total.shape[1] > 1:
+            mix = np.asarray(rng.standard_normal(total.shape[1]))
+        anchor = reach * random_directions(rng, 1, ask.width)[0]
+        # each new attempt looks ten times closer for two heads in one, if digits allow it
+        suspicion = 1.0 if ask.low_precision else 0.1**number
+        problem = ScalarProblem(
+            ask, total, frame, centred, prior.heads, rank, bias, reach, anchor, mix, suspicion
+        )
         try:
-            draft = attempt(state)
-        except NotIdentifiable as error:  # two circles must agree on that
-            if not pairs or isinstance(trouble, NotIdentifiable):
+            draft = attempt(problem, rng)
+        except NotIdentifiable as error:
+            if not repeat_unidentifiable or isinstance(trouble, NotIdentifiable):
                 raise
             trouble = error
             continue
         except (IllConditioned, np.linalg.LinAlgError) as error:
             trouble = trouble if isinstance(trouble, WrongFamily) else error
             continue
-        result = judged(state, draft, offset)
+        except WrongFamily as error:
+            return Refuted(str(error), error.counterexample)
+        except DomainError as error:
+            return Inconclusive(str(error))
+        result = judge(problem, draft, offset, rng)
         if not isinstance(result, Hypothesis):
             trouble = result
             continue
         if best is not None:
-            return min(best, result, key=doubtfulness)
-        poor = min(POOR, USEFUL / ask.unit)
-        if doubtfulness(result) <= poor or draft.gate_norm > CLOSE:
+            return min(best, result, key=measure_doubt)
+        # an unlucky anchor, which is no matter of heads almost alike: one more is worth its queries
+        if measure_doubt(result) <= min(2e9, 0.05 / ask.unit) or draft.separator_norm > CLOSE_HEADS:
             return result
-        best = result  # an unlucky anchor: one more is worth its queries
-    if best is not None:
-        return best
-    raise no_model(trouble)
+        best = result
+    return best if best is not None else conclude_failure(trouble)
 
 
-def no_model(trouble: Exception | None) -> Exception:
-    """What to raise where no anchor led to a model, after the last trouble."""
+def conclude_failure(trouble: Exception | None) -> Refuted | Inconclusive:
+    """What to say where no anchor led to a model, after the last trouble."""
     if isinstance(trouble, WrongFamily):
-        return trouble
-    message = f"no anchor led to a model: {trouble}"
+        return Refuted(str(trouble), trouble.counterexample)
+    reason = f"no anchor led to a model: {trouble}"
     if isinstance(trouble, Unexplained):
-        return WrongFamily(message, trouble.counterexample)
-    return IllConditioned(message)
+        return Refuted(reason, trouble.counterexample)
+    return Inconclusive(reason)
 
 
-def judged(state: Scalar, draft: Draft, offset: Array) -> Hypothesis | IllConditioned | WrongFamily:
+def judge(
+    problem: ScalarProblem, draft: Draft, offset: Array, rng: np.random.Generator
+) -> Hypothesis | IllConditioned | WrongFamily:
     """The hypothesis, if fresh queries agree with it; else why not."""
-    ask, heads = state.ask, state.heads
-    model, errors = assembled(draft, offset, ask)
-    slack = float(np.clip(ALIKE_LOSS * draft.gate_norm**2, DOUBT_LIMIT, MOST_SLACK))
-    counterexample = validated(ask, model, errors, state.rng, slack=slack)
+    ask, heads = problem.ask, problem.heads
+    model, errors = assemble(draft, offset, ask)
+    # heads almost alike lose digits with the square of their separators' norm
+    excused = float(np.clip(2.5e-10 * draft.separator_norm**2, EXCUSED, 1e-3))
+    counterexample = find_counterexample(ask, model, errors, rng, excused=excused)
     if counterexample is None:
-        return finished(ask, model, errors, draft, state.bias, heads)
-    if draft.gate_norm > ALIKE:
+        return report(ask, model, errors, draft, problem.bias, heads)
+    if draft.separator_norm > 1e3:
         return IllConditioned(
-            f"two heads attend almost alike (angle about {2 / draft.gate_norm:.0e}): the "
+            f"two heads attend almost alike (angle about {2 / draft.separator_norm:.0e}): the "
             "answers do not determine their parameters"
         )
     return WrongFamily(
@@ -137,13 +389,13 @@ def judged(state: Scalar, draft: Draft, offset: Array) -> Hypothesis | IllCondit
     )
 
 
-def doubtfulness(result: Hypothesis) -> float:
-    """The worst relative error bar of a score, in units of the box's rounding error."""
-    pairs = zip(result.model.heads, result.errors.heads, strict=True)
-    unit = float(result.details["unit"])
+def measure_doubt(result: Hypothesis) -> float:
+    """The worst relative standard error of a score, in units of the box's rounding error."""
+    assert isinstance(result.diagnostics, MultiHeadDiagnostics)
+    unit = result.diagnostics.unit or UNIT_ROUNDOFF
     worst = [
-        float(np.linalg.norm(bar.score) / np.linalg.norm(head.score)) / unit
-        for head, bar in pairs
+        float(np.linalg.norm(error.score) / np.linalg.norm(head.score)) / unit
+        for head, error in zip(result.model.heads, result.errors.heads, strict=True)
         if head.score.any()
     ]
     return max(worst, default=0.0)
@@ -163,33 +415,683 @@ def find_bias(
         pair = np.stack([token, np.zeros(width)])[None]
         half = 0.5 * (frame @ token) @ answers / float(frame[0] @ frame[0])
         scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
-        noise = UNBIASED * (ask.unit * scale * np.sqrt(width) + ask.additive)
+        noise = 50 * (ask.unit * scale * np.sqrt(width) + ask.additive)
         if np.abs(ask(pair, "bias?")[0] - half).max() <= noise:
             return nothing, False
     return ask(np.zeros((1, 1, width)), "bias?")[0], True
 
 
-def assembled(draft: Draft, offset: Array, ask: Asker) -> tuple[Attention, Attention]:
-    """The model, and its standard errors in the same structure."""
-    heads, errors = [], []
-    count = len(draft.scores)
-    squeeze: Callable[[Array], Array] = (lambda a: a[:, 0]) if ask.scalar else (lambda a: a)
-    for h in range(count):
-        score = draft.factors[h] if draft.factors[h] is not None else draft.scores[h]
-        heads.append(Head(score, draft.biases[h], squeeze(draft.values[h])))
-        errors.append(
-            Head(draft.score_errors[h], draft.bias_errors[h], squeeze(draft.value_errors[h]))
+def attempt_with_separators(problem: ScalarProblem, rng: np.random.Generator) -> Draft:
+    """All stages from one anchor."""
+    if problem.heads == 1:
+        values = problem.build_values(problem.total[None], np.zeros((problem.width, 0)))
+        found = SeparatedHeads(values, problem.isolate_alone(values), {}, {})
+    else:
+        separated = separate_heads(problem, rng)
+        if separated is None:
+            return draft_uniform(problem)
+        found = separated
+    try:
+        progress = measure_first_keys(problem, found, rng)
+    except NoReaction:
+        if len(found.values.choosing) > 1:
+            raise IllConditioned("a head does not react to any probe") from None
+        return draft_uniform(problem)
+    progress = redesign_separators(progress)
+    if problem.ask.low_precision and not progress.isolation.alone:
+        progress = measure_again(progress, rng)
+    progress = measure_other_keys(progress, rng)
+    return draw_conclusion(progress, rng)
+
+
+# --- stage 1: heads, their values, and the keys at the first anchor -------------------------------
+
+
+class FirstProbe(NamedTuple):
+    """The first probe of a head, and the directions of those to come."""
+
+    rows: Float[Array, "d d"]
+    reading: SoftProbes
+    size: float  # estimate of |k_h|
+
+
+@dataclass(frozen=True, eq=False)
+class SeparatedHeads:
+    """Heads told apart at the first anchor, and the first probes of some."""
+
+    values: HeadValues
+    isolation: Isolation
+    first_probes: Mapping[int, FirstProbe]
+    sizes: Mapping[int, float]  # estimates of |k_h|
+
+
+class NoReaction(Exception):
+    """A head that no probe moves: its score is zero."""
+
+
+def separate_heads(problem: ScalarProblem, rng: np.random.Generator) -> SeparatedHeads | None:
+    """Selected tokens with one head each, all values, and first separators; None where no head
+    chooses between tokens."""
+    ask = problem.ask
+    pattern = find_selected_tokens(ask, problem.anchor, problem.total, problem.heads, rng)
+    shared = np.repeat(problem.total_rows[:, None], pattern.blocks, axis=1)
+    pattern = replace(pattern, system=pattern.system.add(shared, problem.total_answers))
+    first_probes: dict[int, FirstProbe] = {}
+    sizes: dict[int, float] = {}
+    checked = 0  # selected tokens known to hold one head each
+    while True:
+        pattern = measure_values(ask, pattern)
+        values = problem.build_values(*pattern.system.solve(), pattern.uniform)
+        if not len(pattern):
+            return None
+        if len(pattern) == 1 and not pattern.uniform:
+            isolation = problem.isolate_alone(values)
+        else:
+            guess = guess_size(problem, sizes, 0)
+            isolation = use_as_separators(problem, values, pattern, guess)
+            if 0 not in first_probes:
+                first_probes[0] = probe_first(problem, values, isolation, 0, guess, rng)
+                sizes[0] = first_probes[0].size
+            if sizes[0] > 30 * guess:  # separators far larger than needed cost digits
+                del first_probes[0]
+                isolation = use_as_separators(problem, values, pattern, sizes[0])
+        found = SeparatedHeads(values, isolation, first_probes, sizes)
+        if problem.heads is not None and pattern.blocks >= problem.heads:
+            return found
+        for head in range(checked, len(values.choosing)):
+            if head not in first_probes:
+                guess = guess_size(problem, sizes, head)
+                first_probes[head] = probe_first(problem, values, isolation, head, guess, rng)
+                sizes[head] = first_probes[head].size
+            if seems_shared(problem, values, isolation, head, first_probes[head].reading):
+                break
+        else:
+            return found
+        parts = split_selected_token(ask, pattern, head, rng)
+        if parts is None:
+            checked = head + 1
+        else:
+            pattern = parts
+            first_probes.pop(head, None)
+
+
+def guess_size(problem: ScalarProblem, sizes: Mapping[int, float], head: int) -> float:
+    """Estimate of |k_h| at the first anchor, from other heads where this one is unknown."""
+    return sizes.get(head, float(np.median(list(sizes.values()) or [problem.reach])))
+
+
+def use_as_separators(
+    problem: ScalarProblem, values: HeadValues, pattern: HardAttentionPattern, size: float
+) -> Isolation:
+    """The selected tokens as separators, as small as they still hold."""
+    tokens = pattern.tokens * (WIDE_SEPARATORS / size)
+    for _ in range(6):
+        isolation = problem.isolate(values, tokens)
+        expected = float(np.einsum("hd,hd->", tokens, values.choosing))
+        sizes = np.linalg.norm(values.choosing, axis=1)
+        output_scale = float(np.linalg.norm(tokens, axis=1) @ sizes)
+        allowed = VALUE_ROUNDINGS * problem.ask.unit * output_scale + problem.ask.undetected
+        if np.abs(isolation.base - expected).max() <= allowed:
+            return isolation
+        tokens, asked = tokens * 30, tokens
+    raise Unexplained(
+        "the separating tokens do not hold at any size that was tried",
+        Counterexample(
+            input=np.concatenate([asked, problem.anchor[None]]),
+            box_answer=np.asarray(isolation.base[0]),
+            model_answer=np.asarray(expected),
+            reason="huge tokens: each head should attend to one of them alone",
+        ),
+    )
+
+
+def probe_first(
+    problem: ScalarProblem,
+    values: HeadValues,
+    isolation: Isolation,
+    head: int,
+    guess: float,
+    rng: np.random.Generator,
+) -> FirstProbe:
+    """The first probe of a head, which also tells its scale."""
+    width, value = problem.width, values.choosing[head]
+    rows = build_probe_basis(np.zeros((width, 0)), value, rng)
+    rows = rows + TILT * value / np.linalg.norm(value)
+    heads = np.array([head])
+    probes = rows[:1] * (TARGET * np.sqrt(width) / guess)
+    got = probe_heads(problem.ask, isolation, heads, probes, "first keys")
+    if abs(got.log_odds[0]) < 0.02:  # worth a longer probe, up to ten orders of magnitude
+        longer = min(TARGET / max(abs(float(got.log_odds[0])), TINY), 1e10)
+        got = probe_heads(problem.ask, isolation, heads, longer * got.probes, "first keys")
+    if abs(got.log_odds[0]) < 1e-9:
+        raise NoReaction
+    seen = abs(float(got.log_odds[0])) / float(np.linalg.norm(got.probes[0]))
+    return FirstProbe(rows, got, seen * np.sqrt(width))
+
+
+def seems_shared(
+    problem: ScalarProblem, values: HeadValues, isolation: Isolation, head: int, first: SoftProbes
+) -> bool:
+    """Whether a token answers unlike one of a single head when the same probe is doubled."""
+    heads = np.array([head])
+    factor = 2.0 if abs(first.log_odds[0]) < 3 else 0.5
+    second = probe_heads(problem.ask, isolation, heads, factor * first.probes, "single?")
+    used = float(np.linalg.norm(second.probes[0]) / np.linalg.norm(first.probes[0]))
+    misfit = abs(float(second.log_odds[0] - used * first.log_odds[0]))
+    errors = [
+        estimate_odds_errors(problem, values, isolation, head, part, VALUE_ROUNDINGS)
+        for part in (second, first)
+    ]
+    return misfit > 100 * problem.suspicion * float((errors[0] + used * errors[1])[0])
+
+
+def measure_first_keys(
+    problem: ScalarProblem, found: SeparatedHeads, rng: np.random.Generator
+) -> Progress:
+    """The keys at the anchor: d probes per head, their length found on the way."""
+    width, sizes = problem.width, dict(found.sizes)
+    tables: list[KeyTable] = []
+    for head in range(len(found.values.choosing)):
+        first = found.first_probes.get(head)
+        if first is None:
+            guess = guess_size(problem, sizes, head)
+            first = probe_first(problem, found.values, found.isolation, head, guess, rng)
+        got, heads = first.reading, np.full(width, head)
+        for stop in sorted({min(3, width), width} - {1}):
+            seen = np.abs(got.log_odds) / np.linalg.norm(got.probes, axis=1)
+            length = TARGET / float(np.sqrt(np.mean(np.square(seen))))
+            start = len(got.probes)
+            probes = first.rows[start:stop] * min(length, TARGET * np.sqrt(width) / seen.max())
+            more = probe_heads(
+                problem.ask, found.isolation, heads[start:stop], probes, "first keys"
+            )
+            got = got.join(more)
+        tables.append(start_table(problem, found.values, found.isolation, head, got))
+        sizes[head] = float(np.linalg.norm(tables[-1].first))
+    return correct_leaks(Progress(problem, found.values, found.isolation, tuple(tables)), 0)
+
+
+def start_table(
+    problem: ScalarProblem, values: HeadValues, isolation: Isolation, head: int, got: SoftProbes
+) -> KeyTable:
+    """The table of a head with its first key, from d probes."""
+    heads = np.full(len(got.probes), head)
+    errors = estimate_change_errors(problem, values, isolation, heads, got.probes)
+    key = np.linalg.solve(got.probes, got.log_odds)
+    column = KeyColumn(problem.anchor, got.probes, got.changes, errors, key)
+    return KeyTable((column,), problem.rank, problem.rank is None)
+
+
+def correct_leaks(progress: Progress, place: int) -> Progress:
+    """Where separators hold only just, what leaks through them is computed and removed."""
+    isolation = progress.isolation
+    if not isinstance(isolation, SeparatorIsolation):
+        return progress
+    separators, values = isolation.separators, progress.values.choosing
+    anchor = progress.tables[0].columns[place].anchor
+    tables = list(progress.tables)
+    moved = replace(isolation, anchor=anchor)
+    for _ in range(6):
+        keys = np.stack([table.columns[place].key for table in tables])
+        # beyond this margin leaks are rounding, whatever a probe may add
+        if measure_margins(separators, keys, anchor).min() > 70:
+            break
+        own = np.stack([table.first for table in tables])  # where the base was asked
+        still = compute_leakage(
+            np.concatenate([separators, progress.problem.anchor[None]])[None],
+            own, values, separators,
+        )  # fmt: skip
+        worst = 0.0
+        for head, table in enumerate(tables):
+            column = table.columns[place]
+            tokens = moved.build_sequences(np.full(len(column.probes), head), column.probes)
+            leak = compute_leakage(tokens, keys, values, separators) - still
+            weights = column.probes @ values[head]
+            leak -= weights / (1 + np.exp(-(column.probes @ keys[head])))
+            odds = logit((column.changes - leak) / weights)
+            if np.isnan(odds).any():
+                return replace(progress, tables=tuple(tables))
+            full = [c.key for c in table.columns if len(c.probes) == len(c.key)]
+            tables[head] = table.correct_key(place, solve_key(column.probes, odds, full, False))
+            worst = max(worst, float(np.abs(leak / weights).max()))
+        if worst <= 1e-14:  # rounding
+            break
+    return replace(progress, tables=tuple(tables))
+
+
+def compute_leakage(
+    tokens: Float[Array, "n length d"],
+    keys: Float[Array, "h d"],
+    values: Float[Array, "h d"],
+    separators: Float[Array, "h d"],
+) -> Float[Array, " n"]:
+    """How far an answer exceeds the one where every head attends to its own separator."""
+    anchor = tokens[:, -1]
+    answer = np.zeros(len(tokens))
+    for h in range(len(keys)):
+        scores = (tokens - anchor[:, None]) @ keys[h]
+        answer += np.einsum("nl,nl->n", softmax(scores), (tokens - separators[h]) @ values[h])
+    return answer
+
+
+# --- stage 2: separators of least norm, and what they allow to measure better ---------------------
+
+
+def redesign_separators(progress: Progress) -> Progress:
+    """Separators that hold around the anchor, from the measured keys."""
+    problem = progress.problem
+    if progress.isolation.alone:
+        return replace(progress, separator_norm=0.0, step=1.0)
+    keys = progress.first_keys
+    separators = design_separators(keys)
+    norm = float(np.linalg.norm(separators, axis=1).max())
+    smallest = float(np.linalg.norm(keys, axis=1).min())
+    own = np.einsum("hd,hd->h", keys, separators)
+    margin = MARGIN * problem.digits
+    # the anchor must lose against the separators as well
+    scale = max(margin / smallest, float(((margin + keys @ problem.anchor) / own).max()))
+    isolation = problem.isolate(progress.values, separators * scale)
+    # half the anchor's norm; less in few dimensions, and with longer separators
+    step = 0.5 * min(1.0, np.sqrt(problem.width) / 8) / max(1.0, norm / 4)
+    return replace(progress, isolation=isolation, separator_norm=norm, step=step)
+
+
+def measure_again(progress: Progress, rng: np.random.Generator) -> Progress:
+    """Values and first keys once more, where the box has few digits: designed separators are a
+    hundred times shorter than huge tokens, and so are the errors. (H - 1) d and H d queries."""
+    if progress.values.uniform is None and len(progress.values.choosing) > 1:
+        progress = measure_values_again(progress, rng)
+    progress = measure_first_keys_again(progress, rng)
+    heads = progress.problem.heads
+    if heads is None or len(progress.values.choosing) < heads:
+        check_single_heads(progress)
+    return redesign_separators(progress)
+
+
+def measure_values_again(progress: Progress, rng: np.random.Generator) -> Progress:
+    """Every separator but the last moved along all directions, as far as all heads stay isolated;
+    the last head has what the others leave of the sum."""
+    problem, isolation = progress.problem, progress.isolation
+    assert isinstance(isolation, SeparatorIsolation)
+    separators, width, keys = isolation.separators, problem.width, progress.first_keys
+    rows = np.linalg.qr(random_directions(rng, width, width))[0]
+    # half of every margin is left, and no move is longer than twice the longest separator
+    spare = (1 - 0.5) * measure_margins(separators, keys, problem.anchor)
+    lengths = np.min(spare / np.maximum(np.abs(rows @ keys.T), TINY), axis=1)
+    lengths = np.minimum(lengths, 2.0 * isolation.longest)
+    heads = len(separators)
+    moved = np.repeat(separators[None], (heads - 1) * width, axis=0)
+    for head in range(heads - 1):
+        moved[head * width : (head + 1) * width, head] += lengths[:, None] * rows
+    tokens = np.concatenate([separators[None], moved])
+    last = np.broadcast_to(problem.anchor, (len(tokens), 1, width))
+    answers = problem.ask(np.concatenate([tokens, last], axis=1), "values")
+    slopes = (answers[1:] - answers[0]).reshape(heads - 1, width, -1) / lengths[:, None]
+    found = np.einsum("id,hio->hdo", rows, slopes)
+    blocks = np.concatenate([found, (problem.total - found.sum(axis=0))[None]])
+    each = (rows * (isolation.longest / lengths)[:, None]).T
+    measured: Array = np.kron(np.eye(heads - 1), each)
+    inverse = np.concatenate([measured, -np.tile(each, (1, heads - 1))])
+    values = problem.build_values(blocks, inverse)
+    isolation = replace(isolation, values=values.choosing)
+    return replace(progress, values=values, isolation=isolation)
+
+
+def measure_first_keys_again(progress: Progress, rng: np.random.Generator) -> Progress:
+    """The keys at the anchor, with probes whose effect is known roughly: none disturbs a head that
+    is isolated."""
+    problem, isolation = progress.problem, progress.isolation
+    plans = []
+    for head, value in enumerate(progress.values.choosing):
+        rows = build_probe_basis(np.zeros((problem.width, 0)), value, rng)
+        rows = rows + TILT * lean(progress, head)
+        far = 2 * problem.anchor  # lets no direction count as unseen
+        plans.append(rows * choose_lengths(progress, head, rows, far)[:, None])
+    got = probe_all(progress, isolation, plans)
+    tables = []
+    for head, reading in enumerate(got):
+        table = start_table(problem, progress.values, isolation, head, reading)
+        old = progress.tables[head]
+        tables.append(replace(table, rank=old.rank, searching=old.searching))
+    return correct_leaks(replace(progress, tables=tuple(tables)), 0)
+
+
+def check_single_heads(progress: Progress) -> None:
+    """Doubles the probes of each head that tell most: two heads behind one separator would answer
+    otherwise. The same queries before the separators were designed cannot tell heads that differ
+    little."""
+    problem, values, isolation = progress.problem, progress.values, progress.isolation
+    plans, before, errors = [], [], []
+
+    def odds_errors(head: int, probes: Array, odds: Array) -> Array:
+        reading = SoftProbes(probes, np.zeros(len(probes)), odds)
+        return estimate_odds_errors(
+            problem, values, isolation, head, reading, REFINED_VALUE_ROUNDINGS
         )
-    if draft.uniform:
+
+    for head, table in enumerate(progress.tables):
+        first = table.columns[0]
+        odds = first.probes @ first.key
+        best = np.argsort(-np.where(np.abs(odds) <= 2.0, np.abs(odds), 0.0))[:2]
+        plans.append(2 * first.probes[best])
+        before.append(odds[best])
+        # scores are large at the separators, and rounded there
+        rounding = problem.ask.unit * isolation.longest * float(np.linalg.norm(first.key))
+        errors.append(2 * odds_errors(head, first.probes[best], odds[best]) + 3 * rounding)
+    for head, got in enumerate(probe_all(progress, isolation, plans)):
+        used = np.linalg.norm(got.probes, axis=1) / np.linalg.norm(plans[head], axis=1)
+        allowed = errors[head] + odds_errors(head, got.probes, got.log_odds)
+        if (np.abs(got.log_odds - 2 * used * before[head]) > 2 * allowed).any():
+            raise IllConditioned("two heads share a separating token")
+
+
+# --- stage 3: keys at the other anchors -----------------------------------------------------------
+
+
+def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress:
+    """The keys at the remaining anchors, closer to the first where the separators demand it."""
+    problem = progress.problem
+    start = problem.anchor
+    frame = build_probe_basis((start / np.linalg.norm(start))[:, None], start, rng)
+    if progress.isolation.alone:
+        others = list(problem.reach * frame[1:])
+        if problem.bias:
+            others.append(np.zeros(problem.width))
+    else:
+        rows = frame if problem.bias else frame[1:]
+        others = [start + progress.step * problem.reach * row for row in rows]
+    trouble = IllConditioned("the separating tokens do not hold at any other anchor")
+    for anchor in others:
+        near = start + choose_distance(progress) * (anchor - start)
+        for _ in range(8):
+            result = measure_keys_at(progress, near, rng)
+            if isinstance(result, Progress):
+                progress = result
+                break
+            trouble = result or trouble
+            near = start + 0.25 * (near - start)
+        else:
+            raise trouble
+    return progress
+
+
+def choose_distance(progress: Progress) -> float:
+    """How far the next anchor may lie from the first, in planned steps: as far as the separators
+    can be expected to hold, judged by how much keys have moved so far."""
+    if progress.isolation.alone:
+        return 1.0
+    problem, keys = progress.problem, progress.first_keys
+    margins = progress.isolation.measure_margins(keys)
+    worst = TINY
+    for head, table in enumerate(progress.tables):
+        if len(table.columns) < 2:
+            return 0.3  # nothing is known yet of how keys move
+        span = progress.isolation.measure_span(head)
+        share = table.rank or min(len(table.columns), problem.width)
+        slope = float(np.sqrt(np.mean(np.square(table.measure_slopes()))))
+        typical = slope * progress.step * problem.reach
+        worst = max(worst, typical * span / (float(margins[head]) * np.sqrt(share)))
+    # 0.8 of a margin may be lost, at two and a half standard deviations
+    return float(np.clip(0.8 / (2.5 * worst), 0.02, 2.0))
+
+
+def choose_lengths(progress: Progress, head: int, rows: Array, anchor: Array) -> Float[Array, " n"]:
+    """How long to probe along each row at a new anchor, from what the key is expected to be."""
+    table, problem = progress.tables[head], progress.problem
+    width, columns = problem.width, table.columns
+    if progress.isolation.alone:
+        rms = float(np.mean([np.linalg.norm(c.key) for c in columns])) / np.sqrt(width)
+        inside = np.linalg.norm(rows @ table.span_range(alone=True), axis=1)
+        share = np.sqrt(max(1, width / max(1, len(columns))))
+        # a row that lies in the range so far sees more of the key
+        return np.asarray(TARGET / (rms * np.where(inside > 0.9, min(share, 3.0), 1.0)))
+    slopes = table.measure_slopes()
+    slope = float(np.linalg.norm(table.first)) / problem.reach
+    if slopes:
+        slope = float(np.sqrt(np.mean(np.square(slopes))))
+    step = float(np.linalg.norm(anchor - problem.anchor))
+    count = min(width, table.rank or width)
+    expected = np.abs(rows @ table.first) + slope * step / np.sqrt(count)
+    others = np.abs(rows @ progress.first_keys.T)
+    others[:, head] = 0.0
+    most = 30 * problem.digits  # log-odds that a probe may reach in a head to be isolated
+    return np.asarray(np.minimum(TARGET / expected, most / (others.max(axis=1) + TINY)))
+
+
+def lean(progress: Progress, head: int) -> Float[Array, " d"]:
+    """The value's direction without its part along the first key, which would saturate."""
+    value = progress.values.choosing[head]
+    value = value / np.linalg.norm(value)
+    if not progress.isolation.alone:
+        first = progress.tables[head].first
+        first = first / np.linalg.norm(first)
+        value = value - first * (first @ value)
+    return np.asarray(value)
+
+
+def rotate_known(
+    known: Float[Array, "d k"], alone: bool, rng: np.random.Generator
+) -> Float[Array, "d k"]:
+    """The known directions in a random rotation; the first key's stays where separators have to
+    respect it."""
+    start = 0 if alone else 1
+    count = known.shape[1] - start
+    if count < 2:
+        return known
+    turn = np.linalg.qr(rng.standard_normal((count, count)))[0]
+    return np.concatenate([known[:, :start], known[:, start:] @ turn], axis=1)
+
+
+def measure_keys_at(
+    progress: Progress, anchor: Float[Array, " d"], rng: np.random.Generator
+) -> Progress | Unexplained | None:
+    """The progress with one more key of every head; where the separators did not hold at the
+    anchor, the answer that shows it, or None where the keys show it."""
+    problem, alone = progress.problem, progress.isolation.alone
+    isolation = progress.isolation.move(anchor)
+    plans, firsts, knowns = [], [], []
+    for head, table in enumerate(progress.tables):
+        known = table.span_range(alone)
+        count = known.shape[1]
+        turned = rotate_known(known, alone, rng)
+        rows = build_probe_basis(turned, progress.values.choosing[head], rng)
+        rows = rows + TILT * lean(progress, head)
+        plans.append(rows * choose_lengths(progress, head, rows, anchor)[:, None])
+        knowns.append(known)
+        if table.rank is not None and count >= table.rank:
+            firsts.append(table.rank)
+        elif table.searching:  # probes beyond the range so far tell whether it grows
+            spare = 3 if problem.ask.low_precision else 1
+            firsts.append(min(count + spare, problem.width))
+        else:
+            firsts.append(problem.width)
+    try:
+        got = probe_all(progress, isolation, [p[:n] for p, n in zip(plans, firsts, strict=True)])
+        tables, rest = [], []
+        for head, table in enumerate(progress.tables):
+            done = table.rank is not None and len(table.columns) >= table.rank
+            if not done and table.searching and lies_in_range(progress, head, got[head]):
+                table, done = replace(table, rank=knowns[head].shape[1]), True
+            tables.append(table)
+            rest.append(plans[head][:0] if done else plans[head][firsts[head] :])
+        more = probe_all(progress, isolation, rest)
+    except Unexplained as error:  # a separator gave way
+        return error
+    joined = [a.join(b) for a, b in zip(got, more, strict=True)]
+    keys = []
+    for table, part in zip(tables, joined, strict=True):
+        full = [c.key for c in table.columns if len(c.probes) == len(c.key)]
+        keys.append(solve_key(part.probes, part.log_odds, full, alone))
+    if not isolation.holds(np.stack(keys)):
+        return None
+    for head, part in enumerate(joined):
+        heads = np.full(len(part.probes), head)
+        errors = progress.estimate_errors(isolation, heads, part.probes)
+        column = KeyColumn(anchor, part.probes, part.changes, errors, keys[head])
+        tables[head] = tables[head].add(column)
+    return correct_leaks(replace(progress, tables=tuple(tables)), -1)
+
+
+def probe_all(progress: Progress, isolation: Isolation, plans: list[Array]) -> list[SoftProbes]:
+    """Probes of several heads in one batch."""
+    counts = [len(plan) for plan in plans]
+    probes = np.concatenate(plans)
+    if not len(probes):
+        nothing = np.zeros(0)
+        return [SoftProbes(probes, nothing, nothing) for _ in plans]
+    heads = np.repeat(np.arange(len(plans)), counts)
+    rounds = 40 if isolation.alone else 3  # isolated heads rather need an anchor closer by
+    return probe_heads(progress.problem.ask, isolation, heads, probes, "keys", rounds).split(counts)
+
+
+def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
+    """Whether a key lies in the range of those before it, judged by more probes than that range has
+    dimensions."""
+    table, alone = progress.tables[head], progress.isolation.alone
+    known = table.span_range(alone)
+    if len(got.probes) <= known.shape[1]:
+        return False
+    seen = got.log_odds if alone else got.log_odds - got.probes @ table.first
+    fit = np.linalg.lstsq(got.probes @ known, seen, rcond=None)[0]
+    weights = np.abs(got.probes @ progress.values.choosing[head])
+    heads = np.full(len(got.probes), head)
+    noise = progress.estimate_errors(progress.isolation, heads, got.probes) / weights
+    # few digits come with more probes, which tell noise from a new direction more closely
+    times = 20.0 if progress.problem.ask.low_precision else 200.0
+    allowed = 1e-7 * np.linalg.norm(seen) + times * np.linalg.norm(noise)
+    return bool(np.linalg.norm(got.probes @ known @ fit - seen) <= allowed)
+
+
+# --- stage 4: parameters with standard errors -----------------------------------------------------
+
+
+def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
+    """Parameters, and their root mean square deviation over bootstrap samples."""
+    problem, values = progress.problem, progress.values
+    scores, biases = compute_parameters(progress, values.choosing, None)
+
+    def sample() -> tuple[Array, ...]:
+        blocks = perturb_values(problem, values, rng)
+        choosing = (blocks @ values.mix)[: len(values.choosing)]
+        return (*compute_parameters(progress, choosing, rng), blocks)
+
+    errors = bootstrap_errors((scores, biases, values.blocks), sample, BOOTSTRAP_SAMPLES)
+    key_ranks = tuple(problem.width if t.rank is None else t.rank for t in progress.tables)
+    ranks = key_ranks
+    if problem.bias:
+        ranks = tuple(map(rank_of_score, scores, errors[0], key_ranks))
+    score_errors, bias_errors, value_errors = errors
+    return Draft(
+        scores=scores,
+        biases=biases,
+        values=values.blocks,
+        score_errors=score_errors,
+        bias_errors=bias_errors,
+        value_errors=value_errors,
+        has_uniform=values.has_uniform,
+        ranks=ranks,
+        key_ranks=key_ranks,
+        separator_norm=progress.separator_norm,
+    )
+
+
+def rank_of_score(score: Float[Array, "d d"], error: Float[Array, "d d"], key_rank: int) -> int:
+    """Rank of W where [W | c] has rank `key_rank`: one less, if c lies outside the range of W."""
+    last = float(np.linalg.svd(score, compute_uv=False)[key_rank - 1])
+    return key_rank - int(last <= 3 * float(np.linalg.norm(error)))
+
+
+def perturb_values(
+    problem: ScalarProblem, values: HeadValues, rng: np.random.Generator
+) -> Float[Array, "b d outputs"]:
+    """The values, had the answers been rounded otherwise."""
+    scale = float(np.linalg.norm(values.blocks, axis=1).sum(axis=0).max())
+    shape, unit = values.blocks.shape, problem.ask.unit
+    if not values.inverse.size:
+        level = unit * scale + problem.ask.additive
+        return np.asarray(values.blocks + level * rng.standard_normal(shape))
+    noise = rng.standard_normal((values.inverse.shape[1], shape[2]))
+    return np.asarray(values.blocks + (unit * scale * (values.inverse @ noise)).reshape(shape))
+
+
+def compute_parameters(
+    progress: Progress, values: Float[Array, "h d"], rng: np.random.Generator | None
+) -> tuple[Float[Array, "h d d"], Float[Array, "h d"]]:
+    """Scores and key biases; with `rng`, from these values and answers perturbed by their
+    errors, to first order around what was measured: leaks stay corrected."""
+    problem, isolation = progress.problem, progress.isolation
+    width, measured = problem.width, progress.values.choosing
+    scores, biases = [], []
+    for head, table in enumerate(progress.tables):
+        keys: list[Array] = []
+        full: list[Array] = []
+        shared = 0.0 if rng is None else rng.standard_normal()
+        for column in table.columns:
+            probes = column.probes
+            odds = probes @ column.key
+            if rng is not None:
+                weights = probes @ measured[head]
+                ratio = 1 / (1 + np.exp(-odds))
+                slope = weights * ratio * (1 - ratio)
+                noise = column.standard_errors * (rng.standard_normal(len(probes)) + shared)
+                tilt = isolation.propagate_value_errors(head, probes, ratio, values - measured)
+                odds = odds + (noise + tilt) / slope
+                # scores are large at the separators, and rounded there
+                size = max(float(np.linalg.norm(column.anchor)), isolation.longest)
+                rounding = problem.ask.unit * size * float(np.linalg.norm(column.key))
+                odds = odds + rounding * rng.standard_normal(len(probes))
+            keys.append(solve_key(probes, odds, full, isolation.alone))
+            if len(probes) == width:
+                full.append(keys[-1])
+        design = np.stack([column.anchor for column in table.columns], axis=1)
+        if problem.bias:
+            design = np.vstack([design, np.ones(design.shape[1])])
+        map_ = np.linalg.solve(design.T, np.stack(keys)).T
+        scores.append(map_[:, :width])
+        biases.append(map_[:, width] if problem.bias else np.zeros(width))
+    return np.stack(scores), np.stack(biases)
+
+
+def draft_uniform(problem: ScalarProblem) -> Draft:
+    """Nobody chooses between tokens: one head with score zero holds all the value."""
+    width = problem.width
+    none, blocks = np.zeros((0, width, width)), problem.total[None]
+    noise = problem.ask.unit * np.abs(blocks).max() + problem.ask.additive
+    errors = np.full(blocks.shape, noise)
+    return Draft(none, none[:, 0], blocks, none, none[:, 0], errors, True, (), (), 0.0)
+
+
+# --- the hypothesis -------------------------------------------------------------------------------
+
+
+def factor_score(score: Float[Array, "d d"], rank: int) -> Array | tuple[Array, Array]:
+    """The score in factors where its rank is smaller than the width."""
+    if rank >= len(score):
+        return score
+    u, s, vt = np.linalg.svd(score)
+    root = np.sqrt(s[:rank])
+    return u[:, :rank] * root, root[:, None] * vt[:rank]
+
+
+def assemble(draft: Draft, offset: Array, ask: Asker) -> tuple[Attention, Attention]:
+    """The model, and its standard errors in the same structure."""
+    squeeze: Callable[[Array], Array] = (lambda a: a[:, 0]) if ask.scalar else (lambda a: a)
+    values, value_errors = map(squeeze, draft.values), map(squeeze, draft.value_errors)
+    scores = [factor_score(s, r) for s, r in zip(draft.scores, draft.ranks, strict=True)]
+    biases: list[Array | None] = list(draft.biases)
+    score_errors, bias_errors = list(draft.score_errors), list[Array | None](draft.bias_errors)
+    if draft.has_uniform:
         blank = np.zeros((ask.width, ask.width))
-        heads.append(Head(blank, None, squeeze(draft.values[count])))
-        errors.append(Head(blank, None, squeeze(draft.value_errors[count])))
+        scores, biases = [*scores, blank], [*biases, None]
+        score_errors, bias_errors = [*score_errors, blank], [*bias_errors, None]
+    heads = [Head(*parts) for parts in zip(scores, biases, values, strict=True)]
+    errors = [Head(*parts) for parts in zip(score_errors, bias_errors, value_errors, strict=True)]
     constant = offset[0] if ask.scalar else offset
     doubt = np.abs(constant) * ask.unit + ask.additive
     return Attention(heads, constant), Attention(errors, doubt)
 
 
-def finished(
+def report(
     ask: Asker,
     model: Attention,
     errors: Attention,
@@ -197,36 +1099,36 @@ def finished(
     bias: bool,
     heads: int | None,
 ) -> Hypothesis:
-    """The result with its floor and what the reader should know."""
+    """The hypothesis with its floor and what the reader should know."""
     width, outputs, found = model.width, model.outputs or 1, len(model.heads)
-    value_ranks = [
-        value_rank(head, bar) for head, bar in zip(model.heads, errors.heads, strict=True)
-    ]
-    unknowns = sum(2 * r * width - r * r + bias * width for r in draft.ranks) + bias * outputs
-    unknowns += sum(r * (width + outputs - r) for r in value_ranks)
-    notes = [*fewer_than_claimed(heads, found)]
-    if ask.oracle.spec.domain.max_length == 2:
-        notes.append(FEWEST)
-    if draft.uniform:
+    value_ranks = tuple(map(rank_of_value, model.heads, errors.heads))
+    unknowns = bias * outputs + sum(r * (width + outputs - r) for r in value_ranks)
+    for rank, key_rank in zip(draft.ranks, draft.key_ranks, strict=True):
+        unknowns += 2 * rank * width - rank * rank
+        if bias:  # a key bias inside the range of the score has no more unknowns than that
+            unknowns += rank if rank == key_rank else width
+    notes = [*note_missing_heads(heads, found)]
+    if draft.has_uniform:
         notes.append("one head attends to all tokens alike (score zero)")
-    if draft.gate_norm > CLOSE:
+    if draft.separator_norm > CLOSE_HEADS:
         notes.append(
-            f"two heads attend almost alike (angle about {2 / draft.gate_norm:.1e}): their "
-            "parameters are known only as well as the error bars say"
+            f"two heads attend almost alike (angle about {2 / draft.separator_norm:.1e}): their "
+            "parameters are known only as well as the standard errors say"
         )
-    details = {
-        "heads": found,
-        "ranks": draft.ranks,
-        "value_ranks": tuple(value_ranks),
-        "gate_norm": draft.gate_norm,
-        "unit": ask.unit,
-    }
-    return Hypothesis(model, errors, unknowns / outputs, tuple(notes), details)
+    diagnostics = MultiHeadDiagnostics(
+        heads=found,
+        ranks=draft.ranks,
+        key_ranks=draft.key_ranks,
+        value_ranks=value_ranks,
+        separator_norm=draft.separator_norm,
+        unit=ask.unit,
+    )
+    return Hypothesis(model, errors, unknowns / outputs, tuple(notes), diagnostics=diagnostics)
 
 
-def value_rank(head: Head, bar: Head) -> int:
+def rank_of_value(head: Head, error: Head) -> int:
     """Rank of a head's value map, as far as it is above its error."""
     if head.value.ndim == 1:
         return 1
-    noise = RANK_DOUBT * float(np.linalg.norm(bar.value))
+    noise = 3 * float(np.linalg.norm(error.value))
     return max(1, int((np.linalg.svd(head.value, compute_uv=False) > noise).sum()))

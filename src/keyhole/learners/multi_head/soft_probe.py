@@ -1,150 +1,198 @@
-"""One head opened softly while all others stay shut.
+"""One head probed softly while all others are isolated.
 
-Queries. The sequence holds a gate token z_h per head (separators), one competitor z_g +
-eta, and the anchor x last. Every head but g attends to its own gate; head g weighs its gate
-against the competitor: f = f_gate + (eta . v_g) sigma(eta . p_g(x)). A single head needs no
-gate: the anchor itself takes its place, f = x . v + (eta . v) sigma(eta . p(x)).
+Queries. The sequence holds a separating token z_h per head (separators), the probe's token z_g + u,
+and the anchor x last. Every head but g attends to its own separator; head g weighs its separator
+against the probe's token: f = f_0 + (u . v_g) sigma(u . k_g(x)). A head that is alone needs no
+separator: the anchor itself takes its place, f = x . v + (u . v) sigma(u . k(x)).
 
-Inversion. eta . p_g(x) = logit((f - f_gate) / (eta . v_g)).
+Algebra. u . k_g(x) = logit((f - f_0) / (u . v_g)).
 
-When it fails. A ratio outside (0, 1) or too close to its ends carries no digits: the same
-direction is asked again, shorter. A gate that does not hold shows in its margins once p is
-known.
+When it fails. A ratio outside (0, 1) or too close to its ends carries no digits: the same direction
+is asked again, shorter. A separator that does not hold shows in its margins once keys are known.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned
-from keyhole.learners.multi_head.separators import margins
+from keyhole.learners.multi_head.separators import measure_margins
+from keyhole.linalg.softmax import logit
 from keyhole.measurement.asking import Asker
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a query
-SHORTER, SHORTEST = 0.25, 0.01
-DEAF = 1e-9  # share of the answer below which an opening is too short to be heard
-ROUNDS = 40  # shortenings: from 1e20 times too long to right
-HOLDS = 14.0  # margin, in log-odds, from which on gates hold: what leaks can be computed
+HOLDING_MARGIN = 14.0  # log-odds from which on separators hold: what leaks can be computed
+ROUNDS = 40  # shortenings of a probe: from 1e20 times too long to right
 
 
 @dataclass(frozen=True, eq=False)
-class Chamber:
-    """An anchor with the gates that hold there; `values` of one output or of a mix of them."""
+class Isolation:
+    """An anchor at which heads can be probed one at a time; this one is of a single head, which
+    nothing need isolate."""
 
     anchor: Float[Array, " d"]
-    gates: Float[Array, "h d"] | None  # None: one head, no gate
-    base: Float[Array, " h"]  # the answer before each head is opened
-    values: Float[Array, "h d"]
+    base: Float[Array, " h"]  # the answer before each head is probed
+    values: Float[Array, "h d"]  # of one output or of a mix of them
     uniform: Float[Array, " d"] | None  # value of a head that attends to all tokens alike
     mix: Float[Array, " outputs"]
+    total: Float[Array, " d"]  # sum of the values of the heads that choose, mixed
 
     @property
     def alone(self) -> bool:
-        """Whether there is one head only, which nothing need shut."""
-        return self.gates is None
+        """Whether there is one head only."""
+        return True
 
     @property
-    def far(self) -> float:
-        """Norm of the largest gate."""
-        return 0.0 if self.gates is None else float(np.linalg.norm(self.gates, axis=1).max())
+    def longest(self) -> float:
+        """Norm of the longest token that isolates heads."""
+        return 0.0
 
-    def spread(self, head: int) -> float:
+    def measure_span(self, head: int) -> float:
         """How far the tokens lie apart that a head must keep apart."""
-        gates = np.zeros((1, 1)) if self.gates is None else self.gates - self.gates[head]
-        return float(np.linalg.norm(gates, axis=1).max())
+        return 0.0
 
-    def margins(self, keys: Float[Array, "h d"]) -> Float[Array, " h"]:
-        """By how much each head keeps to its gate rather than to another."""
-        return np.full(len(keys), np.inf) if self.gates is None else margins(self.gates, keys)
+    def measure_margins(self, keys: Float[Array, "h d"]) -> Float[Array, " h"]:
+        """By how much, in log-odds, each head keeps to its separator."""
+        return np.full(len(keys), np.inf)
 
     def holds(self, keys: Float[Array, "h d"]) -> bool:
-        """Whether all heads that should be shut are."""
-        return bool(self.gates is None or margins(self.gates, keys, self.anchor).min() > HOLDS)
+        """Whether all heads that should be isolated are."""
+        return True
 
-    def loudness(self, sizes: Float[Array, " h"]) -> float:
-        """Size of an answer before the opening, from the sizes of the values."""
-        if self.gates is None:
-            return float(np.linalg.norm(self.anchor) * sizes.sum())
-        return float(np.linalg.norm(self.gates, axis=1) @ sizes)
+    def output_scale(self, sizes: Float[Array, " h"]) -> float:
+        """Size of the terms of an answer, from the sizes of the values."""
+        return float(np.linalg.norm(self.anchor) * sizes.sum())
 
-    def opened(self, heads: Int[Array, " n"], moves: Float[Array, "n d"]) -> Float[Array, "n d"]:
-        """The competitors, seen from what they compete with."""
-        return moves
+    def displace(self, heads: Int[Array, " n"], probes: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """The probes' tokens, seen from what they compete with."""
+        return probes
 
-    def sequences(
-        self, heads: Int[Array, " n"], moves: Float[Array, "n d"]
+    def build_sequences(
+        self, heads: Int[Array, " n"], probes: Float[Array, "n d"]
     ) -> Float[Array, "n length d"]:
-        count, width = moves.shape
-        last = np.broadcast_to(self.anchor, (count, 1, width))
-        if self.gates is None:
-            return np.concatenate([last + moves[:, None], last], axis=1)
-        gates = np.broadcast_to(self.gates, (count, *self.gates.shape))
-        return np.concatenate([gates, (self.gates[heads] + moves)[:, None], last], axis=1)
+        last = np.broadcast_to(self.anchor, (len(probes), 1, len(self.anchor)))
+        return np.concatenate([last + self.displace(heads, probes)[:, None], last], axis=1)
 
-    def tilt(
-        self, head: int, moves: Array, shares: Array, errors: Float[Array, "h d"]
+    def propagate_value_errors(
+        self, head: int, probes: Array, shares: Array, errors: Float[Array, "h d"]
     ) -> Float[Array, " n"]:
-        """What errors of the values do to changes that give the competitors these shares."""
-        return np.asarray(-(moves @ errors[head]) * shares)
+        """What errors of the values do to changes that give the probes' tokens these shares."""
+        return np.asarray(-(probes @ errors[head]) * shares)
 
-    def changes(self, answers: Array, tokens: Array, heads: Array) -> Float[Array, " n"]:
-        """What opening added to the answer."""
-        return np.asarray(self.selective(answers, tokens) - self.base[heads])
+    def measure_changes(self, answers: Array, tokens: Array, heads: Array) -> Float[Array, " n"]:
+        """What the probes added to the answers."""
+        return np.asarray(self.select_choosing(answers, tokens) - self.base[heads])
 
-    def selective(self, answers: Array, tokens: Array) -> Float[Array, " n"]:
-        """The answers without the part of a uniform head."""
+    def select_choosing(self, answers: Array, tokens: Array) -> Float[Array, " n"]:
+        """The answers, mixed, without the part of a uniform head."""
         mixed = answers @ self.mix
         if self.uniform is not None:
             mixed = mixed - tokens.mean(axis=1) @ self.uniform
         return np.asarray(mixed)
 
+    def move(self, anchor: Float[Array, " d"]) -> "Isolation":
+        """What isolates the heads here, at another anchor."""
+        base = np.full(len(self.values), float(anchor @ self.total))
+        return replace(self, anchor=anchor, base=base)
 
-@dataclass
-class Readings:
-    """Log-odds of openings: direction asked, change of the answer, and the number they give."""
 
-    moves: Float[Array, "n d"]
+@dataclass(frozen=True, eq=False)
+class SeparatorIsolation(Isolation):
+    """Heads isolated by one separating token each."""
+
+    separators: Float[Array, "h d"]
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    @property
+    def longest(self) -> float:
+        return float(np.linalg.norm(self.separators, axis=1).max())
+
+    def measure_span(self, head: int) -> float:
+        apart = self.separators - self.separators[head]
+        return float(np.linalg.norm(apart, axis=1).max())
+
+    def measure_margins(self, keys: Float[Array, "h d"]) -> Float[Array, " h"]:
+        return measure_margins(self.separators, keys)
+
+    def holds(self, keys: Float[Array, "h d"]) -> bool:
+        margins = measure_margins(self.separators, keys, self.anchor)
+        return bool(margins.min() > HOLDING_MARGIN)
+
+    def output_scale(self, sizes: Float[Array, " h"]) -> float:
+        lengths = np.linalg.norm(self.separators, axis=1)
+        scale = float(lengths @ sizes)
+        if self.uniform is not None:  # it sees the mean of the sequence
+            mean = float(lengths.sum()) / (len(self.values) + 2)
+            scale += mean * float(np.linalg.norm(self.uniform))
+        return scale
+
+    def build_sequences(
+        self, heads: Int[Array, " n"], probes: Float[Array, "n d"]
+    ) -> Float[Array, "n length d"]:
+        count, width = probes.shape
+        last = np.broadcast_to(self.anchor, (count, 1, width))
+        every = np.broadcast_to(self.separators, (count, *self.separators.shape))
+        probed = (self.separators[heads] + probes)[:, None]
+        return np.concatenate([every, probed, last], axis=1)
+
+    def move(self, anchor: Float[Array, " d"]) -> "SeparatorIsolation":
+        return replace(self, anchor=anchor)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftProbes:
+    """Probes as they were asked, the changes of the answers, and the log-odds these give."""
+
+    probes: Float[Array, "n d"]
     changes: Float[Array, " n"]
     log_odds: Float[Array, " n"]
 
+    def join(self, more: "SoftProbes") -> "SoftProbes":
+        return SoftProbes(
+            np.concatenate([self.probes, more.probes]),
+            np.concatenate([self.changes, more.changes]),
+            np.concatenate([self.log_odds, more.log_odds]),
+        )
 
-def log_odds(changes: Array, weights: Array) -> Array:
-    """logit(changes / weights), NaN where the ratio is not a probability."""
-    ratio = changes / weights
-    good = (ratio > 0) & (ratio < 1)
-    safe = np.where(good, ratio, 0.5)
-    return np.where(good, np.log(safe) - np.log1p(-safe), np.nan)
+    def split(self, counts: list[int]) -> "list[SoftProbes]":
+        """The first so many probes, the next so many, and so on."""
+        cuts = np.cumsum(counts)[:-1]
+        parts = (np.split(part, cuts) for part in (self.probes, self.changes, self.log_odds))
+        return [SoftProbes(*part) for part in zip(*parts, strict=True)]
 
 
-def open_heads(
+def probe_heads(
     ask: Asker,
-    chamber: Chamber,
+    isolation: Isolation,
     heads: Int[Array, " n"],
-    moves: Float[Array, "n d"],
+    probes: Float[Array, "n d"],
     purpose: str,
     rounds: int = ROUNDS,
-) -> Readings:
-    """Opens head `heads[i]` along `moves[i]`, shortening the moves that saturate."""
-    moves = moves.copy()
-    changes, odds = np.zeros(len(moves)), np.full(len(moves), np.nan)
-    todo = np.arange(len(moves))
+) -> SoftProbes:
+    """Probes head `heads[i]` along `probes[i]`, shortening the probes that saturate."""
+    probes = probes.copy()
+    changes, odds = np.zeros(len(probes)), np.full(len(probes), np.nan)
+    todo = np.arange(len(probes))
     for _ in range(rounds):
-        tokens = chamber.sequences(heads[todo], moves[todo])
-        changes[todo] = chamber.changes(ask(tokens, purpose), tokens, heads[todo])
-        opened = chamber.opened(heads[todo], moves[todo])
-        weights = np.einsum("nd,nd->n", opened, chamber.values[heads[todo]])
-        odds[todo] = log_odds(changes[todo], weights)
+        tokens = isolation.build_sequences(heads[todo], probes[todo])
+        changes[todo] = isolation.measure_changes(ask(tokens, purpose), tokens, heads[todo])
+        displaced = isolation.displace(heads[todo], probes[todo])
+        weights = np.einsum("nd,nd->n", displaced, isolation.values[heads[todo]])
+        odds[todo] = logit(changes[todo] / weights)
         todo = todo[~(np.abs(odds[todo]) <= SATURATED)]
         if not len(todo):
-            return Readings(chamber.opened(heads, moves), changes, odds)
-        spans = np.abs(np.einsum("nd,nd->n", moves[todo], chamber.values[heads[todo]]))
-        if (spans < DEAF * np.abs(chamber.base[heads[todo]])).any():
+            return SoftProbes(isolation.displace(heads, probes), changes, odds)
+        signal = np.abs(np.einsum("nd,nd->n", probes[todo], isolation.values[heads[todo]]))
+        if (signal < 1e-9 * np.abs(isolation.base[heads[todo]])).any():  # too short to be seen
             break
         seen = np.nan_to_num(np.abs(odds[todo]), nan=np.inf)
-        moves[todo] *= np.maximum(SHORTEST, np.minimum(SHORTER, 2.0 / seen))[:, None]
+        probes[todo] *= np.maximum(0.01, np.minimum(0.25, 2.0 / seen))[:, None]
     worst = int(todo[0])
-    raise unexplained(chamber, int(heads[worst]), moves[worst], float(changes[worst]))
+    raise explain_saturation(isolation, int(heads[worst]), probes[worst], float(changes[worst]))
 
 
 class Unexplained(IllConditioned):
@@ -155,27 +203,30 @@ class Unexplained(IllConditioned):
         self.counterexample = counterexample
 
 
-def unexplained(chamber: Chamber, head: int, move: Array, change: float) -> Unexplained:
-    """A competitor next to the gate itself must share its weight about evenly; it did not."""
-    base = float(chamber.base[head])
-    tokens = chamber.sequences(np.array([head]), move[None])[0]
+def explain_saturation(
+    isolation: Isolation, head: int, probe: Float[Array, " d"], change: float
+) -> Unexplained:
+    """The error for a probe next to the separator itself, which must share its weight about
+    evenly, and did not."""
+    base = float(isolation.base[head])
+    tokens = isolation.build_sequences(np.array([head]), probe[None])[0]
     return Unexplained(
         "a head stays saturated however short the probe: its value is too small beside the "
         "others, or the box is not attention",
         Counterexample(
             input=tokens,
             box_answer=np.asarray(base + change),
-            model_answer=np.asarray(base + 0.5 * float(move @ chamber.values[head])),
+            model_answer=np.asarray(base + 0.5 * float(probe @ isolation.values[head])),
             reason="two tokens all but equal must share a head's weight evenly",
         ),
     )
 
 
-def fan(
+def build_probe_basis(
     known: Float[Array, "d k"], value: Float[Array, " d"], rng: np.random.Generator
 ) -> Float[Array, "d d"]:
     """Rows: the known directions first, then random ones, together an orthonormal basis; each
-    turned towards the value so that opening along it is always seen."""
+    turned towards the value so that a probe along it is always seen."""
     width, count = known.shape
     basis = known
     if count < width:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InvalidArgument, WrongFamily
-from keyhole.learners.multi_head.known_subspaces import OrthogonalHeads, lifted
+from keyhole.learners.multi_head.known_subspaces import OrthogonalHeads, lift_head
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
@@ -17,7 +17,7 @@ def planted(seed: int) -> tuple[Attention, list[np.ndarray]]:
     rng = np.random.default_rng(seed)
     frame = np.linalg.qr(rng.standard_normal((12, 12)))[0]
     bases = [frame[:, :3], frame[:, 3:8], frame[:, 8:]]
-    heads = [lifted(attention(rng, b.shape[1]).heads[0], b) for b in bases]
+    heads = [lift_head(attention(rng, b.shape[1]).heads[0], b) for b in bases]
     return Attention(heads), bases
 
 

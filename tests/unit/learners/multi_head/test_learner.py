@@ -69,7 +69,7 @@ def test_low_rank_is_found_and_saves_queries(rank: int, heads: int, width: int) 
     for seed in range(5):
         secret = drawn(width, heads, seed, rank=rank)
         learned, oracle = ask_all(secret, width, MultiHead(), seed)
-        assert learned.details["ranks"] == (rank,) * heads
+        assert learned.diagnostics.ranks == (rank,) * heads
         assert learned.floor == heads * (2 * rank * width - rank**2 + width)
         assert learned.model.heads[0].score_factors is not None
         assert distance(learned.model, secret) < 1e-6
@@ -83,6 +83,29 @@ def test_key_biases_and_offset_are_found() -> None:
     assert learned.floor == 3 * (10**2 + 2 * 10) + 1
     assert oracle.paid <= 1.1 * learned.floor
     assert distance(learned.model, secret) < 1e-7
+
+
+@pytest.mark.parametrize("claim", [None, 3])
+def test_key_biases_do_not_count_towards_the_rank(claim: int | None) -> None:
+    """The keys W x + c span one dimension more than W; a claimed rank is that of W."""
+    secret = drawn(8, 2, 1, rank=3, bias=True)
+    learned, _ = ask_all(secret, 8, MultiHead(rank=claim))
+    unknowns = 2 * (2 * 3 * 8 - 3**2 + 8 + 8) + 1  # score, key bias, value; offset
+    assert learned.floor == unknowns == 111
+    assert learned.diagnostics.ranks == (3, 3)
+    assert learned.diagnostics.key_ranks == (4, 4)
+    assert learned.model.heads[0].score_factors[0].shape == (8, 3)
+    assert distance(learned.model, secret) < 1e-8
+
+
+def test_key_biases_inside_the_range_of_the_scores() -> None:
+    base = drawn(8, 2, 1, rank=3)
+    heads = [Head(h.score, h.score @ np.arange(8.0), h.value) for h in base.heads]
+    secret = Attention(heads, 1.0)
+    learned, _ = ask_all(secret, 8, MultiHead())
+    assert learned.diagnostics.ranks == learned.diagnostics.key_ranks == (3, 3)
+    assert learned.floor == 2 * (3 * (2 * 8 + 1) - 3**2 + 8) + 1
+    assert distance(learned.model, secret) < 1e-6
 
 
 def test_equal_heads_merge_and_dead_heads_vanish() -> None:
@@ -185,7 +208,7 @@ def test_torch_layer_with_heads_and_width_unknown(width: int, heads: int, allowe
         learned, oracle = ask_all(layer_box(layer), width, MultiHead(), seed)
         inner = width // heads
         assert learned.floor == 4 * width + 2 - 2 * inner
-        assert learned.details["value_ranks"] == (inner,) * heads
+        assert learned.diagnostics.value_ranks == (inner,) * heads
         ratios.append(oracle.paid / learned.floor)
         for found, true, bar in pairs(learned, truth):
             gap = np.linalg.norm(found.score - true.score)
@@ -200,6 +223,11 @@ def test_vector_answers_that_do_not_separate_the_heads() -> None:
     secret = drawn(6, 3, 8, outputs=2, bias=True)
     learned, _ = ask_all(secret, 6, MultiHead())
     assert distance(learned.model, secret) < 1e-7
+    (before,) = learned.tried
+    assert "vector answers" in before.strategy
+    assert "do not keep the heads apart" in before.ending
+    recovery = keyhole.recover(secret, MultiHead())
+    assert any(before.ending in note for note in recovery.notes)
 
 
 @pytest.mark.parametrize(("width", "heads", "rank", "outputs"), [(8, 2, 4, 8), (12, 3, 2, 5)])
@@ -243,7 +271,7 @@ def test_layer_narrower_than_its_width() -> None:
         heads.append(Head((left / 4, right / 4), left @ rng.standard_normal(rank), value))
     secret = Attention(heads, rng.standard_normal(12))
     learned, _ = ask_all(secret, 20, MultiHead())
-    assert sorted(learned.details["value_ranks"]) == [3, 4]
+    assert sorted(learned.diagnostics.value_ranks) == [3, 4]
     assert distance(learned.model, secret) < 1e-7
 
 
@@ -262,7 +290,7 @@ def test_a_layer_with_bounded_tokens() -> None:
     layer = random_layer(24, 3, 0)
     domain = Domain(max_norm=8.0)
     learned, oracle = ask_all(layer_box(layer), 24, MultiHead(), domain=domain)
-    assert learned.details["value_ranks"] == (8, 8, 8)
+    assert learned.diagnostics.value_ranks == (8, 8, 8)
     assert oracle.paid <= 4 * learned.floor
     for found, true, bar in pairs(learned, layer_truth(layer)):
         gap = np.linalg.norm(found.score - true.score)
@@ -297,7 +325,7 @@ def test_float32_layers_have_no_bad_head(seed: int) -> None:
     layer = random_layer(32, 8, seed).float()
     truth = layer_truth(layer)
     learned, oracle = ask_all(layer_box(layer), 32, MultiHead(), seed)
-    assert learned.details["ranks"] == (4,) * 8
+    assert learned.diagnostics.ranks == (4,) * 8
     assert oracle.paid <= 3.5 * learned.floor
     for found, true, bar in pairs(learned, truth):
         gap = np.linalg.norm(found.score - true.score)
@@ -314,7 +342,7 @@ def test_float32_layer_with_heads_of_several_widths() -> None:
         heads.append(Head(score, None, value))
     secret = Attention(heads)
     learned, _ = ask_all(secret.astype(np.float32), width, MultiHead())
-    assert sorted(learned.details["value_ranks"]) == [3, 3, 6]
+    assert sorted(learned.diagnostics.value_ranks) == [3, 3, 6]
     assert distance(learned.model, secret) < 1e-3
 
 
@@ -333,8 +361,8 @@ def test_float32_scalar_answers(heads: int, width: int, allowed: float) -> None:
     assert np.median(errors) < 1e-3
 
 
-def test_two_heads_behind_one_gate_are_told_apart_in_float32() -> None:
-    secret = drawn(8, 8, 115)  # two of its heads attend to the same token of the first bag
+def test_two_heads_behind_one_separator_are_told_apart_in_float32() -> None:
+    secret = drawn(8, 8, 115)  # two of its heads attend to the same token of the first candidates
     recovery = keyhole.recover(secret.astype(np.float32), MultiHead(), seed=15)
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert len(recovery.model.heads) == 8

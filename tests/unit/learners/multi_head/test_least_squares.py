@@ -30,7 +30,7 @@ def test_a_float32_layer() -> None:
     recovery = keyhole.recover(box, MultiHead(), budget=5 * floor)
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert recovery.ledger.paid <= 5 * floor
-    assert recovery.ledger.by_purpose["polish"] > 0
+    assert recovery.ledger.by_purpose["refinement"] > 0
     worst, units = errors(recovery, truth)
     assert worst < 0.1 * plain[0]
     assert units < 3
@@ -59,5 +59,5 @@ def test_a_float32_layer_without_biases(heads: int, outputs: int) -> None:
     truth = attention(np.random.default_rng(3), 8, heads=heads, outputs=outputs)
     recovery = keyhole.recover(truth.astype(np.float32), MultiHead(), budget=900)
     assert recovery.outcome is keyhole.Outcome.RECOVERED
-    assert recovery.ledger.by_purpose["polish"] > 0
+    assert recovery.ledger.by_purpose["refinement"] > 0
     assert errors(recovery, truth)[1] < 3

@@ -6,7 +6,7 @@ import pytest
 import keyhole
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.mirror_images import FEWEST, why_ambiguous
+from keyhole.learners.multi_head.short_sequences import FEWEST, explain_ambiguity
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
@@ -64,7 +64,7 @@ def test_pairs_with_biases_low_rank_and_few_digits() -> None:
     assert distance(ask_all(biased, WIDTH, MultiHead(), domain=PAIRS)[0].model, biased) < 1e-7
     narrow = drawn(2, rank=2)
     learned, _ = ask_all(narrow, WIDTH, MultiHead(), domain=PAIRS)
-    assert learned.details["ranks"] == (2, 2)
+    assert learned.diagnostics.ranks == (2, 2)
     assert distance(learned.model, narrow) < 1e-7
     coarse = drawn(2, 1, 8)
     learned, _ = ask_all(coarse.astype(np.float32), 8, MultiHead(), domain=PAIRS)
@@ -104,8 +104,8 @@ def test_what_pairs_cannot_tell_is_said(kind: str) -> None:
     secret = ambiguous()[kind]
     with pytest.raises(NotIdentifiable, match="mirror image"):
         ask_all(secret, WIDTH, MultiHead(), domain=PAIRS)
-    assert why_ambiguous(secret) is not None
-    assert why_ambiguous(drawn(3)) is None
+    assert explain_ambiguity(secret) is not None
+    assert explain_ambiguity(drawn(3)) is None
     longer, _ = ask_all(secret, WIDTH, MultiHead(), domain=Domain(max_length=8))
     assert distance(longer.model, secret) < 1e-7
 

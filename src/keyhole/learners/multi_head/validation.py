@@ -1,26 +1,22 @@
-"""What the ways of learning several heads share: the claims, and the hypothesis' own test."""
+"""What the strategies share: prior knowledge, diagnostics, and a test on fresh queries."""
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.errors import Counterexample
+from keyhole.learners.base import Diagnostics
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import inside
 from keyhole.models.attention import Attention
 
-VALIDATION_LENGTHS = (7, 300)  # own fresh queries, the long one longer than any bag of tokens
-SINGLE_SHARE = 1e-5  # a float32 box is trusted with fewer digits in proportion to this
-DOUBT_LIMIT = 1e-5  # error bars of a float64 box excuse a deviation only up to here
-MOST_EXCUSED = 1e3  # for a coarser box more, up to so many times
-SCORE = 1.5  # typical score of a validating query
-BARS = 3  # error bars that a deviation may have
-VALID = 1e-8  # deviation, relative to the answers' scale, that a float64 hypothesis may show
+EXCUSED = 1e-5  # error of the log-odds, by the standard errors, that may excuse a deviation
 
 
 @runtime_checkable
-class Claims(Protocol):
+class PriorKnowledge(Protocol):
     """What the user said about the box."""
 
     @property
@@ -33,7 +29,21 @@ class Claims(Protocol):
     def attempts(self) -> int: ...
 
 
-def fewer_than_claimed(claimed: int | None, found: int) -> tuple[str, ...]:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MultiHeadDiagnostics(Diagnostics):
+    """What a strategy for several heads found out beside the model."""
+
+    heads: int
+    ranks: tuple[int, ...] | None = None  # of the scores; a head with score zero is left out
+    key_ranks: tuple[int, ...] | None = None  # of [W | c]: one more, if c is outside W's range
+    value_ranks: tuple[int, ...] | None = None
+    separator_norm: float | None = None  # of the longest separating token, in units of its margin
+    unit: float | None = None  # relative rounding error of an answer
+    condition: float | None = None  # of the output maps that keep the heads apart
+    misfit: float | None = None  # of a least-squares refinement, in standard errors
+
+
+def note_missing_heads(claimed: int | None, found: int) -> tuple[str, ...]:
     """The note for a reader who expected more heads than the box shows."""
     if claimed is None or found >= claimed:
         return ()
@@ -43,22 +53,23 @@ def fewer_than_claimed(claimed: int | None, found: int) -> tuple[str, ...]:
     )
 
 
-def validated(
+def find_counterexample(
     ask: Asker,
     model: Attention,
     errors: Attention,
     rng: np.random.Generator,
     radius: float = np.inf,
-    slack: float = DOUBT_LIMIT,
+    excused: float = EXCUSED,
 ) -> Counterexample | None:
-    """Fresh random queries, short and long, scores of order one; the first that disagrees."""
+    """Fresh random queries, one short and one longer than any set of candidate tokens, with
+    log-odds of order one; the first that the model answers otherwise."""
     scales = [float(np.linalg.norm(head.score)) for head in model.heads]
     typical = float(np.median([scale for scale in scales if scale > 0] or [1.0]))
-    size = min(float(np.sqrt(SCORE / typical)), radius / np.sqrt(model.width))
-    allowed = tolerance(ask, model, errors, size, slack)
+    size = min(float(np.sqrt(1.5 / typical)), radius / np.sqrt(model.width))
+    allowed = tolerate(ask, model, errors, size, excused)
     domain = ask.oracle.spec.domain
     limit = domain.max_length
-    for length in VALIDATION_LENGTHS:
+    for length in (7, 300):
         count = length if limit is None else min(limit, length)
         tokens = size * rng.standard_normal((1, count, model.width))
         norms = np.linalg.norm(tokens, axis=2, keepdims=True)
@@ -73,17 +84,18 @@ def validated(
     return None
 
 
-def tolerance(ask: Asker, model: Attention, errors: Attention, size: float, slack: float) -> float:
-    """Deviation that rounding and the error bars, up to `slack`, allow for tokens with entries of
-    `size`."""
+def tolerate(ask: Asker, model: Attention, errors: Attention, size: float, excused: float) -> float:
+    """Deviation that rounding and three standard errors, as far as they are excused, allow for
+    tokens with entries of this size."""
     norm = size * np.sqrt(model.width)
-    precision = VALID * max(1.0, SINGLE_SHARE * ask.unit / UNIT_ROUNDOFF)
-    limit = slack * min(np.sqrt(max(1.0, ask.unit / UNIT_ROUNDOFF)), MOST_EXCUSED)
-    allowed = ask.noise
+    roundings = ask.unit / UNIT_ROUNDOFF
+    precision = 1e-8 * max(1.0, 1e-5 * roundings)  # a float64 model has eight digits at least
+    limit = excused * min(np.sqrt(max(1.0, roundings)), 1e3)
+    allowed = ask.undetected
     for head, error in zip(model.heads, errors.heads, strict=True):
-        loud = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)
+        scale = float(np.linalg.norm(head.value)) * norm / np.sqrt(model.outputs or 1)
         doubt = float(np.linalg.norm(error.score)) * size**2
         doubt += float(np.linalg.norm(error.key_bias)) * size
-        allowed += loud * (precision + BARS * min(doubt, limit))
-        allowed += BARS * float(np.linalg.norm(error.value)) * norm
+        allowed += scale * (precision + 3 * min(doubt, limit))
+        allowed += 3 * float(np.linalg.norm(error.value)) * norm
     return float(allowed)
