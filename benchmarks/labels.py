@@ -21,7 +21,7 @@ from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.count import QueryCounter
-from keyhole.oracles.wrappers.labels import BITS, SIGNS, Labels
+from keyhole.oracles.wrappers.degrade import BITS, SIGNS, Labels
 
 Draw = Callable[[np.random.Generator, int], Attention]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import keyhole
 from keyhole.models.attention import Attention, Head
-from keyhole.oracles.wrappers.rounding import round_bits
+from keyhole.oracles.wrappers.degrade import round_bits
 
 Box = Callable[[np.ndarray], np.ndarray]
 

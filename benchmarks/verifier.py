@@ -31,8 +31,7 @@ from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded, round_bits
+from keyhole.oracles.wrappers.degrade import Noisy, Rounded, round_bits
 from keyhole.recovery import recover
 from keyhole.verification.tolerance import disturbed
 from keyhole.verification.verify import verify

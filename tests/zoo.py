@@ -21,9 +21,7 @@ from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.labels import BITS, Labels
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded, round_bits
+from keyhole.oracles.wrappers.degrade import BITS, Labels, Noisy, Rounded, round_bits
 from multi_head_boxes import layer_box, random_layer
 from networks import gelu, layer, network
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, whole_number
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
 from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
 from keyhole.learners.label_only.learner import LabelOnly
@@ -22,6 +22,7 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
+from keyhole.measurement.family import examine_family
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
@@ -35,19 +36,14 @@ from keyhole.oracles.open import opened
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.batch import CHUNK_QUERIES
 from keyhole.oracles.wrappers.count import QueryCounter
-from keyhole.oracles.wrappers.labels import Labels
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import Labels, Noisy, Rounded
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.recovery import recover
 
 PURPOSE = "plan"
-TIMED = 16  # queries of the batch that is timed
+TIMED = 8  # queries of the batch that is timed
 STAGES = 12  # batches that wait for each other, beyond those that are full
 REHEARSED = 12  # width of the rehearsal, at most: a moment's work
-EXACTLY = 1e3  # roundoffs within which two answers are the same
-NOISE = 16.0  # and standard deviations, summed over a second difference
-LABELS = (-1.0, 0.0, 1.0)
 USUAL_HEADS, USUAL_SHARE = 2, 4  # heads, and width per rank, where nothing is known
 
 
@@ -97,57 +93,39 @@ class Estimate:
 
 
 def survey(box: Any, seed: int = 0) -> Survey:
-    """Some thirty queries: precision, family, speed."""
+    """Some forty queries: precision, family, speed."""
     rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
     with opened(box) as oracle:
-        return _surveyed(QueryCounter(Validator(oracle)), rng)
+        return _survey_box(QueryCounter(Validator(oracle)), rng)
 
 
-def _surveyed(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
-    found, _, answers = estimate_noise(oracle, rng)
-    spec = oracle.spec
-    if answers.ndim == 2 and spec.outputs is None:
-        spec = Spec(spec.width, int(answers.shape[1]), spec.domain, spec.precision, spec.identity)
-    latency, each, spread = _speed(oracle, rng)
-    if answers.ndim == 1 and np.isin(spread, LABELS).all():
-        kind = "labels"
-        found = replace(found, format="labels")
+def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
+    """The family is named by the same queries as in a recovery, where tokens around zero may be
+    asked; elsewhere the smallest family is assumed."""
+    domain = oracle.spec.domain
+    latency, each = _measure_speed(oracle, rng)
+    if domain.vocabulary is not None or domain.radius <= 0:
+        noise, _, answers = estimate_noise(oracle, rng)
+        kind, outputs = "attention", None if answers.ndim == 1 else int(answers.shape[1])
     else:
-        slack = EXACTLY * found.relative, NOISE * found.error_floor
-        kind = _kind(oracle, rng, slack)
-    return Survey(spec, found, found.format, kind, latency, each, oracle.paid)
+        facts = examine_family(oracle, rng)
+        kind, noise, outputs = facts.kind, facts.noise, facts.outputs
+    number_format = "labels" if kind == "labels" else noise.format
+    spec = replace(oracle.spec, outputs=oracle.spec.outputs or outputs)
+    return Survey(spec, noise, number_format, kind, latency, each, oracle.paid)
 
 
-def _speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float, Array]:
-    """Seconds of a call, seconds per further query, and the answers."""
+def _measure_speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float]:
+    """Seconds of a call and seconds per further query."""
     length = min(2, oracle.spec.domain.max_length or 2)
     tokens = inside(oracle, rng.standard_normal((TIMED, length, oracle.spec.width)), rng)
     times = []
     for count in (1, 1, TIMED):  # the first call of all may set things up
         start = time.perf_counter()
-        answers = oracle.ask(QueryBatch.of(tokens[:count], PURPOSE))
+        oracle.ask(QueryBatch.of(tokens[:count], PURPOSE))
         times.append(time.perf_counter() - start)
     each = max(0.0, (times[2] - times[1]) / (TIMED - 1))
-    return max(0.0, times[1] - each), each, np.asarray(answers, dtype=np.float64)
-
-
-def _kind(oracle: Oracle, rng: np.random.Generator, slack: tuple[float, float]) -> str:
-    """Whether single tokens act linearly; if not, whether the rest of a sequence matters."""
-    if not oracle.spec.domain.unbounded:
-        return "attention"  # lines and sums may leave the domain: the smallest family is assumed
-    width = oracle.spec.width
-    start, step = rng.standard_normal((2, width))
-    line = start + np.array([-2.0, -1.0, 0.0, 1.0, 2.0])[:, None] * step
-    answers = oracle.ask(QueryBatch.of(line[:, None], PURPOSE)).reshape(len(line), -1).astype(float)
-    allowed = slack[0] * np.max(np.abs(answers)) + slack[1]
-    bend = np.abs(np.diff(answers, 2, axis=0))
-    if (bend <= allowed).all():
-        return "attention"
-    tokens = rng.standard_normal((2, min(3, oracle.spec.domain.max_length or 3), width))
-    tokens[1, -1] = tokens[0, -1]
-    pair = np.asarray(oracle.ask(QueryBatch.of(tokens, PURPOSE)), dtype=np.float64)
-    allowed = slack[0] * np.max(np.abs(pair)) + slack[1]
-    return "network" if (np.abs(pair[0] - pair[1]) <= allowed).all() else "layer"
+    return max(0.0, times[1] - each), each
 
 
 @dataclass(frozen=True)
@@ -247,7 +225,7 @@ def plan(
         queries = candidate.learner.expected_queries(spec)
         error, ending = None, "not rehearsed"
         if rehearse:
-            error, ending = _rehearsal(name, size, target, seed)
+            error, ending = _rehearse(name, size, target, seed)
         found.append(
             Estimate(
                 name,
@@ -262,7 +240,7 @@ def plan(
     return found
 
 
-def _rehearsal(name: str, size: Size, target: Survey, seed: int) -> tuple[float | None, str]:
+def _rehearse(name: str, size: Size, target: Survey, seed: int) -> tuple[float | None, str]:
     """The learner on a random box of its family, as exact as the real one."""
     width = min(target.spec.width, REHEARSED)
     small = Size(
@@ -276,7 +254,7 @@ def _rehearsal(name: str, size: Size, target: Survey, seed: int) -> tuple[float 
     rng = np.random.default_rng([seed, 4])
     secret = candidate.draw(rng, width)
     spec = Spec(width, domain=target.spec.domain, identity="rehearsal")
-    box = _blurred(secret, spec, target.precision, name == "label-only", seed)
+    box = _blur(secret, spec, target.precision, name == "label-only", seed)
     try:
         recovery = recover(box, candidate.learner, seed=seed, throw=False)
     except KeyholeError as error:  # the learner does not take such a box at all
@@ -287,7 +265,7 @@ def _rehearsal(name: str, size: Size, target: Survey, seed: int) -> tuple[float 
     return float(distance(recovery.model, secret)), ending
 
 
-def _blurred(secret: Any, spec: Spec, precision: NoiseModel, labels: bool, seed: int) -> Oracle:
+def _blur(secret: Any, spec: Spec, precision: NoiseModel, labels: bool, seed: int) -> Oracle:
     """A random model behind answers of this precision."""
     dtype = np.float32 if precision.relative > UNIT_ROUNDOFF else np.float64
     box: Oracle = FunctionOracle(secret.astype(dtype), spec)

@@ -14,8 +14,7 @@ from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.oracles.wrappers.count import QueryCounter
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import Noisy, Rounded
 from keyhole.oracles.wrappers.sample import AnswerSample
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.testing import ContractBroken, check_oracle

@@ -10,7 +10,7 @@ from boxes import impostors
 from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
-from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.oracles.wrappers.degrade import BITS, Labels
 
 WIDTH = 8
 # a positive factor that drifts changes no label: seen through its labels, that box is a head

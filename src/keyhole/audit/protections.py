@@ -9,9 +9,7 @@ from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.wrappers.labels import Labels
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import Labels, Noisy, Rounded
 
 BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of the significand
 DEFAULT = (

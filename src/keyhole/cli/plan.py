@@ -30,7 +30,7 @@ def plan(
 ) -> None:
     """What recovery will cost: queries, time and expected error, for each learner.
 
-    TARGET is asked some thirty queries; without it, --width alone tells the queries."""
+    TARGET is asked some forty queries; without it, --width alone tells the queries."""
     from keyhole.errors import InvalidArgument
     from keyhole.oracles.base import Domain, Spec
     from keyhole.oracles.noise import NoiseModel
@@ -121,8 +121,9 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
             "labels": "every answer is a label",
         }
         kind = kinds[known.kind]
-        if known.kind == "attention" and not known.spec.domain.unbounded:
-            kind = "tokens are bounded, taken for attention"
+        domain = known.spec.domain
+        if domain.vocabulary is not None or domain.radius <= 0:
+            kind = "tokens around zero cannot be asked, taken for attention"
         lines.append(f"{known.asked} queries were asked: {kind}; answers in {known.format}.")
         if known.latency is not None and known.each is not None:
             lines.append(

@@ -28,7 +28,7 @@ from keyhole.measurement.family import Facts, examine_family
 from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.wrappers.known import WithPrior
+from keyhole.oracles.wrappers.restrict import WithPrior
 
 COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
 SPARE = 0.08  # share of the queries that may be spent to have few rounds of them
@@ -55,22 +55,22 @@ class Auto:
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
         if domain.vocabulary is not None or domain.radius <= 0:
-            return among_given_tokens(oracle, rng)
-        if tight(oracle):
+            return learn_among_given_tokens(oracle, rng)
+        if has_tight_budget(oracle):
             reason = "the budget leaves no room to find out, so the smallest family is tried"
             return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
-        oracle = WithPrior(oracle, worth_stating(facts, oracle.spec.precision))
+        oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
         if facts.labels:
             choice = Choice.of(facts, "label-only head", "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
-        refuse(facts)
+        refuse_unknown_families(facts)
         if facts.bent:
-            return network(oracle, rng, facts)
+            return learn_network(oracle, rng, facts)
         if facts.several:
-            return several_heads(oracle, rng, facts)
-        return one_head(oracle, rng, facts)
+            return learn_several_heads(oracle, rng, facts)
+        return learn_one_head(oracle, rng, facts)
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class Choice:
         return (f"Taken for {self.family}: {self.reason}.", *self.findings)
 
     def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        return self.told(lambda: learner.learn(oracle, rng))
+        return self.annotate(lambda: learner.learn(oracle, rng))
 
-    def told(self, learn: Callable[[], Hypothesis]) -> Hypothesis:
+    def annotate(self, learn: Callable[[], Hypothesis]) -> Hypothesis:
         """The hypothesis with the family and why it was chosen, or the error with them."""
         try:
             learned = learn()
         except DomainError as error:
             message = f"looks like {self.family}, which cannot be learned here: {error}"
-            raise self.blamed(WrongFamily(message)) from error
+            raise self.annotate_error(WrongFamily(message)) from error
         except KeyholeError as error:
-            raise self.blamed(error) from error.__cause__
+            raise self.annotate_error(error) from error.__cause__
         details = {**learned.details, "family": self.family, "family_reason": self.reason}
         return replace(
             learned,
@@ -111,13 +111,13 @@ class Choice:
             noise=learned.noise or self.precision,
         )
 
-    def blamed(self, error: KeyholeError) -> KeyholeError:
+    def annotate_error(self, error: KeyholeError) -> KeyholeError:
         error.findings = (*self.notes, *error.findings)
         error.family = error.family or self.family
         return error
 
 
-def tight(oracle: Oracle) -> bool:
+def has_tight_budget(oracle: Oracle) -> bool:
     """Whether the budget is little more than the unknowns of one head in a bounded domain, where
     every query counts."""
     left, width = oracle.remaining, oracle.spec.width
@@ -126,7 +126,7 @@ def tight(oracle: Oracle) -> bool:
     return left < fewest_queries(width) + FINDING_OUT
 
 
-def worth_stating(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
+def choose_stated_noise(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
     """What was measured, where a learner would otherwise have to measure it again, or would not."""
     noise = facts.noise
     known = noise.format != DECIMAL  # to every learner, from the answers
@@ -134,7 +134,7 @@ def worth_stating(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
     return None if stated is not None or plain else noise
 
 
-def refuse(facts: Facts) -> None:
+def refuse_unknown_families(facts: Facts) -> None:
     """Raises WrongFamily where no family fits what was found out."""
     if facts.smooth:
         message = (
@@ -164,7 +164,7 @@ def refuse(facts: Facts) -> None:
     raise error
 
 
-def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     if not facts.sequence:
         reason = "single tokens bend, the rest of a sequence does not matter"
         choice = Choice.of(facts, "ReLU network", reason)
@@ -173,7 +173,7 @@ def network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesi
     return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
 
 
-def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
     """A vocabulary, or a domain far from zero: one head, or several by random queries."""
     choice = Choice((), "single head", "tokens are given, so the smallest family is tried first")
     several = Choice((), "several heads", "one head does not explain the answers")
@@ -187,23 +187,23 @@ def among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
     return several.learn(MultiHead(), oracle, rng)
 
 
-def several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
     choice = Choice.of(facts, "several heads", reason)
-    return choice.told(lambda: learn_beside_skip(oracle, rng, MultiHead().learn))
+    return choice.annotate(lambda: learn_beside_skip(oracle, rng, MultiHead().learn))
 
 
-def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """The cheapest way to learn one head; the larger families where that is not what it is."""
     reason = "single tokens act linearly, and pairs say nothing against one head"
     choice = Choice.of(facts, "single head", reason)
     try:
-        learned = choice.told(lambda: head_alone(oracle, rng, facts))
+        learned = choice.annotate(lambda: learn_head_alone(oracle, rng, facts))
     except WrongFamily as error:
         if error.counterexample is not None and len(error.counterexample.input) == 1:
             facts = replace(facts, bent=True)  # not linear after all
-            return network(oracle, rng, facts)
-        return beyond_one_head(oracle, rng, facts, None, error)
+            return learn_network(oracle, rng, facts)
+        return learn_beyond_one_head(oracle, rng, facts, None, error)
     ask = Asker(WithPrior(oracle, learned.noise))
     example = find_counterexample(
         ask, learned.model, learned.errors, rng, oracle.spec.domain.radius
@@ -211,10 +211,10 @@ def one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothes
     if example is None:
         return learned
     differs = WrongFamily("not one head: a fresh query is answered differently", example)
-    return beyond_one_head(oracle, rng, facts, learned, choice.blamed(differs))
+    return learn_beyond_one_head(oracle, rng, facts, learned, choice.annotate_error(differs))
 
 
-def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+def learn_head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """Every entry of the score, or those that its rank needs: whichever can be cheaper."""
     if np.isinf(oracle.spec.domain.radius):
         search = RankSearch(spare=SPARE, patient=False)
@@ -222,7 +222,7 @@ def head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
     return learn_head(oracle, rng, None)
 
 
-def beyond_one_head(
+def learn_beyond_one_head(
     oracle: Oracle,
     rng: np.random.Generator,
     facts: Facts,
@@ -238,7 +238,7 @@ def beyond_one_head(
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
         heads = MultiHead(attempts=ATTEMPTS)
-        return choice.told(lambda: learn_beside_skip(oracle, rng, heads.learn))
+        return choice.annotate(lambda: learn_beside_skip(oracle, rng, heads.learn))
     except (WrongFamily, IllConditioned) as other:
         message = f"neither one head ({error}) nor several ({other})"
         found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)

@@ -59,6 +59,15 @@ class Facts:
     lone: bool = False  # f is affine in the last token, and no other token is seen
     against: Counterexample | None = field(default=None)
 
+    @property
+    def kind(self) -> str:
+        """The family in a word: "labels", "attention", "network" or "layer" (both)."""
+        if self.labels:
+            return "labels"
+        if not self.bent:
+            return "attention"
+        return "layer" if self.sequence else "network"
+
     def still(self, oracle: Oracle) -> bool:
         """Whether the box answers its first query as it did."""
         queries, answers = self.looked

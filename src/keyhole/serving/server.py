@@ -16,9 +16,7 @@ from keyhole.extras import need
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.client import loopback
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.wrappers.labels import BITS, Labels
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import BITS, Labels, Noisy, Rounded
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.serving.app import App
 from keyhole.serving.connections import HEAD_SECONDS, guarded_protocol

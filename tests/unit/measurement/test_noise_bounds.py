@@ -11,8 +11,7 @@ from keyhole.models.random import attention
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import Noisy, Rounded
 from keyhole.verification.challenge_queries import Designer
 from keyhole.verification.verify import verify
 

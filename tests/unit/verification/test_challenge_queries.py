@@ -7,7 +7,7 @@ from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.base import Domain, Spec
-from keyhole.oracles.wrappers.labels import SIGNS
+from keyhole.oracles.wrappers.degrade import SIGNS
 from keyhole.verification.challenge_queries import (
     Designer,
     can_change_parameters,

@@ -10,8 +10,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.noise import Noisy
-from keyhole.oracles.wrappers.rounding import Rounded
+from keyhole.oracles.wrappers.degrade import Noisy, Rounded
 from keyhole.verification.verify import verify
 
 MODEL = attention(np.random.default_rng(0), 8, bias=True)

@@ -61,7 +61,7 @@ class LabelOnly:
 
     >>> from keyhole.models.random import attention
     >>> from keyhole.oracles.open import open_oracle
-    >>> from keyhole.oracles.wrappers.labels import Labels
+    >>> from keyhole.oracles.wrappers.degrade import Labels
     >>> box = Labels(open_oracle(attention(np.random.default_rng(0), 3)))
     >>> LabelOnly(bits=8).learn(box, np.random.default_rng(1)).model
     LabelledAttention(width=3, heads=1)

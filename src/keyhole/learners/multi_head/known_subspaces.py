@@ -26,7 +26,7 @@ from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_co
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.wrappers.subspace import Subspace
+from keyhole.oracles.wrappers.restrict import Subspace
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.noise import ROUNDINGS
-from keyhole.oracles.wrappers.known import WithPrior
+from keyhole.oracles.wrappers.restrict import WithPrior
 
 REDUNDANCY = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
 LENGTH = 4  # tokens in a query: with two most descents fail, with more nothing is gained

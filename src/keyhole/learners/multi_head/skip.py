@@ -28,7 +28,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.known import WithPrior
+from keyhole.oracles.wrappers.restrict import WithPrior
 from keyhole.oracles.wrappers.skip import WithoutSkip
 
 PURPOSE = "skip"

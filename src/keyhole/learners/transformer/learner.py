@@ -2,7 +2,7 @@
 
 Statement.  f(X) = network(Σ_i softmax_i(x_i · (score x_N + key_bias)) x_i) is recovered with the
             queries of any learner of networks plus about one per entry of the score.
-Queries.    Length one: the network is an oracle of its own (oracles/wrappers/single_token), any
+Queries.    Length one: the network is an oracle of its own (oracles/wrappers/restrict), any
             `FfnLearner` learns it. Then, method "segment": pairs [x + u ; x], read off the known
             network along the segment from x to x + u (score_from_segments). Method "antisymmetric":
             f(X) − f(−X) is an attention head (learners/published/antisymmetric) for any learner of
@@ -53,7 +53,7 @@ from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.single_token import SingleToken
+from keyhole.oracles.wrappers.restrict import SingleToken
 
 NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
 POOREST_NETWORK = 1e-4  # error of a network, relative to its answers, behind which no score is read

@@ -12,7 +12,7 @@ from keyhole.learners.label_only.learner import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.models.sign_attention import Coding, LabelledAttention, normalised
-from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.oracles.wrappers.degrade import BITS, Labels
 from keyhole.verification.tolerance import allowance
 
 

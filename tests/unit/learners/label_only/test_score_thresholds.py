@@ -10,7 +10,7 @@ from keyhole.linalg.bases import equal_overlap
 from keyhole.models.attention import Attention
 from keyhole.models.random import attention
 from keyhole.models.sign_attention import Coding
-from keyhole.oracles.wrappers.labels import Labels
+from keyhole.oracles.wrappers.degrade import Labels
 
 WIDTH = 7
 

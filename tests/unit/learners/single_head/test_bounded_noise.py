@@ -17,7 +17,7 @@ from keyhole.learners.single_head.bounded_noise import (
 )
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
-from keyhole.oracles.wrappers.rounding import round_bits
+from keyhole.oracles.wrappers.degrade import round_bits
 
 NOISE = 1e-6
 

@@ -8,7 +8,7 @@ from boxes import CountingBox, in_float32
 from keyhole.learners.single_head.vocabulary import sample_vocabulary
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
-from keyhole.oracles.wrappers.noise import Noisy
+from keyhole.oracles.wrappers.degrade import Noisy
 
 
 def recovered(secret, words, **kwargs):

@@ -5,8 +5,8 @@ import keyhole
 from keyhole.models.random import attention
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.oracles.wrappers.count import QueryCounter
+from keyhole.oracles.wrappers.degrade import Noisy
 from keyhole.oracles.wrappers.drift import PURPOSE, RECALLED, REPEATS, DriftWatch
-from keyhole.oracles.wrappers.noise import Noisy
 
 WIDTH = 8
 

@@ -6,7 +6,7 @@ import pytest
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.rounding import Rounded, round_bits
+from keyhole.oracles.wrappers.degrade import Rounded, round_bits
 
 BOX = open_oracle(lambda tokens: tokens[:, 0, 0], width=1)
 

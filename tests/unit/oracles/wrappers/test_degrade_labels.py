@@ -5,7 +5,7 @@ import numpy as np
 import keyhole
 from keyhole.models.random import attention
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.labels import BITS, Labels
+from keyhole.oracles.wrappers.degrade import BITS, Labels
 
 
 def test_labels_are_the_signs_of_the_answers() -> None:

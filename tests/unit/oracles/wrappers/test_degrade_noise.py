@@ -4,7 +4,7 @@ import pytest
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.noise import Noisy
+from keyhole.oracles.wrappers.degrade import Noisy
 
 BOX = open_oracle(lambda tokens: 100.0 * tokens[:, 0, 0], width=1)
 QUERIES = QueryBatch.of(np.repeat([1.0, -2.0], 4000).reshape(-1, 1, 1), "")

@@ -3,7 +3,7 @@ import pytest
 
 from keyhole.errors import DomainError
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.single_token import SingleToken
+from keyhole.oracles.wrappers.restrict import SingleToken
 from networks import CountingOracle, layer
 
 
