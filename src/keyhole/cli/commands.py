@@ -250,8 +250,7 @@ def learn(
 ) -> None:
     """Learns a layer from labelled examples, without asking anything."""
     from keyhole.cli.progress import searching
-    from keyhole.learners.examples.data import read_examples
-    from keyhole.learners.examples.learner import FromExamples
+    from keyhole.learners.examples import FromExamples, read_examples
     from keyhole.learning import learn as run
 
     check_places(out, report)

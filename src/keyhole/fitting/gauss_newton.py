@@ -83,7 +83,8 @@ class Scaling(Protocol):
 @dataclass(frozen=True, eq=False)
 class Linearization:
     """The residual at a point and its derivative by a step from there, both scaled by the standard
-    errors of the data. `freedom`: independent unknowns, where steps have more entries."""
+    errors of the data. `freedom`: independent unknowns, where steps have more entries.
+    `eliminated`: unknowns that were solved for already, and are no part of a step."""
 
     residual: Float[Array, " numbers"]
     unknowns: int
@@ -92,6 +93,7 @@ class Linearization:
     jacobian: Callable[[], Array] | None = None  # all of it, where that is cheap
     scaling: Scaling | None = None
     freedom: int | None = None
+    eliminated: int = 0
 
     @property
     def cost(self) -> float:
@@ -157,7 +159,7 @@ class Uncertainty:
 
     errors: Float[Array, " unknowns"]  # infinite where the data say nothing
     condition: float  # largest over smallest singular value, unknowns scaled; matrix-free: of J S
-    rank: int
+    rank: int  # independent unknowns that the data determine, eliminated ones included
 
 
 @dataclass(frozen=True, eq=False)
@@ -491,7 +493,7 @@ def estimate_uncertainty(
     """Standard errors of the unknowns for unit noise on every number (the Fisher information)."""
     options = FitOptions() if options is None else options
     if at.unknowns <= options.dense_unknowns:
-        return _dense_uncertainty(form_jacobian(at))
+        return _dense_uncertainty(form_jacobian(at), at.eliminated)
     if at.scaling is None and blocks is not None:
         at = replace(at, scaling=sketch_scaling(at, blocks, rng))
     squares, condition = np.zeros(at.unknowns), 1.0
@@ -504,10 +506,11 @@ def estimate_uncertainty(
     parts = [slice(None)] if blocks is None else list(blocks.slices.values())
     for part in parts:
         errors[part] = smooth_errors(errors[part][None])[0]
-    return Uncertainty(errors, condition, at.unknowns if at.freedom is None else at.freedom)
+    rank = at.unknowns if at.freedom is None else at.freedom
+    return Uncertainty(errors, condition, rank + at.eliminated)
 
 
-def _dense_uncertainty(jacobian: Float[Array, "numbers unknowns"]) -> Uncertainty:
+def _dense_uncertainty(jacobian: Float[Array, "numbers unknowns"], eliminated: int) -> Uncertainty:
     norms = _column_norms(jacobian)
     triangle = qr(jacobian / norms, mode="r", check_finite=False)[0][: jacobian.shape[1]]
     _, sizes, right = np.linalg.svd(triangle)
@@ -517,7 +520,7 @@ def _dense_uncertainty(jacobian: Float[Array, "numbers unknowns"]) -> Uncertaint
     unseen = (right[~seen] ** 2).sum(axis=0) > np.sqrt(UNIT_ROUNDOFF)
     errors = np.where(unseen, np.inf, np.sqrt(variances) / norms)
     condition = float(sizes[0] / sizes[-1]) if sizes[-1] > 0 else np.inf
-    return Uncertainty(errors, condition, int(seen.sum()))
+    return Uncertainty(errors, condition, int(seen.sum()) + eliminated)
 
 
 # -- Models written as functions ---------------------------------------------------------------

@@ -57,7 +57,7 @@ def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
     if rows.offset:
         design = np.hstack([design, rows.weights.reshape(-1, 1)])
     targets = rows.targets.reshape(len(design), -1) * rows.weights.reshape(-1, 1)
-    basis, order, upper = _factored(design)
+    basis, order, upper = factor_columns(design)
     inside = basis.T @ targets
     values = np.zeros((design.shape[1], targets.shape[1]))
     values[order] = solve_triangular(upper, inside, check_finite=False)
@@ -68,7 +68,7 @@ def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
     return Projection(theta, pattern, basis, values[:wide], offset, residual, cost)
 
 
-def _factored(design: Array) -> tuple[Array, Array, Array]:
+def factor_columns(design: Array) -> tuple[Array, Array, Array]:
     """Orthonormal basis, the columns it was made of, and the triangle between them."""
     basis, upper = qr(design, mode="economic", check_finite=False)
     sizes = np.abs(np.diagonal(upper))

@@ -12,9 +12,9 @@ Source.     Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
 
 from keyhole.learners.base import Diagnostics, Hypothesis
+from keyhole.linalg.softmax import expit, logit
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch
@@ -47,7 +47,7 @@ def learn_as_published(oracle: Oracle, score_bound: float) -> Hypothesis:
         weight = (answers - anchor * value[j]) / (probe * value[i])
     low, high = expit([-0.5, 0.5])  # |score · a · b| ≤ ½ under the theorem's condition
     weight = np.clip(np.nan_to_num(weight, nan=0.5), low, high)
-    score = (np.log(weight / (1.0 - weight)) / (probe * anchor)).reshape(width, width)
+    score = (logit(weight) / (probe * anchor)).reshape(width, width)
     return Hypothesis(
         Attention([Head(score, None, value)]),
         None,

@@ -49,6 +49,7 @@ from keyhole.learners.single_head.hypothesis import (
 from keyhole.linalg.bases import random_rotation
 from keyhole.linalg.low_rank import separate_errors, truncate_noise
 from keyhole.linalg.low_rank_fit import unknowns as unknowns_of_rank
+from keyhole.linalg.softmax import LogOdds, logit_with_error
 from keyhole.measurement.noise import REPEATS, decimal_step, estimate_noise
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import DETECTION, REJECTION, NoiseModel
@@ -381,12 +382,11 @@ def predict_error(probes: Float[Array, "d d"], value: Float[Array, "d D"]) -> fl
     return float(np.sum((np.linalg.inv(probes) / visible) ** 2))
 
 
-def compute_log_odds(reading: Array, swing: Array, noise: float) -> tuple[Array, Array]:
+def compute_log_odds(reading: Array, swing: Array, noise: float) -> LogOdds:
     """Scores and their errors where a reading is weight · swing + noise. Weights are kept inside
     (0, 1) by a millionth."""
     weight = np.clip(reading / swing, 1e-6, 1.0 - 1e-6)
-    slope = weight * (1.0 - weight) * np.abs(swing)
-    return np.log(weight / (1.0 - weight)), noise / slope
+    return logit_with_error(weight, noise / np.abs(swing))
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.mlp import InputRegion
 from keyhole.linalg.bases import equal_overlap, random_rotation
+from keyhole.linalg.softmax import expit, logit
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import QueryBatch
@@ -65,8 +66,7 @@ class ResidualProbe:
         rise = length * probes @ gradient
         weight = np.einsum("nk,nk->n", moved, rise) / np.einsum("nk,nk->n", rise, rise)
         weight = np.clip(weight, 1e-15, 1 - 1e-15)  # zero and one have no log-odds
-        odds = np.log(weight) - np.log1p(-weight)
-        return np.asarray(np.linalg.solve(probes, odds / length))
+        return np.asarray(np.linalg.solve(probes, logit(weight) / length))
 
     def measure_mixed(self, score: Array, key_bias: Array) -> tuple[Array, Array]:
         """mixed_weight and mixed_skip, from both sides of every hyperplane."""
@@ -103,7 +103,7 @@ class ResidualProbe:
     ) -> Float[Array, "d k"]:
         """J at a point behind a known attention, with one query per direction."""
         steps = length * basis
-        weight = 1 / (1 + np.exp(-(steps @ (score @ point + key_bias))))
+        weight = expit(steps @ (score @ point + key_bias))
         moved = self.ask_pairs(point + steps, point) - self.predict(point)
         return np.asarray(np.linalg.solve(steps, moved / weight[:, None]))
 

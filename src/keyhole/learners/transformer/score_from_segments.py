@@ -23,6 +23,7 @@ from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.mlp import InputRegion
 from keyhole.linalg.bases import equal_overlap, random_rotation
+from keyhole.linalg.softmax import logit_with_error
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import QueryBatch
@@ -271,12 +272,12 @@ class SegmentProbe:
         off = self.exactness / np.maximum(reading.slope, TINY)
         edge = 1e-16  # weights of exactly zero or one have no logarithm
         weight = np.clip(reading.weight, edge, 1 - edge)
-        odds = np.log(weight) - np.log1p(-weight)
+        odds, errors = logit_with_error(weight, off)
         whole = self.network(start + step) - self.network(start)
         mean_speed = np.linalg.norm(whole.reshape(len(start), -1), axis=1)
         doubtful = reading.slope < self.options.flat * mean_speed
         doubtful |= np.abs(odds) > self.options.largest_log_odds
-        return LogOdds(odds, off / (weight * (1 - weight)), doubtful)
+        return LogOdds(odds, errors, doubtful)
 
 
 # -- a known network along segments --------------------------------------------------------------
