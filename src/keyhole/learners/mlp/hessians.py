@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.mlp.refinement import Weights
@@ -48,8 +49,10 @@ GRID_SCALES = np.logspace(-1.5, 1.5, 46)  # of a neuron, times the spread of its
 GRID_BIASES = np.linspace(-6.0, 6.0, 61)
 FIT_STEPS, FIT_STARTS = 40, 4
 TELLING = 48  # neurons whose bends tell the activation
+RIDGE = 1e-14  # of normal equations with unit diagonal
 DOUBTFUL = 3.0  # what another fit of a neuron may leave, relative to the best and to the usual
 POWER_STEPS = 16
+FAR_FROM = 0.2  # square of what may be outside the span before Gauss-Newton takes over
 FINAL_STEPS = 8  # of Gauss-Newton, for all directions at the end
 
 
@@ -184,21 +187,21 @@ def find_span(hessians: Float[Array, "k D s s"], most: int) -> Span | None:
     stack = flat(hessians.reshape(-1, s, s))
     unit = flat(np.eye(s)[None])[0] / np.sqrt(s)
     stack = stack - np.outer(stack @ unit, unit)
-    _, values, right = np.linalg.svd(stack, full_matrices=True)
-    values = np.maximum(values, values[0] * 1e-16)
+    last = min(most, *(size - 2 for size in stack.shape))
     low = max(1, int(0.02 * most))
-    last = min(most, len(values) - 2)
     if last <= low:
         return None
+    gram = stack.T @ stack
+    largest = float(np.trace(gram))
+    squares, vectors = np.linalg.eigh(gram + 2.0 * largest * np.outer(unit, unit))
+    squares, vectors = squares[::-1][1:], vectors[:, ::-1]  # the identity comes first
+    values = np.sqrt(np.maximum(squares, 1e-16 * squares[0]))
     ratios = values[low - 1 : last] / values[low : last + 1]
     best = int(np.argmax(ratios))
     rank, gap = low + best, float(ratios[best])
     if gap < GAP:
         return None
-    inside = np.vstack([right[:rank], unit])
-    outside = right[rank:] - np.outer(right[rank:] @ unit, unit)
-    basis, sizes, _ = np.linalg.svd(outside.T, full_matrices=False)
-    return Span(inside, unflat(basis[:, sizes > 0.5].T, s), gap)
+    return Span(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
 
 
 def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "m s"]:
@@ -212,7 +215,7 @@ def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, 
         if len(found) >= count:
             break
         starts = _starts(span, found, batch, number % 3 == 2, rng)
-        x = _power(outside, starts, POWER_STEPS)
+        x = _near(outside, _power(outside, starts, POWER_STEPS))
         x, off = _polished(span.outside, x, FINAL_STEPS)
         for one in x[np.argsort(off)][: int((off < allowed).sum())]:
             if not len(found) or np.abs(found @ one).max() < SAME:
@@ -251,6 +254,12 @@ def _power(outside: Float[Array, "q t"], x: Float[Array, "k s"], steps: int) -> 
     return x.astype(np.float64)
 
 
+def _near(outside: Float[Array, "q t"], x: Float[Array, "k s"]) -> Float[Array, "j s"]:
+    """Those of which little lies outside the span."""
+    square = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+    return x[((square @ outside.T) ** 2).sum(axis=1) < FAR_FROM]
+
+
 def _polished(
     outside: Float[Array, "q s s"], x: Float[Array, "k s"], steps: int
 ) -> tuple[Array, Array]:
@@ -258,7 +267,7 @@ def _polished(
     s = x.shape[1]
     table = outside.reshape(-1, s)
     part = max(1, 2**24 // max(1, len(table)))
-    done, off = [], []
+    done, off = [np.zeros((0, s))], [np.zeros(0)]
     for start in range(0, len(x), part):
         y = x[start : start + part].copy()
         for step in range(steps + 1):
@@ -289,7 +298,7 @@ def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array
         if found.shape[1] >= count:
             break
         starts = _starts(span, found[0], batch, number % 3 == 2, rng)
-        x = _power(outside, starts, GATED_POWER_STEPS)
+        x = _near(outside, _power(outside, starts, GATED_POWER_STEPS))
         pairs, off = _polished_pairs(span.outside, x, GATED_STEPS)
         for k in np.argsort(off)[: int((off < allowed).sum())]:
             if not found.shape[1] or np.abs(found[0] @ pairs[0, k]).max() < SAME:
@@ -361,7 +370,8 @@ def outer_directions(
     blocks, neurons, _ = found.shape
     basis = flat(np.concatenate([square_atoms(found), np.eye(s)[None]]))
     stack = flat(hessians.reshape(-1, s, s))
-    coefficients, *_ = np.linalg.lstsq(basis.T, stack.T, rcond=None)
+    head, triangle = np.linalg.qr(basis.T)
+    coefficients = solve_triangular(triangle, head.T @ stack.T)
     cube = coefficients[:-1].reshape(blocks, neurons, places, outputs)
     cube = cube.transpose(1, 0, 2, 3).reshape(neurons, blocks * places, outputs)
     _, _, right = np.linalg.svd(cube, full_matrices=False)
@@ -490,7 +500,7 @@ def around(
     gram = (repeated.T @ repeated) * (vectors @ vectors.T)
     change = base_gradient[1:] - base_gradient[0]
     image = np.einsum("da,ksd,as->ak", repeated, change, vectors, optimize=True)
-    slopes = [np.zeros(len(vectors)), *np.linalg.lstsq(gram, image, rcond=1e-13)[0].T]
+    slopes = [np.zeros(len(vectors)), *_solved(gram, image).T]
     bends = list(curvature.reshape(len(vectors), -1).T)
     beside = []
     for place in places:
@@ -513,14 +523,16 @@ def around(
         if blocks == 2:
             mixed = 2 * seen[:, :neurons] * seen[:, neurons:]
             squares = np.hstack([squares, mixed])
-        slopes.append(_coefficients(seen, repeated, first, identity=False))
-        bends.append(_coefficients(squares, repeated, second, identity=True))
+        slopes.append(_coefficients(seen, repeated, first[:, None], identity=False)[:, 0])
+        bends.append(_coefficients(squares, repeated, second[:, None], identity=True)[:, 0])
         if steps.two_sided:
             beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * np.sin(short)))
         else:
             beside.append((after[: len(rest)] - centre * np.cos(short)) / np.sin(short))
     slope, bend = np.array(slopes).T, np.array(bends).T
-    across = _across(repeated, slope[:, len(base_gradient) :], np.array(beside))
+    across = _coefficients(
+        slope[:, len(base_gradient) :].T, repeated, np.array(beside), identity=True
+    )
     rows = vectors @ u_axes + across @ rest
     return Sketch(
         rows.reshape(blocks, neurons, -1),
@@ -532,27 +544,31 @@ def around(
 
 
 def _coefficients(
-    seen: Float[Array, "w a"], outer: Float[Array, "D a"], data: Float[Array, "w D"], identity: bool
-) -> Float[Array, " a"]:
-    """c of data_w = Σ_a outer_a c_a seen_wa (+ a vector that is the same for all w)."""
-    ways, outputs = data.shape
-    matrix = (seen[:, None, :] * outer).reshape(ways * outputs, -1)
-    if identity:
-        matrix = np.hstack([matrix, np.tile(np.eye(outputs), (ways, 1))])
-    solved, *_ = np.linalg.lstsq(matrix, data.ravel(), rcond=1e-13)
-    return np.asarray(solved[: outer.shape[1]])
-
-
-def _across(
-    outer: Float[Array, "D a"], slope: Float[Array, "a k"], beside: Float[Array, "k z D"]
+    seen: Float[Array, "w a"],
+    outer: Float[Array, "D a"],
+    data: Float[Array, "w z D"],
+    identity: bool,
 ) -> Float[Array, "a z"]:
-    """Parts of the rows along z from derivatives there: Σ_a outer_a slope_ak row_a.z + a vector."""
-    places, _, outputs = beside.shape
-    matrix = (outer[None] * slope.T[:, None, :]).reshape(places * outputs, -1)
-    matrix = np.hstack([matrix, np.tile(np.eye(outputs), (places, 1))])
-    data = beside.transpose(0, 2, 1).reshape(places * outputs, -1)
-    solved, *_ = np.linalg.lstsq(matrix, data, rcond=1e-13)
-    return np.asarray(solved[: outer.shape[1]])
+    """c of data_w = Σ_a outer_a c_a seen_wa (+ a vector that is the same for all w), by normal
+    equations: the matrix is a Hadamard product."""
+    ways, _, outputs = data.shape
+    gram = (seen.T @ seen) * (outer.T @ outer)
+    image = np.einsum("wa,da,wzd->az", seen, outer, data, optimize=True)
+    if not identity:
+        return _solved(gram, image)
+    beside = outer * seen.sum(axis=0)
+    normal = np.block([[gram, beside.T], [beside, ways * np.eye(outputs)]])
+    return _solved(normal, np.vstack([image, data.sum(axis=0).T]))[: outer.shape[1]]
+
+
+def _solved(normal: Float[Array, "a a"], right: Float[Array, "a z"]) -> Float[Array, "a z"]:
+    """Solution of normal equations, equilibrated."""
+    scale = np.sqrt(np.maximum(np.diag(normal), TINY))
+    matrix = normal / (scale[:, None] * scale)
+    matrix[np.diag_indices(len(matrix))] += RIDGE
+    return np.asarray(
+        solve(matrix, right / scale[:, None], assume_a="pos", check_finite=False) / scale[:, None]
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,8 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.models.mlp import ACTIVATIONS
 
 DENSE = 2400  # unknowns up to which the normal matrix is formed
+GRAMS = 60000  # unknowns up to which each neuron's Gram matrix is formed
+LARGE_STEPS = 150  # of conjugate gradients, beyond that
 STEPS = 30  # of Gauss-Newton, at most
 INNER_STEPS = 800  # of conjugate gradients in one of them, at most
 HALVINGS = 6  # of a step that makes the residual larger
@@ -80,13 +82,16 @@ class Refined:
     errors: Weights | None = None  # standard errors in the same places
 
 
+Maps = tuple[Callable[[Array], Array], Callable[[Array], Array], tuple[int, ...]]
+
+
 class Linearised:
     """One linearisation: the linear part eliminated, derivatives ready to be multiplied."""
 
     def __init__(self, weights: Weights, homogeneous: Array, answers: Array) -> None:
         self.weights, self.homogeneous = weights, homogeneous
-        hidden, self.slopes = hidden_layer(weights, homogeneous)
-        columns = np.column_stack([hidden, homogeneous])
+        self.hidden, self.slopes = hidden_layer(weights, homogeneous)
+        columns = np.column_stack([self.hidden, homogeneous])
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
         full, triangle = qr(columns / self.norms, mode="full", check_finite=False)
         count = columns.shape[1]
@@ -129,7 +134,9 @@ class Linearised:
         """Maps residuals (and the relative accuracy wanted) to the least-squares step."""
         if np.prod(self.shape) <= DENSE:
             return self._dense()
-        return self._matrix_free()
+        if np.prod(self.shape) <= GRAMS:
+            return self._matrix_free(*self._gram_preconditioner())
+        return self._in_single_precision()
 
     def _columns(self, j: int) -> Array:
         """Nᵀ times the derivatives by neuron j's arguments, one column each."""
@@ -169,7 +176,8 @@ class Linearised:
 
         return solve
 
-    def _matrix_free(self) -> Callable[[Array, float], Array]:
+    def _gram_preconditioner(self) -> Maps:
+        """Every neuron's own Gram matrix, by its Cholesky factor."""
         blocks, neurons, entries = self.shape
         size = (self.outer**2).sum(axis=0)
         roots = np.empty((neurons, blocks * entries, blocks * entries))
@@ -187,18 +195,111 @@ class Linearised:
         def inward(step: Array) -> Array:
             return np.einsum("jab,jb->ja", roots, step.transpose(1, 0, 2).reshape(neurons, -1))
 
+        return outward, inward, (neurons, blocks * entries)
+
+    def _isotropic_preconditioner(self) -> Maps:
+        """Gram matrices as they are for points without a preferred direction: one number for all
+        directions across the row, two more for the row and the bias, each slope less what Φ takes
+        of it."""
+        blocks, neurons, entries = self.shape
+        points = self.homogeneous[:, :-1]
+        width = entries - 1
+        square = (points**2).sum(axis=1)
+        size = np.sqrt(np.maximum((self.outer**2).sum(axis=0), TINY))
+        parts = [self.weights.inner] if blocks == 1 else [self.weights.gate, self.weights.gate]
+        ways, across, roots = [], [], []
+        for slope, rows in zip(self.slopes, parts, strict=True):
+            if rows is None:
+                raise ValueError("a gate is needed")
+            way = rows[:, :-1] / np.maximum(np.linalg.norm(rows[:, :-1], axis=1), TINY)[:, None]
+            time = points @ way.T
+            level = slope - slope.mean(axis=0)
+            wide = ((level**2) * (square[:, None] - time**2)).sum(axis=0) / max(width - 1, 1)
+            across.append(1.0 / (size * np.sqrt(np.maximum(wide, TINY))))
+            root = np.empty((neurons, 2, 2))
+            for j in range(neurons):
+                known = np.column_stack([np.ones(len(time)), time[:, j], self.hidden[:, j]])
+                own = np.column_stack([slope[:, j] * time[:, j], slope[:, j]])
+                own = own - known @ np.linalg.lstsq(known, own, rcond=1e-12)[0]
+                gram = size[j] ** 2 * (own.T @ own)
+                gram += (1e-9 * np.trace(gram) + TINY) * np.eye(2)
+                root[j] = np.linalg.inv(np.linalg.cholesky(gram))
+            ways.append(way)
+            roots.append(root)
+
+        def outward(z: Array) -> Array:
+            return np.stack(
+                [_spread(z[b], ways[b], across[b], roots[b], True) for b in range(blocks)]
+            )
+
+        def inward(step: Array) -> Array:
+            return np.stack(
+                [_spread(step[b], ways[b], across[b], roots[b], False) for b in range(blocks)]
+            )
+
+        return outward, inward, self.shape
+
+    def _matrix_free(
+        self,
+        outward: Callable[[Array], Array],
+        inward: Callable[[Array], Array],
+        shape: tuple[int, ...],
+    ) -> Callable[[Array, float], Array]:
         def solve(residual: Array, accuracy: float) -> Array:
             z = least_squares_cg(
                 lambda z: self.forward(outward(z)),
                 lambda r: inward(self.backward(r)),
                 residual,
-                (neurons, blocks * entries),
+                shape,
                 accuracy,
                 INNER_STEPS,
             )
             return self.free(outward(z))
 
         return solve
+
+    def _in_single_precision(self) -> Callable[[Array, float], Array]:
+        """Large problems: steps need few digits, residuals are taken in double precision."""
+        outward, inward, shape = self._isotropic_preconditioner()
+        short = np.float32
+        points, complement = self.homogeneous.astype(short), self.complement.astype(short)
+        outer, slopes = self.outer.astype(short), [slope.astype(short) for slope in self.slopes]
+
+        def forward(z: Array) -> Array:
+            step = self.free(outward(z)).astype(short)
+            change = slopes[0] * (points @ step[0].T)
+            for slope, part in zip(slopes[1:], step[1:], strict=True):
+                change += slope * (points @ part.T)
+            return complement.T @ (change @ outer.T)
+
+        def backward(residual: Array) -> Array:
+            seen = complement @ (residual.astype(short) @ outer)
+            step = np.stack([(slope * seen).T @ points for slope in slopes])
+            return inward(self.free(step.astype(np.float64)))
+
+        def solve(residual: Array, accuracy: float) -> Array:
+            scale = max(float(np.abs(residual).max()), TINY)
+            right = (residual / scale).astype(short)
+            steps = min(INNER_STEPS, LARGE_STEPS)
+            z = least_squares_cg(forward, backward, right, shape, max(accuracy, 1e-4), steps)
+            return scale * self.free(outward(z))
+
+        return solve
+
+
+def _spread(
+    step: Float[Array, "m e"],
+    way: Float[Array, "m d"],
+    across: Float[Array, " m"],
+    root: Float[Array, "m 2 2"],
+    outward: bool,
+) -> Float[Array, "m e"]:
+    """A step times the inverse root of the isotropic Gram matrices (or its transpose)."""
+    time = (step[:, :-1] * way).sum(axis=1)
+    pair = np.column_stack([time, step[:, -1]])
+    moved = np.einsum("jba,jb->ja" if outward else "jab,jb->ja", root, pair)
+    rest = (step[:, :-1] - time[:, None] * way) * across[:, None]
+    return np.column_stack([rest + moved[:, :1] * way, moved[:, 1]])
 
 
 def least_squares_cg(
@@ -222,7 +323,7 @@ def least_squares_cg(
         image = forward(direction)
         length = square / max(float((image**2).sum()), TINY)
         z += length * direction
-        residual -= length * image
+        residual -= np.asarray(length, residual.dtype) * image
         gradient = backward(residual)
         square, last = float((gradient**2).sum()), square
         direction = gradient + (square / last) * direction
