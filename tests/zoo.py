@@ -23,7 +23,7 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.degrade import BITS, Labels, Noisy, Rounded, round_bits
 from multi_head_boxes import layer_box, random_layer
-from networks import gelu, layer, network
+from networks import layer, network
 
 Function = Callable[[np.ndarray], np.ndarray]
 SINGLE, SEVERAL, LABELS = "single head", "several heads", "label-only head"
@@ -275,7 +275,8 @@ def two_layers(seed: int = 0) -> Function:
 
 def other_activation(tokens: np.ndarray) -> np.ndarray:
     net = network(3, 6, 10)
-    return np.asarray(gelu(tokens[:, -1] @ net.weight.T + net.bias) @ net.output)
+    hidden = tokens[:, -1] @ net.weight.T + net.bias
+    return np.asarray((hidden * np.tanh(np.logaddexp(0, hidden))) @ net.output)
 
 
 def smooth_layer(tokens: np.ndarray) -> np.ndarray:
@@ -327,7 +328,7 @@ def impostors() -> list[Specimen]:
     stated = NoiseModel(additive=1e-6)
     return [
         fake("two hidden layers", two_layers, width=6),
-        fake("GELU network", lambda: other_activation, width=6),
+        fake("Mish network", lambda: other_activation, width=6),
         fake("GELU layer", lambda: smooth_layer, width=6),
         fake("every third token masked", lambda: altered(masked, 50), width=8),
         fake("window of ten", lambda: altered(windowed, 51), width=8),

@@ -18,6 +18,7 @@ from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
 from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
 from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import LowRank, SingleHead
@@ -26,6 +27,7 @@ from keyhole.measurement.family import examine_family
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
+from keyhole.models.mlp import Mlp
 from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
@@ -161,6 +163,10 @@ class Draws:
         weight, bias = rng.standard_normal((count, width)), rng.standard_normal(count)
         return ReluNetwork(weight, bias, rng.standard_normal(shape))
 
+    def smooth_network(self, rng: np.random.Generator, width: int) -> Mlp:
+        relus = self.network(rng, width)
+        return Mlp(relus.weight, relus.bias, relus.output.T)
+
     def transformer(self, rng: np.random.Generator, width: int) -> TransformerModel:
         score = rng.standard_normal((width, width)) / np.sqrt(width)
         return TransformerModel(score, None, self.network(rng, width))
@@ -195,6 +201,13 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
             "give --neurons",
             ("network",),
             draws.network,
+        ),
+        "mlp": Candidate(
+            MlpLearner(neurons=size.neurons),
+            "one hidden layer of GELUs, SiLUs, tanhs, gated or not",
+            "give --neurons",
+            ("network",),
+            draws.smooth_network,
         ),
         "transformer": Candidate(
             Transformer(ffn=hidden),

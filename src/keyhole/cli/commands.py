@@ -24,6 +24,7 @@ LEARNERS = {  # command-line name -> public name
     "multi-head": "MultiHead",
     "label-only": "LabelOnly",
     "relu-network": "ReluNetworkLearner",
+    "mlp": "MlpLearner",
     "transformer": "Transformer",
 }
 

@@ -19,6 +19,7 @@ import numpy as np
 from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample, learn_beside_skip
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
@@ -136,11 +137,12 @@ def choose_stated_noise(facts: Facts, stated: NoiseModel | None) -> NoiseModel |
 
 def refuse_unknown_families(facts: Facts) -> None:
     """Raises WrongFamily where no family fits what was found out."""
-    if facts.smooth:
+    if facts.smooth and facts.sequence:
         message = (
-            "none of the families: one token is answered nonlinearly and smoothly, where attention "
-            "is linear and a ReLU network piecewise linear (a LayerNorm, a GELU, a residual around "
-            "them? Open the attention by itself)"
+            "none of the families: one token is answered nonlinearly and smoothly and the rest of "
+            "a sequence matters, where attention is linear in one token and a ReLU network "
+            "piecewise linear (a LayerNorm, a GELU, a residual around them? Open the attention by "
+            "itself)"
         )
     elif facts.order:
         message = (
@@ -165,6 +167,10 @@ def refuse_unknown_families(facts: Facts) -> None:
 
 
 def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    if facts.smooth:
+        reason = "single tokens act smoothly, the rest of a sequence does not matter"
+        choice = Choice.of(facts, "network with one hidden layer", reason)
+        return choice.learn(MlpLearner(), oracle, rng)
     if not facts.sequence:
         reason = "single tokens bend, the rest of a sequence does not matter"
         choice = Choice.of(facts, "ReLU network", reason)

@@ -78,6 +78,12 @@ def described(model: Any) -> str:
         return (
             f"a Transformer layer of width {model.width:,} with {neurons:,} hidden units{residual}"
         )
+    if kind == "Mlp":
+        gate = "gated " if model.gated else ""
+        return (
+            f"a network of width {model.width:,} with {model.neurons:,} {gate}hidden units "
+            f"({model.activation}) answering with {answer}"
+        )
     if kind == "ReluNetwork":
         return f"a ReLU network of width {model.width:,} with {model.neurons:,} hidden units"
     return str(model)

@@ -10,6 +10,8 @@ from boxes import CountingBox
 from keyhole.learners.auto import Auto
 from keyhole.measurement.family import examine_family
 from keyhole.models.attention import Attention, Head
+from keyhole.models.canonical import distance
+from keyhole.models.mlp import Mlp
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
@@ -56,7 +58,6 @@ def test_an_impostor_is_rejected_with_a_counterexample(specimen: Specimen) -> No
 
 OTHER_FAMILIES = {  # and the most queries until that is said
     "two hidden layers": 4000,
-    "GELU network": 60,
     "GELU layer": 60,
     "GRU": 60,
     "linear attention": 60,
@@ -93,7 +94,7 @@ def test_single_precision_does_not_hide_another_family(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "most"),
     [
-        ("GELU network", "smoothly so", 30),
+        ("Mish network", "smoothly so", 1000),
         ("GRU", "smoothly so", 30),
         ("ALiBi", "order of the earlier tokens matters", 15),
         ("temperature at one position", "order of the earlier tokens matters", 15),
@@ -174,3 +175,15 @@ def test_the_learner_asks_what_it_would_ask_alone() -> None:
 def test_a_box_without_values_is_not_identifiable() -> None:
     found = recover(open_oracle(lambda x: np.full(len(x), 0.7), width=4), Auto(), throw=False)
     assert found.outcome is Outcome.NOT_IDENTIFIABLE
+
+
+def test_a_smooth_box_is_a_network_too() -> None:
+    rng = np.random.default_rng(0)
+    secret = Mlp(
+        rng.standard_normal((12, 5)), np.ones(12), rng.standard_normal((4, 12)), activation="silu"
+    )
+    found = recover(secret, Auto())
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["family"] == "network with one hidden layer"
+    assert found.details["activation"] == "silu"
+    assert distance(found.model, secret) < 1e-10
