@@ -32,8 +32,8 @@ CURVE_STEP = 2.0**-4  # step in between: kinks lie within it, but do not look li
 CURVED = 0.05  # share of a bend by which it may differ from four times that of half the step
 CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
 CURVE_LOOKS = 24  # places where they are looked for, at most
-TOKENS = 9, 16  # fewest and most tokens of the sequence
-TIMES = 7, 10  # how often it is repeated, at least and at most: beyond most windows
+TOKENS = 8, 12  # fewest and most tokens of the sequence
+TIMES = 9, 12  # how often it is repeated, at least and at most: beyond most windows
 FAINT = 2.0**-6  # length of an anchor for which even large scores are of order one
 ANCHORS = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
 TRIES = 6  # lengths of u at which a usable weight is looked for
@@ -216,13 +216,16 @@ class _Examination:
         length = min(tokens, longest)
         if length < 2:
             return False, False, False, None
-        rest = self.tokens(length - 1)
+        rest = self.tokens(TOKENS[1] - 1)[: length - 1]
         plain = np.concatenate([rest, self.start[None]])
         answer = self.ask(plain[None])[0]
         sequence = self._differ(answer - self.at_start) or self._seen_faintly(rest)
         times = min(repeats, longest // length)
         turned = np.concatenate([rest[::-1], self.start[None]])
-        for changed, asked in ((turned, length > 2), (np.tile(plain, (times, 1)), times > 1)):
+        # copies are shuffled: a window would see whole copies of a sequence that is merely tiled
+        copies = lengths.permutation(np.tile(plain, (times, 1))[:-1])
+        repeated = np.concatenate([copies, self.start[None]])
+        for changed, asked in ((turned, length > 2), (repeated, times > 1)):
             if not asked:
                 continue
             other = self.ask(changed[None])[0]
@@ -237,7 +240,7 @@ class _Examination:
     def _seen_faintly(self, rest: Float[Array, "n d"]) -> bool:
         """An anchor that attends to itself for its length alone is told by a short one."""
         anchor = FAINT * self.start[None]
-        other = np.concatenate([self.tokens(len(rest)), anchor])
+        other = np.concatenate([self.tokens(TOKENS[1] - 1)[: len(rest)], anchor])
         first, second = self.ask(np.stack([np.concatenate([rest, anchor]), other]))
         return self._differ(first - second)
 

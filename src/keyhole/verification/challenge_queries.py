@@ -147,7 +147,8 @@ def can_change_parameters(model: Any) -> bool:
     """Whether copies of the model with changed parameters can be asked."""
     if not hasattr(model, "to_arrays") or hasattr(model, "margin"):
         return False
-    return sum(array.size for array in model.to_arrays().values()) <= LARGEST_MODEL
+    arrays = model.to_arrays().values()
+    return any(map(np.any, arrays)) and sum(array.size for array in arrays) <= LARGEST_MODEL
 
 
 def choose_most_telling(model: Any, candidates: list[Array], rng: np.random.Generator) -> int:

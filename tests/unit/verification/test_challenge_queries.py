@@ -96,6 +96,7 @@ def test_the_query_that_turns_a_rare_neuron_on_is_taken() -> None:
 def test_what_has_no_parameters_is_left_alone() -> None:
     assert can_change_parameters(MODEL)
     assert not can_change_parameters(lambda tokens: tokens)
+    assert not can_change_parameters(ReluNetwork(np.zeros((1, 2)), None, np.zeros(1)))
     assert not can_change_parameters(
         LabelledAttention(attention(np.random.default_rng(0), 3), SIGNS)
     )
