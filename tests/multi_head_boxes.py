@@ -7,6 +7,7 @@ import numpy as np
 
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import canonical, match_heads, score_gap
 from keyhole.oracles.base import Spec
@@ -27,6 +28,11 @@ def ask_all(
     """What the learner finds, and the counter at the border."""
     oracle = QueryCounter(Batcher(Validator(FunctionOracle(box, Spec(width, **spec)))), budget)
     return learner.learn(oracle, np.random.default_rng(seed)), oracle
+
+
+def asker(box: Callable[[np.ndarray], Any], width: int, **spec: Any) -> Asker:
+    """What the stages of the learner ask."""
+    return Asker(FunctionOracle(box, Spec(width, **spec)))
 
 
 def pairs(learned: Hypothesis, truth: Attention) -> list[tuple[Head, Head, Head]]:

@@ -1,14 +1,23 @@
-"""What a budget buys on a coarse box."""
+"""What a budget buys where digits are few."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import keyhole
 from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.multi_head.least_squares import (
+    collect_answers,
+    draw_soft_queries,
+    estimate_answer_errors,
+    factor_layer,
+    refine_by_least_squares,
+)
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import match_heads
 from keyhole.models.random import attention
-from multi_head_boxes import layer_box, layer_truth, random_layer
+from multi_head_boxes import ask_all, asker, layer_box, layer_truth, random_layer
 
 
 def errors(recovery: keyhole.Recovery, truth: Attention) -> tuple[float, float]:
@@ -61,3 +70,50 @@ def test_a_float32_layer_without_biases(heads: int, outputs: int) -> None:
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert recovery.ledger.by_purpose["refinement"] > 0
     assert errors(recovery, truth)[1] < 3
+
+
+def test_soft_queries_have_log_odds_of_order_one() -> None:
+    model = attention(np.random.default_rng(4), 6, heads=2, bias=True)
+    batches = draw_soft_queries(model, 50, np.random.default_rng(5))
+    assert sum(len(batch) for batch in batches) == 50
+    for batch in batches:
+        anchor = batch[:, -1]
+        for head in model.heads:
+            odds = np.einsum("nld,nd->nl", batch - anchor[:, None], head.keys(anchor))
+            assert np.abs(odds).max() <= 1.5 + 1e-9
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_hypothesis_in_factors_is_the_same_layer(bias: bool) -> None:
+    """The keys of a biased layer of rank 2 have rank 3: both are in the factors."""
+    secret = attention(np.random.default_rng(6), 6, heads=2, rank=2, bias=bias)
+    found, _ = ask_all(secret, 6, MultiHead())
+    layer = factor_layer(found)
+    for part, head in zip(layer.scores, found.model.heads, strict=True):
+        dense = (part.left * part.singular) @ part.right
+        assert part.rank == 2 + bias
+        np.testing.assert_allclose(dense[:, :6], head.score, atol=1e-10)
+        if bias:
+            np.testing.assert_allclose(dense[:, 6], head.key_bias, atol=1e-10)
+
+
+def test_recorded_answers_come_with_their_errors() -> None:
+    model = attention(np.random.default_rng(7), 6, heads=2)
+    ask = replace(asker(model.astype(np.float32), 6), recording=True)
+    rng = np.random.default_rng(8)
+    for length in (2, 3, 100):
+        ask(rng.standard_normal((5, length, 6)), "test")
+    data = collect_answers(ask, model)
+    assert [part.tokens.shape for part in data] == [(5, 2, 6), (5, 3, 6)]  # the long ones are left
+    errors = estimate_answer_errors(ask, model, data[0].tokens)
+    off = np.abs(data[0].answers[:, 0] - model(data[0].tokens))
+    assert (errors > 0).all()
+    assert off.max() < 30 * errors.max()
+
+
+def test_without_a_budget_nothing_is_asked() -> None:
+    secret = attention(np.random.default_rng(9), 6, heads=2)
+    found, oracle = ask_all(secret, 6, MultiHead())
+    before = oracle.paid
+    assert refine_by_least_squares(asker(secret, 6), found, np.random.default_rng(0)) is found
+    assert oracle.paid == before

@@ -6,12 +6,23 @@ import pytest
 import keyhole
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.short_sequences import FEWEST, explain_ambiguity
+from keyhole.learners.multi_head.short_sequences import (
+    FEWEST,
+    LinearArc,
+    PivotIsolation,
+    design_pivots,
+    explain_ambiguity,
+    find_signs,
+    measure_uniform_value,
+    sweep_angles,
+    unit_vectors,
+)
+from keyhole.learners.multi_head.soft_probe import probe_heads
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
-from multi_head_boxes import ask_all, layer_box, layer_truth, random_layer, worst_bar
+from multi_head_boxes import ask_all, asker, layer_box, layer_truth, random_layer, worst_bar
 
 WIDTH = 6
 PAIRS = Domain(max_length=2)
@@ -140,3 +151,85 @@ def test_recover_with_pairs() -> None:
     assert recovery.outcome is keyhole.Outcome.RECOVERED
     assert recovery.verdict.agrees
     assert keyhole.distance(recovery.model, secret) < 1e-7
+
+
+# --- stages on exact inputs -----------------------------------------------------------------------
+
+
+def keys_at(model: Attention, anchor: np.ndarray) -> np.ndarray:
+    return np.stack([h.score @ anchor + h.key_bias for h in model.heads])
+
+
+def test_an_arc_is_linear_in_the_token() -> None:
+    coefficients = np.array([[1.0], [-2.0]])
+    angles = np.array([0.1, 0.3])
+    arc = LinearArc(angles, unit_vectors(angles) @ coefficients)
+    np.testing.assert_allclose(arc.coefficients, coefficients, atol=1e-13)
+    answer = unit_vectors(np.array([1.0]))[0] @ coefficients
+    assert arc.measure_misfit(1.0, answer) < 1e-13
+    assert arc.add(1.0, answer).amplification < arc.amplification
+    total = np.array([[3.0], [3.0]])
+    np.testing.assert_allclose(arc.reverse(total).coefficients, total - coefficients, atol=1e-12)
+
+
+def test_the_sweep_finds_every_head_where_it_switches() -> None:
+    model, anchor = drawn(3, 5), 1e-2 * np.random.default_rng(6).standard_normal(WIDTH)
+    total = sum(h.value for h in model.heads)[:, None]
+    found = sweep_angles(asker(model, WIDTH), anchor, total, np.random.default_rng(7))
+    assert len(found.angles) == 3
+    aside = np.abs(found.tokens @ keys_at(model, anchor).T)
+    owners = aside.argmin(axis=1)  # a head switches where the token is at right angles to its key
+    assert sorted(owners) == [0, 1, 2]
+    assert aside.min(axis=1).max() < 1e-6 * np.linalg.norm(anchor)
+    for jump, owner in zip(found.jumps, owners, strict=True):
+        value = model.heads[owner].value
+        assert min(np.abs(jump[:, 0] - value).max(), np.abs(jump[:, 0] + value).max()) < 1e-6
+    assert found.find_counterexample(np.random.default_rng(8)) is None
+
+
+def test_only_one_choice_of_signs_adds_up() -> None:
+    values = np.random.default_rng(9).standard_normal((4, 6))
+    signs = np.array([1.0, -1.0, -1.0, 1.0])
+    np.testing.assert_array_equal(find_signs(values, signs @ values, 1e-9), signs[None])
+    assert len(find_signs(values, np.ones(6), 1e-9)) == 0
+    many = np.random.default_rng(10).standard_normal((20, 30))
+    np.testing.assert_array_equal(find_signs(many, many.sum(axis=0), 1e-9), np.ones((1, 20)))
+
+
+def test_pivots_leave_their_head_undecided_and_no_other() -> None:
+    rng = np.random.default_rng(11)
+    keys, values = rng.standard_normal((2, 4, WIDTH))
+    pivots = design_pivots(keys, values, rng)
+    seen = pivots @ (keys / np.linalg.norm(keys, axis=1, keepdims=True)).T
+    assert np.abs(np.diag(seen)).max() < 1e-12
+    assert np.abs(seen[~np.eye(4, dtype=bool)]).min() > 1 - 1e-12
+    assert not design_pivots(keys[:1], values[:1], rng).any()
+
+
+def test_a_probe_beside_a_pivot_is_read_as_one_head() -> None:
+    model, anchor = drawn(2, 12), np.full(WIDTH, 0.1)
+    keys, values = keys_at(model, anchor), np.stack([h.value for h in model.heads])
+    pivots = 100 * design_pivots(keys, values, np.random.default_rng(13)) / np.linalg.norm(keys)
+    sides = (pivots @ keys.T > 0).astype(float)
+    np.fill_diagonal(sides, 0.0)
+    total = values.sum(axis=0)
+    setup = PivotIsolation(
+        anchor, np.full(2, anchor @ total), values, None, np.ones(1), total, pivots, sides, 40.0
+    )
+    probes = 0.2 * np.eye(WIDTH) + 0.1 * values[0]
+    got = probe_heads(asker(model, WIDTH), setup, np.zeros(WIDTH, int), probes, "test")
+    np.testing.assert_allclose(np.linalg.solve(got.probes, got.log_odds), keys[0], atol=1e-9)
+    assert setup.holds(keys)
+    assert not setup.holds(-keys)
+
+
+def test_three_tokens_measure_a_uniform_head() -> None:
+    value, anchor = np.arange(6.0), np.full(WIDTH, 1e-2)
+    model = with_uniform(drawn(2), value)
+    total, rng = sum(h.value for h in model.heads)[:, None], np.random.default_rng(14)
+    found = measure_uniform_value(asker(model, WIDTH), anchor, total, rng)
+    assert found is not None
+    np.testing.assert_allclose(found[:, 0], value, atol=1e-8)
+    plain = drawn(2)
+    total = sum(h.value for h in plain.heads)[:, None]
+    assert measure_uniform_value(asker(plain, WIDTH), anchor, total, rng) is None
