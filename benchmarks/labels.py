@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import erf
 
 from keyhole.learners.base import Learner
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import LowRank, SingleHead

@@ -34,7 +34,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "MultiHead": "keyhole.learners.multi_head.learner",
     "OrthogonalHeads": "keyhole.learners.multi_head.known_subspaces",
     "LowRank": "keyhole.learners.single_head",
-    "LabelOnly": "keyhole.learners.label_only.learner",
+    "LabelOnly": "keyhole.learners.label_only",
     "MlpLearner": "keyhole.learners.mlp.learner",
     "ReluNetworkLearner": "keyhole.learners.mlp.relu_learner",
     "Transformer": "keyhole.learners.transformer.learner",

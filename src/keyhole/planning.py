@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
 from keyhole.errors import KeyholeError
 from keyhole.learners.base import Learner
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead

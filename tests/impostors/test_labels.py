@@ -7,7 +7,7 @@ import pytest
 
 import keyhole
 from boxes import impostors
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.wrappers.degrade import BITS, Labels

@@ -91,7 +91,7 @@ class Plan:
 def _labels() -> Any:
     """The label-only learner, where this installation has one."""
     try:
-        return import_module("keyhole.learners.label_only.learner").LabelOnly
+        return import_module("keyhole.learners.label_only").LabelOnly
     except ImportError:
         return None
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
 from keyhole.learners.base import Hypothesis, Learner
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample, learn_beside_skip

@@ -15,9 +15,6 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import InvalidArgument
 
-FLAT = 2.0**-6  # a bracket below this many spreads is halved in the middle: no density to follow
-NARROWEST = 4.0 * np.finfo(float).eps  # relative width at which float64 has no number in between
-
 Above = Callable[[Int[Array, " n"], Float[Array, " n"]], Float[Array, " n"]]
 """Answers -1, 0 (equal) or 1 for "number i is below, at, above t_i"."""
 
@@ -57,22 +54,23 @@ class Brackets:
         high = np.where(np.isfinite(self.high), self.high, self.centre)
         return 0.5 * (low + high)
 
-    def predicted(self, spread: float, centre: float | Array = 0.0) -> "Brackets":
+    def predict(self, spread: float, centre: float | Array = 0.0) -> "Brackets":
         """The same brackets with another prediction."""
         like = np.ones(len(self))
         return replace(self, centre=centre * like, spread=spread * like)
 
-    def told(
+    def narrow(
         self, index: Int[Array, " n"], at: Float[Array, " n"], sign: Float[Array, " n"]
     ) -> "Brackets":
-        """With the answers to "above `at`?". An answer that contradicts the bracket is left out."""
+        """The brackets with the answers to "above `at`?". An answer that contradicts its bracket is
+        left out."""
         low, high = self.low.copy(), self.high.copy()
         inside = np.clip(at, low[index], high[index])
         np.maximum.at(low, index[sign >= 0], inside[sign >= 0])
         np.minimum.at(high, index[sign <= 0], inside[sign <= 0])
         return replace(self, low=low, high=high)
 
-    def split(self, index: Int[Array, " n"]) -> Float[Array, " n"]:
+    def choose_thresholds(self, index: Int[Array, " n"]) -> Float[Array, " n"]:
         """The conditional medians: where to ask next."""
         low, high = self.low[index], self.high[index]
         centre, spread = self.centre[index], self.spread[index]
@@ -83,7 +81,8 @@ class Brackets:
             # far out in a tail the level has no digits left: double the distance instead
             middle = np.where(np.isinf(high), low + np.maximum(np.abs(low), spread), middle)
             middle = np.where(np.isinf(low), high - np.maximum(np.abs(high), spread), middle)
-            follow = (high - low > FLAT * spread) & (median > low) & (median < high)
+            # a bracket below a 64th of the spread is halved in the middle: no density to follow
+            follow = (high - low > spread / 64.0) & (median > low) & (median < high)
         return np.where(follow, median, middle)
 
 
@@ -114,15 +113,16 @@ def bisect(
         with np.errstate(invalid="ignore"):
             size = np.maximum(np.abs(brackets.low), np.abs(brackets.high))
             size = np.where(np.isfinite(size), size, 0.0)
-        needed = np.maximum(wanted, NARROWEST * size)
+        # below four units in the last place, float64 has no number in between
+        needed = np.maximum(wanted, 4.0 * np.finfo(float).eps * size)
         index = np.flatnonzero(mine & (brackets.high - brackets.low > needed))
         if not len(index):
             return brackets
-        at = brackets.split(index)
-        brackets = brackets.told(index, at, above(index, at))
+        at = brackets.choose_thresholds(index)
+        brackets = brackets.narrow(index, at, above(index, at))
 
 
-def gallop(
+def find_magnitude(
     above: Above,
     brackets: Brackets,
     chosen: Int[Array, " n"],
@@ -143,7 +143,7 @@ def gallop(
     def outside(known: Brackets, t: float) -> tuple[Brackets, bool]:
         signs = above(twice, side * t)
         for part in (side > 0, side < 0):  # one after the other: answers may contradict each other
-            known = known.told(twice[part], side[part] * t, signs[part])
+            known = known.narrow(twice[part], side[part] * t, signs[part])
         return known, bool((signs == side).any())
 
     brackets, large = outside(brackets, start)

@@ -17,15 +17,6 @@ from keyhole.models.base import perturb_model
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.queries import QueryBatch
 
-PAIRS = 16  # entries asked again, from both sides
-PAIR_MARGIN = 6.0  # standard errors from the entry; it is uniform in a bracket of 3.5
-SHRUNK = 0.5  # at another scale of the tokens: only a bilinear score has the same entries there
-KINDS = ((3, 1.0), (7, 1.0), (7, 2.5), (24, 1.0), (64, 1.0), (16, 2.0))  # tokens, natural lengths
-LAPS = 3  # sequences of each kind
-DRAWS = 8  # perturbed copies of the model, for the uncertainty of its answer
-MARGIN = 8.0  # times the largest change seen
-HALVINGS = 60  # of the search for the border, on the model: free
-FARTHEST = 8.0  # shifts tried, in lengths of the tokens
 PURPOSE = "border check"
 
 
@@ -35,13 +26,15 @@ def refuse_other_pairs(
     errors: Float[Array, " m"],
     rng: np.random.Generator,
 ) -> None:
-    """Some entries again with reversed tokens at another scale: WrongFamily if they moved."""
-    chosen = rng.choice(len(entries), size=min(PAIRS, len(entries)), replace=False)
+    """Sixteen entries again with reversed tokens at half the scale, from both sides: WrongFamily if
+    they moved. Only a bilinear score has the same entries there."""
+    chosen = rng.choice(len(entries), size=min(16, len(entries)), replace=False)
     index = np.concatenate([chosen, chosen]).astype(np.int64)
     side = np.repeat([1.0, -1.0], len(chosen))
-    # at the smaller scale an error of the value weighs more, by at most its inverse
-    at = entries[index] - PAIR_MARGIN / SHRUNK * side * errors[index]
-    queries = asked.queries(index, at, purpose=PURPOSE, shrink=SHRUNK, mirror=True)
+    # An entry is uniform in a bracket of 3.5 standard errors: six of them are certain. At half the
+    # scale an error of the value weighs up to twice as much.
+    at = entries[index] - 2.0 * 6.0 * side * errors[index]
+    queries = asked.queries(index, at, purpose=PURPOSE, shrink=0.5, mirror=True)
     wrong = asked.reader.ask(queries) != -side
     if wrong.any():
         _refuse(
@@ -56,11 +49,12 @@ def refuse_other_pairs(
 def refuse_other_sequences(
     reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
 ) -> None:
-    """Random sequences of several lengths, moved to both sides of the border."""
+    """Random sequences of several kinds, three of each, moved to both sides of the border."""
     longest = reader.oracle.spec.domain.max_length
-    for length, size in KINDS * LAPS:
+    kinds = ((3, 1.0), (7, 1.0), (7, 2.5), (24, 1.0), (64, 1.0), (16, 2.0))
+    for length, size in 3 * kinds:  # tokens, and their length over the natural one
         count = length if longest is None else min(length, longest)
-        pair = beside_border(model, errors, count, size, reader.size, rng)
+        pair = place_beside_border(model, errors, count, size, reader.size, rng)
         if pair is None:
             continue
         wrong = reader.ask(QueryBatch.of(pair, PURPOSE)) != np.array([-1.0, 1.0])
@@ -69,7 +63,7 @@ def refuse_other_sequences(
             _refuse(reader, pair[k], (-1.0, 1.0)[k], f"a sequence of {count} tokens")
 
 
-def beside_border(
+def place_beside_border(
     model: LabelledAttention,
     errors: LabelledAttention,
     length: int,
@@ -82,28 +76,28 @@ def beside_border(
     d, value = model.width, model.heads[0].value
     norm = min(size * model.natural_length(), radius / (1.0 + 4.0 / np.sqrt(d)) / 2.0)
     tokens = norm * rng.standard_normal((length, d)) / np.sqrt(d)
-    limit = min(FARTHEST * norm, radius - float(np.linalg.norm(tokens, axis=1).max()))
+    limit = min(8.0 * norm, radius - float(np.linalg.norm(tokens, axis=1).max()))
 
-    def moved(shift: Float[Array, " n"]) -> Float[Array, "n length d"]:
+    def move(shift: Float[Array, " n"]) -> Float[Array, "n length d"]:
         many = np.repeat(tokens[None], len(shift), axis=0)
         many[:, :-1] += shift[:, None, None] * value
         return many
 
-    def crossing(goal: Float[Array, " n"]) -> Float[Array, " n"]:
+    def find_crossing(goal: Float[Array, " n"]) -> Float[Array, " n"]:
         low, high = np.full(len(goal), -limit), np.full(len(goal), limit)
-        for _ in range(HALVINGS):
+        for _ in range(60):
             middle = 0.5 * (low + high)
-            up = model.margin(moved(middle)) > goal
+            up = model.margin(move(middle)) > goal
             low, high = np.where(up, low, middle), np.where(up, middle, high)
         return 0.5 * (low + high)
 
     if limit <= 0 or length < 2:
         return None
-    border = moved(crossing(np.zeros(1)))
-    copies = islice(perturb_model(model, errors, 0.0, rng), DRAWS)
+    border = move(find_crossing(np.zeros(1)))
+    copies = islice(perturb_model(model, errors, 0.0, rng), 8)
     spread = max(float(np.abs(c.margin(border) - model.margin(border))[0]) for c in copies)
-    goal = MARGIN * spread * np.array([-1.0, 1.0])
-    pair = moved(crossing(goal))
+    goal = 8.0 * spread * np.array([-1.0, 1.0])
+    pair = move(find_crossing(goal))
     reached = model.margin(pair) * np.sign(goal)  # unless the border is out of reach, or a cliff
     return pair if ((reached > 0.5 * np.abs(goal)) & (reached < 2.0 * np.abs(goal))).all() else None
 

@@ -3,7 +3,7 @@
 Statement.  The box answers with the sign of f(X) = Σ_i softmax_i(x_i · score x_N) x_i · value only.
             The score and the direction of the value are recovered to about `bits` bits relative to
             the largest entry of the score, with about bits · (d² + d − 1) queries.
-Queries.  One token: coding of the labels, direction of the value (value_direction). Pairs:
+Queries.    One token: coding of the labels, direction of the value (value_direction). Pairs:
             "is probe · score · anchor above t?" for any t (score_thresholds), all entries bisected
             side by side from a prediction of their scale (learners/label_only/bisection).
 Algebra.    With T the probes and Ω the anchors, both orthonormal and of equal overlap with the
@@ -21,15 +21,15 @@ import numpy as np
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, whole_number
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.label_only.bisection import Brackets, bisect, gallop
+from keyhole.learners.base import Diagnostics, Hypothesis
+from keyhole.learners.label_only.bisection import Brackets, bisect, find_magnitude
 from keyhole.learners.label_only.boundary_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.learners.label_only.score_thresholds import Thresholds
 from keyhole.learners.label_only.value_direction import (
     Direction,
+    find_roundoff,
     measure_direction,
     open_reader,
-    resolution,
 )
 from keyhole.linalg.bases import Basis, equal_overlap
 from keyhole.models.attention import Attention, Head
@@ -37,22 +37,15 @@ from keyhole.models.sign_attention import NO_ERROR, LabelledAttention
 from keyhole.oracles.base import Oracle, Spec
 
 MOST_BITS = 40  # beyond, a float64 box's own rounding decides the labels
-FIRST_WIDTH = 2.0**-16  # of the value's ratios: enough to find the scale of the score
-LAST_WIDTH = 2.0  # final bracket in units of 2^-bits · largest entry: 0.6 of it one standard error
-VALUE_SHARE = 0.6  # value's ratios: their error, even if all adds up in one column of the score,
-# then stays below a quarter of 2^-bits · typical entry
-SCOUTS = 6  # entries that find the order of magnitude: the largest is rarely a small one
-SCOUT_FACTOR = 8.0  # between the magnitudes tried
-MOST_STEPS = 16  # magnitudes tried: 8^16 = 2^48 up or down, beyond which the score counts as zero
-FEIGNED = 4.0  # standard errors that an entry must have to count
-LARGEST = 1.5  # of so many entries, in root mean squares
-OVERHEAD = 150  # queries for coding, scale and checks
-SAMPLE = 48  # entries bisected first, for the root mean square of all
-ROUGH = 0.5  # width of a bracket in spreads, for that
-COARSE = 0.25  # width in spreads at which the largest entry of the score is well enough known
-PREDICTION = 0.8  # spread of the prediction in root mean squares: best for normal entries
-USELESS = 0.1  # error of a typical entry, relative to it, beyond which asking on is pointless
-ROUNDINGS = 3.0  # rounding errors of a token's value, in units of the roundoff
+MAGNITUDE_STEP = 8.0  # factor between the magnitudes of the score that are tried
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelDiagnostics(Diagnostics):
+    """What was found out beside the head."""
+
+    bits: int  # asked for
+    resolution: float  # rounding of a token's value relative to it, at which labels are exact
 
 
 @dataclass(frozen=True)
@@ -76,83 +69,105 @@ class LabelOnly:
     def expected_queries(self, spec: Spec) -> int | None:
         d = spec.width
         ratios = (d - 1) * (self.bits + 3 + int(np.log2(d)))
-        return d * d * self.bits + ratios + 2 * d + OVERHEAD
+        return d * d * self.bits + ratios + 2 * d + 150  # for coding, scale and checks
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         if (oracle.spec.domain.max_length or 2) < 2:
             raise NotIdentifiable("queries of one token say nothing about the score matrix")
-        reader = open_reader(oracle, rng)
+        reader, d = open_reader(oracle, rng), oracle.spec.width
         stated = oracle.spec.precision
         roundoff = UNIT_ROUNDOFF if stated is None else max(stated.relative, UNIT_ROUNDOFF)
-        rough = measure_direction(reader, max(FIRST_WIDTH, 2.0 * roundoff))
-        scouting = thresholds(rough, rng, 1.0 / np.sqrt(oracle.spec.width))
-        magnitude, seen = scout(rough, scouting, roundoff)
+
+        # 1. The direction of the value, to 16 bits: enough to find the scale of the score.
+        rough = measure_direction(reader, max(2.0**-16, 2.0 * roundoff))
+        trial = draw_thresholds(rough, rng, 1.0 / np.sqrt(d))
+        magnitude, seen = scout_magnitude(rough, trial, roundoff)
         if not seen and np.isfinite(reader.size):  # short tokens need a more exact value
-            rough = rough.refined(2.0 * roundoff)
-            scouting = thresholds(rough, rng, magnitude)
-            magnitude, seen = scout(rough, scouting, roundoff)
-        trial = replace(scouting, spread=magnitude) if seen else scouting
-        width = max(self._value_width(trial), 2.0 * roundoff)
-        direction = rough.refined(width)
-        roundoff = resolution(direction, roundoff, rng)
-        table = LabelTable(direction, thresholds(direction, rng, trial.spread), roundoff)
+            rough = rough.refine(2.0 * roundoff)
+            trial = draw_thresholds(rough, rng, magnitude)
+            magnitude, seen = scout_magnitude(rough, trial, roundoff)
+        trial = replace(trial, spread=magnitude) if seen else trial
+
+        # 2. The value as exactly as the score asks for, and how exactly the box computes.
+        direction = rough.refine(max(choose_value_width(trial, self.bits), 2.0 * roundoff))
+        roundoff = find_roundoff(direction, roundoff, rng)
+        table = LabelTable(direction, draw_thresholds(direction, rng, trial.spread), roundoff)
+
+        # 3. The entries of the score.
+        notes = ["Labels tell the value up to a positive factor: it has norm one."]
         if seen:
             refuse_short_tokens(table)
-            return self._learned(table, self._entries(table), rng)
-        note = f"No score was seen: its entries are below about {magnitude:.1e}."
-        return self._learned(table, within(magnitude, oracle.spec.width), rng, note)
-
-    def _value_width(self, trial: Thresholds) -> float:
-        typical = np.array([trial.spread])
-        gain = float(trial.amplification(np.zeros(1, dtype=np.int64), typical)[0])
-        d = trial.probes.width
-        return float(VALUE_SHARE * 2.0**-self.bits * trial.spread / (gain * d))
-
-    def _entries(self, table: "LabelTable") -> Brackets:
-        """All entries, to a bracket that is small beside the largest entry of the score."""
-        asked, spread = table.asked, table.asked.spread
-        count = asked.probes.width * asked.anchors.width
-        brackets = Brackets.unknown(count, spread)
-        # a stride coprime to the width visits all probes and anchors
-        sample = np.unique((np.arange(min(SAMPLE, count)) * (asked.probes.width + 1)) % count)
-        brackets = bisect(asked.above, brackets, ROUGH * spread, sample)
-        spread = rms(brackets.middle[sample])
-        asked = replace(asked, spread=spread)
-        brackets = brackets.predicted(PREDICTION * spread)
-        brackets = bisect(asked.above, brackets, COARSE * spread)
-        spread = rms(brackets.middle)
-        asked = replace(asked, spread=spread)
-        largest = float(np.abs(replace(table, asked=asked).score(brackets)).max())
-        width = LAST_WIDTH * 2.0**-self.bits * largest
-        noise = replace(table, asked=asked).noise(brackets)
-        brackets = brackets.predicted(PREDICTION * spread)
-        return bisect(asked.above, brackets, np.maximum(width, noise))
-
-    def _learned(
-        self, table: "LabelTable", brackets: Brackets, rng: np.random.Generator, *notes: str
-    ) -> Hypothesis:
-        direction, reader = table.direction, table.direction.reader
+            brackets = bisect_entries(table, self.bits)
+        else:
+            brackets = bracket_zero(magnitude, d)
+            notes.append(f"No score was seen: its entries are below about {magnitude:.1e}.")
         table = replace(table, asked=replace(table.asked, spread=rms(brackets.middle)))
         score, error = table.score(brackets), table.error(brackets)
+        value_error = direction.error(roundoff)
         model = LabelledAttention(
             Attention([Head(score, None, direction.value)], 0.0), reader.coding
         )
-        errors = LabelledAttention(
-            Attention([Head(error, None, direction.error(table.roundoff))], 0.0), NO_ERROR
-        )
+        errors = LabelledAttention(Attention([Head(error, None, value_error)], 0.0), NO_ERROR)
+
+        # 4. Labels that only this head gives.
         refuse_other_pairs(table.asked, brackets.middle, table.entry_error(brackets), rng)
         refuse_other_sequences(reader, model, errors, rng)
-        d = score.shape[0]
-        notes = ("Labels tell the value up to a positive factor: it has norm one.", *notes)
-        if table.roundoff > UNIT_ROUNDOFF:
-            notes += (f"Labels are exact to about {table.roundoff:.1e} of a token's value.",)
+        if roundoff > UNIT_ROUNDOFF:
+            notes.append(f"Labels are exact to about {roundoff:.1e} of a token's value.")
         return Hypothesis(
             model,
             errors,
             floor=float(self.bits * (d * d + d - 1)),
-            notes=notes,
-            details={"bits": self.bits, "resolution": table.roundoff},
+            notes=tuple(notes),
+            diagnostics=LabelDiagnostics(bits=self.bits, resolution=roundoff),
         )
+
+
+# -- the scale of the score --------------------------------------------------------------------
+
+
+def draw_thresholds(direction: Direction, rng: np.random.Generator, spread: float) -> Thresholds:
+    """Fresh probes and anchors of equal overlap with the value as it is known."""
+    value = direction.value
+    probes, anchors = equal_overlap(rng, value[:, None]), equal_overlap(rng, value[:, None])
+    first, second = (b.coordinates(value[None])[0] for b in (probes, anchors))
+    return Thresholds(direction.reader, probes, anchors, first, second, spread)
+
+
+def scout_magnitude(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[float, bool]:
+    """The order of magnitude of the entries, from six of them: the largest is rarely a small one.
+    A bound and False where none was seen.
+
+    Where tokens cannot be long, errors of the value and rounding could feign an entry: only what
+    is four standard errors of that counts.
+    """
+    d = asked.probes.width
+    chosen = (np.arange(min(6, d)) * (d + 1)).astype(np.int64)
+    free = replace(asked, spread=TINY)  # scaled by the threshold and the domain
+    feigned = LabelTable(direction, free, roundoff).entry_error(bracket_zero(0.0, d))
+    least = 4.0 * float(np.median(feigned))
+    _, level, seen = find_magnitude(
+        free.above,
+        Brackets.unknown(d * d, asked.spread),
+        chosen,
+        max(asked.spread, least),
+        factor=MAGNITUDE_STEP,
+        most=16,  # 2^48 up or down, beyond which the score counts as zero
+        least=least,
+    )
+    # The largest of six, 1.5 root mean squares, lies in (level, MAGNITUDE_STEP * level].
+    return (level * np.sqrt(MAGNITUDE_STEP) / 1.5 if seen else level), seen
+
+
+def choose_value_width(trial: Thresholds, bits: int) -> float:
+    """Brackets of the value's ratios for which their error, even if all adds up in one column of
+    the score, stays below a quarter of 2^-bits · typical entry."""
+    typical = np.array([trial.spread])
+    gain = float(trial.amplification(np.zeros(1, dtype=np.int64), typical)[0])
+    return float(0.6 * 2.0**-bits * trial.spread / (gain * trial.probes.width))
+
+
+# -- the entries -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +199,9 @@ class LabelTable:
 
     def noise(self, brackets: Brackets) -> Float[Array, " m"]:
         """What the box's rounding does to the entries: narrower brackets tell nothing."""
-        value = ROUNDINGS * self.roundoff * np.abs(self.direction.value)
-        score = ROUNDINGS * self.roundoff * np.sqrt(self.asked.probes.width) * self.asked.spread
+        rounding = 3.0 * self.roundoff  # of a token's value, and of a sum of products
+        value = rounding * np.abs(self.direction.value)
+        score = rounding * np.sqrt(self.asked.probes.width) * self.asked.spread
         return np.hypot(self._gain(brackets) * self._relative(value), score)
 
     def _gain(self, brackets: Brackets) -> Float[Array, " m"]:
@@ -203,44 +219,35 @@ class LabelTable:
         return np.sqrt(first[:, None] + second[None, :]).ravel()
 
 
-def thresholds(direction: Direction, rng: np.random.Generator, spread: float) -> Thresholds:
-    """Fresh probes and anchors of equal overlap with the value as it is known."""
-    value = direction.value
-    probes, anchors = equal_overlap(rng, value[:, None]), equal_overlap(rng, value[:, None])
-    first, second = (b.coordinates(value[None])[0] for b in (probes, anchors))
-    return Thresholds(direction.reader, probes, anchors, first, second, spread)
+def bisect_entries(table: LabelTable, bits: int) -> Brackets:
+    """All entries, to brackets of 2 · 2^-bits of the largest entry of the score: 0.6 of that is
+    one standard error.
 
-
-def scout(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[float, bool]:
-    """The order of magnitude of the entries; a bound and False where none was seen."""
-    d = asked.probes.width
-    chosen = (np.arange(min(SCOUTS, d)) * (d + 1)).astype(np.int64)
-    free = replace(asked, spread=TINY)  # scaled by the threshold and the domain
-    least = smallest(direction, free, roundoff)
-    _, level, seen = gallop(
-        free.above,
-        Brackets.unknown(d * d, asked.spread),
-        chosen,
-        max(asked.spread, least),
-        factor=SCOUT_FACTOR,
-        most=MOST_STEPS,
-        least=least,
-    )
-    # the largest lies in (level, SCOUT_FACTOR * level]
-    return (level * np.sqrt(SCOUT_FACTOR) / LARGEST if seen else level), seen
-
-
-def smallest(direction: Direction, asked: Thresholds, roundoff: float) -> float:
-    """Where tokens cannot be long: the entry that errors of value and rounding could feign."""
-    table = LabelTable(direction, asked, roundoff)
-    return FEIGNED * float(np.median(table.entry_error(within(0.0, asked.probes.width))))
+    A sample tells the root mean square of all roughly, all of them to a quarter of it tell the
+    largest; 0.8 of the root mean square is the best prediction for normal entries.
+    """
+    asked, spread = table.asked, table.asked.spread
+    count = asked.probes.width * asked.anchors.width
+    brackets = Brackets.unknown(count, spread)
+    # a stride coprime to the width visits all probes and anchors
+    sample = np.unique((np.arange(min(48, count)) * (asked.probes.width + 1)) % count)
+    brackets = bisect(asked.above, brackets, 0.5 * spread, sample)
+    spread = rms(brackets.middle[sample])
+    asked = replace(asked, spread=spread)
+    brackets = bisect(asked.above, brackets.predict(0.8 * spread), 0.25 * spread)
+    spread = rms(brackets.middle)
+    table = replace(table, asked=replace(asked, spread=spread))
+    width = 2.0 * 2.0**-bits * float(np.abs(table.score(brackets)).max())
+    wanted = np.maximum(width, table.noise(brackets))
+    return bisect(table.asked.above, brackets.predict(0.8 * spread), wanted)
 
 
 def refuse_short_tokens(table: LabelTable) -> None:
-    """Raises before paying for the entries where the domain hides them in the box's rounding."""
+    """Raises before paying for the entries where the domain hides them in the box's rounding: an
+    error of a tenth of a typical entry."""
     d, spread = table.asked.probes.width, table.asked.spread
-    noise = float(np.median(table.entry_error(within(0.0, d))))
-    if noise > USELESS * spread:
+    noise = float(np.median(table.entry_error(bracket_zero(0.0, d))))
+    if noise > 0.1 * spread:
         raise IllConditioned(
             f"tokens of norm up to {table.direction.reader.size:.2g} move the scores so little "
             "that the box's rounding hides them: entries of the score could be told to within "
@@ -252,7 +259,7 @@ def rms(numbers: Float[Array, " m"]) -> float:
     return float(max(np.sqrt(np.mean(numbers**2)), TINY))
 
 
-def within(reach: float, width: int) -> Brackets:
+def bracket_zero(reach: float, width: int) -> Brackets:
     """All entries somewhere within reach of zero."""
     everywhere = np.ones(width * width)
     return Brackets(-reach * everywhere, reach * everywhere, 0.0 * everywhere, everywhere)

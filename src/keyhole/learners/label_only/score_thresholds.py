@@ -6,8 +6,9 @@ u · score x > log(B / A), where B = -x · value and A = (u + x) · value. Multi
 a root always exists, and each query of a bisection is a full bit of the entry itself.
 
 With unit vectors and s = κ · entry, κ = |u| |x|, an error r of a token's value relative to it moves
-the entry by (1 + e^s) r / κ. Hence κ is chosen query by query: as large as the threshold
-allows with s at most `STEEPEST` (positive) or `DEEPEST` (negative).
+the entry by (1 + e^s) r / κ. Hence κ is chosen query by query: as large as the threshold allows
+with s at most 1.28 (positive), which minimises (1 + e^s) / s, or 3 (negative), where the token
+u + x is 21 times as long as x and more gains little.
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,6 @@ from keyhole.arrays import Array, Float, Int, digest
 from keyhole.learners.label_only.value_direction import Reader
 from keyhole.linalg.bases import Basis
 from keyhole.oracles.queries import QueryBatch
-
-STEEPEST = 1.28  # minimises (1 + e^s) / s
-DEEPEST = 3.0  # the token u + x is then 21 times as long as x; more gains little
-TYPICAL = 2.0  # s of a typical entry where the threshold itself does not limit κ
-HALVINGS = 12  # of the search for κ in a bounded domain: to a thousandth
-PURPOSE = "score"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,20 +76,21 @@ class Thresholds:
     def above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
         return self.reader.ask(self.queries(index, at))
 
-    def scale(self, at: Float[Array, " n"], ratio: Float[Array, " n"]) -> Float[Array, " n"]:
+    def choose_scale(self, at: Float[Array, " n"], ratio: Float[Array, " n"]) -> Float[Array, " n"]:
         """κ for each threshold; `ratio` is |anchor overlap / probe overlap|."""
         with np.errstate(divide="ignore"):
-            limit = np.where(at > 0, STEEPEST, DEEPEST) / np.abs(at)
-        wanted = np.minimum(limit, TYPICAL / self.spread)
+            limit = np.where(at > 0, 1.28, 3.0) / np.abs(at)
+        # where the threshold itself does not limit κ, a typical entry has s = 2
+        wanted = np.minimum(limit, 2.0 / self.spread)
         if np.isinf(self.reader.size):
             return wanted
         # the largest κ with (|u| + |x|)² = κ (ρ + 2 + 1/ρ) inside the ball, from a safe one up
         square = self.reader.size**2
-        low = np.minimum(wanted, square / _length(wanted, at, ratio))
+        low = np.minimum(wanted, square / _square_length(wanted, at, ratio))
         high = np.minimum(wanted, square / 4.0)
-        for _ in range(HALVINGS):
+        for _ in range(12):  # to a thousandth
             middle = np.sqrt(low * high)
-            fits = middle * _length(middle, at, ratio) <= square
+            fits = middle * _square_length(middle, at, ratio) <= square
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return low
 
@@ -103,7 +99,7 @@ class Thresholds:
         index: Int[Array, " n"],
         at: Float[Array, " n"],
         *,
-        purpose: str = PURPOSE,
+        purpose: str = "score",
         shrink: float = 1.0,
         mirror: bool = False,
     ) -> QueryBatch:
@@ -111,11 +107,11 @@ class Thresholds:
         probe, anchor = np.divmod(index, self.anchors.width)
         over, under = self.probe_overlap[probe], self.anchor_overlap[anchor]
         ratio = np.abs(under / over)
-        scale = self.scale(at, ratio) * shrink
-        slant = _slant(scale, at, ratio)
+        scale = self.choose_scale(at, ratio) * shrink
+        tilt = _find_ratio(scale, at, ratio)
         turn = -1.0 if mirror else 1.0
-        along = turn * np.sign(over) * np.sqrt(scale * slant)
-        across = -turn * np.sign(under) * np.sqrt(scale / slant)
+        along = turn * np.sign(over) * np.sqrt(scale * tilt)
+        across = -turn * np.sign(under) * np.sqrt(scale / tilt)
         bank = PairBank(self.probes, self.anchors, probe, anchor, along, across)
         pairs = np.arange(2 * len(index), dtype=np.int64).reshape(-1, 2)
         return QueryBatch(bank, pairs, purpose)
@@ -124,17 +120,17 @@ class Thresholds:
         """What an error of a token's value, relative to that value, does to the entry."""
         probe, anchor = np.divmod(index, self.anchors.width)
         ratio = np.abs(self.anchor_overlap[anchor] / self.probe_overlap[probe])
-        scale = self.scale(at, ratio)
+        scale = self.choose_scale(at, ratio)
         return (1.0 + np.exp(scale * at)) / scale
 
 
-def _slant(scale: Array, at: Array, ratio: Array) -> Array:
+def _find_ratio(scale: Array, at: Array, ratio: Array) -> Array:
     """ρ = |u| / |x| that puts the threshold at `at`."""
     return np.asarray(ratio * (1.0 + np.exp(-scale * at)))
 
 
-def _length(scale: Array, at: Array, ratio: Array) -> Array:
+def _square_length(scale: Array, at: Array, ratio: Array) -> Array:
     """(|u| + |x|)² / κ, and no less than at any smaller κ."""
-    longest = np.maximum(_slant(scale, at, ratio), 2.0 * ratio)
-    shortest = np.minimum(_slant(scale, at, ratio), ratio)
+    longest = np.maximum(_find_ratio(scale, at, ratio), 2.0 * ratio)
+    shortest = np.minimum(_find_ratio(scale, at, ratio), ratio)
     return np.asarray(np.maximum(longest + 1.0 / longest, shortest + 1.0 / shortest) + 2.0)

@@ -16,16 +16,14 @@ from keyhole.learners.label_only.bisection import Brackets, bisect
 from keyhole.measurement.noise import FORMATS
 from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import INSIDE, Domain, Oracle
+from keyhole.oracles.noise import REJECTION
 from keyhole.oracles.queries import QueryBatch
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
 LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
 NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may underflow in float16
-CHECKS = 24  # labels beside the border that the value draws: a multiple of the lengths
-ADDED_UP = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
-OFTEN = 0.6  # share of tokens with the label of their opposites that only an offset explains
-UNKNOWN = 1e3  # error of a component that nothing is known of, in units of the largest
-MARGIN = 8.0  # standard errors from that border at which a label must be right
+CHECKS = 24  # labels that are checked beside the border: a multiple of the number of lengths
+ROUNDINGS = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class Reader:
         return min(1.0, self.size)
 
     def ask(self, queries: QueryBatch) -> Float[Array, " n"]:
-        labels = flat(self.oracle.ask(queries))
+        labels = flatten_labels(self.oracle.ask(queries))
         signs = self.coding.signs(labels)
         if np.isnan(signs).any():
             k = int(np.argmax(np.isnan(signs)))
@@ -59,7 +57,7 @@ class Reader:
         return self.ask(QueryBatch.of(tokens[:, None, :], purpose))
 
 
-def flat(answers: Array) -> Float[Array, " n"]:
+def flatten_labels(answers: Array) -> Float[Array, " n"]:
     """One label per query."""
     if answers.ndim == 2 and answers.shape[1] == 1:
         answers = answers[:, 0]
@@ -71,7 +69,7 @@ def flat(answers: Array) -> Float[Array, " n"]:
     return np.asarray(answers, dtype=np.float64)
 
 
-def radius(domain: Domain) -> float:
+def find_radius(domain: Domain) -> float:
     """Norm up to which every token is inside the domain."""
     if domain.vocabulary is not None:
         raise DomainError(
@@ -88,12 +86,12 @@ def radius(domain: Domain) -> float:
 
 def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
     """Finds the coding; raises where the labels of x and -x show that this is no such head."""
-    size = radius(oracle.spec.domain)
+    size = find_radius(oracle.spec.domain)
     unit = rng.standard_normal((len(LENGTHS), oracle.spec.width))
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     tokens = np.minimum(np.array(LENGTHS) * min(1.0, size), size)[:, None] * unit
     batch = np.concatenate([np.zeros((1, oracle.spec.width)), tokens, -tokens])
-    labels = flat(oracle.ask(QueryBatch.of(batch[:, None, :], PURPOSE_CODING)))
+    labels = flatten_labels(oracle.ask(QueryBatch.of(batch[:, None, :], PURPOSE_CODING)))
     kinds, pairs = np.unique(labels), labels[1:].reshape(2, -1)
     if len(kinds) > 3:
         raise WrongFamily(
@@ -106,7 +104,7 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
             f"the box gives the label {pairs[0, 0]:g} to every token and its opposite: its value "
             "is zero, or an offset outweighs it, and the label tells nothing of the rest"
         )
-    coding = _coding(labels[0], float(pairs.min()), float(pairs.max()))
+    coding = _read_coding(labels[0], float(pairs.min()), float(pairs.max()))
     same = pairs[0] == pairs[1]
     if coding is None or same.any():
         k = int(np.argmax(same)) if same.any() else -1
@@ -123,7 +121,7 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
     return Reader(oracle, coding, size)
 
 
-def _coding(tie: float, negative: float, positive: float) -> Coding | None:
+def _read_coding(tie: float, negative: float, positive: float) -> Coding | None:
     """At the zero token f is zero: its label is that of a tie."""
     return Coding(negative, float(tie), positive) if negative <= tie <= positive else None
 
@@ -153,7 +151,7 @@ class Direction:
         tangent = np.eye(len(single)) - np.outer(self.value, self.value)
         return np.sqrt(tangent**2 @ single**2) / size
 
-    def refined(self, width: float) -> "Direction":
+    def refine(self, width: float) -> "Direction":
         """Ratios known to `width`, continuing where they stand."""
         brackets = bisect(self._above, self.ratios, width)
         return Direction(self.reader, self.signs, self.pivot, brackets)
@@ -180,14 +178,14 @@ def measure_direction(reader: Reader, width: float) -> Direction:
             "the box gives the label of a tie to every unit vector: its value is zero, so nothing "
             "of its score matrix can be seen"
         )
-    pivot = _largest(reader, signs, alive)
+    pivot = _find_largest(reader, signs, alive)
     high = np.abs(signs)
     low = np.where(np.arange(d) == pivot, 1.0, 0.0)
-    start = Direction(reader, signs, pivot, Brackets(low, high, np.zeros(d), np.full(d, UNKNOWN)))
-    return start.refined(width)
+    flat = np.full(d, 1e3)  # a spread far above the brackets: nothing else is known
+    return Direction(reader, signs, pivot, Brackets(low, high, np.zeros(d), flat)).refine(width)
 
 
-def _largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, " n"]) -> int:
+def _find_largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, " n"]) -> int:
     """The component of largest size, by knock-out: half of those left go in each round."""
     while len(alive) > 1:
         half = len(alive) // 2
@@ -199,7 +197,7 @@ def _largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, " n"])
     return int(alive[0])
 
 
-def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> float:
+def find_roundoff(found: Direction, roundoff: float, rng: np.random.Generator) -> float:
     """The roundoff of the box's number format; raises WrongFamily where no format explains it.
 
     Both ends of every bracket again, with tokens of other lengths, then random tokens of several
@@ -209,12 +207,12 @@ def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> f
     if len(found.signs) == 1:
         return roundoff  # the border is the zero token alone
     while True:
-        margin, example = _wrong_ends(found, roundoff, rng)
+        margin, example = _check_ends(found, roundoff, rng)
         if example is None:
-            margin, example = _wrong_beside(found, roundoff, rng)
+            margin, example = _check_beside(found, roundoff, rng)
         if example is None:
             return roundoff
-        coarser = _coarser(roundoff, margin)
+        coarser = _choose_coarser(roundoff, margin)
         if coarser is None or _has_offset(found, coarser, rng):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
@@ -224,11 +222,11 @@ def resolution(found: Direction, roundoff: float, rng: np.random.Generator) -> f
         roundoff = coarser
 
 
-def _coarser(roundoff: float, margin: float) -> float | None:
+def _choose_coarser(roundoff: float, margin: float) -> float | None:
     """The next roundoff that explains wrong labels at this margin: float64 with rounding errors
     that add up, else a shorter format."""
-    steps = sorted({ADDED_UP * UNIT_ROUNDOFF, *(2.0**-bits for _, bits in FORMATS)})
-    enough = (r for r in steps if r > roundoff and ADDED_UP * MARGIN * r > margin)
+    steps = sorted({ROUNDINGS * UNIT_ROUNDOFF, *(2.0**-bits for _, bits in FORMATS)})
+    enough = (r for r in steps if r > roundoff and ROUNDINGS * REJECTION * r > margin)
     return next(enough, None)
 
 
@@ -236,13 +234,13 @@ def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> 
     """Whether short tokens beside the border have the label of their opposites. Rounding treats
     both alike, and at this roundoff it cannot make a tie of them."""
     lengths = np.full(CHECKS // 3, min(NEAR_LENGTHS) * found.reader.length)
-    tokens, _ = _beside(found, roundoff, lengths, rng)
+    tokens, _ = _place_beside(found, roundoff, lengths, rng)
     signs = found.reader.tokens(np.concatenate([tokens, -tokens]), PURPOSE_CHECK)
     first, second = signs.reshape(2, -1)
-    return float(np.mean(first * second > 0)) > OFTEN
+    return float(np.mean(first * second > 0)) > 0.6  # more than rounding explains
 
 
-def _wrong_ends(
+def _check_ends(
     found: Direction, roundoff: float, rng: np.random.Generator
 ) -> tuple[float, Counterexample | None]:
     """Ends of the brackets, asked again: the slack given, and a label that has changed."""
@@ -250,14 +248,14 @@ def _wrong_ends(
     others = np.delete(np.arange(len(ratios)), found.pivot)
     others = np.tile(others, -(-CHECKS // (2 * len(others))))  # few brackets: several times
     index, side = np.concatenate([others, others]), np.repeat([1.0, -1.0], len(others))
-    slack = np.maximum(ratios.width, MARGIN * roundoff)[index]
+    slack = np.maximum(ratios.width, REJECTION * roundoff)[index]
     ends = np.where(side > 0, ratios.low[index], ratios.high[index]) - side * slack
     factor = 1.0 - 0.5 * rng.random((len(index), 1))  # another length rounds differently
     tokens = factor * found.tokens(index, ends)
-    return float(slack.max()), _first_wrong(found.reader, tokens, side)
+    return float(slack.max()), _find_wrong(found.reader, tokens, side)
 
 
-def _wrong_beside(
+def _check_beside(
     found: Direction, roundoff: float, rng: np.random.Generator
 ) -> tuple[float, Counterexample | None]:
     """Random tokens beside the border: their margin, and a wrong label."""
@@ -265,11 +263,11 @@ def _wrong_beside(
     lengths = np.minimum(np.array(NEAR_LENGTHS) * reader.length, reader.size)
     lengths = np.repeat(lengths, CHECKS // len(NEAR_LENGTHS))
     lengths = lengths * (1.0 - 0.5 * rng.random(len(lengths)))  # powers of two round all alike
-    tokens, side = _beside(found, roundoff, lengths, rng)
-    return _margin(found, roundoff), _first_wrong(reader, tokens, side)
+    tokens, side = _place_beside(found, roundoff, lengths, rng)
+    return _margin(found, roundoff), _find_wrong(reader, tokens, side)
 
 
-def _first_wrong(
+def _find_wrong(
     reader: Reader, tokens: Float[Array, "n d"], side: Float[Array, " n"]
 ) -> Counterexample | None:
     wrong = reader.tokens(tokens, PURPOSE_CHECK) == -side
@@ -282,10 +280,10 @@ def _first_wrong(
 
 def _margin(found: Direction, roundoff: float) -> float:
     error = found.error(roundoff)
-    return MARGIN * float(np.linalg.norm(error)) / float(np.sqrt(len(error)))
+    return REJECTION * float(np.linalg.norm(error)) / float(np.sqrt(len(error)))
 
 
-def _beside(
+def _place_beside(
     found: Direction, roundoff: float, lengths: Float[Array, " n"], rng: np.random.Generator
 ) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
     """Random tokens on alternating sides of the border, a few standard errors from it."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InvalidArgument
-from keyhole.learners.label_only.bisection import Brackets, bisect, gallop
+from keyhole.learners.label_only.bisection import Brackets, bisect, find_magnitude
 
 
 class Hidden:
@@ -83,7 +83,7 @@ def test_it_stops_where_float64_has_no_number_left() -> None:
 
 def test_a_contradicting_answer_keeps_the_bracket_in_order() -> None:
     known = Brackets(np.zeros(1), np.ones(1), np.zeros(1), np.ones(1))
-    found = known.told(np.array([0]), np.array([2.0]), np.array([1.0]))
+    found = known.narrow(np.array([0]), np.array([2.0]), np.array([1.0]))
     assert found.low[0] == found.high[0] == 1.0
 
 
@@ -99,10 +99,10 @@ def test_brackets_hold_the_truth(numbers: list[float], spread: float, bits: int)
 
 
 @given(st.floats(1e-8, 1e8), st.booleans())
-def test_gallop_finds_the_magnitude(size: float, negative: bool) -> None:
+def test_the_search_finds_the_magnitude(size: float, negative: bool) -> None:
     numbers = np.array([0.1, -0.7, 1.0, 0.0]) * size * (-1 if negative else 1)
     box = Hidden(numbers)
-    known, level, seen = gallop(
+    known, level, seen = find_magnitude(
         box.above, Brackets.unknown(4, 1.0), np.arange(4), 1.0, factor=8.0, most=16
     )
     assert seen
@@ -111,13 +111,13 @@ def test_gallop_finds_the_magnitude(size: float, negative: bool) -> None:
     assert holds(known, numbers)
 
 
-def test_gallop_says_where_it_saw_nothing() -> None:
+def test_the_search_says_where_it_saw_nothing() -> None:
     zero = Hidden(np.zeros(3))
     known = Brackets.unknown(3, 1.0)
-    _, level, seen = gallop(zero.above, known, np.arange(3), 1.0, factor=8.0, most=5)
+    _, level, seen = find_magnitude(zero.above, known, np.arange(3), 1.0, factor=8.0, most=5)
     assert not seen
     assert level == 8.0**-5
-    _, level, seen = gallop(
+    _, level, seen = find_magnitude(
         zero.above, known, np.arange(3), 1.0, factor=8.0, most=5, least=1.0 / 64.0
     )
     assert not seen

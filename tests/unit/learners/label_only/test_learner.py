@@ -8,7 +8,7 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.label_only.learner import LabelOnly
+from keyhole.learners.label_only import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.models.sign_attention import Coding, LabelledAttention, normalised
