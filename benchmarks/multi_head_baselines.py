@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from keyhole.errors import KeyholeError
-from keyhole.learners.published.rational_interpolation import logistic_terms
+from keyhole.learners.published.rational_interpolation import find_logistic_terms
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import match_heads, score_gap, score_norm
 
@@ -42,7 +42,9 @@ def rational(truth: Attention, rng: np.random.Generator) -> Result:
                 for n in copies
             ]
             try:
-                odds, _ = logistic_terms(copies.astype(float), np.array(answers) - x @ total, heads)
+                odds, _ = find_logistic_terms(
+                    copies.astype(float), np.array(answers) - x @ total, heads
+                )
             except KeyholeError:
                 odds = np.zeros(heads)
             real = np.array([u @ head.score @ x for head in truth.heads])

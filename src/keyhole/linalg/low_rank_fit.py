@@ -17,14 +17,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import Array, Float
 
-STEPS = 60  # Gauss–Newton steps at one rank
-HALVINGS = 8  # of a step that does not improve the fit
-IMPROVES = 0.9  # residual after over before a step, above which a fit has settled
-EXACT = 1e-15  # of the products: residuals this small are rounding
-ROUGH, FINE = 1e-3, 1e-14  # relative accuracy of a step: far from and near the fit
-NEAR = 1e-2  # residual over products from which a fit is near
-POWER_STEPS = 4  # of the iteration for the leading directions of what is left over
-GROWTH = 1.5  # of the rank from one attempt to the next
+ROUGH = 1e-3  # relative accuracy of a step far from the fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,26 +86,27 @@ class Fit:
     residual: float  # root mean square of the weighted residuals
 
 
-def unknowns(width: int, rank: int) -> int:
+def count_unknowns(width: int, rank: int) -> int:
     """Of a square matrix of this width and rank."""
     return 2 * rank * width - rank * rank
 
 
 def fit(measured: Measured, start: Factored) -> Fit:
-    """Gauss–Newton from a matrix of the same rank until the residual settles."""
+    """Gauss–Newton from a matrix of the same rank until the residual settles: a step improves it by
+    less than a tenth, or what is left is rounding."""
     weights = measured.weights
     size = _rms(weights * measured.products)
     point, rest = start, weights * (measured.products - start.predict(measured))
     residual = _rms(rest)
-    for _ in range(STEPS):
-        if residual <= EXACT * size:
+    for _ in range(60):
+        if residual <= 1e-15 * size:
             break
-        accuracy = FINE if residual < NEAR * size else ROUGH
-        across, along = _step(measured, weights, point, rest, accuracy)
-        better = _improved(measured, weights, point, across, along, residual)
+        accuracy = 1e-14 if residual < 1e-2 * size else ROUGH
+        across, along = _solve_step(measured, weights, point, rest, accuracy)
+        better = _improve(measured, weights, point, across, along, residual)
         if better is None:
             break
-        settled = better.residual > IMPROVES * residual
+        settled = better.residual > 0.9 * residual
         point, residual = better.matrix, better.residual
         if settled:
             break
@@ -120,7 +114,7 @@ def fit(measured: Measured, start: Factored) -> Fit:
     return Fit(point, residual)
 
 
-def _improved(
+def _improve(
     measured: Measured,
     weights: Array,
     point: Factored,
@@ -130,7 +124,7 @@ def _improved(
 ) -> Fit | None:
     """The step, shortened until it improves the fit; None if it never does."""
     share = 1.0
-    for _ in range(HALVINGS):
+    for _ in range(8):
         left = np.hstack([point.left * point.singular + share * across, point.left])
         right = np.vstack([point.right, share * along.T])
         trial = Factored.of(left, right, point.rank)
@@ -141,7 +135,7 @@ def _improved(
     return None
 
 
-def _step(
+def _solve_step(
     measured: Measured, weights: Array, point: Factored, rest: Array, accuracy: float
 ) -> tuple[Float[Array, "d r"], Float[Array, "d r"]]:
     """X and Y of the change X·right + left·Yᵀ that explains `rest` best."""
@@ -170,10 +164,10 @@ def _step(
     return across, outside(along)
 
 
-def leading(measured: Measured, rest: Array, count: int, rng: np.random.Generator) -> Factored:
+def find_leading(measured: Measured, rest: Array, count: int, rng: np.random.Generator) -> Factored:
     """The leading directions of Σ_k rest_k left_k right_kᵀ, scaled to explain `rest` best."""
     block = rng.standard_normal((measured.width, count))
-    for _ in range(POWER_STEPS):
+    for _ in range(4):
         block, _ = np.linalg.qr(measured.left.T @ (rest[:, None] * (measured.right @ block)))
         block, _ = np.linalg.qr(measured.right.T @ (rest[:, None] * (measured.left @ block)))
     found = Factored.of(
@@ -186,18 +180,19 @@ def leading(measured: Measured, rest: Array, count: int, rng: np.random.Generato
     )
 
 
-def fits_by_rank(measured: Measured, highest: int, rng: np.random.Generator) -> Iterator[Fit]:
-    """Fits of growing rank, each starting from the one before; the caller says when to stop."""
+def fit_by_rank(measured: Measured, highest: int, rng: np.random.Generator) -> Iterator[Fit]:
+    """Fits of rank growing by half, each starting from the one before; the caller says when to
+    stop."""
     weights, rank = measured.weights, min(1, highest)
-    point = leading(measured, weights**2 * measured.products, rank, rng)
+    point = find_leading(measured, weights**2 * measured.products, rank, rng)
     while True:
         found = fit(measured, point)
         yield found
         if rank >= highest:
             return
-        more = min(max(rank + 1, int(GROWTH * rank)), highest) - rank
+        more = min(max(rank + 1, int(1.5 * rank)), highest) - rank
         rest = weights**2 * (measured.products - found.matrix.predict(measured))
-        added = leading(measured, rest, more, rng)
+        added = find_leading(measured, rest, more, rng)
         point = Factored.of(
             np.hstack([found.matrix.left * found.matrix.singular, added.left * added.singular]),
             np.vstack([found.matrix.right, added.right]),
@@ -213,7 +208,7 @@ def scatter(
     weights, changes = measured.weights, []
     for _ in range(draws):
         noise = weights * measured.errors * rng.standard_normal(len(measured))
-        across, along = _step(measured, weights, point, noise, ROUGH)
+        across, along = _solve_step(measured, weights, point, noise, ROUGH)
         left, right = np.hstack([across, point.left]), np.vstack([point.right, along.T])
         changes.append(Factored.of(left, right, min(2 * point.rank, measured.width)))
     return changes

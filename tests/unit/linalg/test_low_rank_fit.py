@@ -6,11 +6,11 @@ import pytest
 from keyhole.linalg.low_rank_fit import (
     Factored,
     Measured,
+    count_unknowns,
+    find_leading,
     fit,
-    fits_by_rank,
-    leading,
+    fit_by_rank,
     scatter,
-    unknowns,
 )
 
 
@@ -39,7 +39,7 @@ def gap(found: Factored, matrix: np.ndarray) -> float:
 def test_growing_rank_finds_the_matrix_at_its_rank(seed: int, decades: float) -> None:
     singular = 10.0 ** -np.linspace(0.0, decades, 3)
     matrix, data = measured(seed, 32, singular, 6 * 3 * 32)
-    for found in fits_by_rank(data, 3, np.random.default_rng(seed)):
+    for found in fit_by_rank(data, 3, np.random.default_rng(seed)):
         if found.matrix.rank == 3:
             assert gap(found.matrix, matrix) <= 1e-12
         else:
@@ -48,7 +48,7 @@ def test_growing_rank_finds_the_matrix_at_its_rank(seed: int, decades: float) ->
 
 def test_a_rank_too_high_still_gives_the_matrix() -> None:
     matrix, data = measured(0, 32, np.ones(2), 500)
-    *_, found = fits_by_rank(data, 4, np.random.default_rng(0))
+    *_, found = fit_by_rank(data, 4, np.random.default_rng(0))
     assert found.matrix.rank == 4
     assert gap(found.matrix, matrix) <= 1e-12
     assert found.matrix.singular[2] <= 1e-12
@@ -60,14 +60,14 @@ def test_a_measurement_with_a_large_error_counts_little() -> None:
     products[::10] += 1.0
     errors[::10] = 1e3
     data = Measured(data.left, data.right, products, errors)
-    *_, found = fits_by_rank(data, 2, np.random.default_rng(1))
+    *_, found = fit_by_rank(data, 2, np.random.default_rng(1))
     assert gap(found.matrix, matrix) <= 1e-10
 
 
 def test_scatter_is_what_noise_does() -> None:
     matrix, exact = measured(2, 24, np.ones(2), 400)
     rng, errors = np.random.default_rng(2), np.full(400, 1e-6)
-    start = fit(exact, leading(exact, exact.products, 2, rng)).matrix
+    start = fit(exact, find_leading(exact, exact.products, 2, rng)).matrix
     noisy = []
     for _ in range(8):
         products = exact.products + errors * rng.standard_normal(400)
@@ -83,11 +83,11 @@ def test_leading_directions_of_a_residual() -> None:
     _, data = measured(3, 20, np.ones(1), 300)
     total = np.einsum("m,md,me->de", data.products, data.left, data.right)
     u, s, vt = np.linalg.svd(total)
-    found = leading(data, data.products, 1, rng)
+    found = find_leading(data, data.products, 1, rng)
     assert abs(found.left[:, 0] @ u[:, 0]) > 1 - 1e-3 * s[1] / s[0]
     assert abs(found.right[0] @ vt[0]) > 1 - 1e-3 * s[1] / s[0]
 
 
 def test_unknowns() -> None:
-    assert unknowns(24, 2) == 92
-    assert unknowns(5, 5) == 25
+    assert count_unknowns(24, 2) == 92
+    assert count_unknowns(5, 5) == 25

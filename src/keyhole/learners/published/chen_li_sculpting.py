@@ -7,11 +7,11 @@ they are a result of their own, `Certificates`.
 
 Queries. None; Boolean examples, at most two heads, outputs at every position.
 
-Algebra. The paper's phases, each a function: `crude_values` (regression of summed outputs on summed
-inputs), `agreement` and `refined_values` (trimmed alternation on the rows where heads agree),
-`certificates`, `proxy` (the minimum-norm point of the body), `span` (the directions that the body
-leaves open), `certified_bounds` (linear programs over the body), `net` (candidates inside these
-bounds), then regression for the values, validation and refinement.
+Algebra. The paper's phases, each a function: `estimate_values` (regression of summed outputs on
+summed inputs), `find_agreement` and `refine_values` (trimmed alternation on the rows where heads
+agree), `certify`, `find_proxy` (the minimum-norm point of the body), `find_open_directions` (those
+that the body leaves open), `bound_direction` (linear programs over the body), `build_net`
+(candidates inside these bounds), then regression for the values, validation and refinement.
 
 When it fails. Agreement gets rare with more heads, more tokens and weak attention: at scores of
 standard deviation 5 next to nothing can be certified, and a hundred times more examples are needed
@@ -35,20 +35,9 @@ from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure
 from keyhole.fitting.variable_projection import project
 
 MOST_HEADS = 2  # the net is a grid over pairs of points of the hull
-SHARES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)  # of the rows, on which the values are refined in turn
-ALTERNATIONS = 10  # assignments and regressions per share
-FINISHED = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
+EXACT_ROWS = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
 CLEAR = 1e-2  # distance of a certified row from its token's image, relative to the images' size
-CANCELLED = 1e-6  # share of a squared output left by |y|² - 2 y·z + |z|²: too few digits to keep
-EMPTY, UNBOUNDED = 1e-9, 1e-12  # residual, and multiplier, of a program without a solution
-NNLS_ROUNDS = 30  # iterations per inequality
-APART = 10.0  # how many times farther the next token's image must be
-SPANNING = 0.05  # singular value, relative to a random design, of the certified rows' tokens
-STEADY = 1e-2  # relative difference of the summed values from two halves of the rows, at most
 LARGEST_BODY = 1500  # inequalities that take part in programs; all are reported
-NET = 9  # points of the net per direction
-SCALES = (0.5, 1.0, 2.0, 4.0)  # of the proxy, whose margin of one is arbitrary
-FINALISTS = 6  # candidates that are refined
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,20 +95,20 @@ class SculptedSearch:
     sculpted: Sculpted
 
 
-def crude_values(rows: Rows) -> Float[Array, "d D"]:
+def estimate_values(rows: Rows) -> Float[Array, "d D"]:
     """Phase 1: the sum of the heads' values, from summed outputs and summed inputs."""
     live = rows.weights[:, :, None]
     sums = rows.tokens.sum(axis=1)
-    return np.asarray(np.linalg.lstsq(sums, _outputs(rows, live), rcond=None)[0])
+    return np.asarray(np.linalg.lstsq(sums, _sum_outputs(rows, live), rcond=None)[0])
 
 
-def _outputs(rows: Rows, live: Array) -> Array:
+def _sum_outputs(rows: Rows, live: Array) -> Array:
     """Summed outputs, rows kept aside replaced by the mean of the example's others."""
     count = np.maximum(live.sum(axis=1), 1.0)
     return np.asarray((rows.targets * live).sum(axis=1) * rows.weights.shape[1] / count)
 
 
-def agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
+def find_agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
     """Phase 2: which rows look as if all heads attended to one token."""
     images = rows.tokens @ values
     cross = rows.targets @ images.transpose(0, 2, 1)
@@ -133,57 +122,60 @@ def agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
     runner = np.where(twin, np.inf, squares).min(axis=2)
     chosen = np.take_along_axis(images, token[:, :, None], axis=1)
     exact = np.linalg.norm(rows.targets - chosen, axis=2)  # without the rounding of the expansion
-    distance = np.where(best[:, :, 0] < CANCELLED * own, exact, np.sqrt(best[:, :, 0]))
+    cancelled = 1e-6  # share of a squared output below which the expansion has too few digits
+    distance = np.where(best[:, :, 0] < cancelled * own, exact, np.sqrt(best[:, :, 0]))
     distance = np.where(rows.weights > 0, distance, np.inf)
     return Agreement(token, distance, np.sqrt(runner))
 
 
-def refined_values(rows: Rows, values: Float[Array, "d D"]) -> Float[Array, "d D"]:
+def refine_values(rows: Rows, values: Float[Array, "d D"]) -> Float[Array, "d D"]:
     """Phase 3: alternate between the best rows for the values and the best values for the rows."""
     scale = float(np.sqrt(measure_label_power(rows) / max(rows.counted, 1)))
-    for share in SHARES:
-        for _ in range(ALTERNATIONS):
-            seen = agreement(rows, values)
+    for share in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02):  # of the rows
+        for _ in range(10):
+            seen = find_agreement(rows, values)
             cut = float(np.quantile(seen.distance[rows.weights > 0], share))
-            if cut <= FINISHED * scale:
+            if cut <= EXACT_ROWS * scale:
                 return values
-            fresh = _regressed(rows, seen, seen.distance <= cut)
+            fresh = _regress(rows, seen, seen.distance <= cut)
             if fresh is None:
                 return values
-            if np.allclose(fresh, values, rtol=0, atol=FINISHED * scale):
+            if np.allclose(fresh, values, rtol=0, atol=EXACT_ROWS * scale):
                 break
             values = fresh
     return values
 
 
-def _regressed(rows: Rows, seen: Agreement, keep: Array) -> Array | None:
+def _regress(rows: Rows, seen: Agreement, keep: Array) -> Array | None:
     """Values from the rows kept; None where their tokens do not span."""
     chosen = np.take_along_axis(rows.tokens, seen.token[:, :, None], axis=1)[keep]
     sizes = np.linalg.svd(chosen, compute_uv=False)
-    if len(chosen) < rows.width or sizes[-1] < SPANNING * np.sqrt(len(chosen)):
+    # the singular values of a random design are about √n
+    if len(chosen) < rows.width or sizes[-1] < 0.05 * np.sqrt(len(chosen)):
         return None
     return np.asarray(np.linalg.lstsq(chosen, rows.targets[keep], rcond=None)[0])
 
 
-def certificates(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
+def certify(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
     """Phase 2 again, with the refined values and a margin: what is certain about every head.
 
-    Nothing is certified unless two halves of the agreeing rows give the same summed values.
+    The next token's image must be ten times as far. Nothing is certified unless two halves of the
+    agreeing rows give the same summed values, to a hundredth.
     """
-    seen = agreement(rows, values)
+    seen = find_agreement(rows, values)
     size = float(np.linalg.norm(values)) / np.sqrt(values.shape[0])
-    clear = (seen.distance <= CLEAR * size) & (seen.runner_up > APART * CLEAR * size)
+    clear = (seen.distance <= CLEAR * size) & (seen.runner_up > 10.0 * CLEAR * size)
     halves = []
     for part in (0, 1):
         keep = clear.copy()
         keep[part::2] = False
-        halves.append(_regressed(rows, seen, keep))
+        halves.append(_regress(rows, seen, keep))
     first, second = halves
     d = rows.width
     if first is None or second is None:
         return Certificates(*(np.zeros((0, d)) for _ in range(3)))
     gap = max(float(np.linalg.norm(half - values)) for half in (first, second))
-    if gap > STEADY * float(np.linalg.norm(values)):
+    if gap > 1e-2 * float(np.linalg.norm(values)):
         return Certificates(*(np.zeros((0, d)) for _ in range(3)))
     example, position = np.nonzero(clear)
     chosen = rows.tokens[example, seen.token[example, position]]
@@ -197,7 +189,7 @@ def certificates(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
     return Certificates(*parts)
 
 
-def proxy(body: Certificates) -> Float[Array, "d d"] | None:
+def find_proxy(body: Certificates) -> Float[Array, "d d"] | None:
     """Phase 4: the theta of least norm with all certified score differences at least one; None if
     there is none. Least-distance programming through non-negative least squares."""
     normals = body.normals()
@@ -206,22 +198,22 @@ def proxy(body: Certificates) -> Float[Array, "d d"] | None:
     system = np.vstack([normals.T, np.ones(len(normals))])
     target = np.zeros(len(system))
     target[-1] = 1.0
-    multipliers, residual = nnls(system, target, maxiter=NNLS_ROUNDS * system.shape[1])
+    multipliers, residual = nnls(system, target, maxiter=30 * system.shape[1])
     gap = system @ multipliers - target
-    if residual <= EMPTY or abs(gap[-1]) <= UNBOUNDED:
-        return None
+    if residual <= 1e-9 or abs(gap[-1]) <= 1e-12:
+        return None  # empty, or without a bound
     d = body.anchors.shape[1]
     return np.asarray((-gap[:-1] / gap[-1]).reshape(d, d))
 
 
-def span(body: Certificates, heads: int) -> Float[Array, "directions d d"]:
+def find_open_directions(body: Certificates, heads: int) -> Float[Array, "directions d d"]:
     """Phase 4: the directions that the inequalities feel least; the scores differ along these."""
     d = body.anchors.shape[1]
     _, _, right = np.linalg.svd(body.normals(), full_matrices=True)
     return np.asarray(right[::-1][: heads - 1].reshape(-1, d, d))
 
 
-def certified_bounds(
+def bound_direction(
     body: Certificates, centre: Float[Array, "d d"], direction: Float[Array, "d d"]
 ) -> tuple[float, float] | None:
     """Phase 5: least and largest <direction, theta> over the slice <centre, theta> = |centre|^2 of
@@ -245,30 +237,30 @@ def certified_bounds(
     return ends[0], ends[1]
 
 
-def net(body: Certificates, heads: int) -> list[Float[Array, "d m d"]]:
+def build_net(body: Certificates, heads: int) -> list[Float[Array, "d m d"]]:
     """Phase 5: candidates for all scores at once, inside what the linear programs allow."""
-    centre = proxy(body)
+    centre = find_proxy(body)
     if centre is None:
         return []
     points = [np.zeros_like(centre)]
     if heads > 1:
-        direction = span(body, heads)[0]
-        reach = certified_bounds(body, centre, direction)
+        direction = find_open_directions(body, heads)[0]
+        reach = bound_direction(body, centre, direction)
         size = float(np.linalg.norm(centre))
         low, high = (-size, size) if reach is None else reach
-        points = [t * direction for t in np.linspace(low, high, NET)]
+        points = [t * direction for t in np.linspace(low, high, 9)]
     return [
         np.stack([scale * (centre + shift) for shift in shifts], axis=1)
-        for scale in SCALES
+        for scale in (0.5, 1.0, 2.0, 4.0)  # the proxy's margin of one is arbitrary
         for shifts in itertools.combinations(points, heads)
     ]
 
 
 def sculpt(rows: Rows) -> Sculpted:
     """Phases 1 to 3 and the certificates."""
-    crude = crude_values(rows)
-    values = refined_values(rows, crude)
-    return Sculpted(crude, values, certificates(rows, values))
+    crude = estimate_values(rows)
+    values = refine_values(rows, crude)
+    return Sculpted(crude, values, certify(rows, values))
 
 
 def search_by_sculpting(
@@ -301,8 +293,8 @@ def search_by_sculpting(
 def _choose_finalists(
     rows: Rows, body: Certificates, heads: int, rng: np.random.Generator
 ) -> list[Float[Array, "d m d"]]:
-    """Regression and validation: the candidates of the net whose values explain other rows best."""
-    candidates = net(body, heads) if len(body) else []
+    """Regression and validation: the six candidates whose values explain other rows best."""
+    candidates = build_net(body, heads) if len(body) else []
     other = rng.random(rows.weights.shape) < 0.5
     train, test = (rows.with_weights(rows.weights * part) for part in (other, ~other))
     scored = []
@@ -312,7 +304,7 @@ def _choose_finalists(
         missed = left - average_tokens(test, compute_patterns(test, theta)) @ at.values
         scored.append((float((missed**2).sum()), theta))
     scored.sort(key=lambda pair: pair[0])
-    return [theta for _, theta in scored[:FINALISTS]] or [draw_start(rows, heads, rng)]
+    return [theta for _, theta in scored[:6]] or [draw_start(rows, heads, rng)]
 
 
 def _check(rows: Rows, heads: int | None) -> None:

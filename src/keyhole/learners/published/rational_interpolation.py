@@ -18,10 +18,8 @@ from scipy.linalg import eig
 from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, InvalidArgument
 
-REAL = 1e-3  # imaginary part of a pole, relative to it, that rounding explains
 
-
-def logistic_terms(
+def find_logistic_terms(
     copies: Float[Array, " m"], answers: Float[Array, " m"], heads: int
 ) -> tuple[Float[Array, " h"], Float[Array, " h"]]:
     """Log-odds a_h and weights w_h, by increasing a_h.
@@ -29,7 +27,7 @@ def logistic_terms(
     >>> import numpy as np
     >>> n = np.arange(1.0, 5.0)
     >>> g = 2 * n * np.e / (n * np.e + 1) - n / (n + 1)
-    >>> odds, weights = logistic_terms(n, g, 2)
+    >>> odds, weights = find_logistic_terms(n, g, 2)
     >>> bool(np.allclose(odds, [0, 1]) and np.allclose(weights, [-1, 2]))
     True
     """
@@ -41,7 +39,7 @@ def logistic_terms(
     loewner = (proper[left, None] - proper[None, right]) / gaps
     shifted = (answers[left, None] - answers[None, right]) / gaps
     poles = eig(shifted[:heads, :heads], loewner[:heads, :heads], right=False)
-    if not np.isfinite(poles).all() or (np.abs(poles.imag) > REAL * np.abs(poles)).any():
+    if not np.isfinite(poles).all() or (np.abs(poles.imag) > 1e-3 * np.abs(poles)).any():
         raise IllConditioned("the poles are not real: too many heads for this precision")
     if (poles.real >= 0).any():
         raise IllConditioned("a pole is not negative: too many heads for this precision")

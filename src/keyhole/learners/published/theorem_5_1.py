@@ -35,10 +35,10 @@ from keyhole.linalg.low_rank_fit import (
     Factored,
     Fit,
     Measured,
+    count_unknowns,
     fit,
-    fits_by_rank,
+    fit_by_rank,
     scatter,
-    unknowns,
 )
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import SHRINK, TARGET_SPREAD
@@ -62,13 +62,13 @@ def plan_measurements(width: int, rank: int | None, measurements: int | None) ->
 def count_enough(width: int, rank: int) -> int:
     """Measurements that tell a score of this rank, and leave some to check it by: the program
     needs six times rank · width in practice."""
-    return max(6 * width * rank, unknowns(width, rank) + 2 * FEWEST_HELD_OUT)
+    return max(6 * width * rank, count_unknowns(width, rank) + 2 * FEWEST_HELD_OUT)
 
 
 def highest_rank(width: int, count: int) -> int:
     """The highest rank that so many measurements could tell from chance."""
     usable = count - count_held_out(count) - FEWEST_HELD_OUT
-    ranks = [r for r in range(1, width + 1) if unknowns(width, r) <= usable]
+    ranks = [r for r in range(1, width + 1) if count_unknowns(width, r) <= usable]
     return max(ranks, default=0)
 
 
@@ -93,8 +93,8 @@ def refuse_too_few(width: int, rank: int | None, count: int, asked: int) -> None
         more = least if asked < least else 2 * asked
         raise IllConditioned(
             f"{count} measurements cannot determine a score of rank {wanted} and width {width}: "
-            f"it has {unknowns(width, wanted)} unknowns, and some measurements must be left to "
-            f"check it. Take measurements={more}, or method='adaptive'"
+            f"it has {count_unknowns(width, wanted)} unknowns, and some measurements must be left "
+            f"to check it. Take measurements={more}, or method='adaptive'"
         )
 
 
@@ -254,10 +254,10 @@ class _FixedSet:
     def _fits_of_growing_rank(self, search: Measured, highest: int, attempt: int) -> Iterator[Fit]:
         """From all measurements; in later attempts from a random part of them."""
         if attempt == 0:
-            yield from fits_by_rank(search, highest, self.rng)
+            yield from fit_by_rank(search, highest, self.rng)
             return
         chosen = self.rng.random(len(search)) < 0.8
-        for rough in fits_by_rank(search.part(chosen), highest, self.rng):
+        for rough in fit_by_rank(search.part(chosen), highest, self.rng):
             yield fit(search, rough.matrix)
 
     def _fits(self, search: Measured, held: Measured, found: Fit) -> bool:

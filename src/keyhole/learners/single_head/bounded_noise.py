@@ -48,7 +48,7 @@ from keyhole.learners.single_head.hypothesis import (
 )
 from keyhole.linalg.bases import random_rotation
 from keyhole.linalg.low_rank import separate_errors, truncate_noise
-from keyhole.linalg.low_rank_fit import unknowns as unknowns_of_rank
+from keyhole.linalg.low_rank_fit import count_unknowns
 from keyhole.linalg.softmax import LogOdds, logit_with_error
 from keyhole.measurement.noise import REPEATS, decimal_step, estimate_noise
 from keyhole.oracles.base import Oracle
@@ -544,7 +544,7 @@ def _estimate(
         bias,
         (kept.left * kept.singular, kept.right) if found else np.zeros_like(score),
         kept.error,
-        unknowns_of_rank(len(score), found),
+        count_unknowns(len(score), found),
         len(asked),
         (f"Rank {found}: {reason}.",),
         SingleHeadDiagnostics(rank=found, rank_reason=reason, singular_values=kept.singular),

@@ -37,7 +37,7 @@ from keyhole.learners.single_head.hypothesis import Score
 from keyhole.learners.single_head.score_table import Table, measure_table
 from keyhole.linalg.bases import Basis, complement_rows, reflect_rows
 from keyhole.linalg.low_rank import RangeFinder
-from keyhole.linalg.low_rank_fit import unknowns
+from keyhole.linalg.low_rank_fit import count_unknowns
 from keyhole.measurement.log_odds import TARGET_SPREAD
 from keyhole.oracles.queries import ArrayBank
 
@@ -143,7 +143,7 @@ class CrossApproximation:
         for nothing, two queries per rank at most or what may be spared. (A tolerance is compared
         with one cross after the other.)"""
         rank = len(self.crosses)
-        most = np.sqrt(max(2 * rank, self.search.spare * unknowns(self.width, rank)))
+        most = np.sqrt(max(2 * rank, self.search.spare * count_unknowns(self.width, rank)))
         return 1 if self.search.tolerance or self.ended else max(1, int(most))
 
     def _shows_little(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Diagnostics, Hypothesis
-from keyhole.linalg.low_rank_fit import unknowns as unknowns_of_rank
+from keyhole.linalg.low_rank_fit import count_unknowns
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.noise import NoiseModel
 
@@ -67,7 +67,7 @@ class Score:
             **details,
         )
         note = f"Rank {rank}: {reason}."
-        return cls(matrix, error, unknowns_of_rank(width, rank), (note,), found)
+        return cls(matrix, error, count_unknowns(width, rank), (note,), found)
 
     @classmethod
     def zero(cls, width: int, below: float = 0.0, **details: Any) -> "Score":

@@ -1,7 +1,7 @@
 """A score of low rank behind vector answers, or of large width: a range sketch.
 
-Statement.  A score of rank r is measured with (2rd − r²)/k + 2r queries, the rank unknown, where k
-            probes share a query. No d × d array is formed.
+Statement.  A score of rank r is measured with about r⌈d/k⌉ + (d − r)⌈r/k⌉ + 4r queries, the rank
+            unknown, where k probes share a query. No d × d array is formed.
 Queries.    All columns of the range first (all probes against one anchor each), then all rows.
             Before each column, random probes orthogonal to the range found so far look for more on
             two anchors, and the column is taken on the better of them. Where a column is cheap, as

@@ -7,13 +7,13 @@ from keyhole.errors import InvalidArgument
 from keyhole.fitting.attention_rows import Rows
 from keyhole.learners.examples.learner import FromExamples
 from keyhole.learners.published.chen_li_sculpting import (
-    certified_bounds,
-    crude_values,
-    net,
-    proxy,
-    refined_values,
+    bound_direction,
+    build_net,
+    estimate_values,
+    find_open_directions,
+    find_proxy,
+    refine_values,
     sculpt,
-    span,
 )
 from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
@@ -63,8 +63,8 @@ def test_a_wrong_score_violates_certificates() -> None:
 def test_the_phases_improve_on_each_other() -> None:
     truth, rows = drawn(2, 3, 2, 20.0)
     total = sum(h.value for h in truth.heads)
-    crude = crude_values(rows)
-    refined = refined_values(rows, crude)
+    crude = estimate_values(rows)
+    refined = refine_values(rows, crude)
     errors = [np.linalg.norm(v - total) / np.linalg.norm(total) for v in (crude, refined)]
     assert errors[1] < 1e-6 < 0.1 < errors[0]
 
@@ -72,19 +72,19 @@ def test_the_phases_improve_on_each_other() -> None:
 def test_the_body_surrounds_the_scores() -> None:
     truth, rows = drawn(3, 2, 2, 20.0)
     body = sculpt(rows).certificates
-    centre = proxy(body)
+    centre = find_proxy(body)
     assert centre is not None
     assert (body.normals() @ centre.ravel() > 1 - 1e-6).all()
     mean = sum(h.score.T for h in truth.heads)
     cosine = (centre * mean).sum() / np.linalg.norm(centre) / np.linalg.norm(mean)
     assert cosine > 0.9
-    direction = span(body, 2)[0]
-    bounds = certified_bounds(body, centre, direction)
+    direction = find_open_directions(body, 2)[0]
+    bounds = bound_direction(body, centre, direction)
     assert bounds is not None
     for head in truth.heads:  # the truth, brought to the slice, lies within the certified bounds
         theta = head.score.T * (centre**2).sum() / (centre * head.score.T).sum()
         assert bounds[0] - 1e-6 <= (direction * theta).sum() <= bounds[1] + 1e-6
-    assert len(net(body, 2)) > 10
+    assert len(build_net(body, 2)) > 10
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InvalidArgument, KeyholeError
-from keyhole.learners.published.rational_interpolation import logistic_terms
+from keyhole.learners.published.rational_interpolation import find_logistic_terms
 
 
 def sampled(odds: np.ndarray, weights: np.ndarray, copies: np.ndarray) -> np.ndarray:
@@ -18,7 +18,7 @@ def test_few_heads(heads: int, allowed: float) -> None:
         rng = np.random.default_rng(seed)
         odds, weights = np.sort(rng.standard_normal(heads)), rng.standard_normal(heads)
         copies = np.arange(1.0, 2 * heads + 1)
-        found, _ = logistic_terms(copies, sampled(odds, weights, copies), heads)
+        found, _ = find_logistic_terms(copies, sampled(odds, weights, copies), heads)
         errors.append(np.abs(found - odds).max())
     assert np.median(errors) < allowed
 
@@ -30,7 +30,7 @@ def test_digits_are_gone_with_eight_heads() -> None:
         odds, weights = np.sort(rng.standard_normal(8)), rng.standard_normal(8)
         copies = np.arange(1.0, 17.0)
         try:
-            found, _ = logistic_terms(copies, sampled(odds, weights, copies), 8)
+            found, _ = find_logistic_terms(copies, sampled(odds, weights, copies), 8)
             lost += bool(np.abs(found - odds).max() > 1e-2)
         except KeyholeError:
             lost += 1
@@ -39,4 +39,4 @@ def test_digits_are_gone_with_eight_heads() -> None:
 
 def test_too_few_samples() -> None:
     with pytest.raises(InvalidArgument):
-        logistic_terms(np.ones(3), np.ones(3), 2)
+        find_logistic_terms(np.ones(3), np.ones(3), 2)

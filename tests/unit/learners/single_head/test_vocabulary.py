@@ -5,7 +5,15 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
-from keyhole.learners.single_head.vocabulary import sample_vocabulary
+from keyhole.learners.single_head.vocabulary import (
+    Column,
+    TokenPairs,
+    choose_anchors,
+    choose_pool,
+    measure_token_values,
+    sample_vocabulary,
+)
+from keyhole.models.attention import Attention
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
 from keyhole.oracles.wrappers.degrade import Noisy
@@ -153,3 +161,52 @@ def test_foreign_tokens_are_refused_and_minus_zero_is_zero():
     domain.check(np.array([[[-0.0, 1.0], [2.0, 3.0]]]))
     with pytest.raises(keyhole.DomainError):
         domain.check(np.array([[[0.0, 1.0], [2.0, 3.0 + 1e-15]]]))
+
+
+# -- stages ------------------------------------------------------------------------------------
+
+
+def tokens_and_values(bias=True):
+    rng = np.random.default_rng(5)
+    model = attention(rng, 5, bias=bias)
+    tokens = choose_pool(rng.standard_normal((40, 5)), rng)
+    anchors = choose_anchors(tokens, 1.0 / np.sqrt(5))
+    oracle = keyhole.open_oracle(model)
+    return model, tokens, anchors, oracle, measure_token_values(oracle, tokens, anchors)
+
+
+def test_anchors_are_independent_and_the_last_affinely_so():
+    _, tokens, anchors, _, _ = tokens_and_values()
+    assert len(np.unique(anchors)) == 6
+    assert np.linalg.matrix_rank(tokens[anchors[:5]]) == 5
+    assert np.linalg.matrix_rank(np.hstack([tokens[anchors], np.ones((6, 1))])) == 6
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_single_tokens_tell_value_offset_and_all_other_answers(offset):
+    model, tokens, anchors, _, _ = tokens_and_values()
+    moved = Attention(model.heads, offset)
+    known = measure_token_values(keyhole.open_oracle(moved), tokens, anchors)
+    np.testing.assert_allclose(known.value[:, 0], model.heads[0].value, atol=1e-13)
+    np.testing.assert_allclose(known.offset, offset, atol=1e-13)
+    exact = moved(tokens[:, None, :])
+    assert (np.abs(known.answers[:, 0] - exact) <= 8 * known.errors[:, 0]).all()
+
+
+def test_a_column_is_solved_from_its_measurements_and_forecast_without_them():
+    model, tokens, anchors, oracle, known = tokens_and_values()
+    pairs, (head,) = TokenPairs(oracle, tokens, known), model.heads
+    number = int(anchors[0])
+    truth = head.score @ tokens[number] + head.key_bias
+    empty = Column.forecast(pairs, number, np.zeros(5), 1.0)
+    assert empty.missing == 5
+    np.testing.assert_array_equal(empty.estimate, np.zeros(5))
+    probes = empty.first_probes()
+    found = pairs.ask(probes, np.full(5, number), "score")
+    column = empty.add(probes, found)
+    assert empty.missing == 5  # a column is a value: the first one has not changed
+    assert column.missing == int(found.saturated.sum()) == 0
+    np.testing.assert_allclose(column.estimate, truth, atol=1e-11)
+    more, gain = column.best_probes(1)
+    assert gain >= 0
+    assert not np.isin(more, column.spent).any()
