@@ -14,7 +14,7 @@ from scipy.linalg import toeplitz
 
 from keyhole.arrays import TINY, Array, Float, Int
 
-CANDIDATES = 5  # numbers of nodes tried per set of moments
+COUNTS_TRIED = 5  # numbers of nodes tried per set of moments
 
 
 class Support(NamedTuple):
@@ -25,14 +25,14 @@ class Support(NamedTuple):
     misfit: float
 
 
-def trigonometric_patterns(order: int, angles: Float[Array, " m"]) -> Float[Array, "p m"]:
+def build_trigonometric_patterns(order: int, angles: Float[Array, " m"]) -> Float[Array, "p m"]:
     """Rows 1, cos(k theta), sin(k theta) for k = 1..order."""
     multiples = np.arange(1, order + 1)[:, None] * angles
     waves = np.stack([np.cos(multiples), np.sin(multiples)], axis=1).reshape(-1, len(angles))
     return np.vstack([np.ones((1, len(angles))), waves])
 
 
-def support_from_moments(
+def find_support_from_moments(
     moments: Float[Array, " p"],
     angles: Float[Array, " m"],
     tolerance: float,
@@ -51,7 +51,7 @@ def support_from_moments(
     table = np.exp(1j * np.arange(order + 1)[:, None] * angles)
     energy = np.abs(vectors.conj().T @ table) ** 2
     first = 0 if constant_known else 1
-    patterns = trigonometric_patterns(order, angles)[first:]
+    patterns = build_trigonometric_patterns(order, angles)[first:]
     best = Support(np.zeros(0, int), np.zeros(0), np.inf)
     for count in list_plausible_counts(values, order - first, constant_known):
         null = find_null_space(values, order + 1 - count, constant_known)
@@ -78,13 +78,13 @@ def find_null_space(
 def list_plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool) -> list[int]:
     """How many nodes there may be, in increasing order: where the spectrum drops most."""
     if not constant_known:
-        return list(range(1, most + 1))[-CANDIDATES:]
+        return list(range(1, most + 1))[-COUNTS_TRIED:]
     sizes = np.sort(np.abs(values))[::-1]
     drops = np.log(np.maximum(sizes[1 : most + 1], TINY)) - np.log(sizes[:most] + TINY)
-    return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:CANDIDATES])
+    return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:COUNTS_TRIED])
 
 
-def support_from_vectors(
+def find_support_from_vectors(
     answers: Float[Array, "p outputs"], patterns: Float[Array, "p m"], tolerance: float
 ) -> Support:
     """The same from vector answers, one per pattern: support of the numerical rank."""

@@ -13,13 +13,12 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 
-SWEEPS = 40  # improvement stalls after about thirty
-PULL = 3.0  # over-relaxation of the gradient step
-GOOD_ENOUGH = 3.0
+SWEEPS = 40  # rounds of alternation: improvement stalls after about thirty
+GOOD_CONDITION = 3.0  # worst condition number of a block at which tokens are taken
 
 
-def polar(matrix: Array) -> Array:
-    """The nearest matrix with orthonormal columns (or rows), times nothing."""
+def find_nearest_isometry(matrix: Array) -> Array:
+    """The nearest matrix with orthonormal columns (or rows)."""
     u, _, vt = np.linalg.svd(matrix, full_matrices=False)
     return np.asarray(u @ vt)
 
@@ -36,13 +35,13 @@ def spread_tokens(
     width = bases[0].shape[0]
     groups = max(1, width // count)
     parts = [
-        _group(bases, whole, count, min(groups, blocks - start), rng)
+        _design_group(bases, whole, count, min(groups, blocks - start), rng)
         for start in range(0, blocks, groups)
     ]
     return np.concatenate(parts, axis=1)
 
 
-def _group(
+def _design_group(
     bases: list[Array], whole: Sequence[Array], count: int, blocks: int, rng: np.random.Generator
 ) -> Array:
     stacked = np.concatenate([*bases, *whole], axis=1)
@@ -54,7 +53,7 @@ def _group(
         for place, rows in enumerate(np.split(np.arange(stacked.shape[1]), cuts))
         for columns in (each if place < len(bases) else [slice(0, total)])
     ]
-    rate = PULL / np.linalg.norm(stacked, 2) ** 2
+    rate = 3.0 / np.linalg.norm(stacked, 2) ** 2  # of the gradient step, over-relaxed
     tokens = np.linalg.qr(rng.standard_normal((width, total)))[0]
     best, worst = tokens, np.inf
     for _ in range(SWEEPS):
@@ -67,7 +66,7 @@ def _group(
             condition = max(condition, float(s[0] / max(s[-1], TINY)))
         if condition < worst:
             best, worst = tokens, condition
-        if worst <= GOOD_ENOUGH:
+        if worst <= GOOD_CONDITION:
             break
-        tokens = polar(tokens + rate * (stacked @ (target - seen)))
+        tokens = find_nearest_isometry(tokens + rate * (stacked @ (target - seen)))
     return best

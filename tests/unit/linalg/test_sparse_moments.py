@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from keyhole.linalg.sparse_moments import (
-    support_from_moments,
-    support_from_vectors,
-    trigonometric_patterns,
+    build_trigonometric_patterns,
+    find_support_from_moments,
+    find_support_from_vectors,
 )
 
 
@@ -17,8 +17,8 @@ def test_nodes_from_twice_as_many_moments(count: int, seed: int) -> None:
     angles = 2 * np.pi * np.arange(64) / 64
     nodes = np.sort(rng.choice(64, count, replace=False))
     weights = rng.standard_normal(count)
-    moments = trigonometric_patterns(count, angles)[:, nodes] @ weights
-    found = support_from_moments(moments, angles, 1e-9)
+    moments = build_trigonometric_patterns(count, angles)[:, nodes] @ weights
+    found = find_support_from_moments(moments, angles, 1e-9)
     np.testing.assert_array_equal(found.nodes, nodes)
     np.testing.assert_allclose(found.weights, weights, rtol=1e-4, atol=1e-8)
     assert found.misfit < 1e-9
@@ -28,10 +28,10 @@ def test_an_unknown_constant_is_seen_through() -> None:
     rng = np.random.default_rng(0)
     angles = 2 * np.pi * np.arange(50) / 50
     nodes = np.array([3, 20, 41])
-    moments = trigonometric_patterns(4, angles)[:, nodes] @ rng.standard_normal(3)
+    moments = build_trigonometric_patterns(4, angles)[:, nodes] @ rng.standard_normal(3)
     moments[0] += 5.0
-    assert support_from_moments(moments, angles, 1e-9).misfit > 1e-3
-    found = support_from_moments(moments, angles, 1e-9, constant_known=False)
+    assert find_support_from_moments(moments, angles, 1e-9).misfit > 1e-3
+    found = find_support_from_moments(moments, angles, 1e-9, constant_known=False)
     np.testing.assert_array_equal(found.nodes, nodes)
 
 
@@ -39,6 +39,6 @@ def test_vectors_need_one_pattern_more_than_nodes() -> None:
     rng = np.random.default_rng(1)
     patterns, nodes = rng.standard_normal((6, 100)), np.array([7, 8, 9, 50, 99])
     answers = patterns[:, nodes] @ rng.standard_normal((5, 12))
-    found = support_from_vectors(answers, patterns, 1e-9)
+    found = find_support_from_vectors(answers, patterns, 1e-9)
     np.testing.assert_array_equal(found.nodes, nodes)
     assert found.misfit < 1e-12

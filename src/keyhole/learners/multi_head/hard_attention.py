@@ -36,10 +36,10 @@ from keyhole.linalg.bases import random_directions
 from keyhole.linalg.linear_system import LinearSystem
 from keyhole.linalg.sparse_moments import (
     Support,
+    build_trigonometric_patterns,
+    find_support_from_moments,
+    find_support_from_vectors,
     fit_support,
-    support_from_moments,
-    support_from_vectors,
-    trigonometric_patterns,
 )
 from keyhole.measurement.asking import Asker
 
@@ -194,11 +194,11 @@ class CandidateTokens:
     @property
     def patterns(self) -> Float[Array, "p n"]:
         """The patterns that were asked, and before them the constant one."""
-        return trigonometric_patterns(len(self.answers) // 2, self.angles)
+        return build_trigonometric_patterns(len(self.answers) // 2, self.angles)
 
     def extend(self, ask: Asker, order: int) -> "CandidateTokens":
         """With the answers to all patterns up to an order."""
-        patterns = trigonometric_patterns(order, self.angles)[1 + len(self.answers) :]
+        patterns = build_trigonometric_patterns(order, self.angles)[1 + len(self.answers) :]
         shifted = self.tokens + self.step * patterns[:, :, None] * self.shift
         fresh = query_hard(ask, shifted, self.anchor, self.scale, "selected tokens")
         return replace(
@@ -293,10 +293,10 @@ def explain_moments(
     to the constant moment alone and so shifts the whole spectrum of the Toeplitz matrix."""
     if np.abs(moments[1:]).max() <= doubt * abs(moments[0]):  # nobody chooses: all heads uniform
         return Support(np.zeros(0, int), np.zeros(0), 0.0), True
-    support = support_from_moments(moments, angles, doubt)
+    support = find_support_from_moments(moments, angles, doubt)
     if support.misfit <= doubt or len(moments) < 5:  # fewer cannot tell a uniform head from two
         return support, False
-    free = support_from_moments(moments, angles, doubt, constant_known=False)
+    free = find_support_from_moments(moments, angles, doubt, constant_known=False)
     return (free, True) if free.misfit <= doubt else (support, False)
 
 
@@ -448,7 +448,7 @@ def shift_candidates(
         change = query_hard(ask, shifted, anchor, scale, "selected tokens") - base
         answers = np.concatenate([answers, change / step])
         asked = patterns[: len(answers)]
-        support = support_from_vectors(answers, asked, doubt)
+        support = find_support_from_vectors(answers, asked, doubt)
         seen = ShiftedCandidates(
             anchor, scale, tokens, shift, asked, base[0], answers, step, support, doubt
         )

@@ -24,7 +24,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
-from keyhole.learners.examples.learner import FromExamples
+from keyhole.learners.examples import FromExamples
 from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
 from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_heads
 from keyhole.measurement.asking import Asker

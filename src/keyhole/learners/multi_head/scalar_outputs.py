@@ -979,7 +979,7 @@ def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
     key_ranks = tuple(problem.width if t.rank is None else t.rank for t in progress.tables)
     ranks = key_ranks
     if problem.bias:
-        ranks = tuple(map(rank_of_score, scores, errors[0], key_ranks))
+        ranks = tuple(map(find_score_rank, scores, errors[0], key_ranks))
     score_errors, bias_errors, value_errors = errors
     return Draft(
         scores=scores,
@@ -995,7 +995,7 @@ def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
     )
 
 
-def rank_of_score(score: Float[Array, "d d"], error: Float[Array, "d d"], key_rank: int) -> int:
+def find_score_rank(score: Float[Array, "d d"], error: Float[Array, "d d"], key_rank: int) -> int:
     """Rank of W where [W | c] has rank `key_rank`: one less, if c lies outside the range of W."""
     last = float(np.linalg.svd(score, compute_uv=False)[key_rank - 1])
     return key_rank - int(last <= 3 * float(np.linalg.norm(error)))
@@ -1101,7 +1101,7 @@ def report(
 ) -> Hypothesis:
     """The hypothesis with its floor and what the reader should know."""
     width, outputs, found = model.width, model.outputs or 1, len(model.heads)
-    value_ranks = tuple(map(rank_of_value, model.heads, errors.heads))
+    value_ranks = tuple(map(find_value_rank, model.heads, errors.heads))
     unknowns = bias * outputs + sum(r * (width + outputs - r) for r in value_ranks)
     for rank, key_rank in zip(draft.ranks, draft.key_ranks, strict=True):
         unknowns += 2 * rank * width - rank * rank
@@ -1126,7 +1126,7 @@ def report(
     return Hypothesis(model, errors, unknowns / outputs, tuple(notes), diagnostics=diagnostics)
 
 
-def rank_of_value(head: Head, error: Head) -> int:
+def find_value_rank(head: Head, error: Head) -> int:
     """Rank of a head's value map, as far as it is above its error."""
     if head.value.ndim == 1:
         return 1

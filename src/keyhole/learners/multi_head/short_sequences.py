@@ -140,7 +140,7 @@ def attempt_with_pairs(problem: ScalarProblem, rng: np.random.Generator) -> Draf
 # --- stage 1: an angular sweep finds the heads ----------------------------------------------------
 
 
-def unit_vectors(angles: Float[Array, " n"]) -> Float[Array, "n two"]:
+def build_unit_vectors(angles: Float[Array, " n"]) -> Float[Array, "n two"]:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
@@ -154,7 +154,9 @@ class LinearArc:
     @property
     def coefficients(self) -> Float[Array, "two outputs"]:
         """In the plane of the circle."""
-        return np.asarray(np.linalg.lstsq(unit_vectors(self.angles), self.answers, rcond=None)[0])
+        return np.asarray(
+            np.linalg.lstsq(build_unit_vectors(self.angles), self.answers, rcond=None)[0]
+        )
 
     @property
     def amplification(self) -> float:
@@ -162,7 +164,9 @@ class LinearArc:
         return 1 / float(np.sin(np.ptp(self.angles) / 2))
 
     def measure_misfit(self, angle: float, answer: Float[Array, " outputs"]) -> float:
-        return float(np.abs(answer - unit_vectors(np.array([angle])) @ self.coefficients).max())
+        return float(
+            np.abs(answer - build_unit_vectors(np.array([angle])) @ self.coefficients).max()
+        )
 
     def add(self, angle: float, answer: Float[Array, " outputs"]) -> "LinearArc":
         """With one answer more: the farther apart, the better known."""
@@ -171,7 +175,7 @@ class LinearArc:
     def reverse(self, total: Float[Array, "two outputs"]) -> "LinearArc":
         """Half a circle further on, where every head is on the other side."""
         angles = self.angles + np.pi
-        return LinearArc(angles, unit_vectors(angles) @ (total - self.coefficients))
+        return LinearArc(angles, build_unit_vectors(angles) @ (total - self.coefficients))
 
 
 @dataclass(eq=False)
@@ -190,7 +194,7 @@ class AngularSweep:
         return HARD_SCALE / float(np.linalg.norm(self.anchor))
 
     def build_tokens(self, angles: Array) -> Float[Array, "n d"]:
-        return unit_vectors(angles) @ self.plane
+        return build_unit_vectors(angles) @ self.plane
 
     def query(self, tokens: Float[Array, "n d"], size: float) -> Float[Array, "n outputs"]:
         """What tokens of that size add to the answer, per size."""
@@ -263,7 +267,7 @@ class AngularSweep:
 
     def measure_log_odds(self, angle: float, size: float, before: Array, after: Array) -> float:
         """Of the arc on the right against the one on the left."""
-        direction = unit_vectors(np.array([angle]))[0]
+        direction = build_unit_vectors(np.array([angle]))[0]
         got = self.query(self.build_tokens(np.array([angle])), size)[0] - direction @ before
         jump = direction @ (after - before)
         share = float(got @ jump / (jump @ jump))

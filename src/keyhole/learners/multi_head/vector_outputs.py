@@ -271,7 +271,7 @@ def measure_responses(
     """Responses of all heads to shifts of their tokens, and answers to the single tokens that
     these do not add up to."""
     selected, shifted = tell_heads_apart(problem, anchor, rng)
-    ranks = tuple(rank_of_responses(problem, part, selected.reach) for part in shifted)
+    ranks = tuple(find_response_rank(problem, part, selected.reach) for part in shifted)
     if sum(ranks) > problem.first.shape[1]:
         raise Overcomplete("they have more inner dimensions together than outputs")
     rows = problem.frame[: max(1, len(anchor) - min(len(part) for part in shifted))]
@@ -305,7 +305,7 @@ def tell_heads_apart(
     more = min(problem.policy.candidate_sets - 1, affordable)
     selected = add_up_tokens(problem, selected, [select() for _ in range(more)], rng)
     shifted = measure_shifts(problem, selected, list(range(len(pattern))))
-    ranks = [rank_of_responses(problem, part, selected.reach) for part in shifted]
+    ranks = [find_response_rank(problem, part, selected.reach) for part in shifted]
     if not seem_shared(ranks, problem.heads):
         return selected, shifted
     again = SelectedTokens(*select(), selected.reach)
@@ -425,7 +425,7 @@ def spans_range(problem: VectorProblem, responses: Array, reach: float) -> bool:
     nearly dependent."""
     rank = problem.rank
     if rank is None:
-        rank = rank_of_responses(problem, responses, reach)
+        rank = find_response_rank(problem, responses, reach)
     goal = problem.policy.exceed(rank)
     if len(responses) < goal:
         return False
@@ -433,7 +433,7 @@ def spans_range(problem: VectorProblem, responses: Array, reach: float) -> bool:
     return bool(len(responses) >= 2 * goal - rank or sizes[rank - 1] > 0.02 * sizes[0])
 
 
-def rank_of_responses(
+def find_response_rank(
     problem: VectorProblem, responses: Float[Array, "n outputs"], reach: float
 ) -> int:
     sizes = np.linalg.svd(responses, compute_uv=False)
@@ -637,7 +637,7 @@ def measure_soft_answers(
         answers = SoftAnswers(tuple(querier.groups), tuple(columns), goal, ())
         keys = answers.solve_wide_keys(maps)
         score_ranks = [
-            rank_of_keys(ask, maps, part, rank if expect_ranks else None)
+            find_key_rank(ask, maps, part, rank if expect_ranks else None)
             for part, rank in zip(keys, ranks, strict=True)
         ]
         rank, telling = max(score_ranks), goal - has_no_bias(ask, maps, keys)
@@ -665,7 +665,7 @@ def has_no_bias(ask: Asker, maps: ValueMaps, keys: Float[Array, "h d n"]) -> boo
     return keys.shape[2] > 1 and bool(np.linalg.norm(keys[:, :, 1]) <= NOISE_NORMS * noise)
 
 
-def rank_of_keys(
+def find_key_rank(
     ask: Asker, maps: ValueMaps, keys: Float[Array, "d n"], expected: int | None
 ) -> int:
     """Rank of [W | c]; the expected one unless the keys clearly have another."""

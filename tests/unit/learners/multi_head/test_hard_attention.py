@@ -22,7 +22,7 @@ from keyhole.learners.multi_head.hard_attention import (
     split_selected_token,
 )
 from keyhole.linalg.linear_system import LinearSystem
-from keyhole.linalg.sparse_moments import trigonometric_patterns
+from keyhole.linalg.sparse_moments import build_trigonometric_patterns
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
@@ -57,7 +57,7 @@ def test_moments_of_synthetic_answers_name_the_tokens() -> None:
     rng, count, chosen = np.random.default_rng(0), 40, np.array([3, 17, 29])
     tokens, shift = rng.standard_normal((count, WIDTH)), rng.standard_normal(WIDTH)
     values, step = rng.standard_normal((3, WIDTH, 1)), 1e-4
-    patterns = trigonometric_patterns(3, 2 * np.pi * np.arange(count) / count)[1:]
+    patterns = build_trigonometric_patterns(3, 2 * np.pi * np.arange(count) / count)[1:]
     shifted = tokens + step * patterns[:, :, None] * shift
     answers = np.einsum("khd,hdo->ko", shifted[:, chosen], values)
     base = np.einsum("hd,hdo->o", tokens[chosen], values)[None]
@@ -80,7 +80,7 @@ def test_moments_of_synthetic_answers_name_the_tokens() -> None:
 
 def test_a_constant_shift_of_the_moments_is_a_uniform_head() -> None:
     angles = 2 * np.pi * np.arange(50) / 50
-    moments = trigonometric_patterns(4, angles)[:, [7, 30]] @ np.array([1.0, -0.4])
+    moments = build_trigonometric_patterns(4, angles)[:, [7, 30]] @ np.array([1.0, -0.4])
     moments[0] += 2.5
     support, uniform = explain_moments(moments, angles, 1e-9)
     assert uniform

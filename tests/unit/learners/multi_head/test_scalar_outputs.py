@@ -24,12 +24,12 @@ from keyhole.learners.multi_head.scalar_outputs import (
     draw_conclusion,
     factor_score,
     find_bias,
+    find_score_rank,
     learn_scalar,
     lies_in_range,
     measure_first_keys,
     measure_keys_at,
     measure_values_again,
-    rank_of_score,
     redesign_separators,
     report,
     rotate_known,
@@ -135,8 +135,8 @@ def test_a_key_bias_outside_the_range_is_not_of_the_score() -> None:
     rng = np.random.default_rng(5)
     score = rng.standard_normal((6, 3)) @ rng.standard_normal((3, 6))
     error = np.full((6, 6), 1e-12)
-    assert rank_of_score(score, error, 4) == 3
-    assert rank_of_score(score, error, 3) == 3
+    assert find_score_rank(score, error, 4) == 3
+    assert find_score_rank(score, error, 3) == 3
     left, right = factor_score(score, 3)
     np.testing.assert_allclose(left @ right, score, atol=1e-13)
     assert factor_score(score, 6) is score

@@ -10,12 +10,12 @@ from keyhole.learners.multi_head.short_sequences import (
     FEWEST,
     LinearArc,
     PivotIsolation,
+    build_unit_vectors,
     design_pivots,
     explain_ambiguity,
     find_signs,
     measure_uniform_value,
     sweep_angles,
-    unit_vectors,
 )
 from keyhole.learners.multi_head.soft_probe import probe_heads
 from keyhole.models.attention import Attention, Head
@@ -163,9 +163,9 @@ def keys_at(model: Attention, anchor: np.ndarray) -> np.ndarray:
 def test_an_arc_is_linear_in_the_token() -> None:
     coefficients = np.array([[1.0], [-2.0]])
     angles = np.array([0.1, 0.3])
-    arc = LinearArc(angles, unit_vectors(angles) @ coefficients)
+    arc = LinearArc(angles, build_unit_vectors(angles) @ coefficients)
     np.testing.assert_allclose(arc.coefficients, coefficients, atol=1e-13)
-    answer = unit_vectors(np.array([1.0]))[0] @ coefficients
+    answer = build_unit_vectors(np.array([1.0]))[0] @ coefficients
     assert arc.measure_misfit(1.0, answer) < 1e-13
     assert arc.add(1.0, answer).amplification < arc.amplification
     total = np.array([[3.0], [3.0]])

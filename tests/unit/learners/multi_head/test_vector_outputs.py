@@ -19,11 +19,11 @@ from keyhole.learners.multi_head.vector_outputs import (
     build_reader,
     count_singular_values,
     drop_spurious_biases,
+    find_key_rank,
     learn_vector,
     match_marks,
     measure_responses,
     measure_soft_answers,
-    rank_of_keys,
     read_log_odds,
     report_layer,
     seem_shared,
@@ -171,8 +171,8 @@ def test_ranks_of_spectra() -> None:
     ask, maps = asker(layer(), WIDTH), maps_of(layer())
     rng = np.random.default_rng(13)
     keys = rng.standard_normal((WIDTH, 3)) @ rng.standard_normal((3, 8))
-    assert rank_of_keys(ask, maps, keys, None) == 3
-    assert rank_of_keys(ask, maps, keys + 1e-3 * rng.standard_normal((WIDTH, 8)), 3) == 3
+    assert find_key_rank(ask, maps, keys, None) == 3
+    assert find_key_rank(ask, maps, keys + 1e-3 * rng.standard_normal((WIDTH, 8)), 3) == 3
 
 
 def test_shared_tokens_and_marks() -> None:
