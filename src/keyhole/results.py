@@ -4,15 +4,16 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from keyhole.errors import Counterexample, FileFormatError
+from keyhole.errors import Counterexample, FileFormatError, InvalidArgument
 from keyhole.models.files import load_model, replacing, save_model
+from keyhole.schema import WrongType, parse_json, read_record
 from keyhole.text import clean, clean_all
 
 RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
@@ -62,6 +63,8 @@ class Ledger:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_purpose", MappingProxyType(dict(self.by_purpose)))
+        if min([self.replayed, self.repeated, *self.by_purpose.values()]) < 0:
+            raise InvalidArgument("a ledger holds no negative numbers of queries")
 
     @property
     def paid(self) -> int:
@@ -105,12 +108,11 @@ class Trace:
     deviation: tuple[float, ...]
     total: int  # queries of which these are the sample
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Trace":
-        columns = (record["asked"], record["purpose"], record["deviation"])
-        rows = [(int(n), str(p), float(x)) for n, p, x in zip(*columns, strict=True)]
-        asked, purpose, deviation = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(asked, purpose, deviation, int(record["total"]))
+    def __post_init__(self) -> None:
+        if not len(self.asked) == len(self.purpose) == len(self.deviation):
+            raise InvalidArgument("the columns of a trace must have one length")
+        if min(self.asked, default=1) < 1 or self.total < max(self.asked, default=0):
+            raise InvalidArgument("a trace numbers queries from 1 to their total")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,48 +192,82 @@ def plain(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class _HowRun:
+    """What `Recovery.run` holds, as far as reports read it."""
+
+    version: str = ""
+    box: str = ""
+    width: int | None = None
+    domain: Mapping[str, float] = field(default_factory=dict)
+    learner: str = ""
+    seed: int = 0
+    budget: int | None = None
+    journal: str | None = None
+    seconds: float = 0.0
+    precision: Mapping[str, bool | float | str | None] | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class _SavedRun:
+    """recovery.json: a record of which every part is of its type."""
+
+    format: str
+    outcome: str
+    reason: str
+    ledger: Ledger
+    verdict: Verdict | None
+    notes: tuple[str, ...]
+    details: Mapping[str, Any]
+    run: Mapping[str, Any] = field(default_factory=dict)
+    trace: Trace | None = None  # runs saved by earlier versions have none
+
+
 def load(path: str | Path) -> Any:
     """What was saved there: the Recovery in a run's folder, the model in a model file."""
     path = Path(path)
     if not path.is_dir():
         return load_model(path)
     try:
-        record = json.loads((path / RUN_FILE).read_text())
-        if record["format"] != RUN_FORMAT:
-            raise KeyError(f"format {record['format']!r}")
-        verdict = record["verdict"]
-        if verdict is not None:
-            example = verdict.pop("counterexample")
-            if example is not None:
-                arrays = {k: np.array(v) for k, v in example.items() if k != "reason"}
-                example = Counterexample(**arrays, reason=example["reason"])
-            known: dict[str, Any] = {
-                k: math.inf if part is None else part for k, part in verdict.items()
-            }
-            noticed = verdict.get("noticed", {})
-            known["noticed"] = {k: math.inf if v is None else v for k, v in noticed.items()}
-            verdict = Verdict(**known, counterexample=example)
-        ledger = record["ledger"]
-        purposes = {str(purpose): int(paid) for purpose, paid in ledger["by_purpose"].items()}
-        parts = {
-            name: load_model(path / f"{name}.safetensors")
-            if (path / f"{name}.safetensors").exists()
-            else None
-            for name in ("model", "errors")
-        }
-        trace = record.get("trace")  # runs saved by earlier versions have none
+        record = parse_json((path / RUN_FILE).read_text("utf-8"))
+        saved = read_record(_SavedRun, record, "the run")
+        if saved.format != RUN_FORMAT or saved.outcome not in Outcome.__members__:
+            raise WrongType(f"format {saved.format!r}, outcome {saved.outcome!r}")
+        read_record(_HowRun, dict(saved.run), "run")
+        verdict = saved.verdict and _with_arrays(saved.verdict)
+        parts = {name: _saved_model(path / f"{name}.safetensors") for name in ("model", "errors")}
+        if parts["errors"] is not None and type(parts["errors"]) is not type(parts["model"]):
+            raise WrongType("errors.safetensors does not belong to model.safetensors")
         return Recovery(
-            outcome=Outcome[record["outcome"]],
+            outcome=Outcome[saved.outcome],
             verdict=verdict,
-            ledger=Ledger(purposes, ledger["floor"], ledger["replayed"]),
-            reason=record["reason"],
-            notes=tuple(record["notes"]),
-            details=record["details"],
-            run=record.get("run", {}),
-            trace=None if trace is None else Trace.from_json(trace),
+            ledger=saved.ledger,
+            reason=saved.reason,
+            notes=saved.notes,
+            details=saved.details,
+            run=saved.run,
+            trace=saved.trace,
             **parts,
         )
     except UNREADABLE as error:
         raise FileFormatError(
             f"{path} is not the folder of a keyhole run ({RUN_FILE}: {error})"
         ) from error
+
+
+def _saved_model(path: Path) -> Any:
+    return load_model(path) if path.exists() else None
+
+
+def _with_arrays(verdict: Verdict) -> Verdict:
+    """The verdict, its counterexample as arrays again."""
+    example = verdict.counterexample
+    if example is None:
+        return verdict
+    tokens = np.array(example.input, dtype=np.float64)
+    if tokens.ndim != 2 or not tokens.size:
+        raise WrongType(f"the counterexample has shape {tokens.shape}, not (length, width)")
+    answers = (example.box_answer, example.model_answer)
+    box, model = (None if a is None else np.array(a, dtype=np.float64) for a in answers)
+    return replace(verdict, counterexample=Counterexample(tokens, box, model, example.reason))

@@ -137,3 +137,38 @@ def test_runs_saved_without_trace_still_load(tmp_path: Path) -> None:
     old = load(tmp_path)
     assert old.trace is None
     assert dict(old.run) == {}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("notes",), [3]),
+        (("notes",), "text"),
+        (("reason",), None),
+        (("ledger", "by_purpose"), {"value": -1}),
+        (("ledger", "by_purpose"), {"value": "3"}),
+        (("ledger", "floor"), "many"),
+        (("ledger", "replayed"), 1.5),
+        (("verdict", "agrees"), "yes"),
+        (("verdict", "queries"), None),
+        (("verdict", "bound"), 7),
+        (("details",), []),
+        (("run",), {"width": "wide"}),
+        (("run",), {"domain": {"max_norm": [1]}}),
+        (("run",), {"seconds": {}}),
+        (("outcome",), "WON"),
+    ],
+)
+def test_values_of_wrong_types_are_refused(
+    tmp_path: Path, place: tuple[str, ...], value: object
+) -> None:
+    verdict = Verdict(True, 4, 0, 0.5, 1e-9, "All agree.")
+    Recovery(Outcome.RECOVERED, MODEL, None, verdict, Ledger({"value": 3})).save(tmp_path)
+    record = json.loads((tmp_path / RUN_FILE).read_text())
+    inside = record
+    for name in place[:-1]:
+        inside = inside[name]
+    inside[place[-1]] = value
+    (tmp_path / RUN_FILE).write_text(json.dumps(record))
+    with pytest.raises(FileFormatError, match="not the folder of a keyhole run"):
+        load(tmp_path)

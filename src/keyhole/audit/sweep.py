@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from keyhole.audit.cells import Cell, Plan, run_cell
 from keyhole.errors import Interrupted, InvalidArgument, JournalError, JournalMismatch
 from keyhole.extras import need
 from keyhole.models.attention import Attention
+from keyhole.schema import WrongType, read_record
 
 FORMAT = "keyhole-audit-1"
 Results = Generator[dict[str, Any], None, None]
@@ -173,6 +174,27 @@ def _on_cluster(
             client.close()
 
 
+@dataclass(frozen=True)
+class _Finished:
+    """A line of the store: what `run_cell` found out."""
+
+    key: str
+    protection: str
+    bounded: bool
+    multiple: int
+    repeat: int
+    queries: int
+    outcome: str
+    reason: str
+    parameter_error: float | None
+    function_error: float | None
+    cost: float
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.protection, self.bounded, self.multiple, self.repeat)
+
+
 class _Store:
     """Finished cells on disk; without a path, nowhere."""
 
@@ -233,6 +255,20 @@ def _read(path: Path, header: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
                 "repeat the first call"
             )
         if not first:
-            known[record["key"]] = record
+            finished = _checked(path, record)
+            known[finished.key] = asdict(finished)
         first, end = False, end + len(line)
     return known, end
+
+
+def _checked(path: Path, record: Mapping[str, Any]) -> _Finished:
+    """The finished cell, if the record is one."""
+    try:
+        finished = read_record(_Finished, record, "a finished cell")
+        if finished.key != finished.cell.key:
+            raise WrongType(f"the key {finished.key!r} names another cell")
+    except WrongType as error:
+        raise JournalError(
+            f"{path} is damaged ({error}); it was left as it is. Name another store"
+        ) from error
+    return finished

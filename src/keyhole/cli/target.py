@@ -173,7 +173,9 @@ def read_vocabulary(path: Path) -> Any:
 
     try:
         return np.load(path, allow_pickle=False)
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file may break its reader anywhere
         raise FileFormatError(f"{path} is not a .npy file with an array of numbers") from error
 
 

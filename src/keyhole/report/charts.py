@@ -141,7 +141,8 @@ def trace_chart(trace: Trace, run: Mapping[str, Any]) -> Chart | None:
     if not trace.asked:
         return None
     precision = run.get("precision")
-    level = float(precision["relative"]) if isinstance(precision, Mapping) else 0.0
+    relative = precision.get("relative") if isinstance(precision, Mapping) else None
+    level = relative if isinstance(relative, float) else 0.0
     axis = Logarithmic.around([*trace.deviation, level])
     last = max(trace.total, 1)
     learning: list[tuple[float, float]] = []

@@ -123,7 +123,7 @@ def box_rows(recovery: Recovery) -> list[tuple[str, str]]:
             "tolerance": "Answers may be off by",
         }
         for key, name in names.items():
-            if precision.get(key):
+            if isinstance(precision.get(key), float) and precision[key]:
                 rows.append((name, f"{precision[key]:.3g}"))
     for key, limit in (run.get("domain") or {}).items():
         rows.append((str(key).replace("_", " ").capitalize(), f"{limit:g}"))

@@ -6,17 +6,21 @@ the last position (n, D); a scalar at the last position (n,). Files: a NumPy arc
 `outputs` and, if padded, `mask`.
 """
 
+import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keyhole.arrays import Array, finite_array
 from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import MASKED, Rows
+
+SMALL_ARCHIVE = 2**30  # bytes that the arrays of any file may take
+UNPACKED_SHARE = 8  # and times the size of the file: numbers hardly shrink
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,37 +182,70 @@ class ExampleArrays(NamedTuple):
     mask: Array | None
 
 
-def _open_archive(path: Path, file: BinaryIO) -> Any:
-    if not file.read(6).startswith((b"PK", b"\x93NUMPY")):
-        raise ValueError("it is neither a NumPy archive nor a NumPy array")
-    file.seek(0)
-    archive = np.load(file, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise FileFormatError(
-            f"{path} holds a single array; expected an .npz with 'inputs' and 'outputs'"
-        )
-    return archive
-
-
 def read_examples(path: str | Path) -> ExampleArrays:
-    """The arrays of an .npz file. Nothing in it is executed: pickled objects are refused."""
+    """The arrays of an .npz file. Nothing in it is executed: pickled objects are refused; and
+    nothing is unpacked that would take far more room than the file."""
     path = Path(path)
     try:
-        with path.open("rb") as file, _open_archive(path, file) as archive:
-            names = set(archive.files)
-            parts = {name: archive[name] for name in names & {"inputs", "outputs", "mask"}}
+        parts, others = _read_archive(path)
     except FileNotFoundError as error:
         raise FileFormatError(f"there is no file {path}") from error
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except FileFormatError:
+        raise
+    except Exception as error:  # a damaged archive may break its reader anywhere
         raise FileFormatError(
             f"{path} is not a readable .npz of plain number arrays ({error}). Write it with "
             "numpy.savez(path, inputs=X, outputs=Y)"
         ) from error
     missing = [name for name in ("inputs", "outputs") if name not in parts]
     if missing:
-        found = ", ".join(sorted(names)) or "nothing"
+        found = ", ".join(sorted([*parts, *others])) or "nothing"
         raise FileFormatError(
             f"{path} lacks {' and '.join(missing)} (it holds {found}). Write it with "
             "numpy.savez(path, inputs=X, outputs=Y)"
         )
     return ExampleArrays(parts["inputs"], parts["outputs"], parts.get("mask"))
+
+
+def _read_archive(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """The arrays that are known, and the names of the others."""
+    with path.open("rb") as file:
+        start = file.read(6)
+        if start == b"\x93NUMPY":
+            raise FileFormatError(
+                f"{path} holds a single array; expected an .npz with 'inputs' and 'outputs'"
+            )
+        if not start.startswith(b"PK"):
+            raise ValueError("it is neither a NumPy archive nor a NumPy array")
+        room = max(SMALL_ARCHIVE, UNPACKED_SHARE * path.stat().st_size)
+        found: dict[str, Array] = {}
+        others = []
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                if name not in ("inputs", "outputs", "mask"):
+                    others.append(name)
+                    continue
+                room -= member.file_size
+                if room < 0:
+                    raise ValueError("its arrays would take far more room than the file")
+                with archive.open(member) as content:
+                    found[name] = _read_array(content, member.file_size)
+    return found, others
+
+
+def _read_array(content: Any, size: int) -> Array:
+    """One array of `size` bytes, head included; its head may claim no more."""
+    reader = np.lib.format
+    version = reader.read_magic(content)
+    heads = {(1, 0): reader.read_array_header_1_0, (2, 0): reader.read_array_header_2_0}
+    if version not in heads:
+        raise ValueError(f"version {version} of NumPy's format is not known")
+    shape, fortran, dtype = heads[version](content)
+    if dtype.hasobject or dtype.kind not in "fiub":
+        raise ValueError(f"an array of {dtype} holds no plain numbers")
+    entries = math.prod(shape)
+    if min(shape, default=1) < 0 or entries * dtype.itemsize > size:
+        raise ValueError(f"an array of shape {shape} does not fit into {size} bytes")
+    data = np.frombuffer(content.read(entries * dtype.itemsize), dtype)
+    return data.reshape(shape, order="F" if fortran else "C").copy()

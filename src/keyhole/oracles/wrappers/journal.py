@@ -49,6 +49,7 @@ LOCKED = "another process uses it; wait for it, or name another journal"
 FULL = "the disk is full; make room and run again, nothing recorded is lost"
 READ_ONLY = "the file or its folder cannot be written; name another place"
 DAMAGED = "the file is damaged or not a journal; it was left as it is. Move it away to start afresh"
+UNREADABLE = (sqlite3.Error, OSError, UnicodeError)  # names in a damaged file may be no text
 FOREIGN = "is a database of another program, or a journal of an earlier version"
 
 
@@ -81,7 +82,7 @@ class Journal(Wrapper):
         self._forces = False  # whether SQLite is told to wait for the disk
         try:
             self._file = self._open({"format": FORMAT, **header})
-        except (sqlite3.Error, OSError) as error:
+        except UNREADABLE as error:
             raise self._failure(error) from error
 
     def _open(self, header: Mapping[str, Any]) -> sqlite3.Connection:
@@ -178,7 +179,7 @@ class Journal(Wrapper):
             for start, stop in _gaps(len(queries), known):
                 self._check_room()
                 known |= self._ask_box(queries, start, stop)
-        except (sqlite3.Error, OSError) as error:
+        except UNREADABLE as error:
             raise self._failure(error) from error
         self._position += 1
         return assembled(len(queries), known)

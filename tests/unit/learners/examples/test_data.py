@@ -1,5 +1,6 @@
 """What users bring: every accepted form gives the same rows, every wrong one a sentence."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,33 @@ def test_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "pickled.npz", inputs=np.array([{}], dtype=object), outputs=Y)
     with pytest.raises(FileFormatError, match="plain number arrays"):
         read_examples(tmp_path / "pickled.npz")
+
+
+def test_an_archive_that_would_take_far_more_room_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keyhole.learners.examples.data.SMALL_ARCHIVE", 2**16)
+    np.savez_compressed(tmp_path / "bomb.npz", inputs=np.zeros((2**14, 2, 2)), outputs=np.zeros(2))
+    with pytest.raises(FileFormatError, match="far more room"):
+        read_examples(tmp_path / "bomb.npz")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (4611686018427387904, 4)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-3,)}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<U9', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': (((((((, 'shape': (1,)}",
+        "",
+    ],
+)
+def test_a_head_that_claims_what_the_file_does_not_hold(tmp_path: Path, head: str) -> None:
+    line = head.encode() + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + bytes(64)
+    with zipfile.ZipFile(tmp_path / "e.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inputs.npy", array)
+    with pytest.raises(FileFormatError, match="not a readable"):
+        read_examples(tmp_path / "e.npz")
