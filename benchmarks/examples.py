@@ -35,10 +35,10 @@ from keyhole.fitting.variable_projection import project
 from keyhole.learners.examples.learner import FromExamples
 from keyhole.learners.examples.restarts import draw_led_start
 from keyhole.learners.published.chen_li_sculpting import sculpt
-from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
 from keyhole.models.random import high_order
+from keyhole.recovery import learn
 from keyhole.results import Recovery
 
 SOLVED = 1e-18  # squared residual, relative to the labels, that only an exact fit reaches

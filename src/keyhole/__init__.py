@@ -29,7 +29,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "witness": "keyhole.verification.identifiability",
     "Auto": "keyhole.learners.auto",
     "FromExamples": "keyhole.learners.examples.learner",
-    "learn": "keyhole.learning",
+    "learn": "keyhole.recovery",
     "SingleHead": "keyhole.learners.single_head",
     "MultiHead": "keyhole.learners.multi_head.learner",
     "OrthogonalHeads": "keyhole.learners.multi_head.known_subspaces",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from keyhole.learners.examples.learner import FromExamples
-from keyhole.learning import TRIED, learn
 from keyhole.models.attention import Attention, Head, every_position
+from keyhole.recovery import TELLING_STARTS, learn
 from keyhole.results import Outcome
 
 RNG = np.random.default_rng(0)
@@ -50,7 +50,7 @@ FOREIGN = ("shuffled", "shifted by one", "pure noise")  # not near any layer
 
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_is_not_recovered(name: str) -> None:
-    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=TRIED), throw=False)
+    found = learn(X, IMPOSTORS[name](), FromExamples(restarts=TELLING_STARTS), throw=False)
     assert found.outcome is not Outcome.RECOVERED
     assert found.reason
     if name not in FOREIGN:

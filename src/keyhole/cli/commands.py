@@ -252,7 +252,7 @@ def learn(
     """Learns a layer from labelled examples, without asking anything."""
     from keyhole.cli.progress import searching
     from keyhole.learners.examples import FromExamples, read_examples
-    from keyhole.learning import learn as run
+    from keyhole.recovery import learn as run
 
     check_places(out, report)
     found = read_examples(examples)

@@ -10,10 +10,10 @@ from example_layers import boolean, layer
 from keyhole.errors import InvalidArgument, NotIdentifiable
 from keyhole.learners.examples.data import build_examples
 from keyhole.learners.examples.learner import ENOUGH, FromExamples
-from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention
+from keyhole.recovery import learn
 from keyhole.results import Outcome, load
 
 

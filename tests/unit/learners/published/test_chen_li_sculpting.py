@@ -15,9 +15,9 @@ from keyhole.learners.published.chen_li_sculpting import (
     refine_values,
     sculpt,
 )
-from keyhole.learning import learn
 from keyhole.models.attention import Attention, Head, every_position
 from keyhole.models.canonical import distance
+from keyhole.recovery import learn
 from keyhole.results import Outcome
 
 D = 8
