@@ -223,7 +223,10 @@ def find_noticed_changes(
         noise *= np.linalg.norm(array) / max(float(np.linalg.norm(noise)), TINY)
         rates = []
         for direction in (array, noise):
-            other = replace_parameters(model, {name: array + CHANGE * direction})
+            changed = np.asarray(CHANGE * direction)
+            changed += array
+            changed.flags.writeable = False  # so that the model keeps it as it is
+            other = replace_parameters(model, {name: changed})
             shown = [
                 np.max(
                     np.abs(np.atleast_1d(other(one.case.tokens)) - one.case.predicted)
@@ -232,6 +235,7 @@ def find_noticed_changes(
                 for one in comparable
             ]
             rates.append(max(map(float, shown), default=0.0) / CHANGE)
+            del other, changed  # before the next is made: scores may be large
         least = min(rates)
         found[name.removesuffix("_left")] = 1.0 / least if least > 0 else np.inf
     return found

@@ -198,6 +198,7 @@ def learn_head(
             anchor_bias=anchors.coordinates(calibration.key_bias[None])[0],
         )
         score = solve_table(calibration, anchors, table)
+        del table  # as large as the score and its errors
     elif group == 1 and width <= DENSE_LIMIT:
         score = measure_cross(calibration, anchors, rng, search)
     else:
