@@ -48,6 +48,7 @@ from keyhole.learners.multi_head.hard_attention import (
 )
 from keyhole.learners.multi_head.separators import design_separators, measure_margins
 from keyhole.learners.multi_head.soft_probe import (
+    ROUNDS,
     Isolation,
     SeparatorIsolation,
     SoftProbes,
@@ -215,12 +216,38 @@ def solve_key(
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
-    """What is known after a stage."""
+class IsolatedHeads:
+    """Heads with known values that can be probed one at a time."""
 
     problem: ScalarProblem
     values: HeadValues
     isolation: Isolation
+
+    def probe(self, heads: Array, probes: Array, purpose: str, rounds: int = ROUNDS) -> SoftProbes:
+        return probe_heads(self.problem.ask, self.isolation, heads, probes, purpose, rounds)
+
+    def estimate_change_errors(self, head: int, probes: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Standard errors of the changes: rounding of sums over all separators, and noise."""
+        ask, sizes = self.problem.ask, np.linalg.norm(self.values.choosing, axis=1)
+        scale = self.isolation.output_scale(sizes) + np.linalg.norm(probes, axis=1) * sizes[head]
+        noise = ask.additive * float(np.linalg.norm(self.values.mix)) * np.sqrt(2.0)
+        return np.asarray(np.hypot(ask.unit * scale, noise))
+
+    def estimate_odds_errors(
+        self, head: int, probes: Array, odds: Array, value_roundings: float
+    ) -> Float[Array, " n"]:
+        """Standard errors of log-odds, where values carry so many rounding errors."""
+        weight = np.abs(probes @ self.values.choosing[head])
+        fading = np.exp(-np.abs(odds))
+        slope = fading / (1 + fading) ** 2
+        own = value_roundings * self.problem.ask.unit * weight
+        return np.asarray((self.estimate_change_errors(head, probes) + own) / (weight * slope))
+
+
+@dataclass(frozen=True, eq=False)
+class Progress(IsolatedHeads):
+    """What is known after a stage."""
+
     tables: tuple[KeyTable, ...]  # one per head that chooses
     separator_norm: float = 0.0  # in units of the margin: large where two heads are almost alike
     step: float = 1.0  # distance of the other anchors, relative to the first
@@ -228,39 +255,6 @@ class Progress:
     @property
     def first_keys(self) -> Float[Array, "h d"]:
         return np.stack([table.first for table in self.tables])
-
-    def estimate_errors(
-        self, isolation: Isolation, heads: Array, probes: Array
-    ) -> Float[Array, " n"]:
-        """Standard errors of the changes: rounding of sums over all separators, and noise."""
-        return estimate_change_errors(self.problem, self.values, isolation, heads, probes)
-
-
-def estimate_change_errors(
-    problem: ScalarProblem, values: HeadValues, isolation: Isolation, heads: Array, probes: Array
-) -> Float[Array, " n"]:
-    sizes = np.linalg.norm(values.choosing, axis=1)
-    scale = isolation.output_scale(sizes) + np.linalg.norm(probes, axis=1) * sizes[heads]
-    noise = problem.ask.additive * float(np.linalg.norm(values.mix)) * np.sqrt(2.0)
-    return np.asarray(np.hypot(problem.ask.unit * scale, noise))
-
-
-def estimate_odds_errors(
-    problem: ScalarProblem,
-    values: HeadValues,
-    isolation: Isolation,
-    head: int,
-    reading: SoftProbes,
-    value_roundings: float,
-) -> Float[Array, " n"]:
-    """Standard errors of the log-odds of probes of one head."""
-    heads = np.full(len(reading.probes), head)
-    errors = estimate_change_errors(problem, values, isolation, heads, reading.probes)
-    weight = np.abs(reading.probes @ values.choosing[head])
-    fading = np.exp(-np.abs(reading.log_odds))
-    slope = fading / (1 + fading) ** 2
-    own = value_roundings * problem.ask.unit * weight
-    return np.asarray((errors + own) / (weight * slope))
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,14 +419,14 @@ def attempt_with_separators(problem: ScalarProblem, rng: np.random.Generator) ->
     """All stages from one anchor."""
     if problem.heads == 1:
         values = problem.build_values(problem.total[None], np.zeros((problem.width, 0)))
-        found = SeparatedHeads(values, problem.isolate_alone(values), {}, {})
+        found = SeparatedHeads(problem, values, problem.isolate_alone(values), {}, {})
     else:
         separated = separate_heads(problem, rng)
         if separated is None:
             return draft_uniform(problem)
         found = separated
     try:
-        progress = measure_first_keys(problem, found, rng)
+        progress = measure_first_keys(found, rng)
     except NoReaction:
         if len(found.values.choosing) > 1:
             raise IllConditioned("a head does not react to any probe") from None
@@ -456,11 +450,9 @@ class FirstProbe(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SeparatedHeads:
+class SeparatedHeads(IsolatedHeads):
     """Heads told apart at the first anchor, and the first probes of some."""
 
-    values: HeadValues
-    isolation: Isolation
     first_probes: Mapping[int, FirstProbe]
     sizes: Mapping[int, float]  # estimates of |k_h|
 
@@ -485,25 +477,25 @@ def separate_heads(problem: ScalarProblem, rng: np.random.Generator) -> Separate
         if not len(pattern):
             return None
         if len(pattern) == 1 and not pattern.uniform:
-            isolation = problem.isolate_alone(values)
+            heads = IsolatedHeads(problem, values, problem.isolate_alone(values))
         else:
             guess = guess_size(problem, sizes, 0)
-            isolation = use_as_separators(problem, values, pattern, guess)
+            heads = use_as_separators(problem, values, pattern, guess)
             if 0 not in first_probes:
-                first_probes[0] = probe_first(problem, values, isolation, 0, guess, rng)
+                first_probes[0] = probe_first(heads, 0, guess, rng)
                 sizes[0] = first_probes[0].size
             if sizes[0] > 30 * guess:  # separators far larger than needed cost digits
                 del first_probes[0]
-                isolation = use_as_separators(problem, values, pattern, sizes[0])
-        found = SeparatedHeads(values, isolation, first_probes, sizes)
+                heads = use_as_separators(problem, values, pattern, sizes[0])
+        found = SeparatedHeads(problem, values, heads.isolation, first_probes, sizes)
         if problem.heads is not None and pattern.blocks >= problem.heads:
             return found
         for head in range(checked, len(values.choosing)):
             if head not in first_probes:
                 guess = guess_size(problem, sizes, head)
-                first_probes[head] = probe_first(problem, values, isolation, head, guess, rng)
+                first_probes[head] = probe_first(heads, head, guess, rng)
                 sizes[head] = first_probes[head].size
-            if seems_shared(problem, values, isolation, head, first_probes[head].reading):
+            if seems_shared(heads, head, first_probes[head].reading):
                 break
         else:
             return found
@@ -522,7 +514,7 @@ def guess_size(problem: ScalarProblem, sizes: Mapping[int, float], head: int) ->
 
 def use_as_separators(
     problem: ScalarProblem, values: HeadValues, pattern: HardAttentionPattern, size: float
-) -> Isolation:
+) -> IsolatedHeads:
     """The selected tokens as separators, as small as they still hold."""
     tokens = pattern.tokens * (WIDE_SEPARATORS / size)
     for _ in range(6):
@@ -532,7 +524,7 @@ def use_as_separators(
         output_scale = float(np.linalg.norm(tokens, axis=1) @ sizes)
         allowed = VALUE_ROUNDINGS * problem.ask.unit * output_scale + problem.ask.undetected
         if np.abs(isolation.base - expected).max() <= allowed:
-            return isolation
+            return IsolatedHeads(problem, values, isolation)
         tokens, asked = tokens * 30, tokens
     raise Unexplained(
         "the separating tokens do not hold at any size that was tried",
@@ -546,80 +538,63 @@ def use_as_separators(
 
 
 def probe_first(
-    problem: ScalarProblem,
-    values: HeadValues,
-    isolation: Isolation,
-    head: int,
-    guess: float,
-    rng: np.random.Generator,
+    isolated: IsolatedHeads, head: int, guess: float, rng: np.random.Generator
 ) -> FirstProbe:
     """The first probe of a head, which also tells its scale."""
-    width, value = problem.width, values.choosing[head]
+    width, value = isolated.problem.width, isolated.values.choosing[head]
     rows = build_probe_basis(np.zeros((width, 0)), value, rng)
     rows = rows + TILT * value / np.linalg.norm(value)
-    heads = np.array([head])
     probes = rows[:1] * (TARGET * np.sqrt(width) / guess)
-    got = probe_heads(problem.ask, isolation, heads, probes, "first keys")
+    got = isolated.probe(np.array([head]), probes, "first keys")
     if abs(got.log_odds[0]) < 0.02:  # worth a longer probe, up to ten orders of magnitude
         longer = min(TARGET / max(abs(float(got.log_odds[0])), TINY), 1e10)
-        got = probe_heads(problem.ask, isolation, heads, longer * got.probes, "first keys")
+        got = isolated.probe(np.array([head]), longer * got.probes, "first keys")
     if abs(got.log_odds[0]) < 1e-9:
         raise NoReaction
     seen = abs(float(got.log_odds[0])) / float(np.linalg.norm(got.probes[0]))
     return FirstProbe(rows, got, seen * np.sqrt(width))
 
 
-def seems_shared(
-    problem: ScalarProblem, values: HeadValues, isolation: Isolation, head: int, first: SoftProbes
-) -> bool:
+def seems_shared(isolated: IsolatedHeads, head: int, first: SoftProbes) -> bool:
     """Whether a token answers unlike one of a single head when the same probe is doubled."""
-    heads = np.array([head])
     factor = 2.0 if abs(first.log_odds[0]) < 3 else 0.5
-    second = probe_heads(problem.ask, isolation, heads, factor * first.probes, "single?")
+    second = isolated.probe(np.array([head]), factor * first.probes, "single?")
     used = float(np.linalg.norm(second.probes[0]) / np.linalg.norm(first.probes[0]))
     misfit = abs(float(second.log_odds[0] - used * first.log_odds[0]))
     errors = [
-        estimate_odds_errors(problem, values, isolation, head, part, VALUE_ROUNDINGS)
+        isolated.estimate_odds_errors(head, part.probes, part.log_odds, VALUE_ROUNDINGS)
         for part in (second, first)
     ]
-    return misfit > 100 * problem.suspicion * float((errors[0] + used * errors[1])[0])
+    return misfit > 100 * isolated.problem.suspicion * float((errors[0] + used * errors[1])[0])
 
 
-def measure_first_keys(
-    problem: ScalarProblem, found: SeparatedHeads, rng: np.random.Generator
-) -> Progress:
+def measure_first_keys(found: SeparatedHeads, rng: np.random.Generator) -> Progress:
     """The keys at the anchor: d probes per head, their length found on the way."""
-    width, sizes = problem.width, dict(found.sizes)
+    width, sizes = found.problem.width, dict(found.sizes)
     tables: list[KeyTable] = []
     for head in range(len(found.values.choosing)):
         first = found.first_probes.get(head)
         if first is None:
-            guess = guess_size(problem, sizes, head)
-            first = probe_first(problem, found.values, found.isolation, head, guess, rng)
-        got, heads = first.reading, np.full(width, head)
+            first = probe_first(found, head, guess_size(found.problem, sizes, head), rng)
+        got = first.reading
         for stop in sorted({min(3, width), width} - {1}):
             seen = np.abs(got.log_odds) / np.linalg.norm(got.probes, axis=1)
             length = TARGET / float(np.sqrt(np.mean(np.square(seen))))
-            start = len(got.probes)
-            probes = first.rows[start:stop] * min(length, TARGET * np.sqrt(width) / seen.max())
-            more = probe_heads(
-                problem.ask, found.isolation, heads[start:stop], probes, "first keys"
-            )
-            got = got.join(more)
-        tables.append(start_table(problem, found.values, found.isolation, head, got))
+            rows = first.rows[len(got.probes) : stop]
+            probes = rows * min(length, TARGET * np.sqrt(width) / seen.max())
+            got = got.join(found.probe(np.full(len(rows), head), probes, "first keys"))
+        tables.append(start_table(found, head, got))
         sizes[head] = float(np.linalg.norm(tables[-1].first))
-    return correct_leaks(Progress(problem, found.values, found.isolation, tuple(tables)), 0)
+    progress = Progress(found.problem, found.values, found.isolation, tuple(tables))
+    return correct_leaks(progress, 0)
 
 
-def start_table(
-    problem: ScalarProblem, values: HeadValues, isolation: Isolation, head: int, got: SoftProbes
-) -> KeyTable:
+def start_table(isolated: IsolatedHeads, head: int, got: SoftProbes) -> KeyTable:
     """The table of a head with its first key, from d probes."""
-    heads = np.full(len(got.probes), head)
-    errors = estimate_change_errors(problem, values, isolation, heads, got.probes)
+    errors = isolated.estimate_change_errors(head, got.probes)
     key = np.linalg.solve(got.probes, got.log_odds)
-    column = KeyColumn(problem.anchor, got.probes, got.changes, errors, key)
-    return KeyTable((column,), problem.rank, problem.rank is None)
+    column = KeyColumn(isolated.problem.anchor, got.probes, got.changes, errors, key)
+    return KeyTable((column,), isolated.problem.rank, isolated.problem.rank is None)
 
 
 def correct_leaks(progress: Progress, place: int) -> Progress:
@@ -637,10 +612,8 @@ def correct_leaks(progress: Progress, place: int) -> Progress:
         if measure_margins(separators, keys, anchor).min() > 70:
             break
         own = np.stack([table.first for table in tables])  # where the base was asked
-        still = compute_leakage(
-            np.concatenate([separators, progress.problem.anchor[None]])[None],
-            own, values, separators,
-        )  # fmt: skip
+        alone = np.concatenate([separators, progress.problem.anchor[None]])[None]
+        still = compute_leakage(alone, own, values, separators)
         worst = 0.0
         for head, table in enumerate(tables):
             column = table.columns[place]
@@ -740,18 +713,16 @@ def measure_values_again(progress: Progress, rng: np.random.Generator) -> Progre
 def measure_first_keys_again(progress: Progress, rng: np.random.Generator) -> Progress:
     """The keys at the anchor, with probes whose effect is known roughly: none disturbs a head that
     is isolated."""
-    problem, isolation = progress.problem, progress.isolation
-    plans = []
+    problem, plans = progress.problem, []
     for head, value in enumerate(progress.values.choosing):
         rows = build_probe_basis(np.zeros((problem.width, 0)), value, rng)
         rows = rows + TILT * lean(progress, head)
         far = 2 * problem.anchor  # lets no direction count as unseen
         plans.append(rows * choose_lengths(progress, head, rows, far)[:, None])
-    got = probe_all(progress, isolation, plans)
     tables = []
-    for head, reading in enumerate(got):
-        table = start_table(problem, progress.values, isolation, head, reading)
+    for head, got in enumerate(probe_all(progress, plans)):
         old = progress.tables[head]
+        table = start_table(progress, head, got)
         tables.append(replace(table, rank=old.rank, searching=old.searching))
     return correct_leaks(replace(progress, tables=tuple(tables)), 0)
 
@@ -760,27 +731,23 @@ def check_single_heads(progress: Progress) -> None:
     """Doubles the probes of each head that tell most: two heads behind one separator would answer
     otherwise. The same queries before the separators were designed cannot tell heads that differ
     little."""
-    problem, values, isolation = progress.problem, progress.values, progress.isolation
+    longest, roundings = progress.isolation.longest, REFINED_VALUE_ROUNDINGS
     plans, before, errors = [], [], []
-
-    def odds_errors(head: int, probes: Array, odds: Array) -> Array:
-        reading = SoftProbes(probes, np.zeros(len(probes)), odds)
-        return estimate_odds_errors(
-            problem, values, isolation, head, reading, REFINED_VALUE_ROUNDINGS
-        )
-
     for head, table in enumerate(progress.tables):
         first = table.columns[0]
         odds = first.probes @ first.key
         best = np.argsort(-np.where(np.abs(odds) <= 2.0, np.abs(odds), 0.0))[:2]
-        plans.append(2 * first.probes[best])
+        probes = first.probes[best]
+        plans.append(2 * probes)
         before.append(odds[best])
         # scores are large at the separators, and rounded there
-        rounding = problem.ask.unit * isolation.longest * float(np.linalg.norm(first.key))
-        errors.append(2 * odds_errors(head, first.probes[best], odds[best]) + 3 * rounding)
-    for head, got in enumerate(probe_all(progress, isolation, plans)):
+        rounding = progress.problem.ask.unit * longest * float(np.linalg.norm(first.key))
+        own = progress.estimate_odds_errors(head, probes, odds[best], roundings)
+        errors.append(2 * own + 3 * rounding)
+    for head, got in enumerate(probe_all(progress, plans)):
         used = np.linalg.norm(got.probes, axis=1) / np.linalg.norm(plans[head], axis=1)
-        allowed = errors[head] + odds_errors(head, got.probes, got.log_odds)
+        own = progress.estimate_odds_errors(head, got.probes, got.log_odds, roundings)
+        allowed = errors[head] + own
         if (np.abs(got.log_odds - 2 * used * before[head]) > 2 * allowed).any():
             raise IllConditioned("two heads share a separating token")
 
@@ -888,7 +855,7 @@ def measure_keys_at(
     """The progress with one more key of every head; where the separators did not hold at the
     anchor, the answer that shows it, or None where the keys show it."""
     problem, alone = progress.problem, progress.isolation.alone
-    isolation = progress.isolation.move(anchor)
+    moved = replace(progress, isolation=progress.isolation.move(anchor))
     plans, firsts, knowns = [], [], []
     for head, table in enumerate(progress.tables):
         known = table.span_range(alone)
@@ -906,7 +873,7 @@ def measure_keys_at(
         else:
             firsts.append(problem.width)
     try:
-        got = probe_all(progress, isolation, [p[:n] for p, n in zip(plans, firsts, strict=True)])
+        got = probe_all(moved, [p[:n] for p, n in zip(plans, firsts, strict=True)])
         tables, rest = [], []
         for head, table in enumerate(progress.tables):
             done = table.rank is not None and len(table.columns) >= table.rank
@@ -914,7 +881,7 @@ def measure_keys_at(
                 table, done = replace(table, rank=knowns[head].shape[1]), True
             tables.append(table)
             rest.append(plans[head][:0] if done else plans[head][firsts[head] :])
-        more = probe_all(progress, isolation, rest)
+        more = probe_all(moved, rest)
     except Unexplained as error:  # a separator gave way
         return error
     joined = [a.join(b) for a, b in zip(got, more, strict=True)]
@@ -922,17 +889,16 @@ def measure_keys_at(
     for table, part in zip(tables, joined, strict=True):
         full = [c.key for c in table.columns if len(c.probes) == len(c.key)]
         keys.append(solve_key(part.probes, part.log_odds, full, alone))
-    if not isolation.holds(np.stack(keys)):
+    if not moved.isolation.holds(np.stack(keys)):
         return None
     for head, part in enumerate(joined):
-        heads = np.full(len(part.probes), head)
-        errors = progress.estimate_errors(isolation, heads, part.probes)
+        errors = moved.estimate_change_errors(head, part.probes)
         column = KeyColumn(anchor, part.probes, part.changes, errors, keys[head])
         tables[head] = tables[head].add(column)
     return correct_leaks(replace(progress, tables=tuple(tables)), -1)
 
 
-def probe_all(progress: Progress, isolation: Isolation, plans: list[Array]) -> list[SoftProbes]:
+def probe_all(isolated: IsolatedHeads, plans: list[Array]) -> list[SoftProbes]:
     """Probes of several heads in one batch."""
     counts = [len(plan) for plan in plans]
     probes = np.concatenate(plans)
@@ -940,8 +906,9 @@ def probe_all(progress: Progress, isolation: Isolation, plans: list[Array]) -> l
         nothing = np.zeros(0)
         return [SoftProbes(probes, nothing, nothing) for _ in plans]
     heads = np.repeat(np.arange(len(plans)), counts)
-    rounds = 40 if isolation.alone else 3  # isolated heads rather need an anchor closer by
-    return probe_heads(progress.problem.ask, isolation, heads, probes, "keys", rounds).split(counts)
+    # isolated heads that saturate need an anchor closer by rather than shorter probes
+    rounds = ROUNDS if isolated.isolation.alone else 3
+    return isolated.probe(heads, probes, "keys", rounds).split(counts)
 
 
 def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
@@ -954,8 +921,7 @@ def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
     seen = got.log_odds if alone else got.log_odds - got.probes @ table.first
     fit = np.linalg.lstsq(got.probes @ known, seen, rcond=None)[0]
     weights = np.abs(got.probes @ progress.values.choosing[head])
-    heads = np.full(len(got.probes), head)
-    noise = progress.estimate_errors(progress.isolation, heads, got.probes) / weights
+    noise = progress.estimate_change_errors(head, got.probes) / weights
     # few digits come with more probes, which tell noise from a new direction more closely
     times = 20.0 if progress.problem.ask.low_precision else 200.0
     allowed = 1e-7 * np.linalg.norm(seen) + times * np.linalg.norm(noise)

@@ -48,6 +48,7 @@ from keyhole.learners.multi_head.scalar_outputs import (
     TILT,
     Draft,
     HeadValues,
+    IsolatedHeads,
     Progress,
     ScalarProblem,
     attempt_with_separators,
@@ -63,7 +64,6 @@ from keyhole.learners.multi_head.soft_probe import (
     Isolation,
     Unexplained,
     build_probe_basis,
-    probe_heads,
 )
 from keyhole.learners.multi_head.validation import PriorKnowledge
 from keyhole.linalg.bases import random_directions
@@ -540,14 +540,14 @@ def measure_first_keys_by_pairs(
     # a head that no other is beside needs no pivot
     pivots = found.tokens * (margin / np.abs(reach).min(axis=1).clip(max=1e300))[:, None]
     isolation = isolate_by_pivots(problem, values, pivots, signs * reach > 0, margin)
-    tables = []
+    isolated, tables = IsolatedHeads(problem, values, isolation), []
     for head, value in enumerate(values.choosing):
         rows = build_probe_basis(np.zeros((width, 0)), value, rng)
         rows = rows + TILT * value / np.linalg.norm(value)
         size = found.sharpness[head] * np.sqrt(width / 2)  # estimate of |k_h|
         probes = rows * (TARGET * np.sqrt(width) / size)
-        got = probe_heads(problem.ask, isolation, np.full(width, head), probes, "first keys")
-        tables.append(start_table(problem, values, isolation, head, got))
+        got = isolated.probe(np.full(width, head), probes, "first keys")
+        tables.append(start_table(isolated, head, got))
     if not isolation.holds(np.stack([table.first for table in tables])):
         raise IllConditioned("a head that was to be isolated reacted to a probe")
     return Progress(problem, values, isolation, tuple(tables))

@@ -173,7 +173,7 @@ def test_heads_are_separated_and_their_first_keys_measured(heads: int) -> None:
     problem, rng = pose(model, 1e-4), np.random.default_rng(7)
     found = separate_heads(problem, rng)
     assert found is not None
-    progress = measure_first_keys(problem, found, rng)
+    progress = measure_first_keys(found, rng)
     truth = keys_at(model, problem.anchor)
     gaps = np.linalg.norm(progress.first_keys[:, None] - truth[None], axis=2)
     order = gaps.argmin(axis=1)
