@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.errors import DomainError, IllConditioned, KeyholeError, WrongFamily
+from keyhole.errors import DomainError, KeyholeError, WrongFamily
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
@@ -245,7 +245,7 @@ def learn_beyond_one_head(
     try:
         heads = MultiHead(attempts=ATTEMPTS)
         return choice.annotate(lambda: learn_beside_skip(oracle, rng, heads.learn))
-    except (WrongFamily, IllConditioned) as other:
+    except WrongFamily as other:
         message = f"neither one head ({error}) nor several ({other})"
         found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)
         neither = WrongFamily(f"none of the families: {message}", found)

@@ -65,6 +65,7 @@ class Refuted:
 
     reason: str
     counterexample: Counterexample | None = None
+    conclusive: bool = True  # False: one hypothesis was refuted, another of the family may hold
 
 
 @dataclass(frozen=True, eq=False)

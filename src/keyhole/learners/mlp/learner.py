@@ -250,6 +250,10 @@ class MlpLearner:
         if domain.sphere is None:
             points *= rng.uniform(0.5, 1.0, (count, 1))
         answers = ask(points, "refinement")
+        if count <= len(which) + width + 1:
+            return Inconclusive(
+                f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
+            )
         weights = decided(weights, which, points, answers, box.unit)
         refined = without_idle(weights, points, answers, box.unit, rng)
         return self._judge(box, refined, points, answers, centre, radius)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import whole_number
-from keyhole.errors import NotIdentifiable, WrongFamily
+from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import (
     Hypothesis,
     Inconclusive,
@@ -86,30 +86,51 @@ class MultiHead:
     def list_strategies(
         self, ask: Asker, rng: np.random.Generator, frame: np.ndarray, first: np.ndarray
     ) -> Iterator[Strategy]:
-        """Where tokens may be of any size; `first` is the answer to the first row of `frame`."""
-        longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
+        """Where tokens may be of any size; `first` is the answer to the first row of `frame`.
 
-        def settle(result: Result) -> Result:
-            """A refutation is final unless candidate tokens were too few for the heads."""
-            if isinstance(result, Refuted) and longest > CANDIDATES:
-                raise WrongFamily(result.reason, result.counterexample)
-            return Inconclusive(result.reason) if isinstance(result, Refuted) else result
+        Heads that are nearly equal or proportional select the same tokens, however these are
+        chosen: to hard attention they look like no attention. Before a box is refused for that,
+        random queries are fitted with up to two heads.
+        """
+        longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
+        fitted = longest > CANDIDATES and (self.heads is None or self.heads <= 2)
+        refuted: list[Refuted] = []
+
+        def weigh(strategy: Callable[[], Result]) -> Callable[[], Result]:
+            """A refuted hypothesis leaves the family open, if there is another way to learn it."""
+
+            def run() -> Result:
+                result = strategy()
+                if not isinstance(result, Refuted):
+                    return result
+                refuted.append(result)
+                return Inconclusive(result.reason) if fitted and not result.conclusive else result
+
+            return run
+
+        def fit_random_queries() -> Result:
+            result = learn_random(ask, rng, self, most_heads=self.heads or 2)
+            return refuted[0] if refuted and isinstance(result, Refuted) else result
 
         if longest >= ROOM:
             if first.shape[1] > 1:
                 yield (
                     "all heads at once through vector answers",
-                    lambda: settle(learn_vector(ask, rng, self, frame, first)),
+                    weigh(lambda: learn_vector(ask, rng, self, frame, first)),
                 )
-            yield (
-                "one head at a time behind separating tokens",
-                lambda: settle(learn_scalar(ask, rng, self, frame, first)),
-            )
+            # a refutation is final unless candidate tokens were too few for the heads
+            if longest <= CANDIDATES or not refuted:
+                yield (
+                    "one head at a time behind separating tokens",
+                    weigh(lambda: learn_scalar(ask, rng, self, frame, first)),
+                )
         if longest <= CANDIDATES:
             yield (
                 "one head at a time by queries of two tokens",
-                lambda: learn_short(ask, rng, self, frame, first),
+                weigh(lambda: learn_short(ask, rng, self, frame, first)),
             )
+        if fitted and not any(each.conclusive for each in refuted):
+            yield "random queries, for heads that are nearly equal", fit_random_queries
 
     def list_bounded_strategies(self, ask: Asker, rng: np.random.Generator) -> Iterator[Strategy]:
         """Where tokens are bounded or given."""

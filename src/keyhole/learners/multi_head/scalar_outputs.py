@@ -58,6 +58,7 @@ from keyhole.learners.multi_head.soft_probe import (
 )
 from keyhole.learners.multi_head.validation import (
     EXCUSED,
+    Disagreement,
     MultiHeadDiagnostics,
     PriorKnowledge,
     find_counterexample,
@@ -353,10 +354,11 @@ def try_anchors(
 def conclude_failure(trouble: Exception | None) -> Refuted | Inconclusive:
     """What to say where no anchor led to a model, after the last trouble."""
     if isinstance(trouble, WrongFamily):
-        return Refuted(str(trouble), trouble.counterexample)
+        conclusive = not isinstance(trouble, Disagreement)
+        return Refuted(str(trouble), trouble.counterexample, conclusive)
     reason = f"no anchor led to a model: {trouble}"
     if isinstance(trouble, Unexplained):
-        return Refuted(reason, trouble.counterexample)
+        return Refuted(reason, trouble.counterexample, conclusive=False)
     return Inconclusive(reason)
 
 
@@ -376,7 +378,7 @@ def judge(
             f"two heads attend almost alike (angle about {2 / draft.separator_norm:.0e}): the "
             "answers do not determine their parameters"
         )
-    return WrongFamily(
+    return Disagreement(
         "the hypothesis disagrees with the box on a fresh query: it is not attention with "
         "this many heads" + ("" if heads is None else f" (heads={heads} was claimed)"),
         counterexample,

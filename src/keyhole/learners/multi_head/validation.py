@@ -6,13 +6,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF
-from keyhole.errors import Counterexample
+from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.base import Diagnostics
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.noise import inside
 from keyhole.models.attention import Attention
 
 EXCUSED = 1e-5  # error of the log-odds, by the standard errors, that may excuse a deviation
+
+
+class Disagreement(WrongFamily):
+    """A hypothesis answers a fresh query otherwise than the box: the hypothesis may be to blame,
+    as where nearly equal heads were taken for one."""
 
 
 @runtime_checkable

@@ -40,6 +40,7 @@ from keyhole.learners.multi_head.hard_attention import (
 )
 from keyhole.learners.multi_head.scalar_outputs import factor_score
 from keyhole.learners.multi_head.validation import (
+    Disagreement,
     MultiHeadDiagnostics,
     PriorKnowledge,
     find_counterexample,
@@ -115,13 +116,14 @@ def learn_vector(
         counterexample = find_counterexample(ask, model, errors, rng)
         if counterexample is None:
             return report_layer(maps, answers, model, errors, prior.heads)
-        trouble = WrongFamily(
+        trouble = Disagreement(
             "the hypothesis disagrees with the box on a fresh query: it is not a layer of "
             "softmax attention heads",
             counterexample,
         )
     if isinstance(trouble, WrongFamily):
-        return Refuted(str(trouble), trouble.counterexample)
+        conclusive = not isinstance(trouble, Disagreement)
+        return Refuted(str(trouble), trouble.counterexample, conclusive)
     return Inconclusive(f"no anchor led to a model: {trouble}")
 
 
