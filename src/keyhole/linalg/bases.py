@@ -78,7 +78,7 @@ class KroneckerBasis:
         """Twice the product of every unreflected row with the mirror."""
         return 2.0 * self._kronecker(self.mirror[None], self.outer.T, self.inner.T)[0]
 
-    def scaled(self, factor: float) -> "KroneckerBasis":
+    def scale(self, factor: float) -> "KroneckerBasis":
         """Tokens of another length at no cost; no longer a basis to expand in."""
         return KroneckerBasis(factor * self.outer, self.inner, self.mirror)
 

@@ -286,11 +286,11 @@ class AlignedPairs:
         unit = np.linalg.svd(value)[0][:, 0]
         rest = np.linalg.qr(np.column_stack([unit, np.eye(width)]))[0][:, 1:width].T
         rest = random_rotation(rng, width - 1) @ rest
-        leaning = [
+        candidates = [
             np.vstack([unit, np.sqrt(lean) * unit + np.sqrt(1.0 - lean) * rest])
             for lean in ((0.41,) if scalar else (0.41, 0.0, 0.1, 0.2, 0.3))
         ]
-        probes = min(leaning, key=lambda probes: predict_error(probes, value))
+        probes = min(candidates, key=lambda probes: predict_error(probes, value))
         return cls(probes, random_rotation(rng, width))
 
     @cached_property

@@ -91,7 +91,7 @@ class Probes:
         """The same; in one go where factors of a product are only scaled."""
         plain = self.equilibration is None and not self.axis.any()
         if isinstance(self.basis, KroneckerBasis) and plain:
-            return self.basis.scaled(self.across)
+            return self.basis.scale(self.across)
         return self
 
     def scale(self, directions: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -94,7 +94,7 @@ class CrossApproximation:
         self.calibration, self.width, self.spread = calibration, width, calibration.scale
         self.search, self.rng = search, rng
         everything = np.arange(width)
-        self.probes = Parted(calibration.probes.basis.rows(everything))
+        self.probes = RowPool(calibration.probes.basis.rows(everything))
         self.anchors = FreshAnchors(
             anchors.rows(everything), calibration.key_bias, calibration.linear.value[:, 0]
         )
@@ -125,7 +125,7 @@ class CrossApproximation:
         seen = self._measure_pilot(count, self.anchors.next(max(count, PILOT_ANCHORS), rank))
         self.ended = seen is None or seen.ended
         if seen is None and len(self.anchors.avoided):
-            seen = self._measure_pilot(1, self.anchors.left_out(self.crosses))
+            seen = self._measure_pilot(1, self.anchors.choose_left_out(self.crosses))
         elif seen is not None and not self.ended and self._shows_little():
             more = self.anchors.next(1, rank, len(seen.all))
             seen = self._measure_pilot(count, more, seen) or seen
@@ -178,7 +178,7 @@ class CrossApproximation:
             return None
         probes, length = self.probes.left[:count], self.calibration.probes.across
         # what the rows so far say of these anchors is known; the rest must be new
-        known = length * (probes @ self.crosses.explained(anchors))
+        known = length * (probes @ self.crosses.explain(anchors))
         expected = float(np.hypot(self.spread, np.sqrt(np.mean(known**2))))
         table = self._ask(probes, anchors, expected, certain=True)
         product, error = table.product, table.error
@@ -186,10 +186,10 @@ class CrossApproximation:
             anchors = np.vstack([before.all, anchors])
             product = np.hstack([before.product, product])
             error = np.hstack([before.error, error])
-            known = length * (probes @ self.crosses.explained(anchors))
+            known = length * (probes @ self.crosses.explain(anchors))
         rest = product - known
         self.left_over = float(np.sqrt(np.mean(rest**2))) / length
-        doubt = length * self.crosses.explained_error(probes, anchors)
+        doubt = length * self.crosses.explain_error(probes, anchors)
         visible = self.search.visible * (float(error.max()) + self._rounding(table) + doubt)
         self.reason = (
             f"nothing was seen outside rank {len(self.crosses)}, down to "
@@ -248,7 +248,7 @@ class CrossApproximation:
         little of it, and away from it where little would be left for the other probes (no more
         than that: every lean makes the errors of the crosses before count a little more). Takes
         the directions out of the probes. Both keep equal overlap with the value map."""
-        new = self.probes.left @ (columns - self.crosses.explained(anchors))
+        new = self.probes.left @ (columns - self.crosses.explain(anchors))
         weights = np.ascontiguousarray(np.linalg.qr(new)[0].T)
         level = self.probes.left @ self.value
         level = level / np.linalg.norm(level)
@@ -294,9 +294,8 @@ class CrossApproximation:
         of a pilot are orthogonal to the rows so far, and see less of it than others.)"""
         probes, anchors = self.probes.left[:3], self.anchors.left[:3]
         table = self._ask(probes, anchors, max(self.spread, self.largest))
-        rest = table.product / self.calibration.probes.across - probes @ self.crosses.explained(
-            anchors
-        )
+        explained = probes @ self.crosses.explain(anchors)
+        rest = table.product / self.calibration.probes.across - explained
         return SAMPLE_SAFETY * float(np.sqrt(np.mean(rest**2)))
 
     # -- rows ------------------------------------------------------------------------------
@@ -354,7 +353,7 @@ class CrossApproximation:
         )
 
 
-class Parted:
+class RowPool:
     """Orthonormal rows in two parts of one array: what is left to choose from, and what was taken,
     the latest first."""
 
@@ -416,13 +415,13 @@ class Crosses:
             return np.asarray(self.t @ u.T)
         return np.asarray(lu_solve(self.core, (u @ self.columns).T, trans=1))
 
-    def explained(self, x: Float[Array, "n d"]) -> Float[Array, "d n"]:
+    def explain(self, x: Float[Array, "n d"]) -> Float[Array, "d n"]:
         """A · x as far as the crosses explain it."""
         if not len(self):
             return np.zeros((self.width, len(x)))
         return self.columns @ self.by_columns(x)
 
-    def explained_error(self, u: Float[Array, "m d"], x: Float[Array, "n d"]) -> float:
+    def explain_error(self, u: Float[Array, "m d"], x: Float[Array, "n d"]) -> float:
         """Largest standard error of u · A · x, as far as the crosses explain it."""
         if not len(self):
             return 0.0
@@ -442,7 +441,7 @@ class Crosses:
         return lu_solve(self.core, self.rows), left
 
 
-class FreshAnchors(Parted):
+class FreshAnchors(RowPool):
     """Orthonormal anchors without a column; `avoided` are two directions in which a column costs
     digits, a key bias and the value map (none without a key bias)."""
 
@@ -469,7 +468,7 @@ class FreshAnchors(Parted):
         there = sizes > SAME_SPACE
         return np.asarray(anchors[there] / sizes[there, None])
 
-    def left_out(self, crosses: Crosses) -> Float[Array, "1 d"]:
+    def choose_left_out(self, crosses: Crosses) -> Float[Array, "1 d"]:
         """A mixture of the directions that are avoided, orthogonal to the anchors before and, as
         far as they reach, to the rows so far."""
         anchor = self.avoided.sum(axis=0)

@@ -282,6 +282,10 @@ def test_low_rank_is_what_noise_does_not_explain() -> None:
     assert found.model.heads[0].score_factors is not None
     assert error(found, model) <= 0.7 * error(full, model)
     assert covered(found, model) >= 0.9
+    box = keyhole.open_oracle(noisy(model, NOISE, 5), width=24, max_norm=1.0)
+    same = keyhole.recover(box, keyhole.SingleHead(rank="unknown"))
+    assert same.details["rank"] == 3
+    assert same.ledger.paid == found.ledger.paid  # one way to learn a head of unknown rank
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -210,3 +210,12 @@ def test_a_column_is_solved_from_its_measurements_and_forecast_without_them():
     more, gain = column.best_probes(1)
     assert gain >= 0
     assert not np.isin(more, column.spent).any()
+
+
+def test_every_learner_of_one_head_takes_a_vocabulary():
+    model = attention(np.random.default_rng(6), 4)
+    words = np.random.default_rng(7).standard_normal((30, 4))
+    for learner in (keyhole.LowRank(), keyhole.SingleHead(rank="unknown")):
+        recovery = keyhole.recover(keyhole.open_oracle(model, vocabulary=words), learner)
+        assert recovery.outcome is keyhole.Outcome.RECOVERED
+        assert keyhole.distance(recovery.model, model) < 1e-10
