@@ -3,6 +3,7 @@
 # make lint   the first three alone
 # make docs   the documentation as a site, in site/
 # make bench  measure the figures in docs/
+# make attack damaged files, hostile endpoints, kills and boxes of all kinds, for MINUTES (15)
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +20,7 @@ OTHERS_READY := $(OTHERS)/.ready
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test lint docs bench clean browser picture
+.PHONY: demo test lint docs bench attack clean browser picture
 
 demo: $(READY)
 	$(BIN)/keyhole demo
@@ -52,6 +53,12 @@ MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise
 
 bench: $(READY)
 	for name in $(MEASURED); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+MINUTES ?= 15
+SEED ?= 0
+
+attack: $(READY)
+	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES) --seed $(SEED) --keep --page docs/reliability.md
 
 # torch comes first and by its exact version: a CPU build of that version (torch==2.13.0+cpu), where
 # pip can see one, satisfies it, and no CUDA libraries are pulled in

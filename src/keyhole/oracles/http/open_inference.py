@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.errors import InvalidArgument, OracleError
+from keyhole.errors import InvalidArgument, KeyholeError, OracleError
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.http.client import Access, Answer, Endpoint, Forbidden, Unreachable
 from keyhole.oracles.http.retry import RetryPolicy, Transient
@@ -178,9 +178,13 @@ def open_inference(
                 metadata.max_length, domain.max_norm, domain.low, domain.high, domain.vocabulary
             )
         spec = Spec(width, None, domain, precision, metadata.identity)
-    except BaseException:
+    except BaseException as error:
         endpoint.close()
-        raise
+        if isinstance(error, (KeyholeError, MemoryError)) or not isinstance(error, Exception):
+            raise
+        raise OracleError(  # what an endpoint says about itself may be anything
+            f"{endpoint.identity} describes itself in an unknown way ({error})"
+        ) from error
     return OpenInferenceOracle(endpoint, metadata, spec, batch)
 
 

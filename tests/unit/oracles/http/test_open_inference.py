@@ -68,6 +68,11 @@ def test_a_side_that_no_model_has(told, shape):
         keyhole.open_oracle(f"{url}/v2/models/m")
 
 
+def test_a_name_that_no_address_can_hold(told):
+    with pytest.raises(keyhole.OracleError, match="unknown way"):
+        keyhole.open_oracle(told({"/v2/repository/index": [{"name": "\ud800"}]}))
+
+
 def test_a_token_told_as_the_name_of_a_model(told, monkeypatch, tmp_path):
     monkeypatch.setenv("KEYHOLE_TOKEN", "t0ken-of-this-test")
     url = told(
