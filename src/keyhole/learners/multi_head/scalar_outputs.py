@@ -944,11 +944,11 @@ def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
         return (*compute_parameters(progress, choosing, rng), blocks)
 
     errors = bootstrap_errors((scores, biases, values.blocks), sample, BOOTSTRAP_SAMPLES)
-    key_ranks = tuple(problem.width if t.rank is None else t.rank for t in progress.tables)
-    ranks = key_ranks
-    if problem.bias:
-        ranks = tuple(map(find_score_rank, scores, errors[0], key_ranks))
     score_errors, bias_errors, value_errors = errors
+    ranks = key_ranks = tuple(problem.width if t.rank is None else t.rank for t in progress.tables)
+    if problem.bias:
+        found = map(find_ranks, scores, biases, score_errors, bias_errors, key_ranks)
+        ranks, key_ranks = (tuple(part) for part in zip(*found, strict=True))
     return Draft(
         scores=scores,
         biases=biases,
@@ -963,10 +963,25 @@ def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
     )
 
 
-def find_score_rank(score: Float[Array, "d d"], error: Float[Array, "d d"], key_rank: int) -> int:
-    """Rank of W where [W | c] has rank `key_rank`: one less, if c lies outside the range of W."""
-    last = float(np.linalg.svd(score, compute_uv=False)[key_rank - 1])
-    return key_rank - int(last <= 3 * float(np.linalg.norm(error)))
+def find_ranks(
+    score: Float[Array, "d d"],
+    bias: Float[Array, " d"],
+    score_error: Float[Array, "d d"],
+    bias_error: Float[Array, " d"],
+    most: int,
+) -> tuple[int, int]:
+    """Ranks of W and of [W | c], at most that of the keys measured, and one apart if c lies outside
+    the range of W. What is within its error is nothing, unless all is hardly more than that."""
+
+    def count(matrix: Array, error: Array) -> int:
+        sizes = np.linalg.svd(matrix, compute_uv=False)[:most]
+        noise = 3 * float(np.linalg.norm(error))
+        rank = int((sizes > noise).sum())
+        return rank if rank > 0 and sizes[rank - 1] > 10 * noise else most
+
+    rank = count(score, score_error)
+    joint = count(np.column_stack([score, bias]), np.column_stack([score_error, bias_error]))
+    return rank, min(max(rank, joint), rank + 1)
 
 
 def perturb_values(

@@ -24,7 +24,7 @@ from keyhole.learners.multi_head.scalar_outputs import (
     draw_conclusion,
     factor_score,
     find_bias,
-    find_score_rank,
+    find_ranks,
     learn_scalar,
     lies_in_range,
     measure_first_keys,
@@ -134,9 +134,13 @@ def test_keys_at_all_anchors_are_the_parameters() -> None:
 def test_a_key_bias_outside_the_range_is_not_of_the_score() -> None:
     rng = np.random.default_rng(5)
     score = rng.standard_normal((6, 3)) @ rng.standard_normal((3, 6))
-    error = np.full((6, 6), 1e-12)
-    assert find_score_rank(score, error, 4) == 3
-    assert find_score_rank(score, error, 3) == 3
+    error, small = np.full((6, 6), 1e-12), np.full(6, 1e-12)
+    assert find_ranks(score, rng.standard_normal(6), error, small, 4) == (3, 4)
+    assert find_ranks(score, score @ np.ones(6), error, small, 4) == (3, 3)
+    # where errors hid the range for a while, more keys were measured than it has dimensions
+    assert find_ranks(score, rng.standard_normal(6), error, small, 6) == (3, 4)
+    # errors as large as the smaller singular values say nothing about the rank
+    assert find_ranks(score, np.zeros(6), 0.02 * np.ones((6, 6)), small, 5) == (5, 5)
     left, right = factor_score(score, 3)
     np.testing.assert_allclose(left @ right, score, atol=1e-13)
     assert factor_score(score, 6) is score
