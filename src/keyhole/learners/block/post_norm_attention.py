@@ -27,6 +27,14 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.scores import (
+    Scores,
+    Soft,
+    Span,
+    ask_scores,
+    seen_rank,
+    solve_scores,
+)
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
@@ -40,17 +48,6 @@ PATTERNS = 6  # of moves at first: enough to tell up to four heads
 SPARE = 2  # patterns beyond the number of heads that name the tokens without doubt
 EXTRA = 2  # combinations of moves beyond those that would just do
 NAMED = 1e-6  # distance of a token's pattern from the row space of the responses that is none
-DIRECTIONS = 0.8  # context tokens per head's dimension that one answer's weights are read for
-BLOCK = 16  # anchor directions that are solved for together
-REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
-READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
-WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
-
-
-def seen_rank(values: Float[Array, " k"], unit: float) -> int:
-    """Singular values that stand out of the noise."""
-    least = max(WEAK, 1e5 * unit)
-    return int(np.sum(values > least * max(float(values.max(initial=0.0)), 1e-300)))
 
 
 # --- 1: the norm and the sum of all maps --------------------------------------------------------
@@ -537,182 +534,24 @@ def solve_epsilon(values: Values, near: Near) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Soft:
-    """Queries [a + τ u_1 … a + τ u_m; a]: anchors, steps, and the answers."""
+class PostNormWeights:
+    """Reads attention weights off an answer of which only the direction of z is known."""
 
-    anchor: Float[Array, "n d"]
-    tokens: Float[Array, "n m d"]  # the steps τ u_i
-    answers: Float[Array, "n d"] = field(metadata=ANSWER)
+    values: Values
 
-    def __add__(self, other: "Soft") -> "Soft":
-        return Soft(*(np.concatenate([getattr(self, name), getattr(other, name)])
-                      for name in ("anchor", "tokens", "answers")))  # fmt: skip
+    @property
+    def maps(self) -> Float[Array, "h p d"]:
+        return self.values.maps
 
+    @property
+    def readable(self) -> int:
+        return self.maps.shape[1] - 1  # the length of z is unknown, too
 
-def ask_soft(box: Box, anchor: Array, tokens: Array) -> Soft:
-    anchor = box.representable(anchor)
-    context = box.representable(anchor[:, None] + tokens)
-    asked = np.concatenate([context, anchor[:, None]], axis=1)
-    return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
-
-
-def read_log_odds(values: Values, soft: Soft) -> tuple[Float[Array, "n h m"], float]:
-    """log w_hi / w_hN of every query, linear in its answer up to the logarithm: NaN where a weight
-    came out negative. Also the largest residual of the equations."""
-    known, heads = values.known, len(values.maps)
-    count, context, _ = soft.tokens.shape
-    n = known.directions(soft.answers)
-    right = soft.anchor @ known.whole.T + known.offset
-    added = np.einsum("hpd,nmd->nphm", values.maps, soft.tokens).reshape(count, len(right[0]), -1)
-    found = np.empty((count, heads, context))
-    worst = 0.0
-    for k in range(count):
-        table = np.column_stack([n[k], -added[k]])
-        scale = np.linalg.norm(table, axis=0)
-        solution, *_ = np.linalg.lstsq(table / scale, right[k], rcond=None)
-        rest = np.abs((table / scale) @ solution - right[k]).max()
-        worst = max(worst, float(rest / np.linalg.norm(right[k])))
-        weights = (solution / scale)[1:].reshape(heads, context)
-        own = 1.0 - weights.sum(axis=1, keepdims=True)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found[k] = np.where((weights > 0) & (own > 0), np.log(weights / own), np.nan)
-    return found, worst
-
-
-def draw_reader(
-    values: Values, context: int, rng: np.random.Generator, whole: bool
-) -> Float[Array, "g m d"]:
-    """Context tokens in sets of m, best conditioned of a few draws: all directions if `whole`."""
-    width = values.maps.shape[2]
-    best, least = np.zeros((1, context, width)), -1.0
-    for _ in range(READERS if width <= 128 else 2):
-        basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
-        groups = [basis.T[k : k + context] for k in range(0, width if whole else context, context)]
-        short = context - len(groups[-1])
-        if short:  # the last set is filled up with directions that are known already
-            groups[-1] = np.concatenate([groups[-1], basis.T[:short]])
-        tokens = np.array(groups)
-        added = np.einsum("hpd,gmd->gphm", values.maps, tokens)
-        sizes = np.linalg.svd(added.reshape(*added.shape[:2], -1), compute_uv=False)
-        worst = float((sizes[:, -1] / sizes[:, 0]).min())
-        if worst > least:
-            best, least = tokens, worst
-    return best
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """What was asked: at the base and along the first directions with all context tokens, along
-    the others with one set each; and the ranks that were seen."""
-
-    base: Float[Array, " d"]
-    basis: Float[Array, "d d"]  # columns: directions of the anchors
-    reach: float  # how far the anchors lie from the base
-    full: Soft  # (1 + leading) * groups queries
-    leading: int
-    blocks: tuple[tuple[Array, Float[Array, "n g"], Soft], ...]  # columns, shares, answers
-    ranks: tuple[int, ...]
-
-
-def ask_scores(box: Box, values: Values, guess: int, rng: np.random.Generator) -> Scores:
-    width, plane = box.width, len(values.known.offset)
-    heads = len(values.maps)
-    narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps)
-    context = max(1, min(int(DIRECTIONS * narrow) or 1, int(DIRECTIONS * (plane - 1) / heads)))
-    if 1 + heads * context > plane:
-        raise Unclear(f"{heads} heads are too many to read their weights from one answer")
-    basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
-    reader = draw_reader(values, context, rng, whole=True)
-    base, reach = unit_rows(rng, 1, width)[0], 1.0
-    size, full = soft_size(box, values, base, reader)
-    groups = len(reader)
-    if groups > 1:
-        full = full + ask_soft(box, np.repeat(base[None], groups - 1, axis=0), size * reader[1:])
-    leading = 0
-    target = min(guess, width)
-    while True:
-        anchors = [base + reach * basis[:, k] for k in range(leading, target)]
-        asked = np.repeat(np.array(anchors), groups, axis=0)
-        full = full + ask_soft(box, asked, np.tile(size * reader, (len(anchors), 1, 1)))
-        leading = target
-        keys = full_keys(values, full, groups)
-        if not np.isfinite(keys).all():
-            raise Unclear("some attention weights are below the noise of the answers")
-        sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
-        # a zero score still has a key bias
-        ranks = [max(1, seen_rank(s, box.unit)) for s in sizes]
-        if max(ranks) <= leading or leading == width:
-            break
-        target = min(width, 2 * leading)
-    blocks = []
-    for start in range(leading, width, BLOCK):
-        columns = np.arange(start, min(start + BLOCK, width))
-        count = -(-int(REDUNDANT * len(columns) * max(ranks) + 1) // context) + 1
-        count = max(count, len(columns))
-        shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
-        shares[: len(columns)] += np.eye(len(columns))
-        readers = [size * draw_reader(values, context, rng, whole=False)[0] for _ in range(count)]
-        anchors = base + reach * shares @ basis[:, columns].T
-        blocks.append((columns, shares, ask_soft(box, anchors, np.array(readers))))
-    return Scores(base, basis, reach, full, leading, tuple(blocks), tuple(ranks))
-
-
-def soft_size(box: Box, values: Values, base: Array, reader: Array) -> tuple[float, Soft]:
-    """Length of context steps at which log-odds are of order one, found in a few queries, and
-    the query that showed it."""
-    size = 1.0
-    for _ in range(30):
-        soft = ask_soft(box, base[None], size * reader[:1])
-        odds, rest = read_log_odds(values, soft)
-        if rest > 1e-4:
-            raise NotThisBlock("no attention weights explain an answer behind the norm")
-        largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
-        if largest > 4.0:
-            size *= 0.3 if not np.isfinite(largest) else 2.0 / largest
-        elif largest < 0.3:
-            size *= min(1e3, 1.0 / max(largest, 1e-4))
-        else:
-            return size, soft
-    raise Unclear("no size of tokens shows the attention weights")
-
-
-def full_keys(values: Values, full: Soft, groups: int) -> list[Float[Array, "d n"]]:
-    """Keys of every head at the anchors that were asked with all context tokens."""
-    odds, _ = read_log_odds(values, full)
-    count, width = len(odds) // groups, full.anchor.shape[1]
-    keys = []
-    for h in range(len(values.maps)):
-        own = np.empty((width, count))
-        for k in range(count):
-            part = slice(k * groups, (k + 1) * groups)
-            table = full.tokens[part].reshape(-1, width)
-            own[:, k], *_ = np.linalg.lstsq(table, odds[part, h].ravel(), rcond=None)
-        keys.append(own)
-    return keys
-
-
-def solve_scores(data: Scores, values: Values) -> list[tuple[Array, Array, Array]]:
-    """For every head the score in factors (left, right) and the key bias."""
-    groups = len(data.full.anchor) // (1 + data.leading)
-    keys = full_keys(values, data.full, groups)
-    read = [read_log_odds(values, soft)[0] for _, _, soft in data.blocks]
-    found = []
-    for h, own in enumerate(keys):
-        axes, _, _ = np.linalg.svd(own, full_matrices=False)
-        left = axes[:, : data.ranks[h]]
-        start = left.T @ own[:, 0]
-        slopes = np.empty((data.ranks[h], len(data.basis)))
-        slopes[:, : data.leading] = left.T @ (own[:, 1:] - own[:, :1]) / data.reach
-        for (columns, shares, soft), odds in zip(data.blocks, read, strict=True):
-            steps = soft.tokens @ left  # (n, m, r)
-            right = (odds[:, h] - steps @ start) / data.reach
-            table = np.einsum("nmr,ng->nmrg", steps, shares).reshape(right.size, -1)
-            good = np.isfinite(right.ravel())
-            part, *_ = np.linalg.lstsq(table[good], right.ravel()[good], rcond=None)
-            slopes[:, columns] = part.reshape(data.ranks[h], len(columns))
-        right_factor = slopes @ data.basis.T
-        found.append((left, right_factor, left @ (start - right_factor @ data.base)))
-    return found
+    def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
+        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s)."""
+        known = self.values.known
+        n = known.directions(soft.answers)
+        return -n[:, :, None], -(soft.anchor @ known.whole.T + known.offset)
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -731,13 +570,20 @@ class Answers:
         """Queries and answers that the finished model must explain."""
         yield single_tokens(self.singles)[:, None], self.singles.answers
         yield self.near.tokens[:, None], self.near.answers
-        for soft in (self.scores.full, *(part[2] for part in self.scores.blocks)):
+        for soft in self.scores.parts:
             context = soft.anchor[:, None] + soft.tokens
             yield np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers
 
 
 def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
     """Asks everything; raises NotThisBlock or Unclear."""
+
+    def ask_soft(anchor: Array, tokens: Array) -> Soft:
+        anchor = box.representable(anchor)
+        context = box.representable(anchor[:, None] + tokens)
+        asked = np.concatenate([context, anchor[:, None]], axis=1)
+        return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+
     singles = ask_singles(box, rng)
     known = solve_singles(singles, box.unit)
     first, step, least = FIRST_STEP, STEP, 0
@@ -759,7 +605,10 @@ def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
             widest = max(
                 seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps
             )
-            scores = ask_scores(box, values, widest, rng)
+            span = Span(unit_rows(rng, 1, box.width)[0], 1.0, np.inf)
+            scores = ask_scores(
+                PostNormWeights(values), ask_soft, span, widest, box.unit, rng
+            )
         except (Unclear, NotThisBlock) as failed:
             reason = str(failed)
             least = max(least, len(selected.tokens))
@@ -778,7 +627,7 @@ def solve_post_norm_attention(data: Answers, unit: float, kind: str | None = Non
     heads = [
         Head((left, right), bias, (plane @ part).T)
         for (left, right, bias), part in zip(
-            solve_scores(data.scores, values), values.maps, strict=True
+            solve_scores(data.scores, PostNormWeights(values)), values.maps, strict=True
         )
     ]
     return Block(

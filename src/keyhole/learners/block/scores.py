@@ -1,0 +1,236 @@
+"""Scores and key biases of heads whose value maps are known: all weights are linear in one answer.
+
+Statement.  M_h known, the answer to [a + τu_1 … a + τu_m; a] is linear in the weights w_hi, and
+            log w_hi / w_hN = τ u_i . key_h(a), key_h(a) = W_h a + c_h.
+Queries.    At a base and along the first directions of an orthonormal basis all context tokens:
+            this gives whole keys, hence the range of W_h and its rank. Along the other directions,
+            in blocks, one set of context tokens at each of a few anchors more than directions.
+Algebra.    Linear least squares throughout. Context tokens are the best conditioned of a few draws.
+Fails.      Where the weights of all heads are more unknowns than an answer has numbers, or a weight
+            is below the noise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
+
+DIRECTIONS = 0.8  # context tokens per head's dimension that one answer's weights are read for
+BLOCK = 16  # anchor directions that are solved for together
+REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
+READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
+WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
+
+
+def seen_rank(values: Float[Array, " k"], unit: float) -> int:
+    """Singular values that stand out of the noise."""
+    least = max(WEAK, 1e5 * unit)
+    return int(np.sum(values > least * max(float(values.max(initial=0.0)), 1e-300)))
+
+
+@dataclass(frozen=True, eq=False)
+class Soft:
+    """Queries [a + τ u_1 … a + τ u_m; a]: anchors, steps, and the answers."""
+
+    anchor: Float[Array, "n d"]
+    tokens: Float[Array, "n m d"]  # the steps τ u_i
+    answers: Float[Array, "n k"] = field(metadata=ANSWER)
+
+    def __add__(self, other: "Soft") -> "Soft":
+        return Soft(*(np.concatenate([getattr(self, name), getattr(other, name)])
+                      for name in ("anchor", "tokens", "answers")))  # fmt: skip
+
+
+class Weights(Protocol):
+    """What is known of the layer: Σ_hi w_hi maps_h τ u_i + table · unknowns = right side."""
+
+    @property
+    def maps(self) -> Float[Array, "h p d"]: ...
+
+    @property
+    def readable(self) -> int:
+        """Weights that can be read off one answer, at most."""
+        ...
+
+    def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
+        """The columns of unknowns beside the weights, and the right side."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Where anchors lie: around a base, so far; and how long context steps may be."""
+
+    base: Float[Array, " d"]
+    reach: float
+    longest: float
+
+
+def read_log_odds(weights: Weights, soft: Soft) -> tuple[Float[Array, "n h m"], float]:
+    """log w_hi / w_hN of every query: NaN where a weight came out negative. Also the largest
+    residual of the equations, relative to their right sides."""
+    heads = len(weights.maps)
+    count, context, _ = soft.tokens.shape
+    beside, right = weights.equations(soft)
+    added = np.einsum("hpd,nmd->nphm", weights.maps, soft.tokens).reshape(*right.shape, -1)
+    tables = np.concatenate([added, beside], axis=2)
+    found = np.empty((count, heads, context))
+    worst = 0.0
+    for k, table in enumerate(tables):
+        scale = np.maximum(np.linalg.norm(table, axis=0), 1e-300)
+        solution, *_ = np.linalg.lstsq(table / scale, right[k], rcond=None)
+        rest = np.abs((table / scale) @ solution - right[k]).max()
+        worst = max(worst, float(rest / np.linalg.norm(right[k])))
+        share = (solution / scale)[: heads * context].reshape(heads, context)
+        own = 1.0 - share.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found[k] = np.where((share > 0) & (own > 0), np.log(share / own), np.nan)
+    return found, worst
+
+
+def draw_context(
+    weights: Weights, context: int, rng: np.random.Generator, whole: bool
+) -> Float[Array, "g m d"]:
+    """Context tokens in sets of m, best conditioned of a few draws: all directions if `whole`."""
+    width = weights.maps.shape[2]
+    best, least = np.zeros((1, context, width)), -1.0
+    for _ in range(READERS if width <= 128 else 2):
+        basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
+        groups = [basis.T[k : k + context] for k in range(0, width if whole else context, context)]
+        short = context - len(groups[-1])
+        if short:  # the last set is filled up with directions that are known already
+            groups[-1] = np.concatenate([groups[-1], basis.T[:short]])
+        tokens = np.array(groups)
+        added = np.einsum("hpd,gmd->gphm", weights.maps, tokens)
+        sizes = np.linalg.svd(added.reshape(*added.shape[:2], -1), compute_uv=False)
+        worst = float((sizes[:, -1] / sizes[:, 0]).min())
+        if worst > least:
+            best, least = tokens, worst
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What was asked: at the base and along the first directions with all context tokens, along
+    the others with one set each; and the ranks that were seen."""
+
+    span: Span
+    basis: Float[Array, "d d"]  # columns: directions of the anchors
+    full: Soft  # (1 + leading) * groups queries
+    leading: int
+    blocks: tuple[tuple[Array, Float[Array, "n g"], Soft], ...]  # columns, shares, answers
+    ranks: tuple[int, ...]
+
+    @property
+    def parts(self) -> tuple[Soft, ...]:
+        return (self.full, *(part[2] for part in self.blocks))
+
+
+Ask = Callable[[Array, Array], Soft]
+
+
+def ask_scores(
+    weights: Weights, ask: Ask, span: Span, guess: int, unit: float, rng: np.random.Generator
+) -> Scores:
+    """`guess`: of the scores' rank, with which the search for it begins."""
+    heads, _, width = weights.maps.shape
+    narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), unit) for m in weights.maps)
+    context = max(1, min(int(DIRECTIONS * narrow), int(DIRECTIONS * weights.readable / heads)))
+    if heads * context > weights.readable:
+        raise Unclear(f"{heads} heads are too many to read their weights from one answer")
+    basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
+    tokens = draw_context(weights, context, rng, whole=True)
+    base, reach = span.base, span.reach
+    size, full = find_size(weights, ask, span, tokens)
+    groups = len(tokens)
+    if groups > 1:
+        full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
+    leading = 0
+    target = min(guess, width)
+    while True:
+        anchors = np.array([base + reach * basis[:, k] for k in range(leading, target)])
+        everywhere = np.tile(size * tokens, (len(anchors), 1, 1))
+        full = full + ask(np.repeat(anchors, groups, axis=0), everywhere)
+        leading = target
+        keys = full_keys(weights, full, groups)
+        if not np.isfinite(keys).all():
+            raise Unclear("some attention weights are below the noise of the answers")
+        # a zero score still has a key bias
+        ranks = [max(1, seen_rank(np.linalg.svd(k, compute_uv=False), unit)) for k in keys]
+        if max(ranks) <= leading or leading == width:
+            break
+        target = min(width, 2 * leading)
+    blocks = []
+    for start in range(leading, width, BLOCK):
+        columns = np.arange(start, min(start + BLOCK, width))
+        count = -(-int(REDUNDANT * len(columns) * max(ranks) + 1) // context) + 1
+        count = max(count, len(columns))
+        shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
+        shares[: len(columns)] += np.eye(len(columns))
+        sets = [size * draw_context(weights, context, rng, whole=False)[0] for _ in range(count)]
+        anchors = base + reach * shares @ basis[:, columns].T
+        blocks.append((columns, shares, ask(anchors, np.array(sets))))
+    return Scores(span, basis, full, leading, tuple(blocks), tuple(ranks))
+
+
+def find_size(weights: Weights, ask: Ask, span: Span, tokens: Array) -> tuple[float, Soft]:
+    """Length of context steps at which log-odds are of order one, found in a few queries, and
+    the query that showed it."""
+    size = min(1.0, span.longest)
+    for _ in range(30):
+        soft = ask(span.base[None], size * tokens[:1])
+        odds, rest = read_log_odds(weights, soft)
+        if rest > 1e-4:
+            raise NotThisBlock("no attention weights explain an answer")
+        largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
+        if largest > 4.0:
+            size *= 0.3 if not np.isfinite(largest) else 2.0 / largest
+        elif largest < 0.3 and size < span.longest:
+            size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
+        else:
+            return size, soft
+    raise Unclear("no size of tokens shows the attention weights")
+
+
+def full_keys(weights: Weights, full: Soft, groups: int) -> list[Float[Array, "d n"]]:
+    """Keys of every head at the anchors that were asked with all context tokens."""
+    odds, _ = read_log_odds(weights, full)
+    count, width = len(odds) // groups, full.anchor.shape[1]
+    keys = []
+    for h in range(len(weights.maps)):
+        own = np.empty((width, count))
+        for k in range(count):
+            part = slice(k * groups, (k + 1) * groups)
+            table = full.tokens[part].reshape(-1, width)
+            own[:, k], *_ = np.linalg.lstsq(table, odds[part, h].ravel(), rcond=None)
+        keys.append(own)
+    return keys
+
+
+def solve_scores(data: Scores, weights: Weights) -> list[tuple[Array, Array, Array]]:
+    """For every head the score in factors (left, right) and the key bias."""
+    groups = len(data.full.anchor) // (1 + data.leading)
+    reach = data.span.reach
+    keys = full_keys(weights, data.full, groups)
+    read = [read_log_odds(weights, soft)[0] for _, _, soft in data.blocks]
+    found = []
+    for h, own in enumerate(keys):
+        axes, _, _ = np.linalg.svd(own, full_matrices=False)
+        left = axes[:, : data.ranks[h]]
+        start = left.T @ own[:, 0]
+        slopes = np.empty((data.ranks[h], len(data.basis)))
+        slopes[:, : data.leading] = left.T @ (own[:, 1:] - own[:, :1]) / reach
+        for (columns, shares, soft), odds in zip(data.blocks, read, strict=True):
+            steps = soft.tokens @ left  # (n, m, r)
+            right = (odds[:, h] - steps @ start) / reach
+            table = np.einsum("nmr,ng->nmrg", steps, shares).reshape(right.size, -1)
+            good = np.isfinite(right.ravel())
+            part, *_ = np.linalg.lstsq(table[good], right.ravel()[good], rcond=None)
+            slopes[:, columns] = part.reshape(data.ranks[h], len(columns))
+        right_factor = slopes @ data.basis.T
+        found.append((left, right_factor, left @ (start - right_factor @ data.span.base)))
+    return found
