@@ -32,6 +32,10 @@ from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
     solve_post_norm_attention,
 )
+from keyhole.learners.block.pre_norm_attention import (
+    ask_pre_norm_attention,
+    solve_pre_norm_attention,
+)
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
@@ -132,6 +136,7 @@ class Form:
 
 FORMS = {
     "post": Form(ask_post_norm_attention, solve_post_norm_attention),
+    "pre": Form(ask_pre_norm_attention, solve_pre_norm_attention),
 }
 
 

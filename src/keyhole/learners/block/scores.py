@@ -23,6 +23,7 @@ DIRECTIONS = 0.8  # context tokens per head's dimension that one answer's weight
 BLOCK = 16  # anchor directions that are solved for together
 REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
 READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
+FURTHEST = 1.5  # distance of an anchor from the base, relative to the reach
 WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
 
@@ -138,10 +139,7 @@ def ask_scores(
 ) -> Scores:
     """`guess`: of the scores' rank, with which the search for it begins."""
     heads, _, width = weights.maps.shape
-    narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), unit) for m in weights.maps)
-    context = max(1, min(int(DIRECTIONS * narrow), int(DIRECTIONS * weights.readable / heads)))
-    if heads * context > weights.readable:
-        raise Unclear(f"{heads} heads are too many to read their weights from one answer")
+    context = read_at_once(weights, unit)
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     tokens = draw_context(weights, context, rng, whole=True)
     base, reach = span.base, span.reach
@@ -171,10 +169,21 @@ def ask_scores(
         count = max(count, len(columns))
         shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
         shares[: len(columns)] += np.eye(len(columns))
+        shares *= np.minimum(1.0, FURTHEST / np.linalg.norm(shares, axis=1, keepdims=True))
         sets = [size * draw_context(weights, context, rng, whole=False)[0] for _ in range(count)]
         anchors = base + reach * shares @ basis[:, columns].T
         blocks.append((columns, shares, ask(anchors, np.array(sets))))
     return Scores(span, basis, full, leading, tuple(blocks), tuple(ranks))
+
+
+def read_at_once(weights: Weights, unit: float) -> int:
+    """Context tokens whose weights can be read off one answer, with some to spare."""
+    heads = len(weights.maps)
+    narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), unit) for m in weights.maps)
+    context = max(1, min(int(DIRECTIONS * narrow), int(DIRECTIONS * weights.readable / heads)))
+    if heads * context > weights.readable:
+        raise Unclear(f"{heads} heads are too many to read their weights from one answer")
+    return context
 
 
 def find_size(weights: Weights, ask: Ask, span: Span, tokens: Array) -> tuple[float, Soft]:

@@ -1,0 +1,522 @@
+"""Attention on normalised tokens beside a residual, x_N + attention(norm(X)), by algebra.
+
+Statement.  y = x_N + offset + Σ_h M_h Σ_i w_hi n_i with n_i = x_i / sqrt(mean x_i^2 + epsilon),
+            mean-free for a LayerNorm; w_h the softmax of n_i . (W_h n_N + c_h). Gain and bias of
+            the norm are inside the maps. Epsilon makes every n of the open ball of radius sqrt(d)
+            reachable. Everything below is in a basis of what the norm keeps (k numbers).
+Queries.    1  zero, one token at three sizes, one shifted         -> offset, kind, epsilon
+            2  k single tokens                                     -> M = Σ_h M_h
+            3  lines [a + t v (n times), a - t'v (n' times), a]    -> p_h . v and M_h v of each head
+            4  [a + τu_1 … a + τu_m; a]                            -> scores and key biases
+Algebra.    On a line the answers are Σ_h f_j(p_h . v) M_h v, f_j(λ) the mean of the steps, weighed
+            by n e^(λt): a matrix of rank H. The numbers p_h . v are those λ for which the vector
+            f(λ) lies in its column space (MUSIC), and are refined together by variable projection. Lines that are close to each other tell
+            which head is which; a few of them span the range of each M_h, and the ranges split M.
+            Then `scores`.
+Fails.      Heads that attend alike along every line; weights below the noise.
+Source.     Schmidt (1986) for MUSIC; the rest is Keyhole's own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.optimize import least_squares, linear_sum_assignment
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.scores import (
+    Ask,
+    Scores,
+    Soft,
+    Span,
+    ask_scores,
+    draw_context,
+    full_keys,
+    read_at_once,
+    seen_rank,
+    solve_scores,
+)
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.norm import kept_plane
+
+INSIDE = 0.98  # of the ball's radius that tokens may have
+ANCHOR = 0.65  # of the ball's radius: length of the anchor of the lines
+COPIES = (1, 3, 9, 27)  # times that a token may occur in a query
+SPARE = 3  # queries on a line beyond the number of heads
+FIRST_LINE = 12  # queries on the first line
+APART = 0.5  # how far the direction of a line lies from the first one
+STEEPEST = 40.0  # largest log-odds looked for at the end of a line
+LINES = 6  # first lines tried
+DRAWS = 3  # anchors tried
+
+
+# --- 1: norm, offset, epsilon ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Zero, one direction at several sizes, and the last once more with another mean."""
+
+    tokens: Float[Array, "n d"]
+    answers: Float[Array, "n d"] = field(metadata=ANSWER)
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """Tokens by what the norm makes of them: points of an open ball."""
+
+    plane: Float[Array, "d k"]
+    epsilon: float
+    kind: str
+
+    @property
+    def radius(self) -> float:
+        return float(np.sqrt(len(self.plane)))
+
+    def tokens(self, points: Float[Array, "*any k"]) -> Float[Array, "*any d"]:
+        """Tokens that the norm takes to these points."""
+        rest = 1.0 - np.sum(points**2, axis=-1, keepdims=True) / len(self.plane)
+        return np.asarray((points * np.sqrt(self.epsilon / rest)) @ self.plane.T)
+
+    def points(self, tokens: Float[Array, "*any d"]) -> Float[Array, "*any k"]:
+        inside = tokens @ self.plane
+        square = np.sum(inside**2, axis=-1, keepdims=True) / len(self.plane)
+        return np.asarray(inside / np.sqrt(square + self.epsilon))
+
+
+def ask_sizes(box: Box, rng: np.random.Generator) -> Sizes:
+    width = box.width
+    heading = rng.standard_normal(width)
+    heading -= heading.mean()
+    heading /= np.sqrt(np.mean(heading**2))
+    large = 1e3 if box.unit < 1e-12 else 30.0
+    sizes = [0.0, large, 1e-2]
+    tokens = [box.representable(size * heading) for size in sizes]
+    tokens.append(box.representable(heading + 2.0))
+    answers = [box.ask(token[None, None], "norm")[0] for token in tokens]
+    for _ in range(4):  # the size at which epsilon shows best
+        if not np.isfinite(answers).all():
+            raise Unclear("the norm has no epsilon: a token of size zero has no answer")
+        data = Sizes(np.array(tokens), np.array(answers))
+        epsilon = solve_sizes(data, box.unit)[0]
+        if not epsilon > 0:
+            raise Unclear("epsilon is too small to be seen")
+        if 0.2 < epsilon / np.mean(tokens[2] ** 2) < 5.0:
+            return data
+        tokens[2] = box.representable(np.sqrt(epsilon) * heading)
+        answers[2] = box.ask(tokens[2][None, None], "norm")[0]
+    return Sizes(np.array(tokens), np.array(answers))
+
+
+def solve_sizes(data: Sizes, unit: float) -> tuple[float, str, Float[Array, " d"]]:
+    """Epsilon, the kind of norm, the offset. Along one direction the answers beside the residual
+    are offset + M n, n of length r(s) = s / sqrt(s^2 + epsilon)."""
+    beside = data.answers - data.tokens
+    offset = beside[0]
+    far, near, shifted = beside[1:] - offset
+    large, small = (float(np.mean(token**2)) for token in data.tokens[1:3])
+    share = float(near @ far / (far @ far))
+    if not 0 < share < 2:
+        raise NotThisBlock("beside the residual, the answer does not depend on the token's size")
+    epsilon = (1.0 / share**2 - 1.0) / (1.0 / small - 1.0 / (large * share**2))
+    # a LayerNorm does not see the mean: the shifted token looks like one of size one
+    seen = shifted / np.sqrt(1.0 / (1.0 + epsilon)) - far / np.sqrt(large / (large + epsilon))
+    doubt = 1e4 * unit * float(np.abs(data.answers).max()) + 1e-6 * np.linalg.norm(far)
+    kind = "layer" if np.linalg.norm(seen) < doubt else "rms"
+    return float(epsilon), kind, offset
+
+
+# --- 2: the sum of the value maps -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Singles:
+    """Single tokens by their points."""
+
+    points: Float[Array, "n k"]
+    answers: Float[Array, "n d"] = field(metadata=ANSWER)  # without the residual
+
+
+def ask_points(
+    box: Box, ball: Ball, points: Float[Array, "n length k"], purpose: str
+) -> Float[Array, "n d"]:
+    """Answers without the residual."""
+    tokens = box.representable(ball.tokens(points))
+    return box.ask(tokens, purpose) - tokens[:, -1]
+
+
+def solve_singles(data: Singles, offset: Float[Array, " d"]) -> Float[Array, "d k"]:
+    found, *_ = np.linalg.lstsq(data.points, data.answers - offset, rcond=None)
+    return np.asarray(found.T)
+
+
+# --- 3: lines -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Queries [a + t v, n times; a - t' v, n' times; a]."""
+
+    direction: Float[Array, " k"]
+    steps: Float[Array, "j 2"]  # t and -t'
+    copies: Float[Array, "j 2"]  # n and n'
+    answers: Float[Array, "j d"] = field(metadata=ANSWER)  # without the residual
+
+    def shapes(self, rates: Float[Array, " h"]) -> Float[Array, "j h"]:
+        """What a head with λ = p_h . v makes of M_h v in each answer: the mean step, weighed."""
+        odds = self.steps[:, :, None] * rates + np.log(self.copies)[:, :, None]
+        top = np.maximum(odds.max(axis=1), 0.0)
+        weight = np.exp(odds - top[:, None])
+        total = weight.sum(axis=1) + np.exp(-top)
+        return np.asarray((weight * self.steps[:, :, None]).sum(axis=1) / total)
+
+
+def ask_line(
+    box: Box,
+    ball: Ball,
+    anchor: Float[Array, " k"],
+    direction: Float[Array, " k"],
+    count: int,
+    rng: np.random.Generator,
+) -> Line:
+    """Steps towards both ends of the chord through the anchor, the tokens in various numbers."""
+    along, inside = float(anchor @ direction), INSIDE * ball.radius
+    root = np.sqrt(along**2 + inside**2 - float(anchor @ anchor))
+    steps = np.array([root - along, -root - along]) * rng.uniform(0.6, 1.0, (count, 2))
+    longest = box.oracle.spec.domain.max_length
+    most = 2 * max(COPIES) if longest is None else longest - 1
+    pairs = [(n, m) for n in COPIES for m in COPIES if n + m <= most]
+    pairs = pairs or [(1, 1)]
+    copies = np.array(pairs)[rng.permutation(np.arange(count) % len(pairs))]
+    answers = np.empty((count, box.width))
+    for length in sorted(set(copies.sum(axis=1))):
+        (chosen,) = np.nonzero(copies.sum(axis=1) == length)
+        points = line_points(Line(direction, steps, copies, answers), anchor, chosen)
+        answers[chosen] = ask_points(box, ball, points, "lines")
+    return Line(direction, steps, copies, answers)
+
+
+def line_points(
+    line: Line, anchor: Float[Array, " k"], chosen: Array
+) -> Float[Array, "n length k"]:
+    """The chosen queries, which are of one length."""
+    length = int(line.copies[chosen[0]].sum())
+    points = np.tile(anchor, (len(chosen), length + 1, 1))
+    for row, j in enumerate(chosen):
+        points[row, :-1] += np.repeat(line.steps[j], line.copies[j])[:, None] * line.direction
+    return np.asarray(points)
+
+
+def line_response(line: Line, alone: Float[Array, " d"]) -> Float[Array, "j d"]:
+    """Σ_h shape(λ_h) M_h v, from answers and that to the anchor alone."""
+    return np.asarray(line.answers - alone)
+
+
+def line_noise(line: Line, unit: float) -> float:
+    """Root mean square of what rounding leaves in all of the response."""
+    size = float(np.abs(line.answers).max())
+    return float(4.0 * unit * size * np.sqrt(line.answers.size))
+
+
+def count_heads(line: Line, alone: Float[Array, " d"], unit: float) -> int:
+    values = np.linalg.svd(line_response(line, alone), compute_uv=False)
+    return int(np.sum(values > 8.0 * line_noise(line, unit)))
+
+
+def separate_heads(
+    line: Line, alone: Float[Array, " d"], heads: int
+) -> tuple[Float[Array, " h"], Float[Array, "h d"], float]:
+    """λ_h = p_h . v in increasing order, M_h v, and the residual of the answers."""
+    response = line_response(line, alone)
+    axes, _, _ = np.linalg.svd(response, full_matrices=False)
+    space = axes[:, :heads]
+    reach = float(np.abs(line.steps).max())
+    grid = np.sinh(np.linspace(-1.0, 1.0, 6001) * np.arcsinh(STEEPEST)) / reach
+
+    def misfit(rates: Array) -> Array:
+        shapes = line.shapes(rates)
+        shapes /= np.linalg.norm(shapes, axis=0)
+        return np.asarray(np.linalg.norm(shapes - space @ (space.T @ shapes), axis=0))
+
+    left = misfit(grid)
+    (low,) = np.nonzero((left[1:-1] < left[:-2]) & (left[1:-1] <= left[2:]))
+    low += 1
+    low = low[np.argsort(left[low])]
+    if len(low) < heads:
+        raise Unclear("the heads do not show on a line")
+
+    def rest(rates: Array) -> Array:
+        shapes = line.shapes(rates)
+        values, *_ = np.linalg.lstsq(shapes, response, rcond=None)
+        return np.asarray(response - shapes @ values).ravel() / np.linalg.norm(response)
+
+    start = np.sort(grid[low[:heads]])
+    fit = least_squares(
+        rest, start, x_scale=1.0 / reach, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15
+    )
+    rates = np.sort(fit.x)
+    values, *_ = np.linalg.lstsq(line.shapes(rates), response, rcond=None)
+    return rates, np.asarray(values), float(np.linalg.norm(rest(rates)))
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Lines through one anchor; the first is near all others."""
+
+    anchor: Float[Array, " k"]
+    heads: int
+    lines: tuple[Line, ...]
+
+
+def label_heads(
+    data: Lines, alone: Float[Array, " d"]
+) -> tuple[Float[Array, "h l"], Float[Array, "h l d"], float]:
+    """Rates and M_h v on every line, heads in the order of the first; and the worst residual."""
+    parts = [separate_heads(line, alone, data.heads) for line in data.lines]
+    rates, values = parts[0][:2]
+    all_rates, all_values = [rates], [values]
+    spread = max(float(np.ptp(rates)), 1e-3 * float(np.abs(rates).max(initial=0.0)), 1e-300)
+    size = float(np.linalg.norm(values, axis=1).mean())
+    for other_rates, other_values, _ in parts[1:]:
+        cost = np.abs(rates[:, None] - other_rates) / spread
+        cost = cost + np.linalg.norm(values[:, None] - other_values, axis=2) / size
+        _, order = linear_sum_assignment(cost)
+        all_rates.append(other_rates[order])
+        all_values.append(other_values[order])
+    worst = max(rest for _, _, rest in parts)
+    return np.array(all_rates).T, np.array(all_values).transpose(1, 0, 2), worst
+
+
+def ask_lines(
+    box: Box, ball: Ball, offset: Array, whole: Float[Array, "d k"], rng: np.random.Generator
+) -> Lines:
+    """Lines close to a first one on which all heads are apart, until the ranges are seen."""
+    k = len(ball.plane.T)
+    anchor = ANCHOR * ball.radius * unit_vector(rng, k)
+    alone = offset + whole @ anchor
+    best: tuple[float, int, Line] | None = None
+    count, heads = FIRST_LINE, 0
+    for _ in range(LINES):
+        line = ask_line(box, ball, anchor, unit_vector(rng, k), count, rng)
+        seen = count_heads(line, alone, box.unit)
+        if seen >= count - 1:
+            count *= 2
+            if count > 4 * box.width + FIRST_LINE:
+                raise NotThisBlock("no small number of heads explains the answers on a line")
+            continue
+        heads = max(heads, seen)
+        if seen < 1:
+            raise Unclear("no head changes the answers on a line")
+        rates, _, rest = separate_heads(line, alone, seen)
+        apart = 1.0 if seen == 1 else float(np.diff(rates).min() / np.abs(rates).max())
+        if seen == heads and (best is None or best[1] < heads or apart > best[0]):
+            best = (apart, seen, line)
+        if best is not None and best[0] > 0.1 / heads:
+            break
+    if best is None:
+        raise Unclear("no line shows the heads")
+    return add_lines(box, ball, Lines(anchor, heads, (best[2],)), alone, None, rng)
+
+
+def add_lines(
+    box: Box,
+    ball: Ball,
+    data: Lines,
+    alone: Float[Array, " d"],
+    keys: Float[Array, "h k"] | None,
+    rng: np.random.Generator,
+) -> Lines:
+    """Lines close to the first, until the ranges of all heads are seen. Where keys are known
+    roughly, the lines lie along them, and the heads are far apart."""
+    k, heads, first = len(data.anchor), data.heads, data.lines[0]
+    # many heads have shapes that are hard to tell apart
+    count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
+    target = -(-k // heads) + 2
+    while True:
+        fresh = []
+        for _ in range(len(data.lines), min(target, k)):
+            heading = first.direction + APART * unit_vector(rng, k)
+            if keys is not None:  # the same log-odds on every line, all else at random
+                rest = unit_vector(rng, k)
+                share, *_ = np.linalg.lstsq(keys.T, rest, rcond=None)
+                heading = first.direction + APART * (rest - keys.T @ share)
+            heading /= np.linalg.norm(heading)
+            fresh.append(ask_line(box, ball, data.anchor, heading, count, rng))
+        data = replace(data, lines=(*data.lines, *fresh))
+        _, values, rest = label_heads(data, alone)
+        allowed = max(
+            1e2 * line_noise(line, box.unit) / np.linalg.norm(line_response(line, alone))
+            for line in data.lines
+        )
+        if rest > max(allowed, 1e-9):
+            raise Unclear("the answers on a line are not those of separate heads")
+        ranks = [line_rank(part, box.unit) for part in values]
+        if max(ranks) < len(data.lines) or target >= k:
+            return data
+        target = 2 * target
+
+
+def steep_lines(
+    box: Box,
+    ball: Ball,
+    rough: Lines,
+    alone: Float[Array, " d"],
+    weights: "PreNormWeights",
+    ask: Ask,
+    rng: np.random.Generator,
+) -> Lines:
+    """Lines along the keys, which are read at the anchor with the maps as they are known."""
+    heads, _, k = weights.maps.shape
+    tokens = draw_context(weights, read_at_once(weights, box.unit), rng, whole=True)
+    size = 0.3 * ball.radius
+    soft = ask(np.repeat(rough.anchor[None], len(tokens), axis=0), size * tokens)
+    keys = np.array([own[:, 0] for own in full_keys(weights, soft, len(tokens))])
+    if not np.isfinite(keys).all():
+        return rough
+    best, apart = None, 0.0
+    for _ in range(200):  # log-odds of the heads as far apart as the keys allow
+        wanted = rng.permutation(np.linspace(-1.0, 1.0, heads)) if heads > 1 else np.ones(1)
+        heading, *_ = np.linalg.lstsq(keys, wanted, rcond=None)
+        if best is None or 1.0 / np.linalg.norm(heading) > apart:
+            best, apart = heading / np.linalg.norm(heading), 1.0 / np.linalg.norm(heading)
+    assert best is not None
+    count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
+    first = ask_line(box, ball, rough.anchor, best, count, rng)
+    return add_lines(box, ball, replace(rough, lines=(first,)), alone, keys, rng)
+
+
+def line_rank(values: Float[Array, "l d"], unit: float) -> int:
+    """Rank of M_h v over the lines: the largest gap of the singular values, if there is one."""
+    sizes = np.linalg.svd(values, compute_uv=False)
+    sizes = np.maximum(sizes / sizes[0], 1e2 * unit)
+    gaps = sizes[:-1] / sizes[1:]
+    best = int(np.argmax(gaps))
+    return best + 1 if gaps[best] > 30.0 else len(sizes)
+
+
+def unit_vector(rng: np.random.Generator, width: int) -> Float[Array, " k"]:
+    vector = rng.standard_normal(width)
+    return np.asarray(vector / np.linalg.norm(vector))
+
+
+def split_maps(
+    data: Lines, alone: Array, whole: Float[Array, "d k"], unit: float
+) -> Float[Array, "h d k"]:
+    """M_h from their ranges and their sum."""
+    _, values, _ = label_heads(data, alone)
+    ranges = []
+    for part in values:
+        axes, _, _ = np.linalg.svd(part.T, full_matrices=False)
+        ranges.append(axes[:, : line_rank(part, unit)])
+    joint = np.hstack(ranges)
+    sizes = np.linalg.svd(joint, compute_uv=False)
+    if joint.shape[1] > len(whole) or sizes[-1] < 1e-5:
+        raise Unclear("the heads' values share a range: they cannot be split")
+    shares, *_ = np.linalg.lstsq(joint, whole, rcond=None)
+    ends = np.cumsum([0, *(part.shape[1] for part in ranges)])
+    return np.array([ranges[h] @ shares[ends[h] : ends[h + 1]] for h in range(data.heads)])
+
+
+# --- 4: scores ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PreNormWeights:
+    """Reads attention weights off an answer, all of which is known beside them."""
+
+    maps: Float[Array, "h d k"]
+    whole: Float[Array, "d k"]
+    offset: Float[Array, " d"]
+
+    @property
+    def readable(self) -> int:
+        return self.maps.shape[1]
+
+    def equations(self, soft: Soft) -> tuple[Float[Array, "n d u"], Float[Array, "n d"]]:
+        right = soft.answers - self.offset - soft.anchor @ self.whole.T
+        return np.zeros((*right.shape, 0)), right
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """All that was asked, in the order of the steps."""
+
+    sizes: Sizes
+    singles: Singles
+    lines: Lines
+    scores: Scores
+    ball: Ball
+
+    def pairs(self) -> Iterator[tuple[Float[Array, "n length d"], Float[Array, "n d"]]]:
+        """Queries and answers that the finished model must explain."""
+        yield self.sizes.tokens[:, None], self.sizes.answers
+        for points, answers in self.points():
+            tokens = self.ball.tokens(points)
+            yield tokens, answers + tokens[:, -1]
+
+    def points(self) -> Iterator[tuple[Float[Array, "n length k"], Float[Array, "n d"]]]:
+        """The same in points of the ball, without the residual."""
+        yield self.singles.points[:, None], self.singles.answers
+        for line in self.lines.lines:
+            for length in sorted(set(line.copies.sum(axis=1))):
+                (chosen,) = np.nonzero(line.copies.sum(axis=1) == length)
+                yield line_points(line, self.lines.anchor, chosen), line.answers[chosen]
+        for soft in self.scores.parts:
+            context = soft.anchor[:, None] + soft.tokens
+            yield np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers
+
+
+def ask_pre_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
+    """Asks everything; raises NotThisBlock or Unclear."""
+    sizes = ask_sizes(box, rng)
+    epsilon, kind, offset = solve_sizes(sizes, box.unit)
+    ball = Ball(kept_plane(box.width, kind), epsilon, kind)
+    k = ball.plane.shape[1]
+    frame, _ = np.linalg.qr(rng.standard_normal((k, k)))
+    points = 0.9 * ball.radius * frame
+    singles = Singles(points, ask_points(box, ball, points[:, None], "value maps"))
+    whole = solve_singles(singles, offset)
+
+    def ask_soft(anchor: Array, tokens: Array) -> Soft:
+        context = np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1)
+        return Soft(anchor, tokens, ask_points(box, ball, context, "scores"))
+
+    reason = "no anchor showed the heads"
+    for _ in range(DRAWS):
+        try:
+            lines = ask_lines(box, ball, offset, whole, rng)
+            alone = offset + whole @ lines.anchor
+            rough = PreNormWeights(split_maps(lines, alone, whole, box.unit), whole, offset)
+            lines = steep_lines(box, ball, lines, alone, rough, ask_soft, rng)
+            maps = split_maps(lines, alone, whole, box.unit)
+            widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in maps)
+            weights = PreNormWeights(maps, whole, offset)
+            base = 0.3 * ball.radius * unit_vector(rng, k)
+            span = Span(base, 0.3 * ball.radius, 0.2 * ball.radius)
+            scores = ask_scores(weights, ask_soft, span, widest, box.unit, rng)
+        except (Unclear, NotThisBlock) as failed:
+            reason = str(failed)
+            continue
+        return Answers(sizes, singles, lines, scores, ball)
+    raise Unclear(reason)
+
+
+def solve_pre_norm_attention(data: Answers, unit: float) -> Block:
+    """The sublayer from all answers; a pure function of them."""
+    epsilon, kind, offset = solve_sizes(data.sizes, unit)
+    whole = solve_singles(data.singles, offset)
+    maps = split_maps(data.lines, offset + whole @ data.lines.anchor, whole, unit)
+    plane = data.ball.plane
+    heads = [
+        Head((plane @ left, right @ plane.T), plane @ bias, plane @ part.T)
+        for (left, right, bias), part in zip(
+            solve_scores(data.scores, PreNormWeights(maps, whole, offset)), maps, strict=True
+        )
+    ]
+    return Block(Attention(heads, offset), None, norm="pre", kind=kind, epsilons=[epsilon])
+
