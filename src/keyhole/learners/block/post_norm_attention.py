@@ -606,9 +606,7 @@ def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
                 seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps
             )
             span = Span(unit_rows(rng, 1, box.width)[0], 1.0, np.inf)
-            scores = ask_scores(
-                PostNormWeights(values), ask_soft, span, widest, box.unit, rng
-            )
+            scores = ask_scores(PostNormWeights(values), ask_soft, span, widest, box.unit, rng)
         except (Unclear, NotThisBlock) as failed:
             reason = str(failed)
             least = max(least, len(selected.tokens))

@@ -47,8 +47,10 @@ COPIES = (1, 3, 9, 27)  # times that a token may occur in a query
 SPARE = 3  # queries on a line beyond the number of heads
 FIRST_LINE = 12  # queries on the first line
 APART = 0.5  # how far the direction of a line lies from the first one
+FITTED = 1e-12  # residual of a line, relative, at which its heads are told apart
 STEEPEST = 40.0  # largest log-odds looked for at the end of a line
 LINES = 6  # first lines tried
+GAP = 10.0  # between singular values, from which the smaller ones are noise
 DRAWS = 3  # anchors tried
 
 
@@ -230,8 +232,9 @@ def separate_heads(
 ) -> tuple[Float[Array, " h"], Float[Array, "h d"], float]:
     """λ_h = p_h . v in increasing order, M_h v, and the residual of the answers."""
     response = line_response(line, alone)
-    axes, _, _ = np.linalg.svd(response, full_matrices=False)
+    axes, sizes, _ = np.linalg.svd(response, full_matrices=False)
     space = axes[:, :heads]
+    main = space * sizes[:heads] / np.linalg.norm(sizes)  # all of it but noise, in few numbers
     reach = float(np.abs(line.steps).max())
     grid = np.sinh(np.linspace(-1.0, 1.0, 6001) * np.arcsinh(STEEPEST)) / reach
 
@@ -243,22 +246,45 @@ def separate_heads(
     left = misfit(grid)
     (low,) = np.nonzero((left[1:-1] < left[:-2]) & (left[1:-1] <= left[2:]))
     low += 1
-    low = low[np.argsort(left[low])]
-    if len(low) < heads:
-        raise Unclear("the heads do not show on a line")
+    low = low[np.argsort(left[low])][:heads]
 
     def rest(rates: Array) -> Array:
         shapes = line.shapes(rates)
-        values, *_ = np.linalg.lstsq(shapes, response, rcond=None)
-        return np.asarray(response - shapes @ values).ravel() / np.linalg.norm(response)
+        values, *_ = np.linalg.lstsq(shapes, main, rcond=None)
+        return np.asarray(main - shapes @ values).ravel()
 
-    start = np.sort(grid[low[:heads]])
-    fit = least_squares(
-        rest, start, x_scale=1.0 / reach, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15
-    )
-    rates = np.sort(fit.x)
-    values, *_ = np.linalg.lstsq(line.shapes(rates), response, rcond=None)
-    return rates, np.asarray(values), float(np.linalg.norm(rest(rates)))
+    def fit(start: Array) -> tuple[float, Array]:
+        found = least_squares(
+            rest, start, x_scale=1.0 / reach, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15
+        )
+        return float(np.linalg.norm(found.fun)), np.sort(found.x)
+
+    near = 0.03 / reach
+    best = fit(grid[low]) if len(low) == heads else (np.inf, grid[low])
+    if best[0] > FITTED and heads > 1:
+        # two heads at almost the same rate share one minimum
+        sure = grid[low[: heads - 1]]
+        for k in range(len(sure) if len(sure) == heads - 1 else 0):
+            pair = np.array([sure[k] - near, sure[k] + near])
+            best = min(best, fit(np.concatenate([np.delete(sure, k), pair])), key=lambda f: f[0])
+            if best[0] < FITTED:
+                break
+    if len(best[1]) < heads:
+        raise Unclear("the heads do not show on a line")
+    values, *_ = np.linalg.lstsq(line.shapes(best[1]), response, rcond=None)
+    return best[1], np.asarray(values), best[0]
+
+
+def read_line(
+    line: Line, alone: Float[Array, " d"], heads: int, unit: float
+) -> tuple[Array, Array] | None:
+    """Rates and M_h v, if so many heads explain the answers on a line up to their rounding."""
+    try:
+        rates, values, rest = separate_heads(line, alone, heads)
+    except Unclear:
+        return None
+    noise = line_noise(line, unit) / float(np.linalg.norm(line_response(line, alone)))
+    return (rates, values) if rest < max(1e2 * noise, 1e-11) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,23 +296,18 @@ class Lines:
     lines: tuple[Line, ...]
 
 
-def label_heads(
-    data: Lines, alone: Float[Array, " d"]
-) -> tuple[Float[Array, "h l"], Float[Array, "h l d"], float]:
-    """Rates and M_h v on every line, heads in the order of the first; and the worst residual."""
-    parts = [separate_heads(line, alone, data.heads) for line in data.lines]
-    rates, values = parts[0][:2]
-    all_rates, all_values = [rates], [values]
+def label_heads(parts: list[tuple[Array, Array]]) -> Float[Array, "h l d"]:
+    """M_h v on every line, heads in the order of the first line."""
+    rates, values = parts[0]
+    found = [values]
     spread = max(float(np.ptp(rates)), 1e-3 * float(np.abs(rates).max(initial=0.0)), 1e-300)
     size = float(np.linalg.norm(values, axis=1).mean())
-    for other_rates, other_values, _ in parts[1:]:
+    for other_rates, other_values in parts[1:]:
         cost = np.abs(rates[:, None] - other_rates) / spread
         cost = cost + np.linalg.norm(values[:, None] - other_values, axis=2) / size
         _, order = linear_sum_assignment(cost)
-        all_rates.append(other_rates[order])
-        all_values.append(other_values[order])
-    worst = max(rest for _, _, rest in parts)
-    return np.array(all_rates).T, np.array(all_values).transpose(1, 0, 2), worst
+        found.append(other_values[order])
+    return np.array(found).transpose(1, 0, 2)
 
 
 def ask_lines(
@@ -309,7 +330,10 @@ def ask_lines(
         heads = max(heads, seen)
         if seen < 1:
             raise Unclear("no head changes the answers on a line")
-        rates, _, rest = separate_heads(line, alone, seen)
+        read = read_line(line, alone, seen, box.unit)
+        if read is None:
+            continue
+        rates = read[0]
         apart = 1.0 if seen == 1 else float(np.diff(rates).min() / np.abs(rates).max())
         if seen == heads and (best is None or best[1] < heads or apart > best[0]):
             best = (apart, seen, line)
@@ -317,7 +341,8 @@ def ask_lines(
             break
     if best is None:
         raise Unclear("no line shows the heads")
-    return add_lines(box, ball, Lines(anchor, heads, (best[2],)), alone, None, rng)
+    found = Lines(anchor, heads, (best[2],))
+    return found if heads == 1 else add_lines(box, ball, found, alone, None, rng)
 
 
 def add_lines(
@@ -334,24 +359,30 @@ def add_lines(
     # many heads have shapes that are hard to tell apart
     count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
     target = -(-k // heads) + 2
+    start = read_line(first, alone, heads, box.unit)
+    if start is None:
+        raise Unclear("the answers on a line are not those of separate heads")
+    parts = [start]
     while True:
-        fresh = []
-        for _ in range(len(data.lines), min(target, k)):
+        fresh: list[Line] = []
+        tries = 2 * target
+        while len(data.lines) + len(fresh) < min(target, k):
             heading = first.direction + APART * unit_vector(rng, k)
             if keys is not None:  # the same log-odds on every line, all else at random
-                rest = unit_vector(rng, k)
-                share, *_ = np.linalg.lstsq(keys.T, rest, rcond=None)
-                heading = first.direction + APART * (rest - keys.T @ share)
+                other = unit_vector(rng, k)
+                share, *_ = np.linalg.lstsq(keys.T, other, rcond=None)
+                heading = first.direction + APART * (other - keys.T @ share)
             heading /= np.linalg.norm(heading)
-            fresh.append(ask_line(box, ball, data.anchor, heading, count, rng))
+            line = ask_line(box, ball, data.anchor, heading, count, rng)
+            read = read_line(line, alone, heads, box.unit)
+            if read is not None:
+                fresh.append(line)
+                parts.append(read)
+            tries -= 1
+            if not tries:
+                raise Unclear("the answers on a line are not those of separate heads")
         data = replace(data, lines=(*data.lines, *fresh))
-        _, values, rest = label_heads(data, alone)
-        allowed = max(
-            1e2 * line_noise(line, box.unit) / np.linalg.norm(line_response(line, alone))
-            for line in data.lines
-        )
-        if rest > max(allowed, 1e-9):
-            raise Unclear("the answers on a line are not those of separate heads")
+        values = label_heads(parts)
         ranks = [line_rank(part, box.unit) for part in values]
         if max(ranks) < len(data.lines) or target >= k:
             return data
@@ -368,7 +399,7 @@ def steep_lines(
     rng: np.random.Generator,
 ) -> Lines:
     """Lines along the keys, which are read at the anchor with the maps as they are known."""
-    heads, _, k = weights.maps.shape
+    heads = len(weights.maps)
     tokens = draw_context(weights, read_at_once(weights, box.unit), rng, whole=True)
     size = 0.3 * ball.radius
     soft = ask(np.repeat(rough.anchor[None], len(tokens), axis=0), size * tokens)
@@ -379,8 +410,9 @@ def steep_lines(
     for _ in range(200):  # log-odds of the heads as far apart as the keys allow
         wanted = rng.permutation(np.linspace(-1.0, 1.0, heads)) if heads > 1 else np.ones(1)
         heading, *_ = np.linalg.lstsq(keys, wanted, rcond=None)
-        if best is None or 1.0 / np.linalg.norm(heading) > apart:
-            best, apart = heading / np.linalg.norm(heading), 1.0 / np.linalg.norm(heading)
+        length = float(np.linalg.norm(heading))
+        if best is None or 1.0 / length > apart:
+            best, apart = heading / length, 1.0 / length
     assert best is not None
     count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
     first = ask_line(box, ball, rough.anchor, best, count, rng)
@@ -393,7 +425,7 @@ def line_rank(values: Float[Array, "l d"], unit: float) -> int:
     sizes = np.maximum(sizes / sizes[0], 1e2 * unit)
     gaps = sizes[:-1] / sizes[1:]
     best = int(np.argmax(gaps))
-    return best + 1 if gaps[best] > 30.0 else len(sizes)
+    return best + 1 if gaps[best] > GAP else len(sizes)
 
 
 def unit_vector(rng: np.random.Generator, width: int) -> Float[Array, " k"]:
@@ -405,9 +437,11 @@ def split_maps(
     data: Lines, alone: Array, whole: Float[Array, "d k"], unit: float
 ) -> Float[Array, "h d k"]:
     """M_h from their ranges and their sum."""
-    _, values, _ = label_heads(data, alone)
+    if data.heads == 1:
+        return whole[None]
+    parts = [separate_heads(line, alone, data.heads)[:2] for line in data.lines]
     ranges = []
-    for part in values:
+    for part in label_heads(parts):
         axes, _, _ = np.linalg.svd(part.T, full_matrices=False)
         ranges.append(axes[:, : line_rank(part, unit)])
     joint = np.hstack(ranges)
@@ -492,7 +526,8 @@ def ask_pre_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
             lines = ask_lines(box, ball, offset, whole, rng)
             alone = offset + whole @ lines.anchor
             rough = PreNormWeights(split_maps(lines, alone, whole, box.unit), whole, offset)
-            lines = steep_lines(box, ball, lines, alone, rough, ask_soft, rng)
+            if lines.heads > 1:
+                lines = steep_lines(box, ball, lines, alone, rough, ask_soft, rng)
             maps = split_maps(lines, alone, whole, box.unit)
             widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in maps)
             weights = PreNormWeights(maps, whole, offset)
@@ -519,4 +554,3 @@ def solve_pre_norm_attention(data: Answers, unit: float) -> Block:
         )
     ]
     return Block(Attention(heads, offset), None, norm="pre", kind=kind, epsilons=[epsilon])
-

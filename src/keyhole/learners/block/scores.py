@@ -138,7 +138,7 @@ def ask_scores(
     weights: Weights, ask: Ask, span: Span, guess: int, unit: float, rng: np.random.Generator
 ) -> Scores:
     """`guess`: of the scores' rank, with which the search for it begins."""
-    heads, _, width = weights.maps.shape
+    width = weights.maps.shape[2]
     context = read_at_once(weights, unit)
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     tokens = draw_context(weights, context, rng, whole=True)

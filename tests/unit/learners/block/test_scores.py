@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from keyhole.learners.block.box import Unclear
+from keyhole.learners.block.pre_norm_attention import PreNormWeights
+from keyhole.learners.block.scores import (
+    Soft,
+    Span,
+    ask_scores,
+    find_size,
+    read_at_once,
+    read_log_odds,
+    seen_rank,
+    solve_scores,
+)
+from keyhole.models.random import block
+
+LAYER = block(np.random.default_rng(0), 8, heads=2).attention
+MAPS = np.array([head.value.T for head in LAYER.heads])
+WEIGHTS = PreNormWeights(MAPS, MAPS.sum(axis=0), LAYER.offset)
+SPAN = Span(np.full(8, 0.3), 1.0, np.inf)
+
+
+def ask(anchor, tokens):
+    return Soft(
+        anchor, tokens, LAYER(np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1))
+    )
+
+
+def test_log_odds_are_read_off_one_answer():
+    rng = np.random.default_rng(1)
+    soft = ask(rng.standard_normal((3, 8)), rng.standard_normal((3, 2, 8)))
+    odds, rest = read_log_odds(WEIGHTS, soft)
+    keys = np.stack([head.keys(soft.anchor) for head in LAYER.heads], axis=1)
+    assert np.allclose(odds, np.einsum("nmd,nhd->nhm", soft.tokens, keys), atol=1e-11)
+    assert rest < 1e-12
+
+
+def test_scores_key_biases_and_ranks():
+    data = ask_scores(WEIGHTS, ask, SPAN, 2, 1e-16, np.random.default_rng(2))
+    assert data.ranks == (4, 4)
+    for head, (left, right, bias) in zip(LAYER.heads, solve_scores(data, WEIGHTS), strict=True):
+        assert np.allclose(left @ right, head.score, atol=1e-9)
+        assert np.allclose(bias, head.key_bias, atol=1e-9)
+
+
+def test_steps_are_no_longer_than_allowed():
+    size, _ = find_size(WEIGHTS, ask, Span(SPAN.base, 1.0, 1e-3), np.eye(8)[None, :2])
+    assert size == 1e-3
+
+
+def test_too_many_heads_are_refused():
+    many = PreNormWeights(np.repeat(MAPS, 5, axis=0), MAPS.sum(axis=0), LAYER.offset)
+    with pytest.raises(Unclear, match="10 heads are too many"):
+        read_at_once(many, 1e-16)
+    assert read_at_once(WEIGHTS, 1e-16) == 3
+
+
+def test_ranks_are_seen_above_the_noise():
+    assert seen_rank(np.array([1.0, 1e-3, 1e-12]), 1e-16) == 2
+    assert seen_rank(np.zeros(3), 1e-16) == 0
