@@ -10,8 +10,10 @@ Queries.    1  zero, one token at three sizes, one shifted         -> offset, ki
             4  [a + τu_1 … a + τu_m; a]                            -> scores and key biases
 Algebra.    On a line the answers are Σ_h f_j(p_h . v) M_h v, f_j(λ) the mean of the steps, weighed
             by n e^(λt): a matrix of rank H. The numbers p_h . v are those λ for which the vector
-            f(λ) lies in its column space (MUSIC), and are refined together by variable projection. Lines that are close to each other tell
-            which head is which; a few of them span the range of each M_h, and the ranges split M.
+            f(λ) lies in its column space (MUSIC), and are refined together by variable projection.
+            Lines that are close to each other tell which head is which; a few of them span the
+            range of each M_h, and the ranges split M. This tells the keys at the anchor; the same
+            with lines along the keys, where the heads are far apart, tells M_h to many digits.
             Then `scores`.
 Fails.      Heads that attend alike along every line; weights below the noise.
 Source.     Schmidt (1986) for MUSIC; the rest is Keyhole's own.
@@ -109,7 +111,7 @@ def ask_sizes(box: Box, rng: np.random.Generator) -> Sizes:
             return data
         tokens[2] = box.representable(np.sqrt(epsilon) * heading)
         answers[2] = box.ask(tokens[2][None, None], "norm")[0]
-    return Sizes(np.array(tokens), np.array(answers))
+    raise Unclear("epsilon is too small to be seen")
 
 
 def solve_sizes(data: Sizes, unit: float) -> tuple[float, str, Float[Array, " d"]]:

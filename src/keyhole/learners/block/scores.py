@@ -24,6 +24,8 @@ BLOCK = 16  # anchor directions that are solved for together
 REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
 READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
 FURTHEST = 1.5  # distance of an anchor from the base, relative to the reach
+FAINT = 0.02  # singular value of the keys, relative to the largest, that leaves a range unsure
+EXTRA = 2  # anchors that are added for it
 WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
 
@@ -143,10 +145,9 @@ def ask_scores(
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     tokens = draw_context(weights, context, rng, whole=True)
     base, reach = span.base, span.reach
-    size, full = find_size(weights, ask, span, tokens)
+    size = find_size(weights, ask, span, base + reach * basis[:, 0], tokens)
     groups = len(tokens)
-    if groups > 1:
-        full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
+    full = ask(np.repeat(base[None], groups, axis=0), size * tokens)
     leading = 0
     target = min(guess, width)
     while True:
@@ -157,11 +158,18 @@ def ask_scores(
         keys = full_keys(weights, full, groups)
         if not np.isfinite(keys).all():
             raise Unclear("some attention weights are below the noise of the answers")
+        sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
         # a zero score still has a key bias
-        ranks = [max(1, seen_rank(np.linalg.svd(k, compute_uv=False), unit)) for k in keys]
-        if max(ranks) <= leading or leading == width:
+        ranks = [max(1, seen_rank(values, unit)) for values in sizes]
+        if leading == width:
             break
-        target = min(width, 2 * leading)
+        if max(ranks) <= leading:
+            faint = min(float(v[r - 1] / v[0]) for v, r in zip(sizes, ranks, strict=True))
+            if faint > FAINT or leading >= max(ranks) + EXTRA:
+                break
+            target = leading + 1  # one anchor more, so that the ranges are seen clearly
+        else:
+            target = min(width, 2 * leading)
     blocks = []
     for start in range(leading, width, BLOCK):
         columns = np.arange(start, min(start + BLOCK, width))
@@ -186,12 +194,14 @@ def read_at_once(weights: Weights, unit: float) -> int:
     return context
 
 
-def find_size(weights: Weights, ask: Ask, span: Span, tokens: Array) -> tuple[float, Soft]:
-    """Length of context steps at which log-odds are of order one, found in a few queries, and
-    the query that showed it."""
+def find_size(
+    weights: Weights, ask: Ask, span: Span, other: Float[Array, " d"], tokens: Array
+) -> float:
+    """Length of context steps at which log-odds are of order one, at the base and at another
+    anchor: one of the two may happen to have small keys."""
     size = min(1.0, span.longest)
     for _ in range(30):
-        soft = ask(span.base[None], size * tokens[:1])
+        soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
         odds, rest = read_log_odds(weights, soft)
         if rest > 1e-4:
             raise NotThisBlock("no attention weights explain an answer")
@@ -201,7 +211,7 @@ def find_size(weights: Weights, ask: Ask, span: Span, tokens: Array) -> tuple[fl
         elif largest < 0.3 and size < span.longest:
             size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
         else:
-            return size, soft
+            return size
     raise Unclear("no size of tokens shows the attention weights")
 
 
