@@ -22,6 +22,7 @@ from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample, learn_beside_skip
+from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
@@ -66,6 +67,10 @@ class Auto:
         if facts.labels:
             choice = Choice.of(facts, "label-only head", "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
+        if in_order(facts, oracle):
+            reason = "single tokens act linearly, and the places of the others matter"
+            choice = Choice.of(facts, "attention with positions", reason)
+            return choice.learn(Positions(), oracle, rng)
         refuse_unknown_families(facts)
         if facts.bent:
             return learn_network(oracle, rng, facts)
@@ -133,6 +138,12 @@ def choose_stated_noise(facts: Facts, stated: NoiseModel | None) -> NoiseModel |
     known = noise.format != DECIMAL  # to every learner, from the answers
     plain = known and noise.repeatable and noise.error_floor == 0
     return None if stated is not None or plain else noise
+
+
+def in_order(facts: Facts, oracle: Oracle) -> bool:
+    """Whether the box may be attention in which the places of the tokens matter."""
+    placed = facts.order or facts.copies
+    return placed and not facts.bent and facts.outputs is not None and oracle.spec.domain.unbounded
 
 
 def refuse_unknown_families(facts: Facts) -> None:

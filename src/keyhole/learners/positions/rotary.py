@@ -1,0 +1,415 @@
+"""Rotary positions: keys, queries and frequencies of every head, nothing known of them.
+
+Statement.  s_h(D) = sum_j Re( e^{i t_j D} k_hj(x) q_hj(y) ), k and q affine, is recovered with its
+            frequencies t_j from about 2d + 2 + (r + 2) / H soft queries behind the value maps: up
+            to one complex factor per pair and head, all that can be known.
+Queries.    (1) At one anchor a, tokens a + F_k at r distances that reach far, every direction F_k at
+            every distance. (2) Tokens at r other distances, moved by a few common vectors. (3) One
+            query at each of d further anchors, tokens next to each other.
+Algebra.    (1) gives p_h(D) = dS/dx at r distances: with q_h(a) = 1, p_h(D) = sum_j cos(t_j D) Re k_j
+            - sin(t_j D) Im k_j. (2) extends some functionals of p_h to 2r distances, where they
+            have rank r: t is a frequency where cos(t D) and sin(t D) are orthogonal to what they
+            leave out. Constants: the copies of a sum to L, an equation in one unknown with at
+            most two roots, of which (2) names the right one. (3) is linear in q_h.
+When it fails.  Slow pairs turn too little within the longest sequence: digits are lost like the
+            reciprocal of the angle that the slowest pair makes. Equal frequencies.
+Source.     Keyhole's own; docs/learners/positions.md.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy.linalg import qr
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.learners.base import Inconclusive
+from keyhole.learners.positions.soft import Ratios, Reader, Saturated
+from keyhole.learners.positions.values import ValueMaps
+from keyhole.linalg.token_frames import spread_tokens
+from keyhole.measurement.asking import Asker
+
+REACH = 256  # longest distance that is asked, per inner dimension of a head: slow pairs come
+LONGEST = 4096  # with many dimensions; and at most
+REPLICATES = 6  # repetitions of the algebra for the standard errors
+USUAL_BASE = 1e4  # of the frequencies for which distances are chosen; others are found as well
+RESIDUES = (2, 3, 4, 5)  # distances that agree modulo one of these cannot tell mirrored frequencies
+GRID = 0.15  # step of the search for frequencies, in radians at the longest distance
+SPARE = 2  # signals beyond their rank that show the rank
+CLEAR = 1e-3  # misfit of a frequency, relative to the best that is none
+ANCHOR = 0.5  # entries of the first anchor
+HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
+ROTATIONS = 60  # sets of tokens of which the best conditioned is asked
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """Keys and queries as rows of real and imaginary parts on [x; 1], as in models.Position."""
+
+    frequencies: Float[Array, " n"]
+    keys: Float[Array, "heads 2n e"]
+    queries: Float[Array, "heads 2n e"]
+
+
+@dataclass(frozen=True, eq=False)
+class AtAnchor:
+    """Queries at the first anchor and what they told."""
+
+    anchor: Float[Array, " d"]
+    frame: Float[Array, "k d"]  # directions, in blocks of r
+    near: Int[Array, " r"]  # distances with all directions
+    near_ratios: Ratios  # of every block and every shift of it, and of one block turned around
+    far: Int[Array, " r"]  # further distances
+    moves: Float[Array, "n d"]
+    far_ratios: Ratios  # of the first block, and of the same moved
+
+    @property
+    def shifts(self) -> Int[Array, "r r"]:
+        """Which direction of a block stands where, shift by shift."""
+        rank = len(self.near)
+        return (np.arange(rank)[:, None] + np.arange(rank)) % rank
+
+    def constants(self) -> Float[Array, "heads r"]:
+        """s_h(D; a, a) - log L at the near distances."""
+        return 0.5 * (self.near_ratios.ratios[0] + self.near_ratios.ratios[-1])
+
+    def slopes(self) -> Float[Array, "heads r d"]:
+        """p_h at the near distances."""
+        rank, shifts, constants = len(self.near), self.shifts, self.constants()
+        along = np.zeros((*constants.shape, len(self.frame)))
+        for number, ratios in enumerate(self.near_ratios.ratios[:-1]):
+            block, shift = divmod(number, rank)
+            along[:, np.arange(rank), block * rank + shifts[shift]] = ratios - constants
+        flat = along.reshape(-1, len(self.frame)).T
+        found = np.linalg.lstsq(self.frame, flat, rcond=None)[0]
+        return np.asarray(found.T.reshape(*constants.shape, -1))
+
+    def far_slopes(self) -> Float[Array, "n heads r"]:
+        """move . p_h at the far distances."""
+        return np.asarray(self.far_ratios.ratios[1:] - self.far_ratios.ratios[0])
+
+
+@dataclass(frozen=True, eq=False)
+class AtOthers:
+    """One query at each further anchor."""
+
+    anchors: Float[Array, "n d"]
+    tokens: Float[Array, "n m d"]
+    distances: Int[Array, " m"]
+    ratios: Ratios
+
+
+def learn_rotary(
+    ask: Asker, rng: np.random.Generator, values: ValueMaps, longest: int | None
+) -> tuple[Rotary, Rotary] | Inconclusive:
+    """Rotary positions and their standard errors; `longest` is the longest sequence that may be
+    asked."""
+    rank = values.ranks[0]
+    if rank % 2 or len(set(values.ranks)) > 1:
+        return Inconclusive("rotary positions need heads of one even rank")
+    reach = min(REACH * rank, LONGEST, (longest or LONGEST + 1) - 1)
+    if reach < 2 * rank:
+        return Inconclusive("sequences are too short for as many distances as there are pairs")
+    near, far = choose_distances(rank, reach, rng)
+    reader, size = Reader(ask, values), 1.0
+    for _ in range(HALVINGS):
+        try:
+            at = measure_at_anchor(reader, rng, near, far, size)
+            break
+        except Saturated:
+            size *= 0.5
+    else:
+        return Inconclusive("no tokens are so near to the anchor that every weight shows")
+    frequencies = find_frequencies(at, rank // 2)
+    if frequencies is None:
+        return Inconclusive("the scores over distances are no sum of as many rotations")
+    keys = solve_keys(at, frequencies)
+    others = measure_others(reader, rng, frequencies, keys, at.anchor, size)
+    if others is None:
+        return Inconclusive("no tokens are so near to the anchors that every weight shows")
+    best = Rotary(frequencies, keys, solve_queries(at, others, frequencies, keys))
+    return best, estimate_errors(best, at, others, rng)
+
+
+def estimate_errors(
+    best: Rotary, at: AtAnchor, others: AtOthers, rng: np.random.Generator
+) -> Rotary:
+    """Spread of the algebra over log-ratios with other rounding."""
+    squares = [np.zeros_like(p) for p in (best.frequencies, best.keys, best.queries)]
+    for _ in range(REPLICATES):
+        other = replace(
+            at, near_ratios=at.near_ratios.perturb(rng), far_ratios=at.far_ratios.perturb(rng)
+        )
+        frequencies = refine_frequencies(other, best.frequencies)
+        keys = solve_keys(other, frequencies)
+        moved = replace(others, ratios=others.ratios.perturb(rng))
+        queries = solve_queries(other, moved, frequencies, keys)
+        found = (frequencies, keys, queries)
+        for total, one, own in zip(
+            squares, found, (best.frequencies, best.keys, best.queries), strict=True
+        ):
+            total += (one - own) ** 2
+    spread = [np.sqrt(total / REPLICATES) for total in squares]
+    spread[1:] = [np.maximum(s, np.sqrt((s**2).mean(axis=2, keepdims=True))) for s in spread[1:]]
+    return Rotary(*spread)
+
+
+def choose_distances(
+    rank: int, reach: int, rng: np.random.Generator
+) -> tuple[Int[Array, " r"], Int[Array, " r"]]:
+    """Distances at which usual frequencies are told apart best, and as many others spread evenly
+    over the decades, with all residues modulo small numbers."""
+    usual = USUAL_BASE ** (-np.arange(rank // 2) / (rank // 2))
+    candidates = np.arange(1, reach + 1)
+    turns = np.outer(usual, candidates)
+    _, _, order = qr(np.concatenate([np.cos(turns), np.sin(turns)]), pivoting=True, mode="economic")
+    near = np.sort(candidates[order[:rank]])
+    left = np.setdiff1d(candidates, near)
+    for _ in range(1000):
+        share = np.exp(rng.uniform(0.0, np.log(reach), 8 * rank)).astype(int)
+        far = np.unique(left[np.searchsorted(left, share).clip(0, len(left) - 1)])
+        far = np.sort(rng.permutation(far)[:rank])
+        every = np.concatenate([near, far])
+        mixed = all(len(set(every % q)) == q for q in RESIDUES)
+        if len(far) == rank and mixed:
+            return near, far
+    return near, np.sort(rng.permutation(left)[:rank])
+
+
+def measure_at_anchor(
+    reader: Reader, rng: np.random.Generator, near: Array, far: Array, size: float
+) -> AtAnchor:
+    """(1) and (2): all directions at the near distances, a few moves at the far ones."""
+    values, rank = reader.values, len(near)
+    width = reader.ask.width
+    bases = [np.linalg.qr(ins)[0] for ins in values.ins]
+    blocks = -(-width // rank)
+    frame = size * spread_tokens(bases, rank, blocks, rng).T  # rows
+    anchor = size * ANCHOR * rng.standard_normal(width)
+    alone = reader.ask(anchor[None, None], "scores")[0]
+    shifts = (np.arange(rank)[:, None] + np.arange(rank)) % rank
+    tokens = [anchor + frame[b * rank : (b + 1) * rank][shifts] for b in range(blocks)]
+    opposite = anchor - frame[:rank]
+    near_ratios = reader.log_ratios(anchor, alone, np.concatenate([*tokens, opposite[None]]), near)
+    count = -(-(rank + SPARE) // values.heads)
+    moves = size * rng.standard_normal((count, width)) / np.sqrt(width)
+    still = anchor + frame[:rank]
+    moved = np.concatenate([still[None], still + moves[:, None]])
+    far_ratios = reader.log_ratios(anchor, alone, moved, far)
+    return AtAnchor(anchor, frame, near, near_ratios, far, moves, far_ratios)
+
+
+def span_of_signals(at: AtAnchor, count: int) -> tuple[Array, Array]:
+    """Distances, and what the scores over them leave out, given the number of pairs."""
+    known = np.einsum("nd,hrd->nhr", at.moves, at.slopes())
+    signals = np.concatenate([known, at.far_slopes()], axis=2).reshape(-1, 2 * len(at.near))
+    scale = np.linalg.norm(signals, axis=1, keepdims=True)
+    _, _, vt = np.linalg.svd(signals / np.where(scale > 0, scale, 1.0), full_matrices=True)
+    return np.concatenate([at.near, at.far]).astype(float), vt[2 * count :]
+
+
+def refine_frequencies(at: AtAnchor, start: Float[Array, " n"]) -> Float[Array, " n"]:
+    distances, outside = span_of_signals(at, len(start))
+    return np.array([refine_frequency(f, distances, outside) for f in start])
+
+
+def find_frequencies(at: AtAnchor, count: int) -> Float[Array, " n"] | None:
+    """Frequencies whose cosines and sines lie in what the signals span."""
+    distances, outside = span_of_signals(at, count)
+    longest = float(distances.max())
+    slow = np.exp(np.arange(np.log(1e-3 / longest), np.log(1.0 / longest), 0.1))
+    grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, GRID / longest)])
+    misfit = rotation_misfit(grid, distances, outside)
+    inner = np.flatnonzero((misfit[1:-1] <= misfit[:-2]) & (misfit[1:-1] <= misfit[2:])) + 1
+    candidates = []
+    for k in inner:
+        refined = refine_frequency(grid[k], distances, outside)
+        if grid[k - 1] <= refined <= grid[k + 1]:
+            candidates.append(
+                (rotation_misfit(np.array([refined]), distances, outside)[0], refined)
+            )
+    candidates.sort()
+    if len(candidates) < count:
+        return None
+    if len(candidates) > count and candidates[count - 1][0] > CLEAR * candidates[count][0]:
+        return None
+    return np.sort([frequency for _, frequency in candidates[:count]])[::-1]
+
+
+def rotation_misfit(
+    frequencies: Float[Array, " n"], distances: Float[Array, " m"], outside: Float[Array, "k m"]
+) -> Float[Array, " n"]:
+    """How much of cos(t D) and of sin(t D) lies outside the span, each relative to its size."""
+    total = np.zeros(len(frequencies))
+    for start in range(0, len(frequencies), 4096):
+        part = slice(start, start + 4096)
+        angles = np.outer(frequencies[part], distances)
+        for waves in (np.cos(angles), np.sin(angles)):
+            left = ((waves @ outside.T) ** 2).sum(axis=1)
+            total[part] += left / (waves**2).sum(axis=1)
+    return total
+
+
+def refine_frequency(start: float, distances: Array, outside: Array) -> float:
+    """Gauss-Newton in one unknown: cosine and sine leave the span."""
+    frequency = start
+    for _ in range(20):
+        cos, sin = np.cos(frequency * distances), np.sin(frequency * distances)
+        sizes = np.linalg.norm(cos), np.linalg.norm(sin)
+        rest = np.concatenate([outside @ cos / sizes[0], outside @ sin / sizes[1]])
+        slope = np.concatenate(
+            [outside @ (-distances * sin) / sizes[0], outside @ (distances * cos) / sizes[1]]
+        )
+        step = float(rest @ slope / (slope @ slope))
+        frequency -= step
+        if abs(step) <= 1e-16 * abs(frequency):
+            break
+    return frequency
+
+
+def wave_table(frequencies: Float[Array, " n"], distances: Array) -> Float[Array, "m p"]:
+    """Rows [cos, -sin, cos, -sin, ...]: a score is the row times the parts of k_j where q_j = 1."""
+    angles = np.outer(distances, frequencies)
+    table = np.empty((len(distances), 2 * len(frequencies)))
+    table[:, ::2], table[:, 1::2] = np.cos(angles), -np.sin(angles)
+    return table
+
+
+def solve_keys(at: AtAnchor, frequencies: Float[Array, " n"]) -> Float[Array, "heads p e"]:
+    """Keys in units of the queries at the first anchor."""
+    inverse = np.linalg.inv(wave_table(frequencies, at.near))
+    slopes, constants = at.slopes(), at.constants()
+    filled, others = (np.setdiff1d(np.arange(d.max() + 1), d) for d in (at.near, at.far))
+    copies, far_copies, far = (wave_table(frequencies, d) for d in (filled, others, at.far))
+    growing = inverse @ np.ones(len(at.near))
+    keys = []
+    for h in range(len(slopes)):
+        linear, fixed = inverse @ slopes[h], inverse @ constants[h]
+        fits = []
+        for level in copy_levels(copies @ fixed, copies @ growing):
+            own = fixed + level * growing  # parts of k_j(a)
+            moved = at.frame[: len(at.near)] @ linear.T + own
+            expected = np.sum(far * moved, axis=1) - logsumexp(far_copies @ own)
+            fits.append((float(np.abs(expected - at.far_ratios.ratios[0, h]).max()), own))
+        own = min(fits, key=lambda fit: fit[0])[1]
+        keys.append(np.column_stack([linear, own - linear @ at.anchor]))
+    return np.array(keys)
+
+
+def copy_levels(fixed: Float[Array, " n"], growing: Float[Array, " n"]) -> list[float]:
+    """All t with t = log sum exp(fixed + t growing): at most two, since the right side is convex."""
+
+    def excess(level: float) -> float:
+        return float(logsumexp(fixed + level * growing)) - level
+
+    grid = np.concatenate([-np.geomspace(1e4, 1e-2, 200), np.geomspace(1e-2, 1e4, 200)])
+    signs = [excess(level) for level in grid]
+    lowest = int(np.argmin(signs))
+    found = [
+        float(brentq(excess, a, b, xtol=1e-14, rtol=1e-15))
+        for (a, fa), (b, fb) in pairwise(zip(grid, signs, strict=True))
+        if fa * fb < 0
+    ]
+    if not found:  # the two roots may lie between two points of the grid
+        low, high = grid[max(0, lowest - 1)], grid[min(len(grid) - 1, lowest + 1)]
+        fine = np.linspace(low, high, 2001)
+        middle = fine[int(np.argmin([excess(level) for level in fine]))]
+        found = [float(middle)]
+    return found
+
+
+def evaluate(rows: Float[Array, "p e"], tokens: Float[Array, "*n d"]) -> Array:
+    """Parts of the affine forms at tokens."""
+    return np.asarray(tokens @ rows[:, :-1].T + rows[:, -1])
+
+
+def query_equations(
+    frequencies: Array, keys: Float[Array, "p e"], anchor: Array, tokens: Array, distances: Array
+) -> Float[Array, "m p"]:
+    """Rows of score(token) - score(anchor) in the real and imaginary parts of q_j."""
+    angles = np.outer(distances, frequencies)
+    parts = evaluate(keys, tokens)
+    turned = (parts[:, ::2] + 1j * parts[:, 1::2]) * np.exp(1j * angles)
+    own = evaluate(keys, anchor)
+    turned = turned - (own[::2] + 1j * own[1::2])
+    rows = np.empty((len(tokens), 2 * len(frequencies)))
+    rows[:, ::2], rows[:, 1::2] = turned.real, -turned.imag
+    return rows
+
+
+def measure_others(
+    reader: Reader,
+    rng: np.random.Generator,
+    frequencies: Array,
+    keys: Float[Array, "heads p e"],
+    first: Float[Array, " d"],
+    size: float,
+) -> AtOthers | None:
+    """(3): one query at each of d further anchors; None where weights vanish everywhere."""
+    width, values = reader.ask.width, reader.values
+    distances = np.arange(1, values.ranks[0] + 1)
+    anchors, asked, found = [], [], []
+    for step in np.linalg.qr(rng.standard_normal((width, width)))[0]:
+        reach, near = float(np.linalg.norm(first)), size
+        for _ in range(HALVINGS):
+            anchor = first + reach * step
+            tokens = choose_tokens(reader, rng, frequencies, keys, anchor, distances, near)
+            alone = values.offset + anchor @ values.total
+            try:
+                found.append(reader.log_ratios(anchor, alone, tokens[None], distances))
+            except Saturated:
+                reach, near = -0.7 * reach, 0.7 * near
+                continue
+            anchors.append(anchor)
+            asked.append(tokens)
+            break
+        else:
+            return None
+    ratios = Ratios(
+        np.concatenate([f.ratios for f in found]), np.concatenate([f.errors for f in found])
+    )
+    return AtOthers(np.array(anchors), np.array(asked), distances, ratios)
+
+
+def solve_queries(
+    at: AtAnchor, others: AtOthers, frequencies: Array, keys: Float[Array, "heads p e"]
+) -> Float[Array, "heads p e"]:
+    """The queries at every anchor, one at the first, and from them everywhere."""
+    heads, parts, size = keys.shape
+    found = np.zeros((len(others.anchors) + 1, heads, parts))
+    found[0, :, ::2] = 1.0
+    for n, (anchor, tokens) in enumerate(zip(others.anchors, others.tokens, strict=True)):
+        for h in range(heads):
+            rows = query_equations(frequencies, keys[h], anchor, tokens, others.distances)
+            found[n + 1, h] = np.linalg.solve(rows, others.ratios.ratios[n, h])
+    places = np.concatenate([at.anchor[None], others.anchors])
+    places = np.column_stack([places, np.ones(len(places))])
+    solved = np.linalg.solve(places, found.reshape(len(places), -1))
+    return np.asarray(solved.T.reshape(heads, parts, size))
+
+
+def choose_tokens(
+    reader: Reader,
+    rng: np.random.Generator,
+    frequencies: Array,
+    keys: Array,
+    anchor: Array,
+    distances: Array,
+    size: float,
+) -> Float[Array, "m d"]:
+    """Tokens near the anchor for which the equations of the worst head are conditioned best."""
+    best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
+    for _ in range(ROTATIONS):
+        steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
+        tokens = anchor + size * steps
+        worst = 1.0
+        for h, ins in enumerate(reader.values.ins):
+            rows = query_equations(frequencies, keys[h], anchor, tokens, distances)
+            worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ ins)))
+            if worst >= best:
+                break
+        if worst < best:
+            best, chosen = worst, tokens
+    return chosen

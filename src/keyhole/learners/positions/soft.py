@@ -1,0 +1,87 @@
+"""Scores of all heads at one anchor, from answers to soft queries.
+
+Statement.  Tokens x_1 ... x_m, m up to the rank r of the value maps, stand at chosen distances before
+            the anchor b, all other places hold copies of b. One answer tells, for every head,
+            log w_i - log(1 - sum w): the score of token i minus log L, where L, the sum of the
+            exponentials of the scores of all copies, is the same for all queries at these places.
+Algebra.    y - y([b]) = sum_h sum_i w_hi M_h (x_i - b): the heads are kept apart by their outputs,
+            and each gives r equations for its m weights.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.learners.positions.values import ValueMaps
+from keyhole.measurement.asking import Asker
+
+PURPOSE = "scores"
+
+
+class Saturated(Exception):
+    """A weight is too small, or not positive: tokens must come nearer to the anchor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ratios:
+    """Log-ratios of weights and their standard errors, by query, head and token."""
+
+    ratios: Float[Array, "n heads m"]
+    errors: Float[Array, "n heads m"]
+
+    def perturb(self, rng: np.random.Generator) -> "Ratios":
+        """The same with other rounding."""
+        noise = self.errors * rng.standard_normal(self.errors.shape)
+        return Ratios(self.ratios + noise, self.errors)
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Asks soft queries and turns answers into log-ratios of weights."""
+
+    ask: Asker
+    values: ValueMaps
+    smallest: float = 1e-9  # weight below which its logarithm has no digits
+
+    def place(
+        self, anchor: Array, tokens: Float[Array, "n m d"], distances: Int[Array, " m"]
+    ) -> Float[Array, "n length d"]:
+        """Sequences in which all other places hold copies of the anchor."""
+        length = int(distances.max()) + 1
+        placed = np.broadcast_to(anchor, (len(tokens), length, len(anchor))).copy()
+        placed[:, length - 1 - distances] = tokens
+        return placed
+
+    def log_ratios(
+        self,
+        anchor: Float[Array, " d"],
+        alone: Float[Array, " D"],
+        tokens: Float[Array, "n m d"],
+        distances: Int[Array, " m"],
+    ) -> "Ratios":
+        """log w - log(1 - sum w) of every token; `alone` is the answer to the anchor alone."""
+        answers = self.ask(self.place(anchor, tokens, distances), PURPOSE)
+        noise = self.ask.unit * np.abs(answers).max() + self.ask.additive
+        parts = self.values.split(answers - alone)
+        ratios = np.empty((len(tokens), self.values.heads, len(distances)))
+        errors = np.empty_like(ratios)
+        for h, part in enumerate(parts):
+            for n in range(len(tokens)):
+                inverse = np.linalg.pinv(((tokens[n] - anchor) @ self.values.ins[h]).T)
+                weights = inverse @ part[n]
+                doubt = noise * self.amplification[h] * np.linalg.norm(inverse, axis=1)
+                rest = 1.0 - weights.sum()
+                if min(weights.min(), rest) < self.smallest:
+                    raise Saturated
+                ratios[n, h] = np.log(weights) - np.log(rest)
+                errors[n, h] = doubt / weights + np.linalg.norm(doubt) / rest
+        return Ratios(ratios, errors)
+
+    @cached_property
+    def amplification(self) -> Float[Array, " heads"]:
+        """How much larger noise is in what one head adds than in the answer."""
+        inverse = np.linalg.pinv(np.concatenate(self.values.outs).T)
+        cuts = np.cumsum(self.values.ranks)[:-1]
+        return np.array([np.linalg.norm(part, 2) for part in np.split(inverse, cuts)])

@@ -1,0 +1,182 @@
+"""Value maps of all heads by hard attention, wherever the tokens stand.
+
+Statement.  offset and M_h = V_h O_h of every head, the number of heads and the ranks unknown, from
+            2d - r + H + 5 queries or so of vector answers.
+Queries.    [0]; a bag of huge tokens before an anchor, again and again with all tokens moved along
+            one direction by random amounts; then the tokens in use alone, moved one at a time along
+            r common directions, and all at once along the d - r others.
+Algebra.    Every head attends to one token, so that the answer is linear in the moves: a pattern c
+            of moves along u is answered by sum_h c_i(h) M_h u. After one pattern more than there
+            are tokens in use the answers are dependent, and the dependence is orthogonal to
+            exactly the columns of the tokens in use. The places stay as they are: positions do not
+            matter as long as huge tokens outweigh them.
+When it fails.  Two heads on one token look like one of twice the rank: unequal ranks, a single token
+            in use and sums that do not fit ask for another bag. More inner dimensions than
+            outputs, and scalar answers, are left to others.
+Source.     Keyhole's own; docs/learners/positions.md.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.base import Inconclusive
+from keyhole.measurement.asking import Asker
+
+PURPOSE = "value maps"
+HUGE = 1e5  # entries of tokens that make attention hard
+CANDIDATES = 256  # tokens of a bag: two heads seldom prefer the same
+NAMING = 1e-3  # moves of all tokens, relative to their size
+MOVE = 0.03  # moves of single tokens, relative to their size
+NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers
+BAGS = 6  # bags that are tried
+
+
+@dataclass(frozen=True, eq=False)
+class ValueMaps:
+    """M_h = ins[h] @ outs[h]; the rows of all `outs` are independent."""
+
+    offset: Float[Array, " D"]
+    ins: tuple[Array, ...]  # (d, r_h)
+    outs: tuple[Array, ...]  # (r_h, D), orthonormal rows
+    huge: (
+        Array  # tokens (T, d) and the place of each head's token, for whoever needs hard attention
+    )
+    anchor: Array
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(len(out) for out in self.outs)
+
+    @property
+    def heads(self) -> int:
+        return len(self.ins)
+
+    @property
+    def maps(self) -> tuple[Array, ...]:
+        return tuple(a @ b for a, b in zip(self.ins, self.outs, strict=True))
+
+    @property
+    def total(self) -> Float[Array, "d D"]:
+        return np.asarray(sum(self.maps))
+
+    def split(self, answers: Float[Array, "n D"]) -> list[Array]:
+        """What each head adds to these answers, in the coordinates of its `outs`."""
+        stacked = np.concatenate(self.outs)
+        parts = np.linalg.lstsq(stacked.T, answers.T, rcond=None)[0]
+        cuts = np.cumsum(self.ranks)[:-1]
+        return [part.T for part in np.split(parts, cuts)]
+
+
+def measure_value_maps(
+    ask: Asker, rng: np.random.Generator, longest: int | None
+) -> ValueMaps | Inconclusive:
+    """The value maps; `longest` is the length of the longest sequence that may be asked."""
+    offset = ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
+    best: ValueMaps | None = None
+    trouble = "no bag of huge tokens led to value maps"
+    for _ in range(BAGS):
+        found = measure_with_bag(ask, rng, offset, longest)
+        if isinstance(found, str):
+            trouble = found
+            continue
+        if best is not None and found.heads <= best.heads:
+            return best
+        best = found
+        if sum(found.ranks) == min(ask.width, ask.outputs) and found.heads > 1:
+            return best  # no room for a head that shares its token with another
+    return best if best is not None else Inconclusive(trouble)
+
+
+def measure_with_bag(
+    ask: Asker, rng: np.random.Generator, offset: Array, longest: int | None
+) -> ValueMaps | str:
+    """The value maps by one bag of tokens, or why it does not lead to them."""
+    width = ask.width
+    count = min(CANDIDATES, (longest or CANDIDATES + 1) - 1)
+    bag = HUGE * rng.standard_normal((count, width))
+    anchor = rng.standard_normal((1, width))
+    base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
+    used = name_tokens_in_use(ask, rng, bag, anchor, base)
+    if isinstance(used, str):
+        return used
+    tokens = np.zeros((count, width))
+    tokens[used] = bag[used]
+    frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
+    step = MOVE * HUGE * np.sqrt(width)
+
+    def respond(moves: Float[Array, "n heads d"]) -> Float[Array, "n D"]:
+        moved = np.broadcast_to(tokens, (len(moves), *tokens.shape)).copy()
+        moved[:, used] += step * moves
+        last = np.broadcast_to(anchor, (len(moves), 1, width))
+        return np.asarray((ask(np.concatenate([moved, last], axis=1), PURPOSE) - base) / step)
+
+    def alone(head: int, directions: Array) -> Array:
+        moves = np.zeros((len(directions), len(used), width))
+        moves[:, head] = directions
+        return moves
+
+    rank = max(1, min(width, ask.outputs) // len(used))
+    first = respond(alone(0, frame[: min(rank + 1, width)]))
+    while len(first) < width and numerical_rank(first) == len(first):
+        first = np.concatenate([first, respond(alone(0, frame[len(first) : 2 * len(first)]))])
+    rank = numerical_rank(first)
+    others = [respond(alone(h, frame[:rank])) for h in range(1, len(used))]
+    own = [first, *others]
+    if any(numerical_rank(responses) != rank for responses in own):
+        return "two heads share a token, or heads have value maps of different ranks"
+    outs = [np.linalg.svd(responses, full_matrices=False)[2][:rank] for responses in own]
+    stacked = np.concatenate(outs)
+    if rank * len(used) > ask.outputs or numerical_rank(stacked) < rank * len(used):
+        return "the heads have more inner dimensions than the answers have numbers"
+    ins = [np.zeros((width, rank)) for _ in own]
+    for h, responses in enumerate(own):
+        ins[h][:rank] = responses[:rank] @ outs[h].T
+    if rank < width:
+        together = respond(np.repeat(frame[rank:, None], len(used), axis=1))
+        parts = np.linalg.lstsq(stacked.T, together.T, rcond=None)[0].T
+        if np.abs(together - parts @ stacked).max() > NOTHING * np.abs(together).max():
+            return "what the heads add together is not what they add one at a time"
+        for h in range(len(used)):
+            ins[h][rank:] = parts[:, h * rank : (h + 1) * rank]
+    mixed = rng.standard_normal((1, len(used), width)) / np.sqrt(width)
+    maps = [frame.T @ part for part in ins]
+    expected = sum(mixed[:, h] @ maps[h] @ outs[h] for h in range(len(used)))
+    check = respond(mixed)
+    if np.abs(check - expected).max() > NOTHING * np.abs(check).max():
+        return "moves of the tokens in use do not add up"
+    return ValueMaps(offset, tuple(maps), tuple(outs), tokens, anchor[0])
+
+
+def name_tokens_in_use(
+    ask: Asker, rng: np.random.Generator, bag: Array, anchor: Array, base: Array
+) -> Array | str:
+    """Numbers of the tokens that some head attends to."""
+    count, width = bag.shape
+    direction = rng.standard_normal(width)
+    patterns: list[Array] = []
+    responses: list[Array] = []
+    while len(patterns) <= min(width, ask.outputs, count):
+        wanted = 2 if not patterns else 1
+        drawn = rng.standard_normal((wanted, count))
+        moved = bag + NAMING * HUGE * drawn[:, :, None] * direction
+        last = np.broadcast_to(anchor, (wanted, 1, width))
+        answers = ask(np.concatenate([moved, last], axis=1), PURPOSE) - base
+        patterns.extend(drawn)
+        responses.extend(answers)
+        if numerical_rank(np.array(responses)) < len(responses):
+            break
+    else:
+        return "the answers to moved tokens stay independent: attention is not hard"
+    u, _, _ = np.linalg.svd(np.array(responses), full_matrices=True)
+    overlap = np.abs(u[:, -1] @ np.array(patterns))
+    used = np.flatnonzero(overlap < NOTHING * 10)
+    if len(used) != len(responses) - 1:
+        return "the tokens in use cannot be named"
+    return used
+
+
+def numerical_rank(rows: Array) -> int:
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    return int((sizes > NOTHING * sizes[0]).sum()) if sizes[0] > 0 else 0
