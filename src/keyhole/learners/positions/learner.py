@@ -15,6 +15,7 @@ import numpy as np
 
 from keyhole.errors import Counterexample, DomainError, WrongFamily
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
+from keyhole.learners.positions.additive import learn_additive
 from keyhole.learners.positions.kinds import PositionKind, recognise_positions
 from keyhole.learners.positions.rotary import Rotary, learn_rotary
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
@@ -26,7 +27,10 @@ from keyhole.oracles.base import Oracle, Spec
 LENGTHS = (7, 90, 400)  # tokens of fresh sequences
 SIZE = 0.7  # entries of their tokens
 TOLERANCE = 1e-5  # deviation, relative to the answers, that a hypothesis may show at most
-VALUE_LOSS = 1e3  # relative error of a value map, in rounding errors per condition of the outputs
+VALUE_LOSS = 10.0  # relative error of a value map, in that of what all maps predict together
+KEY_LOSS = 30.0  # standard error of a score or table entry, in those of a log-ratio
+FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
+SAME = 1e-6  # relative difference of two entries of a table that are one bucket
 POWER_LAW = 1e-6  # relative deviation of frequencies that follow one base
 
 
@@ -57,7 +61,7 @@ class Positions:
             raise WrongFamily("positions behind scalar answers are not learned")
         if kind.window is not None:
             longest = min(kind.window, longest or kind.window)
-        strategies = {"rotary": learn_as_rotary}
+        strategies = {"rotary": learn_as_rotary, "additive": learn_as_additive}
         if kind.name not in strategies:
             raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
         learn = strategies[kind.name]
@@ -89,6 +93,58 @@ def learn_as_rotary(
     return judge(ask, rng, model, doubt, floor, notes, diagnostics, kind.window)
 
 
+def learn_as_additive(
+    ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
+) -> Hypothesis | Refuted | Inconclusive:
+    values = measure_value_maps(ask, rng, longest)
+    if isinstance(values, Inconclusive):
+        return Refuted(values.reason)
+    found = learn_additive(ask, rng, values, longest)
+    if isinstance(found, Inconclusive):
+        return Refuted(found.reason)
+    slopes, table = found.slopes, found.table
+    flat = np.abs(table).max() <= FLAT * found.error
+    if flat:
+        position = Position(window=kind.window)
+        name, tells = "none", 0
+    elif slopes is not None:
+        position = Position(slopes=slopes, window=kind.window)
+        name, tells = "linear bias", values.heads
+    else:
+        table = shorten_table(table)
+        position = Position(bias=table, window=kind.window)
+        name, tells = "bias by distance", sum(len(np.unique(row.round(6))) - 1 for row in table)
+    heads, doubts = [], []
+    rank = max(values.ranks)
+    for scores, value in zip(found.scores, values.maps, strict=True):
+        u, s, vt = np.linalg.svd(scores[:, :-1])
+        root = np.sqrt(s[:rank])
+        heads.append(Head((u[:, :rank] * root, root[:, None] * vt[:rank]), scores[:, -1], value))
+        doubt = np.full(scores.shape, KEY_LOSS * found.error)
+        doubts.append(Head(doubt[:, :-1], doubt[:, -1], np.zeros(value.shape)))
+    model = Attention(heads, values.offset, None, None if position.kind == "none" else position)
+    plain = assemble_errors(ask, values, Position())
+    doubts = [Head(a.score, a.key_bias, b.value) for a, b in zip(doubts, plain.heads, strict=True)]
+    uncertain = Position(
+        bias=None if position.bias is None else np.full(table.shape, KEY_LOSS * found.error),
+        slopes=None if position.slopes is None else np.full(len(slopes), found.error),  # type: ignore[arg-type]
+        window=kind.window,
+    )
+    errors = Attention(doubts, plain.offset, None, uncertain)
+    unknowns = tells + sum(r * (2 * ask.width + 1) - r**2 for r in values.ranks)
+    floor = count_values(values, ask) + unknowns / ask.outputs
+    diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions=name)
+    return judge(ask, rng, model, errors, floor, [kind.sentence], diagnostics, kind.window)
+
+
+def shorten_table(table: np.ndarray) -> np.ndarray:
+    """The table without the distances at its end over which it is constant, up to the first."""
+    last = table[:, -1:]
+    same = (np.abs(table - last) <= SAME * np.abs(table).max()).all(axis=0)
+    constant = int(np.argmin(same[::-1])) if not same.all() else len(same)
+    return table[:, : table.shape[1] - constant + 1] if constant > 1 else table
+
+
 def rotary_position(found: Rotary, window: int | None) -> Position:
     return Position(found.frequencies, found.keys, found.queries, window=window)
 
@@ -116,8 +172,7 @@ def assemble_errors(ask: Asker, values: ValueMaps, position: Position) -> Attent
     """Standard errors in the same structure; those of the values from their condition."""
     width = len(values.ins[0])
     blank = np.zeros((width, width))
-    stacked = np.concatenate(values.outs)
-    loss = VALUE_LOSS * ask.unit * float(np.linalg.cond(stacked))
+    loss = VALUE_LOSS * values.error
     heads = [
         Head(blank, None, np.full(v.shape, loss * np.sqrt(np.mean(v**2)))) for v in values.maps
     ]

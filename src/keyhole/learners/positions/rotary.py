@@ -3,25 +3,25 @@
 Statement.  s_h(D) = sum_j Re( e^{i t_j D} k_hj(x) q_hj(y) ), k and q affine, is recovered with its
             frequencies t_j from about 2d + 2 + (r + 2) / H soft queries behind the value maps: up
             to one complex factor per pair and head, all that can be known.
-Queries.    (1) At one anchor a, tokens a + F_k at r distances that reach far, every direction F_k at
-            every distance. (2) Tokens at r other distances, moved by a few common vectors. (3) One
-            query at each of d further anchors, tokens next to each other.
-Algebra.    (1) gives p_h(D) = dS/dx at r distances: with q_h(a) = 1, p_h(D) = sum_j cos(t_j D) Re k_j
-            - sin(t_j D) Im k_j. (2) extends some functionals of p_h to 2r distances, where they
-            have rank r: t is a frequency where cos(t D) and sin(t D) are orthogonal to what they
-            leave out. Constants: the copies of a sum to L, an equation in one unknown with at
-            most two roots, of which (2) names the right one. (3) is linear in q_h.
+Queries.    (1) At one anchor a, tokens a + F_k at r distances that reach far, every direction F_k
+            at every distance. (2) Tokens at r other distances, moved by a few common vectors. (3)
+            One query at each of d further anchors, tokens next to each other.
+Algebra.    (1) gives p_h(D) = dS/dx at r distances: with q_h(a) = 1 it is the sum over j of
+            cos(t_j D) Re k_j - sin(t_j D) Im k_j. (2) extends some functionals of p_h to 2r
+            distances, where they have rank r: t is a frequency where cos(t D) and sin(t D) are
+            orthogonal to what they leave out. Constants: the copies of a sum to L, an equation in
+            one unknown with at most two roots, of which (2) names the right one. (3) is linear in
+            q_h.
 When it fails.  Slow pairs turn too little within the longest sequence: digits are lost like the
             reciprocal of the angle that the slowest pair makes. Equal frequencies.
 Source.     Keyhole's own; docs/learners/positions.md.
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from scipy.linalg import qr
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp
 
 from keyhole.arrays import Array, Float, Int
@@ -33,6 +33,7 @@ from keyhole.measurement.asking import Asker
 
 REACH = 256  # longest distance that is asked, per inner dimension of a head: slow pairs come
 LONGEST = 4096  # with many dimensions; and at most
+LEVELS = 1e3  # size within which the logarithm of the copies' sum is sought
 REPLICATES = 6  # repetitions of the algebra for the standard errors
 USUAL_BASE = 1e4  # of the frequencies for which distances are chosen; others are found as well
 RESIDUES = (2, 3, 4, 5)  # distances that agree modulo one of these cannot tell mirrored frequencies
@@ -41,7 +42,7 @@ SPARE = 2  # signals beyond their rank that show the rank
 CLEAR = 1e-3  # misfit of a frequency, relative to the best that is none
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
-ROTATIONS = 60  # sets of tokens of which the best conditioned is asked
+ROTATIONS = 150  # sets of tokens of which the best conditioned is asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +213,13 @@ def span_of_signals(at: AtAnchor, count: int) -> tuple[Array, Array]:
 
 def refine_frequencies(at: AtAnchor, start: Float[Array, " n"]) -> Float[Array, " n"]:
     distances, outside = span_of_signals(at, len(start))
-    return np.array([refine_frequency(f, distances, outside) for f in start])
+    nearby = 0.1 / float(distances.max())  # radians per place: less than a tenth of a turn off
+    return np.array(
+        [
+            refine_frequency(f, distances, outside, (max(0.5 * f, f - nearby), f + nearby))
+            for f in start
+        ]
+    )
 
 
 def find_frequencies(at: AtAnchor, count: int) -> Float[Array, " n"] | None:
@@ -225,8 +232,8 @@ def find_frequencies(at: AtAnchor, count: int) -> Float[Array, " n"] | None:
     inner = np.flatnonzero((misfit[1:-1] <= misfit[:-2]) & (misfit[1:-1] <= misfit[2:])) + 1
     candidates = []
     for k in inner:
-        refined = refine_frequency(grid[k], distances, outside)
-        if grid[k - 1] <= refined <= grid[k + 1]:
+        refined = refine_frequency(grid[k], distances, outside, (grid[k - 1], grid[k + 1]))
+        if grid[k - 1] < refined < grid[k + 1]:
             candidates.append(
                 (rotation_misfit(np.array([refined]), distances, outside)[0], refined)
             )
@@ -252,7 +259,9 @@ def rotation_misfit(
     return total
 
 
-def refine_frequency(start: float, distances: Array, outside: Array) -> float:
+def refine_frequency(
+    start: float, distances: Array, outside: Array, within: tuple[float, float]
+) -> float:
     """Gauss-Newton in one unknown: cosine and sine leave the span."""
     frequency = start
     for _ in range(20):
@@ -263,7 +272,7 @@ def refine_frequency(start: float, distances: Array, outside: Array) -> float:
             [outside @ (-distances * sin) / sizes[0], outside @ (distances * cos) / sizes[1]]
         )
         step = float(rest @ slope / (slope @ slope))
-        frequency -= step
+        frequency = float(np.clip(frequency - step, *within))
         if abs(step) <= 1e-16 * abs(frequency):
             break
     return frequency
@@ -299,25 +308,19 @@ def solve_keys(at: AtAnchor, frequencies: Float[Array, " n"]) -> Float[Array, "h
 
 
 def copy_levels(fixed: Float[Array, " n"], growing: Float[Array, " n"]) -> list[float]:
-    """All t with t = log sum exp(fixed + t growing): at most two, since the right side is convex."""
+    """All t with t = log sum exp(fixed + t growing), which is convex in t: at most two."""
 
     def excess(level: float) -> float:
         return float(logsumexp(fixed + level * growing)) - level
 
-    grid = np.concatenate([-np.geomspace(1e4, 1e-2, 200), np.geomspace(1e-2, 1e4, 200)])
-    signs = [excess(level) for level in grid]
-    lowest = int(np.argmin(signs))
-    found = [
-        float(brentq(excess, a, b, xtol=1e-14, rtol=1e-15))
-        for (a, fa), (b, fb) in pairwise(zip(grid, signs, strict=True))
-        if fa * fb < 0
-    ]
-    if not found:  # the two roots may lie between two points of the grid
-        low, high = grid[max(0, lowest - 1)], grid[min(len(grid) - 1, lowest + 1)]
-        fine = np.linspace(low, high, 2001)
-        middle = fine[int(np.argmin([excess(level) for level in fine]))]
-        found = [float(middle)]
-    return found
+    lowest = float(minimize_scalar(excess, bounds=(-LEVELS, LEVELS), method="bounded").x)
+    if excess(lowest) >= 0:  # the roots coincide within rounding
+        return [lowest]
+    return [
+        float(brentq(excess, *sorted((lowest, end)), xtol=1e-14, rtol=1e-15))
+        for end in (-LEVELS, LEVELS)
+        if excess(end) > 0
+    ] or [lowest]
 
 
 def evaluate(rows: Float[Array, "p e"], tokens: Float[Array, "*n d"]) -> Array:
@@ -356,9 +359,8 @@ def measure_others(
         for _ in range(HALVINGS):
             anchor = first + reach * step
             tokens = choose_tokens(reader, rng, frequencies, keys, anchor, distances, near)
-            alone = values.offset + anchor @ values.total
             try:
-                found.append(reader.log_ratios(anchor, alone, tokens[None], distances))
+                found.append(reader.log_ratios(anchor, None, tokens[None], distances))
             except Saturated:
                 reach, near = -0.7 * reach, 0.7 * near
                 continue

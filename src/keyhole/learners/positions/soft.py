@@ -1,9 +1,10 @@
 """Scores of all heads at one anchor, from answers to soft queries.
 
-Statement.  Tokens x_1 ... x_m, m up to the rank r of the value maps, stand at chosen distances before
-            the anchor b, all other places hold copies of b. One answer tells, for every head,
-            log w_i - log(1 - sum w): the score of token i minus log L, where L, the sum of the
-            exponentials of the scores of all copies, is the same for all queries at these places.
+Statement.  Tokens x_1 ... x_m, m up to the rank r of the value maps, stand at chosen distances
+            before the anchor b, all other places hold copies of b. One answer tells, for every
+            head, log w_i - log(1 - sum w): the score of token i minus log L, where L, the sum of
+            the exponentials of the scores of all copies, is the same for all queries at these
+            places.
 Algebra.    y - y([b]) = sum_h sum_i w_hi M_h (x_i - b): the heads are kept apart by their outputs,
             and each gives r equations for its m weights.
 """
@@ -57,13 +58,17 @@ class Reader:
     def log_ratios(
         self,
         anchor: Float[Array, " d"],
-        alone: Float[Array, " D"],
+        alone: Float[Array, " D"] | None,
         tokens: Float[Array, "n m d"],
         distances: Int[Array, " m"],
     ) -> "Ratios":
-        """log w - log(1 - sum w) of every token; `alone` is the answer to the anchor alone."""
+        """log w - log(1 - sum w) of every token; `alone` is the answer to the anchor alone, which
+        the value maps tell where it was not asked."""
         answers = self.ask(self.place(anchor, tokens, distances), PURPOSE)
         noise = self.ask.unit * np.abs(answers).max() + self.ask.additive
+        if alone is None:
+            alone = self.values.offset + anchor @ self.values.total
+            noise += self.values.error * float(np.abs(anchor @ self.values.total).max())
         parts = self.values.split(answers - alone)
         ratios = np.empty((len(tokens), self.values.heads, len(distances)))
         errors = np.empty_like(ratios)

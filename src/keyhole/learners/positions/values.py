@@ -10,8 +10,8 @@ Algebra.    Every head attends to one token, so that the answer is linear in the
             are tokens in use the answers are dependent, and the dependence is orthogonal to
             exactly the columns of the tokens in use. The places stay as they are: positions do not
             matter as long as huge tokens outweigh them.
-When it fails.  Two heads on one token look like one of twice the rank: unequal ranks, a single token
-            in use and sums that do not fit ask for another bag. More inner dimensions than
+When it fails.  Two heads on one token look like one of twice the rank: unequal ranks, a single
+            token in use and sums that do not fit ask for another bag. More inner dimensions than
             outputs, and scalar answers, are left to others.
 Source.     Keyhole's own; docs/learners/positions.md.
 """
@@ -28,7 +28,7 @@ PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
 CANDIDATES = 256  # tokens of a bag: two heads seldom prefer the same
 NAMING = 1e-3  # moves of all tokens, relative to their size
-MOVE = 0.03  # moves of single tokens, relative to their size
+MOVE = 0.02  # moves of single tokens, relative to their size
 NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers
 BAGS = 6  # bags that are tried
 
@@ -40,10 +40,7 @@ class ValueMaps:
     offset: Float[Array, " D"]
     ins: tuple[Array, ...]  # (d, r_h)
     outs: tuple[Array, ...]  # (r_h, D), orthonormal rows
-    huge: (
-        Array  # tokens (T, d) and the place of each head's token, for whoever needs hard attention
-    )
-    anchor: Array
+    error: float  # of what the maps predict, relative, as seen on one query
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -144,9 +141,10 @@ def measure_with_bag(
     maps = [frame.T @ part for part in ins]
     expected = sum(mixed[:, h] @ maps[h] @ outs[h] for h in range(len(used)))
     check = respond(mixed)
-    if np.abs(check - expected).max() > NOTHING * np.abs(check).max():
+    off = float(np.abs(check - expected).max() / np.abs(check).max())
+    if off > NOTHING:
         return "moves of the tokens in use do not add up"
-    return ValueMaps(offset, tuple(maps), tuple(outs), tokens, anchor[0])
+    return ValueMaps(offset, tuple(maps), tuple(outs), max(off, ask.unit))
 
 
 def name_tokens_in_use(
