@@ -21,7 +21,7 @@ from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
-from keyhole.learners.multi_head import MultiHead, find_counterexample, learn_beside_skip
+from keyhole.learners.multi_head import MultiHead, find_counterexample
 from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
@@ -207,7 +207,7 @@ def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypoth
 def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
     choice = Choice.of(facts, "several heads", reason)
-    return choice.annotate(lambda: learn_beside_skip(oracle, rng, MultiHead().learn))
+    return choice.learn(MultiHead(), oracle, rng)
 
 
 def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
@@ -254,8 +254,7 @@ def learn_beyond_one_head(
     oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
-        heads = MultiHead(attempts=ATTEMPTS)
-        return choice.annotate(lambda: learn_beside_skip(oracle, rng, heads.learn))
+        return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
     except WrongFamily as other:
         message = f"neither one head ({error}) nor several ({other})"
         found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)

@@ -166,7 +166,7 @@ def test_the_learner_asks_what_it_would_ask_alone() -> None:
     secret = attention(np.random.default_rng(3), 6, heads=2)
     found, alone = (recover(secret, learner, seed=4) for learner in (Auto(), keyhole.MultiHead()))
     assert keyhole.distance(found.model, alone.model) == 0
-    extra = [found.ledger.by_purpose[p] for p in ("family", "skip", "precision", "verification")]
+    extra = [found.ledger.by_purpose[p] for p in ("family", "precision", "verification")]
     assert found.ledger.paid - sum(extra) == (
         alone.ledger.paid - alone.ledger.by_purpose["verification"]
     )

@@ -10,7 +10,6 @@ heads whose subspaces are given.
 
 from keyhole.learners.multi_head.known_subspaces import OrthogonalHeads
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.skip import learn_beside_skip
 from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "MultiHeadDiagnostics",
     "OrthogonalHeads",
     "find_counterexample",
-    "learn_beside_skip",
 ]

@@ -48,7 +48,7 @@ class OrthogonalHeads:
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         heads, bars, floor = [], [], 0.0
         for basis in self.bases:
-            inside = MultiHead(heads=1, bias=False).learn(Subspace(oracle, basis), rng)
+            inside = MultiHead(heads=1, bias=False).learn_heads(Subspace(oracle, basis), rng)
             floor += inside.floor
             heads.append(lift_head(inside.model.heads[0], basis))
             bars.append(lift_head(inside.errors.heads[0], np.abs(basis)))

@@ -33,6 +33,7 @@ from keyhole.learners.multi_head.least_squares import refine_by_least_squares
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
 from keyhole.learners.multi_head.scalar_outputs import learn_scalar
 from keyhole.learners.multi_head.short_sequences import learn_short
+from keyhole.learners.multi_head.skip import learn_beside_skip
 from keyhole.learners.multi_head.vector_outputs import learn_vector
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asking import Asker, few_digits
@@ -65,6 +66,10 @@ class MultiHead:
         whole_number("attempts", self.attempts, 1)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        return learn_beside_skip(oracle, rng, self.learn_heads)
+
+    def learn_heads(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        """The heads of a box without a skip connection."""
         at_most_the_width(self.rank, oracle.spec.width)
         domain = oracle.spec.domain
         if domain.max_length == 1:

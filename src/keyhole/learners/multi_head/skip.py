@@ -9,8 +9,8 @@ Queries.    [T a; -T a; T b; -T b; x], a along x, b random, T four times |x|, al
 Algebra.    Differences over the step. A head that leaves its token for another makes a jump, which
             is as large as the answer itself: large responses are believed only if they are the
             same before another anchor. A head that attends to all tokens alike passes a share of
-            the anchor on that depends on the length: the same tokens twice show it.
-When it fails.  Tokens of bounded norm, where no attention is hard; sequences of fewer than three
+            the anchor on that depends on the length: one token more shows it.
+When it fails.  Tokens of bounded norm, where no attention is hard; sequences of fewer than four
             tokens. S is told from the layer's own value of x_N by attention to other tokens only.
 Source.     Keyhole's own; docs/learners/positions.md.
 """
@@ -38,6 +38,7 @@ STEP = 0.015  # length of a step, in anchors: one head in a hundred leaves its t
 SHORTER = 8.0  # how much shorter a step is when it is repeated
 JUMP = 0.05  # response, relative to the answer itself, that may be a head that left its token
 TERMS = 2.0  # the terms of an answer, which round each by itself, relative to their sum
+FEWEST = 4  # tokens of a query, the anchor among them
 SETUPS = 8  # anchors tried
 PORTION = 4  # directions asked at once, after which an undecided head shows
 
@@ -108,7 +109,7 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
     where tokens are too short or too few to tell, and where the anchor acts as no linear map."""
     domain, width = oracle.spec.domain, oracle.spec.width
     room = domain.max_length or np.inf
-    if not domain.unbounded or room < 3:
+    if not domain.unbounded or room < FEWEST:
         return None
     directions = np.linalg.qr(rng.standard_normal((width, width)))[0]
     for _ in range(SETUPS):
@@ -120,18 +121,21 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
             break
     else:
         return None  # heads do not keep their tokens: attention is not hard
-    twice = setup.repeat() if room > 2 * len(setup.choices) else setup
+    longer = setup.lengthen()
     slopes: Array | None
-    if not setup.is_signal((twice.base - setup.base)[None] / (STEP * ANCHOR))[0]:
+    if not setup.is_signal((longer.base - setup.base)[None] / (STEP * ANCHOR))[0]:
         slopes = collect_slopes(setup, directions, first, rng)
     else:  # a head attends to all tokens alike: in a query of N tokens the slope is S + M / N
-        short, long = setup.length, twice.length
-        other = twice.measure(directions[:1])
-        if not setup.is_signal(long * other - short * first)[0]:
+        short, long = setup.length, longer.length
+        other = longer.measure(directions[:1])
+        terms = long * max(
+            TOKENS * ANCHOR * float(np.abs(first).max()), float(np.abs(longer.base).max())
+        )
+        if not setup.noise.rejects((long * other - short * first) * STEP * ANCHOR, terms):
             return None
         parts = [
             collect_slopes(one, directions, slope, rng)
-            for one, slope in ((setup, first), (twice, other))
+            for one, slope in ((setup, first), (longer, other))
         ]
         if parts[0] is None or parts[1] is None:
             return None
@@ -153,27 +157,27 @@ class Setup:
     base: Float[Array, " D"]
     noise: NoiseModel
     scalar: bool
-    copies: int = 1  # of every token
+    extra: int = 0  # tokens that stand there twice
 
     @classmethod
-    def draw(cls, oracle: Oracle, rng: np.random.Generator, copies: int = 1) -> "Setup":
+    def draw(cls, oracle: Oracle, rng: np.random.Generator, extra: int = 0) -> "Setup":
         along, across = (v / np.linalg.norm(v) for v in rng.standard_normal((2, oracle.spec.width)))
         choices = TOKENS * ANCHOR * np.stack([along, -along, across, -across])
-        if (oracle.spec.domain.max_length or np.inf) <= len(choices):
+        if (oracle.spec.domain.max_length or np.inf) < len(choices) + 2:
             choices = choices[:2]
-        return cls.ask_base(oracle, choices, ANCHOR * along, copies)
+        return cls.ask_base(oracle, choices, ANCHOR * along, extra)
 
     @classmethod
-    def ask_base(cls, oracle: Oracle, choices: Array, anchor: Array, copies: int) -> "Setup":
-        choices = np.tile(choices, (copies, 1))
+    def ask_base(cls, oracle: Oracle, choices: Array, anchor: Array, extra: int) -> "Setup":
+        choices = np.concatenate([choices, choices[:extra]])
         answers = ask(oracle, choices, anchor[None])
         noise = recognise_format(noise_of_type(oracle.spec.precision, answers), answers)
         base = np.asarray(answers, dtype=np.float64).reshape(-1)
-        return cls(oracle, choices, anchor, base, noise, answers.ndim == 1, copies)
+        return cls(oracle, choices, anchor, base, noise, answers.ndim == 1, extra)
 
-    def repeat(self) -> "Setup":
-        """The same tokens twice before the same anchor."""
-        return Setup.ask_base(self.oracle, self.choices, self.anchor, 2)
+    def lengthen(self) -> "Setup":
+        """The same tokens before the same anchor, one of them twice."""
+        return Setup.ask_base(self.oracle, self.choices, self.anchor, 1)
 
     @property
     def length(self) -> int:
@@ -221,7 +225,7 @@ def collect_slopes(
     settled = np.arange(len(directions)) < 1
     mixed = rng.choice((-1.0, 1.0), len(directions)) / np.sqrt(len(directions))
     for number in range(SETUPS):
-        setup = setup if number == 0 else Setup.draw(setup.oracle, rng, setup.copies)
+        setup = setup if number == 0 else Setup.draw(setup.oracle, rng, setup.extra)
         left = np.flatnonzero(~settled)
         for part in np.array_split(left, max(1, -(-len(left) // PORTION))):
             if not len(part):

@@ -66,7 +66,7 @@ def recognise_positions(ask: Asker, rng: np.random.Generator, longest: int | Non
 def differ(ask: Asker, one: Array, other: Array) -> bool:
     scale = max(float(np.abs(one).max()), float(np.abs(other).max()))
     gap = float(np.abs(one - other).max())
-    return gap > ROUNDINGS**2 * ask.unit * scale + ask.noise
+    return gap > ROUNDINGS**2 * ask.unit * scale + ask.undetected
 
 
 def is_bounded(

@@ -79,7 +79,7 @@ def learn_as_rotary(
         return Refuted(found.reason)
     best, errors = found
     model = assemble(values, rotary_position(best, kind.window))
-    doubt = assemble_errors(ask, values, rotary_position(errors, kind.window))
+    doubt = assemble_errors(ask, values, rotary_position(errors, None))
     base = rotary_base(best.frequencies)
     notes = [kind.sentence]
     if base is not None:
@@ -128,7 +128,6 @@ def learn_as_additive(
     uncertain = Position(
         bias=None if position.bias is None else np.full(table.shape, KEY_LOSS * found.error),
         slopes=None if position.slopes is None else np.full(len(slopes), found.error),  # type: ignore[arg-type]
-        window=kind.window,
     )
     errors = Attention(doubts, plain.offset, None, uncertain)
     unknowns = tells + sum(r * (2 * ask.width + 1) - r**2 for r in values.ranks)
@@ -202,7 +201,7 @@ def judge(
         tokens = SIZE * rng.standard_normal((1, count, model.width))
         answer, guess = ask(tokens, "validation")[0], model(tokens)[0]
         gap = float(np.abs(answer - guess).max())
-        if gap > TOLERANCE * float(np.abs(answer).max()) + ask.noise:
+        if gap > TOLERANCE * float(np.abs(answer).max()) + ask.undetected:
             reason = f"{count} random tokens"
             return Refuted(
                 "the hypothesis disagrees with the box on a fresh query: it is not attention with "

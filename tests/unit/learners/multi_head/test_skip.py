@@ -85,8 +85,8 @@ def test_bounded_tokens_are_not_asked() -> None:
     assert box.paid == 0
 
 
-def test_three_tokens_are_enough() -> None:
-    box = counted(layer(5, 2, 2, 5, np.eye(5)), 5, domain=Domain(max_length=3))
+def test_four_tokens_are_enough() -> None:
+    box = counted(layer(5, 2, 2, 5, np.eye(5)), 5, domain=Domain(max_length=4))
     found = find_skip(box, np.random.default_rng(0))
     assert found is not None
     assert np.allclose(found.value, np.eye(5), rtol=0, atol=1e-12)
@@ -127,6 +127,6 @@ def test_a_layer_with_a_skip_is_recovered(outputs: int | None, heads: int) -> No
 def test_the_learner_itself_may_be_any() -> None:
     truth = layer(6, 2, 9, 6, np.eye(6))
     oracle = counted(truth, 6)
-    learned = learn_beside_skip(oracle, np.random.default_rng(0), MultiHead(heads=2).learn)
+    learned = learn_beside_skip(oracle, np.random.default_rng(0), MultiHead(heads=2).learn_heads)
     assert keyhole.distance(learned.model, truth) < 1e-8
     assert learned.errors.skip.shape == (6, 6)

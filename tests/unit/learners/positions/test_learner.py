@@ -1,0 +1,89 @@
+"""Attention with positions is recovered, and what only looks like it is not."""
+
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.learners.positions import Positions
+from keyhole.learners.positions.learner import rotary_base, shorten_table
+from placed_layers import placed_layer
+
+
+@pytest.mark.parametrize("kind", ["rotary", "linear bias", "bias by distance"])
+def test_every_kind_is_recovered(kind: str) -> None:
+    truth = placed_layer(kind, 8, 2, 3)
+    found = keyhole.recover(truth, seed=1)
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert found.model.position.kind == kind
+    assert keyhole.distance(found.model, truth) < 1e-6
+    assert found.details["family"] == "attention with positions"
+
+
+def test_a_window_is_found_with_its_length() -> None:
+    truth = placed_layer("none", 8, 2, 4, window=20)
+    found = keyhole.recover(truth, seed=2)
+    assert found.model.position.window == 20
+    assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_rotary_extrapolates() -> None:
+    truth = placed_layer("rotary", 8, 2, 5)
+    found = keyhole.recover(truth, seed=3)
+    far = [found.model.score_at(h, 100_000) for h in range(2)]
+    true = [truth.score_at(h, 100_000) for h in range(2)]
+    gaps = [min(np.linalg.norm(a - b) / np.linalg.norm(b) for a in far) for b in true]
+    assert max(gaps) < 1e-4
+
+
+def gated_order(tokens: np.ndarray) -> np.ndarray:
+    """Attention whose score looks at the token before: content-dependent order."""
+    rng = np.random.default_rng(0)
+    score, value = rng.standard_normal((2, 6, 6)) / 2
+    before = np.concatenate([np.zeros_like(tokens[:, :1]), tokens[:, :-1]], axis=1)
+    scores = (tokens * before.sum(axis=2, keepdims=True)) @ (tokens[:, -1] @ score.T)[:, :, None]
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.asarray((weights * tokens).sum(axis=1) @ value)
+
+
+def convolved(tokens: np.ndarray) -> np.ndarray:
+    """A convolution over neighbours before attention."""
+    rng = np.random.default_rng(1)
+    score, value = rng.standard_normal((2, 6, 6)) / 2
+    before = np.concatenate([tokens[:, :1], tokens[:, :-1]], axis=1)
+    mixed = 0.7 * tokens + 0.3 * before
+    scores = mixed @ (tokens[:, -1] @ score.T)[:, :, None]
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return np.asarray((weights * mixed).sum(axis=1) @ value)
+
+
+def recurrent(tokens: np.ndarray) -> np.ndarray:
+    """A linear recurrence over the tokens."""
+    state = np.zeros((len(tokens), tokens.shape[2]))
+    for step in range(tokens.shape[1]):
+        state = 0.5 * state + tokens[:, step]
+    return state
+
+
+@pytest.mark.parametrize("box", [gated_order, convolved, recurrent])
+def test_what_only_looks_like_positions_is_rejected(box: object) -> None:
+    found = keyhole.recover(keyhole.open_oracle(box, width=6), seed=0, throw=False)
+    assert found.outcome is keyhole.Outcome.REJECTED
+
+
+def test_bounded_tokens_are_refused() -> None:
+    box = keyhole.open_oracle(placed_layer("rotary", 4, 2, 0), max_norm=1.0)
+    with pytest.raises(keyhole.KeyholeError):
+        keyhole.recover(box, Positions())
+
+
+def test_the_base_of_frequencies() -> None:
+    assert rotary_base(1e4 ** (-np.arange(4) / 4)) == pytest.approx(1e4)
+    assert rotary_base(np.array([1.0, 0.3, 0.2, 0.01])) is None
+
+
+def test_a_constant_end_is_cut_off() -> None:
+    table = np.array([[0.0, 1.0, 2.0, 3.0, 3.0, 3.0], [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert shorten_table(table).shape == (2, 4)
+    assert shorten_table(table[:, :4]).shape == (2, 4)

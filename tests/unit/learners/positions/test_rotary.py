@@ -1,0 +1,57 @@
+"""The algebra of rotary positions on synthetic inputs."""
+
+import numpy as np
+
+from keyhole.learners.positions.rotary import (
+    choose_distances,
+    copy_levels,
+    query_equations,
+    refine_frequency,
+    rotation_misfit,
+    wave_table,
+)
+from keyhole.models.position import pairs
+
+
+def test_distances_mix_residues_and_reach_far() -> None:
+    near, far = choose_distances(8, 2048, np.random.default_rng(0))
+    every = np.concatenate([near, far])
+    assert len(set(every.tolist())) == 16
+    assert all(len(set(every % q)) == q for q in (2, 3, 4, 5))
+    assert every.max() > 1000
+
+
+def test_frequencies_are_where_waves_lie_in_the_span() -> None:
+    rng = np.random.default_rng(1)
+    true = np.array([1.0, 0.1, 0.01])
+    near, far = choose_distances(6, 512, rng)
+    distances = np.concatenate([near, far]).astype(float)
+    signals = rng.standard_normal((9, 6)) @ wave_table(true, distances).T
+    outside = np.linalg.svd(signals)[2][6:]
+    assert (rotation_misfit(true, distances, outside) < 1e-20).all()
+    assert (rotation_misfit(np.array([0.5, 0.05]), distances, outside) > 1e-3).all()
+    assert abs(refine_frequency(0.1002, distances, outside, (0.09, 0.11)) - 0.1) < 1e-12
+
+
+def test_levels_of_copies_are_the_roots() -> None:
+    rng = np.random.default_rng(2)
+    fixed, growing = rng.standard_normal(50) - 8.0, 0.3 * rng.standard_normal(50)
+    levels = copy_levels(fixed, growing)
+    assert 1 <= len(levels) <= 2
+    for level in levels:
+        assert abs(np.log(np.exp(fixed + level * growing).sum()) - level) < 1e-9
+
+
+def test_equations_of_queries_are_scores() -> None:
+    rng = np.random.default_rng(3)
+    frequencies, keys = np.array([1.0, 0.2]), rng.standard_normal((4, 6))
+    anchor, tokens = rng.standard_normal(5), rng.standard_normal((3, 5))
+    parts, distances = rng.standard_normal(4), np.arange(1, 4)
+    query = parts[::2] + 1j * parts[1::2]
+    scores = [
+        (pairs(keys, token) * np.exp(1j * frequencies * distance) * query).real.sum()
+        for token, distance in zip(tokens, distances, strict=True)
+    ]
+    own = (pairs(keys, anchor) * query).real.sum()
+    rows = query_equations(frequencies, keys, anchor, tokens, distances)
+    assert np.allclose(rows @ parts, np.array(scores) - own)

@@ -1,0 +1,40 @@
+"""Value maps under hard attention, at every kind of positions."""
+
+import numpy as np
+import pytest
+
+from keyhole.learners.positions.values import ValueMaps, measure_value_maps, numerical_rank
+from keyhole.measurement.asking import Asker
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.wrappers.count import QueryCounter
+from placed_layers import placed_layer
+
+
+@pytest.mark.parametrize("kind", ["rotary", "linear bias", "bias by distance"])
+def test_value_maps_and_their_price(kind: str) -> None:
+    truth = placed_layer(kind, 12, 3, 1)
+    box = QueryCounter(FunctionOracle(truth, Spec(12)), None)
+    found = measure_value_maps(Asker(box), np.random.default_rng(2), None)
+    assert isinstance(found, ValueMaps)
+    assert found.ranks == (4, 4, 4)
+    for head in truth.heads:
+        gaps = [np.linalg.norm(m - head.value) / np.linalg.norm(head.value) for m in found.maps]
+        assert min(gaps) < 1e-9
+    assert np.allclose(found.offset, truth.offset, rtol=1e-12)
+    assert box.paid == 2 * 12 - 4 + 3 + 5
+
+
+def test_split_tells_the_heads_apart() -> None:
+    rng = np.random.default_rng(0)
+    outs = tuple(np.linalg.qr(rng.standard_normal((6, 2)))[0].T for _ in range(3))
+    values = ValueMaps(np.zeros(6), tuple(rng.standard_normal((5, 2)) for _ in outs), outs, 1e-16)
+    parts = [rng.standard_normal((4, 2)) for _ in outs]
+    answers = sum(part @ out for part, out in zip(parts, outs, strict=True))
+    for part, found in zip(parts, values.split(np.asarray(answers)), strict=True):
+        assert np.allclose(part, found)
+
+
+def test_numerical_rank() -> None:
+    assert numerical_rank(np.diag([1.0, 1e-3, 1e-12])) == 2
+    assert numerical_rank(np.zeros((2, 2))) == 0
