@@ -13,7 +13,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.models.sign_attention import Coding, LabelledAttention, normalised
 from keyhole.oracles.wrappers.degrade import BITS, Labels
-from keyhole.verification.tolerance import allowance
+from keyhole.verification.tolerance import allow_labels
 
 
 def with_value(model: Attention, value: np.ndarray) -> Attention:
@@ -237,7 +237,7 @@ def test_the_step_of_labels_is_not_a_tolerance() -> None:
     """Labels are multiples of one; a margin of a third is still no tie."""
     model = LabelledAttention(attention(np.random.default_rng(3), 6), Coding())
     tokens = np.random.default_rng(0).standard_normal((200, 5, 6))
-    allowed = allowance(
+    allowed = allow_labels(
         model, None, tokens, keyhole.NoiseModel(2.0**-8, step=1.0), np.random.default_rng(1)
     )
     assert not allowed.any()
