@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.errors import InvalidArgument, NotIdentifiable
+from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable, WrongFamily
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import (
     Diagnostics,
@@ -36,6 +36,7 @@ from keyhole.learners.block.pre_norm_attention import (
     ask_pre_norm_attention,
     solve_pre_norm_attention,
 )
+from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
@@ -102,7 +103,11 @@ class BlockLearner:
         if self.norm is not None and self.norm != order:
             wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
             return run_strategies([("the promise", lambda: Refuted(wrong))])
-        strategies.append((f"{order}-norm attention", lambda: attempt(FORMS.get(order), box, rng)))
+        if order == "pre" and not sees_context(box, rng):
+            strategies.append(("a network behind a norm", lambda: attempt_network(box, rng)))
+        else:
+            name = f"{order}-norm attention"
+            strategies.append((name, lambda: attempt(FORMS.get(order), box, rng)))
         return run_strategies(strategies)
 
     def expected_queries(self, spec: Spec) -> int | None:
@@ -124,6 +129,21 @@ def find_order(box: Box, rng: np.random.Generator) -> str:
     if beside[1] < beside[0] * size[1] ** 0.25 + 1.0 + 1e2 * box.unit * size[1]:
         return "pre"
     return "none"
+
+
+def sees_context(box: Box, rng: np.random.Generator) -> bool:
+    """Whether tokens before the last change the answer."""
+    tokens = box.representable(rng.standard_normal((3, box.width)))
+    alone, among = box.ask(tokens[None, -1:], "context"), box.ask(tokens[None], "context")
+    return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
+
+
+def attempt_network(box: Box, rng: np.random.Generator) -> Result:
+    """A sublayer with a network and no attention."""
+    try:
+        return learn_pre_norm_mlp(box, rng)
+    except (Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError) as failed:
+        return Inconclusive(str(failed))
 
 
 @dataclass(frozen=True)

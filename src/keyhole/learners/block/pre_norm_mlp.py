@@ -1,0 +1,141 @@
+"""A network on a normalised token beside a residual, x + mlp(norm(x)).
+
+Statement.  Beside the residual the answer is a network on n = x / sqrt(mean x^2 + epsilon), which
+            lies on a sphere for all tokens of one size. A network is known from its answers on a
+            sphere (learners/mlp), up to what the norm forgets: the mean of its rows. Gain and bias
+            of the norm are inside its weights.
+Queries.    One token and the same with another mean (kind of the norm); those of learners/mlp with
+            tokens of mean square one; a few tokens that get smaller (epsilon).
+Algebra.    At mean square one n has length sqrt(d / (1 + epsilon)), and N(u) = mlp(u / sqrt(1 +
+            epsilon)) is what was learned. At size s the answer is N(ρ u), ρ^2 (s^2 + epsilon) =
+            s^2 (1 + epsilon): ρ by Gauss-Newton in one unknown, then epsilon, then the weights.
+Fails.      Where learners/mlp does: few inputs for many neurons, ReLUs on a sphere.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.base import Hypothesis
+from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.mlp import MlpLearner
+from keyhole.models.block import Block
+from keyhole.models.mlp import Mlp, outer_table, with_parts
+from keyhole.models.norm import kept_plane
+from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
+from keyhole.oracles.queries import QueryBatch
+
+SMALLER = 3e-3  # size of the first token that shows epsilon
+STEPS = 40  # of Gauss-Newton for the length of a normalised token
+DIFFERENCE = 1e-6  # for its derivative
+
+
+@dataclass(frozen=True, eq=False)
+class OnSphere(Wrapper):
+    """A sublayer without its residual, on points of the norm's plane."""
+
+    inner: Oracle
+    plane: Float[Array, "d k"]
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        width, kept = self.plane.shape
+        known = self.inner.spec
+        sphere = Domain(max_length=known.domain.max_length, sphere=float(np.sqrt(width)))
+        return replace(known, width=kept, outputs=width, domain=sphere)
+
+    def ask(self, queries: QueryBatch) -> Array:
+        tokens = queries.tokens() @ self.plane.T
+        answers = np.asarray(self.inner.ask(QueryBatch.of(tokens, queries.purpose)))
+        return np.asarray(answers - tokens[:, -1].astype(answers.dtype))
+
+
+def learn_pre_norm_mlp(box: Box, rng: np.random.Generator) -> Hypothesis:
+    """The hypothesis of the network, as a block; raises Unclear and what learners/mlp raises."""
+    kind = find_kind(box, rng)
+    plane = kept_plane(box.width, kind)
+    found = MlpLearner().learn(OnSphere(box.oracle, plane), rng)
+    epsilon = find_epsilon(box, found.model, plane, rng)
+    model = lift_network(found.model, plane, np.sqrt(1.0 + epsilon))
+    doubts = lift_errors(found.errors, plane)
+    block = Block(None, model, norm="pre", kind=kind, epsilons=[epsilon])
+    # epsilon is read off one answer: its relative error is about that of the network
+    unsure = float(np.linalg.norm(doubts.inner) / np.linalg.norm(model.inner)) + 1e2 * box.unit
+    errors = Block(
+        None,
+        doubts,
+        norm="pre",
+        kind=kind,
+        epsilons=[unsure * epsilon],
+        gain=np.zeros((1, box.width)),
+    )
+    notes = (f"The box is {block}.", *found.notes)
+    return replace(found, model=block, errors=errors, notes=notes, floor=found.floor + 1.0)
+
+
+def find_kind(box: Box, rng: np.random.Generator) -> str:
+    """Whether another mean of the token changes the answer beside the residual."""
+    token = box.representable(rng.standard_normal(box.width))
+    tokens = box.representable(np.array([token, token + 2.0]))
+    beside = box.ask(tokens[:, None], "norm") - tokens
+    gap, size = float(np.linalg.norm(beside[1] - beside[0])), float(np.linalg.norm(tokens))
+    return "layer" if gap < 1e4 * box.unit * size else "rms"
+
+
+def find_epsilon(box: Box, network: Mlp, plane: Array, rng: np.random.Generator) -> float:
+    """Epsilon, from tokens so small that it matters."""
+    point = rng.standard_normal(plane.shape[1])
+    point *= np.sqrt(len(plane)) / np.linalg.norm(point)
+    size, epsilon = SMALLER, 0.0
+    for _ in range(6):
+        token = box.representable(size * (plane @ point))
+        beside = box.ask(token[None, None], "epsilon")[0] - token
+        share = find_length(network, point, beside)
+        epsilon = size**2 * (1.0 - share**2) / (share**2 - size**2)
+        if 0.1 < share < 0.99:
+            return float(epsilon)
+        size = size / 30.0 if share >= 0.99 else min(0.3, size * 10.0)
+    raise Unclear("epsilon is too small or too large to be seen")
+
+
+def find_length(network: Mlp, point: Float[Array, " k"], answer: Float[Array, " d"]) -> float:
+    """ρ with network(ρ point) = answer."""
+    grid = np.linspace(0.0, 1.0, 101)
+    left = np.linalg.norm(network(grid[:, None] * point) - answer, axis=1)
+    share = float(grid[int(np.argmin(left))])
+    for _ in range(STEPS):
+        at, above, below = network(
+            np.array([share, share + DIFFERENCE, share - DIFFERENCE])[:, None] * point
+        )
+        slope = (above - below) / (2.0 * DIFFERENCE)
+        step = float(slope @ (answer - at) / (slope @ slope))
+        share += step
+        if abs(step) < 1e-16:
+            break
+    return share
+
+
+def lift_network(network: Mlp, plane: Float[Array, "d k"], scale: float) -> Mlp:
+    """The network on normalised tokens, from that on points which are longer by a factor."""
+    gate = None if network.gate is None else scale * network.gate @ plane.T
+    return Mlp(
+        scale * network.inner @ plane.T,
+        network.inner_bias,
+        outer_table(network),
+        activation=network.activation,
+        linear=scale * network.linear @ plane.T,
+        offset=network.offset,
+        gate=gate,
+        gate_bias=network.gate_bias,
+    )
+
+
+def lift_errors(errors: Mlp, plane: Float[Array, "d k"]) -> Mlp:
+    """Standard errors add up by their squares."""
+    square = (plane**2).T
+    parts = {"inner": np.sqrt(errors.inner**2 @ square)}
+    if errors.gate is not None:
+        parts["gate"] = np.sqrt(errors.gate**2 @ square)
+    wide = lift_network(errors, plane, 1.0)
+    return with_parts(wide, **parts, linear=np.sqrt(errors.linear**2 @ square))
