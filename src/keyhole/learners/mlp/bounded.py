@@ -9,6 +9,8 @@ Queries.    The gradient at a centre; random validation points, most of them at 
 Algebra.    Neurons are turned so that the centre is on their dead side: there the answers are the
             affine part, and what is left over at a validation point is what the unknown neurons
             that are on there contribute. In the end all answers together give all parameters.
+            Where answers have few digits and rays come to an end, such a fit tells right neurons
+            from wrong ones.
 Fails.      Breakpoints too close or too weak for the answers' digits stay unexplained: rays without
             progress end the search. A known hyperplane that turns up again with another jump is no
             hyperplane: another family. One that cuts off less of the domain than the validation
@@ -43,7 +45,15 @@ from keyhole.learners.mlp.relu_hypothesis import (
     report_unexplained,
     validate_network,
 )
-from keyhole.learners.mlp.relu_least_squares import join_neurons, keep_neurons, update_network
+from keyhole.learners.mlp.relu_least_squares import (
+    Samples,
+    estimate_errors,
+    fit_network,
+    fit_outputs,
+    join_neurons,
+    keep_neurons,
+    update_network,
+)
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.noise import REJECTION
 
@@ -75,6 +85,8 @@ class RayOptions:
     """Distance of unit hyperplanes, in input scales, that are one."""
     bent: float = 0.05
     """Change of a known neuron's jump that says: its hyperplane ends here."""
+    explained: float = 3.0
+    """Misfit (mean square, in errors of the answers) of a fit to all answers that is rounding."""
     step: float = 0.1
     """Length of a tangent where answers have few digits, relative to the free distance; lines are
     then trusted no further than three times their lengths."""
@@ -163,7 +175,7 @@ class RaySearch:
     def run(self, unseen: float) -> bool:
         """Whether all validation points are explained, and so many that at most the given share of
         the domain's edge may differ."""
-        while self.explain():
+        while self.explain() or (self.exactness.low and self.reconsider()):
             if len(self.points) * unseen >= CONFIDENCE_POINTS:
                 return True
             points = self.box.round_points(draw_points(self.region, self.rng, self.options.edge))
@@ -188,6 +200,22 @@ class RaySearch:
             witness = self.points[self.rng.choice(unexplained)]
             idle = 0 if self.follow_ray(witness) else idle + 1
         return False
+
+    def reconsider(self) -> bool:
+        """Where answers have few digits, two hyperplanes may have passed for one, and the right
+        ones are found beside it. All parameters are fitted to all answers, without the neurons
+        that the others make needless; whether that explains all answers."""
+        points, answers = (np.concatenate(part) for part in zip(*self.log, strict=True))
+        if len(points) < (self.network.neurons + 1) * (self.network.width + 1):
+            return False
+        data = Samples(points, answers, self.answer_noise(points))
+        start, kept = fit_outputs(self.network, data)
+        network = fit_network(keep_neurons(start, np.abs(kept - 1) < 0.5), data)
+        if data.misfit(network) > self.options.explained:
+            return False
+        errors = estimate_errors(network, data) * self.region.size
+        self.network, self.error, self.affine_error = network, errors[1:], float(errors[0])
+        return True
 
     def follow_ray(self, witness: Array) -> bool:
         """Looks at the line through centre and witness; whether it led to a neuron."""
@@ -288,8 +316,7 @@ class RaySearch:
         """All parameters again, by least squares, four times: on/off patterns may change."""
         points = np.concatenate([part for part, _ in self.log])
         answers = np.concatenate([part for _, part in self.log])
-        far = 1 + np.linalg.norm(points - self.centre, axis=1) / self.region.size
-        noise = 2 * self.exactness.unit * far
+        noise = self.answer_noise(points)
         # errors before the fit are taken a hundred times larger: what is asked decides
         prior = 100 * np.append(self.affine_error, self.error) / self.region.size
         for _ in range(4):
@@ -303,6 +330,11 @@ class RaySearch:
                 return
             self.network, spread = found[0], found[1] * self.region.size
             self.affine_error, self.error = float(spread[0]), spread[1:]
+
+    def answer_noise(self, points: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Errors of answers, which grow with the distance from the centre."""
+        far = np.linalg.norm(points - self.centre, axis=1) / self.region.size
+        return np.asarray(2 * self.exactness.unit * (1 + far))
 
     def ask(self, points: Array) -> Array:
         points = self.box.round_points(points)

@@ -11,6 +11,7 @@ from keyhole.learners.mlp.bounded import (
 )
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
+from keyhole.learners.mlp.relu_least_squares import keep_neurons
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain
 from networks import CountingOracle, network, two_hidden_layers
@@ -60,6 +61,28 @@ def test_a_ray_adds_the_neurons_it_meets():
     assert not search.add_neurons(again, np.zeros(known))
     assert search.network.neurons == known
     assert not search.bent
+
+
+def test_few_digits_tell_wrong_neurons_in_the_end():
+    """The right neurons, a little off, and one that is none: the fit to all answers sorts it out."""
+    net = network(0, 5, 6)
+    single = net.astype(np.float32)
+    box, region = box_of(lambda x: single(x[:, 0].astype(np.float32)))
+    search = RaySearch.begin(box, region, np.random.default_rng(0))
+    assert search.exactness.low
+    rng = np.random.default_rng(1)
+    rows = np.vstack([net.weight + 1e-3 * rng.standard_normal((6, 5)), rng.standard_normal(5)])
+    outputs = np.append(net.output, 0.3)[:, None]
+    affine = np.zeros((5, 1)), np.zeros(1)
+    search.network = ReluNetwork(rows, np.append(net.bias, 0.1), outputs, *affine)
+    assert search.reconsider()
+    assert search.network.neurons == 6
+    assert len(search.error) == 6
+    points = region.points(np.random.default_rng(2), 500)
+    assert np.abs(search.network(points)[:, 0] - net(points)).max() < 1e-5
+    search.network = keep_neurons(search.network, np.arange(4))  # two are missing
+    assert not search.reconsider()
+    assert search.network.neurons == 4
 
 
 @pytest.mark.parametrize("domain", [BALL, Domain(low=-1.0, high=1.0)])
