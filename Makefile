@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # written last: an interrupted installation starts again
 READY := $(VENV)/.ready
-EXTRAS := test,torch,onnx,convex,distributed,serve
+EXTRAS := test,torch,onnx,convex,distributed,serve,pictures
 PROCESSES ?= 2
 # MLServer (which brings tritonclient): programs of others that the tests talk to
 OTHERS := .venv-interoperation
@@ -60,12 +60,17 @@ SEED ?= 0
 attack: $(READY)
 	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES) --seed $(SEED) --keep --page docs/reliability.md
 
-# torch comes first and by its exact version: a CPU build of that version (torch==2.13.0+cpu), where
-# pip can see one, satisfies it, and no CUDA libraries are pulled in
-$(READY): pyproject.toml constraints.txt
+# Files are checked against their digests where these are known (Linux, x86-64, Python 3.11), and by
+# their versions elsewhere. torch stands apart and by its exact version: a CPU build of that version
+# (torch==2.13.0+cpu), where pip can see one, satisfies it, and no CUDA libraries are pulled in
+PLATFORM = $(shell $(PYTHON) -c "import sys, platform; print(*sys.version_info[:2], sys.platform, platform.machine(), sep='-')")
+DIGESTS = $(if $(filter 3-11-linux-x86_64,$(PLATFORM)),constraints-hashes.txt)
+
+$(READY): pyproject.toml constraints.txt constraints-hashes.txt
 	$(PYTHON) -m venv $(VENV)
+	test -z "$(DIGESTS)" || $(BIN)/python -m pip install -q --require-hashes -r $(DIGESTS)
 	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
 	touch $@
 
 # where this fails (no network), the tests that need it say so and are skipped; the next make tries

@@ -10,6 +10,7 @@ from rich.text import Text
 from keyhole.audit.summary import HELPS, LEAKS, Row, advice, rows
 from keyhole.audit.sweep import Audit
 from keyhole.errors import InvalidArgument
+from keyhole.extras import need
 from keyhole.models.files import replacing
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -67,15 +68,16 @@ def checked_plot(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidArgument(f"a plot ends in {', '.join(SUFFIXES)}, got {path.name}")
+    need("matplotlib", "pictures", "a plot")
     return path
 
 
 def draw(audit: Audit, path: str | Path) -> Path:
     """Writes the plot: error against queries, one colour per protection."""
+    path = checked_plot(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    path = checked_plot(path)
     table = rows(audit)
     domains = [d for d in DOMAINS if any(row.bounded == d[0] for row in table)]
     figure = Figure(figsize=(5.2 * len(domains) + 1.8, 4.6), layout="constrained")

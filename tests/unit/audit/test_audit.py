@@ -1,6 +1,7 @@
 """Cells, sweeps, summaries and pictures of an audit, at small width."""
 
 import json
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,7 +11,7 @@ from rich.console import Console
 import keyhole
 from keyhole.audit import sweep
 from keyhole.audit.cells import Cell, Plan, run_cell
-from keyhole.audit.picture import draw, show
+from keyhole.audit.picture import checked_plot, draw, show
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.audit.summary import Row, advice, rows, to_json
 from keyhole.audit.sweep import run_audit
@@ -172,3 +173,9 @@ def test_several_heads_need_their_learner():
     if find_spec("keyhole.learners.multi_head.learner") is None:
         with pytest.raises(keyhole.InvalidArgument, match="2 heads"):
             run_audit(several, Plan(("float64",), (1,), unbounded=False))
+
+
+def test_a_plot_without_the_library_that_draws_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(keyhole.MissingExtra, match=r"pip install 'keyhole\[pictures\]'"):
+        checked_plot(tmp_path / "plot.png")

@@ -1,5 +1,6 @@
 import html
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,3 +135,9 @@ def test_a_saved_run_has_the_same_report(tmp_path: Path) -> None:
 def test_templates_are_part_of_the_package() -> None:
     assert {path.name for path in TEMPLATES.iterdir()} == {"report.html", "report.css", "report.js"}
     assert TEMPLATES.is_relative_to(Path(keyhole.__file__).parent)
+
+
+def test_a_report_needs_no_library_that_draws(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    model = attention(np.random.default_rng(0), 4)
+    assert "<canvas" in render(Recovery(Outcome.UNVERIFIED, model, None, None, Ledger()))
