@@ -81,7 +81,7 @@ def learn_random(
     if isinstance(trouble, NotIdentifiable):
         raise trouble
     assert trouble is not None
-    return trouble
+    return trouble if trouble.conclusive else Inconclusive(trouble.reason)
 
 
 def count_random_queries(width: int, heads: int, outputs: int, length: int = LENGTH) -> int:
@@ -181,10 +181,11 @@ def fit_examples(
     found = fit.diagnostics
     if found.ending == "spent" and found.residual > 1.5 * level:
         if found.residual < NEARLY_EXPLAINED and explains_longer(examples, fit.learned.model, rng):
-            return Inconclusive(
+            return Refuted(
                 f"a layer of {found.heads} heads explains all but {found.residual:.1e} of the "
                 f"answers to {found.examples} random queries: nearly equal heads, or attention "
-                "with a small part of another kind, which these answers do not tell apart"
+                "with a small part of another kind, which these answers do not tell apart",
+                conclusive=False,
             )
         return Refuted(
             f"no layer of up to {max(found.residual_by_heads)} heads reproduces the "
