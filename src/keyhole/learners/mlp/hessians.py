@@ -41,6 +41,7 @@ GAP = 6.0  # between the singular values that count and those that do not
 TIGHT = 0.02  # distance of a rank-one matrix from the span, at most
 SAME = 0.995  # cosine of two directions that are one
 ROUNDS = 60  # of starts, at most
+WIDE = 200  # entries of the input from which differences are taken both ways
 PREPARED = 3  # number in GROWTH that the split into U and X makes room for
 EXTRA_PLACES = 3  # in U, beyond the number that the unknowns need
 ROOM_WAYS = 1.4  # directions at a place, relative to the number that the unknowns need
@@ -70,9 +71,10 @@ class Steps:
     two_sided: bool
 
     @classmethod
-    def of(cls, unit: float) -> "Steps":
-        """Error of a second difference: θ or θ² against 4 unit / θ²."""
-        if unit < 1e-12:
+    def of(cls, unit: float, width: int) -> "Steps":
+        """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
+        the weakest among them: wide networks need the better differences."""
+        if unit < 1e-12 and width < WIDE:
             return cls(
                 1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False
             )
@@ -218,7 +220,7 @@ def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, 
         x = _near(outside, _power(outside, starts, POWER_STEPS))
         x, off = _polished(span.outside, x, FINAL_STEPS)
         for one in x[np.argsort(off)][: int((off < allowed).sum())]:
-            if not len(found) or np.abs(found @ one).max() < SAME:
+            if len(found) < count and (not len(found) or np.abs(found @ one).max() < SAME):
                 found = np.vstack([found, one])
     if len(found):
         found, _ = _polished(span.outside, found, FINAL_STEPS)
@@ -271,7 +273,7 @@ def _polished(
     for start in range(0, len(x), part):
         y = x[start : start + part].copy()
         for step in range(steps + 1):
-            jacobian = (table @ y.T).reshape(len(outside), s, len(y)).transpose(2, 0, 1)
+            jacobian = (y @ table.T).reshape(len(y), len(outside), s)
             value = (jacobian @ y[:, :, None])[:, :, 0]
             if step == steps:
                 break
@@ -314,7 +316,7 @@ def _polished_pairs(
     table = outside.reshape(-1, s)
 
     def applied(y: Array) -> Array:
-        return (table @ y.T).reshape(len(outside), s, len(y)).transpose(2, 0, 1)
+        return (y @ table.T).reshape(len(y), len(outside), s)
 
     across = np.eye(s) - g[:, :, None] * g[:, None, :]
     image = applied(g) @ across
@@ -406,7 +408,7 @@ def read_sphere(
 ) -> Sketch:
     """Neurons of a network from answers on the unit sphere of R^width; whether they are gated is
     found out unless it is given."""
-    steps = Steps.of(unit)
+    steps = Steps.of(unit, width)
     table, span, size = grown_span(ask, width, steps, rng)
     found = np.zeros((1, 0, size))
     reasons = []

@@ -110,6 +110,7 @@ def test_too_many_neurons_are_said():
 
 
 def test_steps_follow_the_digits():
-    assert Steps.of(UNIT).second < Steps.of(2.0**-24).second
-    assert not Steps.of(UNIT).two_sided
-    assert Steps.of(2.0**-24).two_sided
+    assert Steps.of(UNIT, 16).second < Steps.of(2.0**-24, 16).second
+    assert not Steps.of(UNIT, 16).two_sided
+    assert Steps.of(2.0**-24, 16).two_sided
+    assert Steps.of(UNIT, 400).two_sided
