@@ -7,7 +7,8 @@
 
 Random networks: rows N(0, 1/d) times lognormal(0.3), biases N(0, 1/4), outer N(0, 1/m), linear and
 offset normal and unknown (gated: none), m = 4d (gated: 8d/3), as many outputs as inputs.
-Activation, number of neurons and gates are not given. On a sphere the inputs are those behind a LayerNorm:
+Activation, number of neurons and gates are not given. On a sphere the inputs are those behind a
+LayerNorm:
 |x| = sqrt(d), d - 1 dimensions. `error` is the largest relative error of a neuron's row (w, b) or
 outer weights, `success` RECOVERED with an error of at most 1e-10. Queries are per unknown and per
 number in an answer, verification included.

@@ -34,11 +34,12 @@ from keyhole.models.mlp import ACTIVATIONS
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
 
 GROWTH = (1.0, 2.0, 3.0, 4.15, 5.5, 7.0, 9.0)  # neurons prepared for, per entry of the input
-ROOM = 1.25  # dimensions of the symmetric matrices, relative to those of the span
-SPARE_PLACES = 0.15  # Hessians beyond the dimension of their span, relative
+ROOM, COARSE_ROOM = 1.25, 1.75  # dimensions of the symmetric matrices, relative to the span's,
+SPARE_PLACES, COARSE_SPARE = 0.15, 0.9  # and Hessians beyond those; where digits are few, more
 MOST_X = 5  # dimensions of X, if there is room
-GAP = 6.0  # between the singular values that count and those that do not
-TIGHT = 0.02  # distance of a rank-one matrix from the span, at most
+GAP, COARSE_GAP = 6.0, 2.5  # between the singular values that count and those that do not
+TIGHT, COARSE_TIGHT = 0.02, 0.12  # distance of a rank-one matrix from the span, at most,
+UNCLEAR = 12.0  # and the gap that parts the two
 SAME = 0.995  # cosine of two directions that are one
 ROUNDS = 60  # of starts, at most
 WIDE = 200  # entries of the input from which differences are taken both ways
@@ -69,6 +70,7 @@ class Steps:
     places: float  # second differences along few directions, both ways
     first: float
     two_sided: bool
+    coarse: bool = False  # few digits: more places and dimensions make up for them
 
     @classmethod
     def of(cls, unit: float, width: int) -> "Steps":
@@ -79,7 +81,7 @@ class Steps:
                 1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False
             )
         both = 1.3 * (4.0 * unit) ** 0.25
-        return cls(both, both, 0.6 * unit ** (1 / 3), True)
+        return cls(both, both, 0.6 * unit ** (1 / 3), True, coarse=unit >= 1e-12)
 
 
 def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
@@ -182,8 +184,13 @@ class Span:
         """Without the identity."""
         return len(self.inside) - 1
 
+    @property
+    def tight(self) -> float:
+        """How far outside a rank-one element may be: the less clear the span, the further."""
+        return min(8.0 / self.gap, TIGHT if self.gap > UNCLEAR else COARSE_TIGHT)
 
-def find_span(hessians: Float[Array, "k D s s"], most: int) -> Span | None:
+
+def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float = GAP) -> Span | None:
     """The span if its dimension, at most `most`, shows as a gap in the singular values."""
     s = hessians.shape[-1]
     stack = flat(hessians.reshape(-1, s, s))
@@ -201,7 +208,7 @@ def find_span(hessians: Float[Array, "k D s s"], most: int) -> Span | None:
     ratios = values[low - 1 : last] / values[low : last + 1]
     best = int(np.argmax(ratios))
     rank, gap = low + best, float(ratios[best])
-    if gap < GAP:
+    if gap < clear:
         return None
     return Span(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
 
@@ -210,7 +217,7 @@ def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, 
     """Unit vectors whose squares lie in the span: `count` of them, or as many as are found."""
     s = span.outside.shape[-1]
     outside = span.outside.reshape(len(span.outside), s * s)
-    allowed = min(8.0 / span.gap, TIGHT)
+    allowed = span.tight
     found = np.zeros((0, s))
     batch = max(16, count // 2)
     for number in range(ROUNDS):
@@ -293,7 +300,7 @@ def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array
     to second order. Both together are regular."""
     s = span.outside.shape[-1]
     outside = span.outside.reshape(len(span.outside), s * s)
-    allowed = min(8.0 / span.gap, TIGHT)
+    allowed = span.tight
     found = np.zeros((2, 0, s))
     batch = max(16, count // 2)
     for number in range(ROUNDS):
@@ -414,7 +421,8 @@ def read_sphere(
     reasons = []
     if not gated:
         found = rank_ones(span, span.rank, rng)[None]
-        if found.shape[1] < span.rank:
+        # few digits may show one dimension too many: the fit will tell
+        if found.shape[1] < span.rank - (1 if steps.coarse else 0):
             reasons.append(f"{found.shape[1]} of {span.rank} neurons")
     if gated or (gated is None and reasons and span.rank % 2 == 0):
         found = gated_pairs(span, span.rank // 2, rng)
@@ -432,12 +440,15 @@ def grown_span(
 ) -> tuple[HessianTable, Span, int]:
     """Hessians until their span is clearly smaller than what they could span."""
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
-    sizes = [axes_for(growth * (width + 1) + 1) for growth in GROWTH]
-    p = int(np.clip(width - sizes[PREPARED], 2, MOST_X))
+    room = COARSE_ROOM if steps.coarse else ROOM
+    spare = COARSE_SPARE if steps.coarse else SPARE_PLACES
+    growths = GROWTH[PREPARED:] if steps.coarse else GROWTH  # a small gap is believed with room
+    sizes = [axes_for(growth * (width + 1) + 1, room) for growth in growths]
+    p = int(np.clip(width - axes_for(GROWTH[PREPARED] * (width + 1) + 1, room), 2, MOST_X))
     table = HessianTable(ask, frame, p, steps)
     everywhere = spread_places(p, 512, rng)
     outputs = 0
-    for growth, wanted in zip(GROWTH, sizes, strict=True):
+    for growth, wanted in zip(growths, sizes, strict=True):
         size = min(wanted, width - p)
         if size < 3:
             break
@@ -445,11 +456,11 @@ def grown_span(
             table.grow(size, everywhere[:1])
             outputs = len(table.centre[0])
         dimension = growth * (width + 1) + 1
-        count = int(np.ceil((1 + SPARE_PLACES) * dimension / outputs))
+        count = int(np.ceil((1 + spare) * dimension / outputs))
         table.grow(size, everywhere[: max(count, 3)])
         rows = len(table.places) * outputs
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
-        span = find_span(table.hessians(size), most)
+        span = find_span(table.hessians(size), most, COARSE_GAP if steps.coarse else GAP)
         if span is not None:
             return table, span, size
         if size < wanted:
@@ -457,10 +468,10 @@ def grown_span(
     raise NotEnough("the Hessians span all that they could: too many neurons for so few inputs")
 
 
-def axes_for(dimension: float) -> int:
+def axes_for(dimension: float, room: float = ROOM) -> int:
     """Dimensions s of U with room for a span of this dimension among its symmetric matrices."""
     s = 2
-    while s * (s + 1) / 2 < ROOM * dimension or s * (s - 1) / 2 < dimension + 1:
+    while s * (s + 1) / 2 < room * dimension or s * (s - 1) / 2 < dimension + 1:
         s += 1
     return s
 
