@@ -52,6 +52,7 @@ FIRST = 0.3  # of these, asked at the size found first; the rest where arguments
 WIDE = 1.5  # standard deviation of the arguments there
 FACTOR = 100.0  # by which the two sizes may differ
 ROUNDINGS = 300.0  # of the terms of an answer, that the finished fit may leave
+CANCELLED = 30.0  # how much larger than the answers their terms are believed to be
 IDLE = 1e-7  # part of a neuron in the answers, relative to the others, that is none
 SAME = 1e-10  # 1 - cosine of the arguments of two neurons that are one
 DECISIONS, TRIAL_STEPS = 4, 4  # rounds and Gauss-Newton steps that decide between candidates
@@ -276,8 +277,9 @@ class MlpLearner:
     ) -> Result:
         """The hypothesis, unless the network does not explain the answers to their rounding. The
         fit was made at the points (x - centre) / radius."""
-        allowed = ROUNDINGS * box.unit * terms(refined.weights, points) + 6.0 * box.additive
-        if refined.residual > allowed:
+        scale = min(terms(refined.weights, points), CANCELLED * float(np.abs(answers).max()))
+        allowed = ROUNDINGS * box.unit * scale + 6.0 * box.additive
+        if not refined.residual <= allowed:
             predicted = refined.weights(points)
             worst = int(np.argmax(np.abs(predicted - answers).max(axis=1)))
             told = (answers[worst], predicted[worst])
@@ -288,8 +290,8 @@ class MlpLearner:
                 f"best found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}",
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
             )
-        if refined.errors is None:
-            raise ValueError("standard errors are needed")
+        if refined.errors is None or not np.isfinite(refined.errors.inner).all():
+            return Inconclusive("the answers leave some neuron undetermined")
         weights = moved_back(refined.weights, centre, radius)
         errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
