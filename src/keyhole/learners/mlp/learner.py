@@ -51,7 +51,10 @@ NEAR = 1.2  # answers for the refinement, relative to the number of unknowns in 
 FIRST = 0.3  # of these, asked at the size found first; the rest where arguments are of order one:
 WIDE = 1.5  # standard deviation of the arguments there
 FACTOR = 100.0  # by which the two sizes may differ
-ROUNDINGS = 300.0  # of the terms of an answer, that the finished fit may leave
+ROUNDINGS, COARSE_ROUNDINGS = (
+    300.0,
+    40.0,
+)  # of the terms of an answer, that the finished fit may leave
 CANCELLED = 30.0  # how much larger than the answers their terms are believed to be
 IDLE = 1e-7  # part of a neuron in the answers, relative to the others, that is none
 SAME = 1e-10  # 1 - cosine of the arguments of two neurons that are one
@@ -278,7 +281,8 @@ class MlpLearner:
         """The hypothesis, unless the network does not explain the answers to their rounding. The
         fit was made at the points (x - centre) / radius."""
         scale = min(terms(refined.weights, points), CANCELLED * float(np.abs(answers).max()))
-        allowed = ROUNDINGS * box.unit * scale + 6.0 * box.additive
+        roundings = ROUNDINGS if box.unit < SINGLE_ROUNDOFF else COARSE_ROUNDINGS
+        allowed = roundings * box.unit * scale + 6.0 * box.additive
         if not refined.residual <= allowed:
             predicted = refined.weights(points)
             worst = int(np.argmax(np.abs(predicted - answers).max(axis=1)))
