@@ -28,6 +28,7 @@ from keyhole.learners.base import (
     run_strategies,
 )
 from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.no_norm import learn_without_norm
 from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
     solve_post_norm_attention,
@@ -103,11 +104,24 @@ class BlockLearner:
         if self.norm is not None and self.norm != order:
             wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
             return run_strategies([("the promise", lambda: Refuted(wrong))])
-        if order == "pre" and not sees_context(box, rng):
-            strategies.append(("a network behind a norm", lambda: attempt_network(box, rng)))
+        if order == "post":
+            strategies.append(("post-norm attention", lambda: attempt(POST, box, rng)))
+            return run_strategies(strategies)
+        context = sees_context(box, rng)
+        if order == "none":
+
+            def learn() -> Hypothesis:
+                return learn_without_norm(box, context, rng)
+
+            strategies.append(("a sublayer without norm", lambda: attempt_other(learn)))
+        elif context:
+            strategies.append(("pre-norm attention", lambda: attempt(PRE, box, rng)))
         else:
-            name = f"{order}-norm attention"
-            strategies.append((name, lambda: attempt(FORMS.get(order), box, rng)))
+
+            def learn() -> Hypothesis:
+                return learn_pre_norm_mlp(box, rng)
+
+            strategies.append(("a network behind a norm", lambda: attempt_other(learn)))
         return run_strategies(strategies)
 
     def expected_queries(self, spec: Spec) -> int | None:
@@ -138,10 +152,10 @@ def sees_context(box: Box, rng: np.random.Generator) -> bool:
     return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
 
 
-def attempt_network(box: Box, rng: np.random.Generator) -> Result:
-    """A sublayer with a network and no attention."""
+def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
+    """A sublayer that the learner of its part recovers: what that refuses may still be a block."""
     try:
-        return learn_pre_norm_mlp(box, rng)
+        return learn()
     except (Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError) as failed:
         return Inconclusive(str(failed))
 
@@ -154,16 +168,12 @@ class Form:
     solve: Callable[[Any, float], Block]
 
 
-FORMS = {
-    "post": Form(ask_post_norm_attention, solve_post_norm_attention),
-    "pre": Form(ask_pre_norm_attention, solve_pre_norm_attention),
-}
+POST = Form(ask_post_norm_attention, solve_post_norm_attention)
+PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def attempt(form: Form | None, box: Box, rng: np.random.Generator) -> Result:
+def attempt(form: Form, box: Box, rng: np.random.Generator) -> Result:
     """The block of this form that explains the answers."""
-    if form is None:
-        return Inconclusive("no algorithm for blocks of this form is known")
     try:
         data = form.ask(box, rng)
         model = form.solve(data, box.unit)

@@ -24,7 +24,7 @@ BLOCK = 16  # anchor directions that are solved for together
 REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
 READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
 FURTHEST = 1.5  # distance of an anchor from the base, relative to the reach
-FAINT = 0.02  # singular value of the keys, relative to the largest, that leaves a range unsure
+FAINT = 5e-3  # singular value of the keys, relative to the largest, that leaves a range unsure
 EXTRA = 2  # anchors that are added for it
 WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
@@ -145,9 +145,10 @@ def ask_scores(
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     tokens = draw_context(weights, context, rng, whole=True)
     base, reach = span.base, span.reach
-    size = find_size(weights, ask, span, base + reach * basis[:, 0], tokens)
+    size, full = find_size(weights, ask, span, base + reach * basis[:, 0], tokens)
     groups = len(tokens)
-    full = ask(np.repeat(base[None], groups, axis=0), size * tokens)
+    if groups > 1:
+        full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
     leading = 0
     target = min(guess, width)
     while True:
@@ -196,9 +197,9 @@ def read_at_once(weights: Weights, unit: float) -> int:
 
 def find_size(
     weights: Weights, ask: Ask, span: Span, other: Float[Array, " d"], tokens: Array
-) -> float:
+) -> tuple[float, Soft]:
     """Length of context steps at which log-odds are of order one, at the base and at another
-    anchor: one of the two may happen to have small keys."""
+    anchor: one of the two may happen to have small keys. And the query at the base."""
     size = min(1.0, span.longest)
     for _ in range(30):
         soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
@@ -211,7 +212,7 @@ def find_size(
         elif largest < 0.3 and size < span.longest:
             size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
         else:
-            return size
+            return size, Soft(soft.anchor[:1], soft.tokens[:1], soft.answers[:1])
     raise Unclear("no size of tokens shows the attention weights")
 
 
