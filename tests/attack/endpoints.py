@@ -6,6 +6,7 @@ character, and neither time nor memory runs away.
 """
 
 import contextlib
+import copy
 import gzip
 import json
 import os
@@ -178,7 +179,7 @@ def spoil(value, rng):
         value[key] = spoil(value[key], rng)
         return value
     junk = NUMBERS + TEXTS
-    return junk[rng.integers(len(junk))]
+    return copy.deepcopy(junk[rng.integers(len(junk))])
 
 
 def message(status, headers, content):

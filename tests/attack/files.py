@@ -6,6 +6,7 @@ what reads it: it is read, or refused in a sentence. Whatever else is raised is 
 
 import base64
 import contextlib
+import copy
 import io
 import json
 import sqlite3
@@ -120,7 +121,7 @@ def damage_value(value, rng):
         else:
             value[key] = damage_value(value[key], rng)
         return value
-    return JUNK[rng.integers(len(JUNK))]
+    return copy.deepcopy(JUNK[rng.integers(len(JUNK))])  # it may be damaged in its turn
 
 
 def damage_json(content, rng):

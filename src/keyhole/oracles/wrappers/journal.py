@@ -1,4 +1,4 @@
-"""Answers on disk, so that nothing paid for is ever lost or paid twice.
+"""Answers on disk, so that nothing paid for is lost or paid twice, requests under way apart.
 
 One SQLite file. A row holds answers with the digest of their queries, the place in the run where
 they were asked, and a checksum. On a later run with the same box, learner and seed the same
