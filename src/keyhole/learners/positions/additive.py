@@ -49,9 +49,14 @@ class Additive:
 
 
 def learn_additive(
-    ask: Asker, rng: np.random.Generator, values: ValueMaps, longest: int | None
+    ask: Asker,
+    rng: np.random.Generator,
+    values: ValueMaps,
+    longest: int | None,
+    flat: bool = False,
 ) -> Additive | Inconclusive:
-    """Scores and table; `longest` is the longest sequence that may be asked."""
+    """Scores and table; `longest` is the longest sequence that may be asked. Where the table is
+    claimed to be flat no more of it is asked than comes with the scores."""
     reader = Reader(ask, values)
     rank = min(values.ranks)
     if (longest or np.inf) < rank + 1:
@@ -67,7 +72,7 @@ def learn_additive(
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
     table = np.column_stack([np.zeros(values.heads), near])
     found = Additive(scores, table, error)
-    if found.slopes is not None and np.abs(near).max() > 0:
+    if flat or (found.slopes is not None and np.abs(near).max() > 0):
         return found
     reach = min(TABLE, (longest or TABLE + 1) - 1)
     while table.shape[1] <= reach:

@@ -9,7 +9,7 @@ When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised
 Source.     Keyhole's own; docs/learners/positions.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from keyhole.learners.positions.additive import learn_additive
 from keyhole.learners.positions.kinds import PositionKind, recognise_positions
 from keyhole.learners.positions.rotary import Rotary, learn_rotary
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
+from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.position import Position
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.wrappers.places import WithoutPlaces
 
 LENGTHS = (7, 90, 400)  # tokens of fresh sequences
+LONG_ANCHOR = 30.0  # entries of an anchor beside which vectors of places are short
 SIZE = 0.7  # entries of their tokens
 TOLERANCE = 1e-5  # deviation, relative to the answers, that a hypothesis may show at most
 VALUE_LOSS = 10.0  # relative error of a value map, in that of what all maps predict together
@@ -61,7 +64,11 @@ class Positions:
             raise WrongFamily("positions behind scalar answers are not learned")
         if kind.window is not None:
             longest = min(kind.window, longest or kind.window)
-        strategies = {"rotary": learn_as_rotary, "additive": learn_as_additive}
+        strategies = {
+            "rotary": learn_as_rotary,
+            "additive": learn_as_additive,
+            "vectors": learn_as_vectors,
+        }
         if kind.name not in strategies:
             raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
         learn = strategies[kind.name]
@@ -99,12 +106,44 @@ def learn_as_additive(
     values = measure_value_maps(ask, rng, longest)
     if isinstance(values, Inconclusive):
         return Refuted(values.reason)
-    found = learn_additive(ask, rng, values, longest)
+    return learn_scores(ask, rng, values, kind, longest, None)
+
+
+def learn_as_vectors(
+    ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
+) -> Hypothesis | Refuted | Inconclusive:
+    if longest is None:
+        return Inconclusive("how many places have a vector is not known: give max_length")
+    values = measure_value_maps(ask, rng, longest, LONG_ANCHOR)
+    if isinstance(values, Inconclusive):
+        return Refuted(values.reason)
+    vectors = measure_vectors(ask, values, longest)
+    if isinstance(vectors, Inconclusive):
+        return vectors
+    return learn_scores(ask, rng, values, kind, longest, vectors)
+
+
+def learn_scores(
+    ask: Asker,
+    rng: np.random.Generator,
+    values: ValueMaps,
+    kind: PositionKind,
+    longest: int | None,
+    vectors: np.ndarray | None,
+) -> Hypothesis | Refuted | Inconclusive:
+    """Scores to which places add; with `vectors`, which were found before, no place adds more."""
+    plain_ask = ask
+    if vectors is not None:
+        plain_ask = replace(ask, oracle=WithoutPlaces(ask.oracle, vectors))
+    found = learn_additive(plain_ask, rng, values, longest, flat=vectors is not None)
     if isinstance(found, Inconclusive):
         return Refuted(found.reason)
     slopes, table = found.slopes, found.table
-    flat = np.abs(table).max() <= FLAT * found.error
-    if flat:
+    tells: float
+    if vectors is not None:
+        position = Position(vectors=vectors)
+        name, tells = "vectors", vectors.size - ask.width
+    elif np.abs(table).max() <= FLAT * found.error:
         position = Position(window=kind.window)
         name, tells = "none", 0
     elif slopes is not None:
@@ -127,6 +166,7 @@ def learn_as_additive(
     doubts = [Head(a.score, a.key_bias, b.value) for a, b in zip(doubts, plain.heads, strict=True)]
     uncertain = Position(
         bias=None if position.bias is None else np.full(table.shape, KEY_LOSS * found.error),
+        vectors=None if vectors is None else np.full(vectors.shape, place_error(ask, values)),
         slopes=None if position.slopes is None else np.full(len(slopes), found.error),  # type: ignore[arg-type]
     )
     errors = Attention(doubts, plain.offset, None, uncertain)
@@ -134,6 +174,13 @@ def learn_as_additive(
     floor = count_values(values, ask) + unknowns / ask.outputs
     diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions=name)
     return judge(ask, rng, model, errors, floor, [kind.sentence], diagnostics, kind.window)
+
+
+def place_error(ask: Asker, values: ValueMaps) -> float:
+    """Standard error of the vectors: that of what the value maps say of the anchor."""
+    total = values.total
+    size = values.error * float(np.linalg.norm(values.anchor @ total))
+    return size * float(np.linalg.norm(np.linalg.pinv(total), 2)) / ask.width**0.5
 
 
 def shorten_table(table: np.ndarray) -> np.ndarray:

@@ -41,6 +41,8 @@ class ValueMaps:
     ins: tuple[Array, ...]  # (d, r_h)
     outs: tuple[Array, ...]  # (r_h, D), orthonormal rows
     error: float  # of what the maps predict, relative, as seen on one query
+    liked: Float[Array, "heads d"]  # the token that each head attended to
+    anchor: Float[Array, " d"]  # before this anchor
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -67,14 +69,15 @@ class ValueMaps:
 
 
 def measure_value_maps(
-    ask: Asker, rng: np.random.Generator, longest: int | None
+    ask: Asker, rng: np.random.Generator, longest: int | None, size: float = 1.0
 ) -> ValueMaps | Inconclusive:
-    """The value maps; `longest` is the length of the longest sequence that may be asked."""
+    """The value maps; `longest` is the length of the longest sequence that may be asked, `size`
+    that of the anchor's entries."""
     offset = ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
     best: ValueMaps | None = None
     trouble = "no bag of huge tokens led to value maps"
     for _ in range(BAGS):
-        found = measure_with_bag(ask, rng, offset, longest)
+        found = measure_with_bag(ask, rng, offset, longest, size)
         if isinstance(found, str):
             trouble = found
             continue
@@ -87,13 +90,13 @@ def measure_value_maps(
 
 
 def measure_with_bag(
-    ask: Asker, rng: np.random.Generator, offset: Array, longest: int | None
+    ask: Asker, rng: np.random.Generator, offset: Array, longest: int | None, size: float
 ) -> ValueMaps | str:
     """The value maps by one bag of tokens, or why it does not lead to them."""
     width = ask.width
     count = min(CANDIDATES, (longest or CANDIDATES + 1) - 1)
     bag = HUGE * rng.standard_normal((count, width))
-    anchor = rng.standard_normal((1, width))
+    anchor = size * rng.standard_normal((1, width))
     base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
     used = name_tokens_in_use(ask, rng, bag, anchor, base)
     if isinstance(used, str):
@@ -144,7 +147,7 @@ def measure_with_bag(
     off = float(np.abs(check - expected).max() / np.abs(check).max())
     if off > NOTHING:
         return "moves of the tokens in use do not add up"
-    return ValueMaps(offset, tuple(maps), tuple(outs), max(off, ask.unit))
+    return ValueMaps(offset, tuple(maps), tuple(outs), max(off, ask.unit), bag[used], anchor[0])
 
 
 def name_tokens_in_use(

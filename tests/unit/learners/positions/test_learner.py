@@ -26,6 +26,13 @@ def test_a_window_is_found_with_its_length() -> None:
     assert keyhole.distance(found.model, truth) < 1e-6
 
 
+def test_vectors_of_places_are_found() -> None:
+    truth = placed_layer("position vectors", 8, 2, 6)
+    found = keyhole.recover(keyhole.open_oracle(truth, max_length=24), seed=4)
+    assert found.model.position.kind == "position vectors"
+    assert keyhole.distance(found.model, truth) < 1e-6
+
+
 def test_rotary_extrapolates() -> None:
     truth = placed_layer("rotary", 8, 2, 5)
     found = keyhole.recover(truth, seed=3)

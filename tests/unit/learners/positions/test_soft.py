@@ -16,7 +16,8 @@ def test_log_ratios_are_scores_minus_those_of_the_copies() -> None:
     outs = tuple(vt[:4] for _, _, vt in factors)
     ins = tuple(head.value @ out.T for head, out in zip(truth.heads, outs, strict=True))
     reader = Reader(
-        Asker(FunctionOracle(truth, Spec(8))), ValueMaps(truth.offset, ins, outs, 1e-15)
+        Asker(FunctionOracle(truth, Spec(8))),
+        ValueMaps(truth.offset, ins, outs, 1e-15, np.zeros((2, 8)), np.zeros(8)),
     )
     rng = np.random.default_rng(1)
     anchor, distances = 0.3 * rng.standard_normal(8), np.array([1, 4, 9, 30])
