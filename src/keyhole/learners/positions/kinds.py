@@ -20,6 +20,7 @@ FAR = 512  # distance beyond which no window is looked for
 EDGE = 8  # huge tokens at the far end: one of them is preferred by some head
 HUGE = 1e8  # entries of tokens that outweigh whatever places add
 BAG = 64  # tokens of which some win
+SCALINGS = 4  # random factors that must all leave the answer linear: a winner may keep its place
 BAGS = 2  # bags whose winners must not depend on their order
 
 
@@ -58,7 +59,7 @@ def recognise_positions(ask: Asker, rng: np.random.Generator, longest: int | Non
         answer = ask(np.concatenate([bag, anchor])[None], PURPOSE)[0]
         turned = ask(np.concatenate([bag[rng.permutation(count)], anchor])[None], PURPOSE)[0]
         if differ(ask, answer, turned):
-            bounded = is_bounded(ask, rng, bag, anchor)
+            bounded = all(is_bounded(ask, rng, bag, anchor) for _ in range(SCALINGS))
             return PositionKind("bounded" if bounded else "rotary", window)
     return PositionKind("additive", window)
 
