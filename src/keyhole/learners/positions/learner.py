@@ -112,11 +112,11 @@ def learn_as_additive(
 def learn_as_vectors(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    if longest is None:
-        return Inconclusive("how many places have a vector is not known: give max_length")
     values = measure_value_maps(ask, rng, longest, LONG_ANCHOR)
     if isinstance(values, Inconclusive):
         return Refuted(values.reason)
+    if longest is None:
+        return Inconclusive("how many places have a vector is not known: give max_length")
     vectors = measure_vectors(ask, values, longest)
     if isinstance(vectors, Inconclusive):
         return vectors
