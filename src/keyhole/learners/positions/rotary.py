@@ -31,7 +31,7 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 
-REACH = 256  # longest distance that is asked, per inner dimension of a head: slow pairs come
+REACH = 512  # longest distance that is asked, per inner dimension of a head: slow pairs come
 LONGEST = 4096  # with many dimensions; and at most
 LEVELS = 1e3  # size within which the logarithm of the copies' sum is sought
 REPLICATES = 6  # repetitions of the algebra for the standard errors
