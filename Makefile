@@ -49,7 +49,7 @@ browser:
 
 # the scripts among benchmarks/*.py; the rest is what they share
 MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise examples auto \
-	verifier engines http_overhead regression
+	verifier engines http_overhead regression block deployed mlp
 
 bench: $(READY)
 	for name in $(MEASURED); do $(BIN)/python benchmarks/$$name.py || exit 1; done
