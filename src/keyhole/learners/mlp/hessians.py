@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.mlp.refinement import Weights
@@ -579,9 +579,8 @@ def _solved(normal: Float[Array, "a a"], right: Float[Array, "a z"]) -> Float[Ar
     scale = np.sqrt(np.maximum(np.diag(normal), TINY))
     matrix = normal / (scale[:, None] * scale)
     matrix[np.diag_indices(len(matrix))] += RIDGE
-    return np.asarray(
-        solve(matrix, right / scale[:, None], assume_a="pos", check_finite=False) / scale[:, None]
-    )
+    factor = cho_factor(matrix, lower=True, check_finite=False)
+    return np.asarray(cho_solve(factor, right / scale[:, None]) / scale[:, None])
 
 
 @dataclass(frozen=True, eq=False)

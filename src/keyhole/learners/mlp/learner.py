@@ -242,7 +242,7 @@ class MlpLearner:
 
         try:
             sketch = read_sphere(ask, width, box.unit, rng, self.gated)
-        except NotEnough as failed:
+        except (NotEnough, np.linalg.LinAlgError) as failed:
             return Inconclusive(str(failed))
         blocks, neurons, _ = sketch.rows.shape
         if (broken := self._promise(neurons)) is not None:
