@@ -13,7 +13,7 @@ from keyhole.models.random import block
 
 CASES = (  # name, widths, options
     ("norm(x + attention)", ((8, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 8)), "post"),
-    ("x + attention(norm)", ((8, 2), (16, 2), (16, 4), (32, 2), (32, 4)), "pre"),
+    ("x + attention(norm)", ((8, 2), (16, 2), (16, 4), (32, 2), (32, 4), (32, 8)), "pre"),
 )
 NETWORKS = ((8, 8, "gelu"), (16, 32, "gelu"), (16, 16, "silu"), (32, 64, "gelu"))
 

@@ -52,7 +52,7 @@ APART = 0.5  # how far the direction of a line lies from the first one
 FITTED = 1e-12  # residual of a line, relative, at which its heads are told apart
 STEEPEST = 40.0  # largest log-odds looked for at the end of a line
 LINES = 6  # first lines tried
-GAP = 10.0  # between singular values, from which the smaller ones are noise
+GAP = 60.0  # between singular values, from which the smaller ones are noise
 DRAWS = 3  # anchors tried
 
 
@@ -422,12 +422,12 @@ def steep_lines(
 
 
 def line_rank(values: Float[Array, "l d"], unit: float) -> int:
-    """Rank of M_h v over the lines: the largest gap of the singular values, if there is one."""
+    """Rank of M_h v over the lines: the first clear gap of the singular values. Behind it come the
+    errors, which differ from line to line and have gaps of their own."""
     sizes = np.linalg.svd(values, compute_uv=False)
     sizes = np.maximum(sizes / sizes[0], 1e2 * unit)
-    gaps = sizes[:-1] / sizes[1:]
-    best = int(np.argmax(gaps))
-    return best + 1 if gaps[best] > GAP else len(sizes)
+    (gaps,) = np.nonzero(sizes[:-1] / sizes[1:] > GAP)
+    return int(gaps[0]) + 1 if len(gaps) else len(sizes)
 
 
 def unit_vector(rng: np.random.Generator, width: int) -> Float[Array, " k"]:
