@@ -28,6 +28,7 @@ LEARNERS = {
 CHANGES = ("lengths", "odd", "multiples", "scores", "extra head", "drift", "clipped")
 DIFFERENT = 1e-3  # of the answers' size: an answer this far off is another answer
 CONCEDED = 3.0  # over the number of fresh queries: the share of queries about which nothing is said
+OFTEN = 0.1  # share of wrong answers that is counted apart among what is conceded
 LOOSE = 0.2  # relative error of parameters, and of answers, that are called recovered
 
 
@@ -161,5 +162,7 @@ def run(spec, folder):
             share = share_of_others(box, found.model, spec)
         if share > CONCEDED / found.verdict.queries:
             return counts, [("wrong model recovered", f"{title}: {share:.0%} of answers differ")]
-        counts["impostors recovered, as conceded"] = 1
+        # conceded is not harmless: how often the model is wrong is told apart
+        often = "a tenth of queries or more" if share >= OFTEN else "less than a tenth of queries"
+        counts[f"impostors recovered, wrong on {often}"] = 1
     return counts, []
