@@ -34,6 +34,7 @@ VALUE_LOSS = 10.0  # relative error of a value map, in that of what all maps pre
 KEY_LOSS = 30.0  # standard error of a score or table entry, in those of a log-ratio
 FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
 SAME = 1e-6  # relative difference of two entries of a table that are one bucket
+ATTEMPTS = 2  # anchors before which rotary positions are measured
 POWER_LAW = 1e-6  # relative deviation of frequencies that follow one base
 
 
@@ -81,10 +82,26 @@ def learn_as_rotary(
     values = measure_value_maps(ask, rng, longest)
     if isinstance(values, Inconclusive):
         return Refuted(values.reason)
-    found = learn_rotary(ask, rng, values, longest)
-    if isinstance(found, Inconclusive):
-        return Refuted(found.reason)
-    best, errors = found
+    result: Hypothesis | Refuted = Refuted("no anchor was tried")
+    for _ in range(ATTEMPTS):
+        found = learn_rotary(ask, rng, values, longest)
+        if isinstance(found, Inconclusive):
+            result = Refuted(found.reason)
+            continue
+        result = judge_rotary(ask, rng, values, kind, *found)
+        if isinstance(result, Hypothesis):
+            break
+    return result
+
+
+def judge_rotary(
+    ask: Asker,
+    rng: np.random.Generator,
+    values: ValueMaps,
+    kind: PositionKind,
+    best: Rotary,
+    errors: Rotary,
+) -> Hypothesis | Refuted:
     model = assemble(values, rotary_position(best, kind.window))
     doubt = assemble_errors(ask, values, rotary_position(errors, None))
     base = rotary_base(best.frequencies)
