@@ -55,6 +55,7 @@ ROUNDINGS, COARSE_ROUNDINGS = (
     300.0,
     40.0,
 )  # of the terms of an answer, that the finished fit may leave
+BEND_WIDTH, SEEN = 8.0, 3  # argument up to which φ bends, and answers that must lie there
 CANCELLED = 30.0  # how much larger than the answers their terms are believed to be
 IDLE = 1e-7  # part of a neuron in the answers, relative to the others, that is none
 SAME = 1e-10  # 1 - cosine of the arguments of two neurons that are one
@@ -293,6 +294,13 @@ class MlpLearner:
                 f"no network with one hidden layer of {refined.weights.neurons} neurons fits: the "
                 f"best found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}",
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
+            )
+        rows = refined.weights.inner if refined.weights.gate is None else refined.weights.gate
+        seen = (np.abs(with_one(points) @ rows.T) < BEND_WIDTH).sum(axis=0)
+        if seen.min(initial=SEEN) < SEEN:
+            return Inconclusive(
+                f"{int((seen < SEEN).sum())} of {len(rows)} neurons bend so sharply that no answer "
+                "lies in the bend: another activation there, such as relu, would fit as well"
             )
         if refined.errors is None or not np.isfinite(refined.errors.inner).all():
             return Inconclusive("the answers leave some neuron undetermined")

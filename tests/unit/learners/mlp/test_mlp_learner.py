@@ -57,7 +57,7 @@ def softplus(x):
     return np.logaddexp(0, x)
 
 
-@pytest.mark.parametrize("kind", ["softplus", "two layers", "one odd neuron"])
+@pytest.mark.parametrize("kind", ["softplus", "two layers", "one odd neuron", "one relu"])
 def test_impostors_are_not_recovered(kind):
     rng = np.random.default_rng(5)
     inner, outer = rng.standard_normal((18, 6)) / 2, rng.standard_normal((6, 18))
@@ -67,6 +67,9 @@ def test_impostors_are_not_recovered(kind):
         "two layers": lambda x: truth(truth(x) / 4),
         "one odd neuron": lambda x: truth(x) + softplus(x[:, -1] @ inner[0])[:, None] * outer[:, 0],
     }
+    boxes["one relu"] = lambda x: (
+        truth(x) + np.maximum(x[:, -1] @ inner[0], 0)[:, None] * outer[:, 0]
+    )
     found = keyhole.recover(keyhole.open_oracle(boxes[kind], width=6), MlpLearner(), throw=False)
     assert found.outcome is not Outcome.RECOVERED
 
