@@ -22,7 +22,7 @@ Source.     Levenberg (1944), Marquardt (1963); Nielsen (1999) for the damping; 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, qr, solve_triangular
@@ -50,7 +50,7 @@ class Blocks:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array]) -> Self:
+    def of(cls, arrays: Mapping[str, Array]) -> "Blocks":
         return cls(tuple((name, np.shape(array)) for name, array in arrays.items()))
 
     @property

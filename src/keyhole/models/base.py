@@ -6,7 +6,7 @@ its standard errors are either entrywise (the product is then multiplied out) or
 
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Model(Protocol):
     def to_arrays(self) -> dict[str, Array]: ...
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Self: ...
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Any: ...
 
 
 def replace_parameters(model: M, changed: Mapping[str, Array]) -> M:
