@@ -22,7 +22,7 @@ Source.     Levenberg (1944), Marquardt (1963); Nielsen (1999) for the damping; 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, qr, solve_triangular
@@ -72,6 +72,7 @@ class Blocks:
         return {name: vector[slices[name]].reshape(shape) for name, shape in self.shapes}
 
 
+@runtime_checkable
 class Scaling(Protocol):
     """Units of the unknowns: step = S z, chosen so that J S has columns of about one size."""
 
@@ -100,6 +101,7 @@ class Linearization:
         return float(self.residual @ self.residual)
 
 
+@runtime_checkable
 class ForwardModel(Protocol[P]):
     """What predicts the data from unknowns. A plain one has flat vectors as points, and retract is
     a sum; a model with points on a manifold brings its own."""
@@ -309,6 +311,7 @@ class _Meter:
 # -- One linear problem ------------------------------------------------------------------------
 
 
+@runtime_checkable
 class _System(Protocol):
     """The linear problem at one point, solved for each damping tried."""
 

@@ -95,7 +95,7 @@ class Position:
         head: int,
         tokens: Float[Array, "batch length d"],
         anchor: Float[Array, "batch d"],
-        distances: Float[Array, " length"],
+        distances: Array,
     ) -> Float[Array, "batch length"]:
         """What the places add to the scores of a head."""
         scores = np.zeros(tokens.shape[:2], tokens.dtype)

@@ -12,7 +12,7 @@ Fails.      Where the weights of all heads are more unknowns than an answer has 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Soft:
                       for name in ("anchor", "tokens", "answers")))  # fmt: skip
 
 
+@runtime_checkable
 class Weights(Protocol):
     """What is known of the layer: Σ_hi w_hi maps_h τ u_i + table · unknowns = right side."""
 

@@ -621,7 +621,7 @@ def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
         levels = value(a)
         return np.concatenate([s[..., None] * first(a), levels[..., 1:] - levels[..., :1]], axis=-1)
 
-    def judged(prediction: Array, wanted: Array, square: Array) -> tuple[Array, Array]:
+    def judged(prediction: Array, wanted: Array, square: Array | float) -> tuple[Array, Array]:
         """Share that is left of the data, and κ."""
         own = np.maximum((prediction**2).sum(axis=-1), TINY)
         size = (prediction * wanted).sum(axis=-1) / own

@@ -86,7 +86,7 @@ class Exactness:
     @property
     def low(self) -> bool:
         """Whether differences are blamed on the answers' digits."""
-        return self.unit > CLEAN * self.scale
+        return bool(self.unit > CLEAN * self.scale)
 
     @property
     def allowed(self) -> float:
