@@ -63,7 +63,10 @@ def logit_with_error(weight: Array, error: Array | float) -> LogOdds:
 
 
 def log_ratio(
-    weight: Array, rest: Array | float, error: Array | float = 0.0, rest_error: Array | float = 0.0
+    weight: Array,
+    rest: Array | np.number | float,
+    error: Array | float = 0.0,
+    rest_error: Array | float = 0.0,
 ) -> LogOdds:
     """Log-odds of two weights with independent errors, to first order."""
     return LogOdds(np.log(weight / rest), np.hypot(error / weight, rest_error / rest))

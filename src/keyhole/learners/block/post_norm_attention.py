@@ -61,7 +61,7 @@ class Singles:
     size: float  # of the huge tokens
     anchor: Float[Array, " d"]
     mixed: Float[Array, "e d"]  # coefficients of the other tokens in the frame
-    huge: Float[Array, " e"]  # whether the combination is of the huge tokens
+    huge: Array  # whether the combination is of the huge tokens
     answers: Float[Array, "n d"] = field(metadata=ANSWER)  # frame, anchor, combinations
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.optimize import least_squares, linear_sum_assignment
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, Int
 from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
 from keyhole.learners.block.scores import (
     Ask,
@@ -165,7 +165,7 @@ class Line:
 
     direction: Float[Array, " k"]
     steps: Float[Array, "j 2"]  # t and -t'
-    copies: Float[Array, "j 2"]  # n and n'
+    copies: Int[Array, "j 2"]  # n and n'
     answers: Float[Array, "j d"] = field(metadata=ANSWER)  # without the residual
 
     def shapes(self, rates: Float[Array, " h"]) -> Float[Array, "j h"]:

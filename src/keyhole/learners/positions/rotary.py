@@ -50,8 +50,8 @@ class Rotary:
     """Keys and queries as rows of real and imaginary parts on [x; 1], as in models.Position."""
 
     frequencies: Float[Array, " n"]
-    keys: Float[Array, "heads 2n e"]
-    queries: Float[Array, "heads 2n e"]
+    keys: Float[Array, "heads pairs e"]
+    queries: Float[Array, "heads pairs e"]
 
 
 @dataclass(frozen=True, eq=False)
