@@ -447,7 +447,7 @@ def _column_norms(jacobian: Array) -> Array:
 class BlockScaling:
     """One matrix for each block of unknowns, in their order."""
 
-    matrices: tuple[Float[Array, "b b"], ...]
+    matrices: tuple[Array, ...]
 
     def apply(self, z: Array) -> Array:
         return self._multiply(z, list(self.matrices))
