@@ -29,7 +29,7 @@ def guarded_protocol() -> type[asyncio.Protocol]:
             """Whether no request is under way."""
             return self.cycle is None or bool(self.cycle.response_complete)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.since = self.loop.time()
             self.timer = self.loop.call_later(HEAD_SECONDS, self.give_up)

@@ -76,7 +76,7 @@ def test_a_change_beyond_the_noticed_one_is_noticed_and_a_smaller_one_is_not() -
     assert set(noticed) == {name for name, array in MODEL.to_arrays().items() if array.any()}
     for name, smallest in noticed.items():
         for factor, seen in ((4.0, True), (0.01, False)):
-            array = MODEL.to_arrays()[name] * (1.0 + factor * smallest)
+            array = np.asarray(MODEL.to_arrays()[name] * (1.0 + factor * smallest))
             other = replace_parameters(MODEL, {name: array})
             case = Case.of(MODEL, TOKENS, other(TOKENS), "fresh")
             (one,) = judge(MODEL, None, [case], noise, np.random.default_rng(10))
