@@ -10,11 +10,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 # written last: an interrupted installation starts again
 READY := $(VENV)/.ready
-EXTRAS := test,torch,onnx,convex,distributed,serve,pictures
+EXTRAS := test,torch,hf,onnx,convex,distributed,serve,pictures
 PROCESSES ?= 2
 # MLServer (which brings tritonclient): programs of others that the tests talk to
 OTHERS := .venv-interoperation
 OTHERS_READY := $(OTHERS)/.ready
+# llama.cpp as a server, whose numpy is newer than MLServer's
+LLAMA := .venv-language-models
+LLAMA_READY := $(LLAMA)/.ready
+# `transformers serve`, a server that tells labels alone
+SERVING := .venv-serving
+SERVING_READY := $(SERVING)/.ready
 
 # one thread per process: the tests run side by side
 export OMP_NUM_THREADS ?= 1
@@ -25,9 +31,12 @@ export OPENBLAS_NUM_THREADS ?= 1
 demo: $(READY)
 	$(BIN)/keyhole demo
 
-test: lint browser $(OTHERS_READY)
+test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)
 	others="$$(test ! -e $(OTHERS_READY) || echo $(CURDIR)/$(OTHERS)/bin/python)"; \
+	llama="$$(test ! -e $(LLAMA_READY) || echo $(CURDIR)/$(LLAMA)/bin/python)"; \
+	serving="$$(test ! -e $(SERVING_READY) || echo $(CURDIR)/$(SERVING)/bin/python)"; \
 	KEYHOLE_MLSERVER_PYTHON="$$others" KEYHOLE_TRITON_PYTHON="$$others" \
+	KEYHOLE_LLAMA_PYTHON="$$llama" KEYHOLE_SERVING_PYTHON="$$serving" \
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,typechecking.checked
 
 lint: $(READY)
@@ -37,7 +46,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the documentation: site/index.html"
 
 # the report of a run as a browser shows it, for the README
@@ -49,16 +58,18 @@ browser:
 
 # the scripts among benchmarks/*.py; the rest is what they share
 MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise examples auto \
-	verifier engines http_overhead regression block deployed mlp
+	verifier engines http_overhead regression block deployed mlp language_model_server tokens \
+	trained_block
 
 bench: $(READY)
+	$(BIN)/keyhole bench all --out docs/results
 	for name in $(MEASURED); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 MINUTES ?= 15
 SEED ?= 0
 
 attack: $(READY)
-	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES) --seed $(SEED) --keep --page docs/reliability.md
+	$(BIN)/python tests/attack/campaign.py --minutes $(MINUTES) --seed $(SEED) --keep --page docs/results/attack.md
 
 # Files are checked against their digests where these are known (Linux, x86-64, Python 3.11), and by
 # their versions elsewhere. torch stands apart and by its exact version: a CPU build of that version
@@ -80,5 +91,20 @@ $(OTHERS_READY): constraints-interoperation.txt
 	&& $(OTHERS)/bin/python -m pip install -q -c $< mlserver 'tritonclient[http]' \
 	&& touch $@
 
+# digests first, where they are known; the versions then find everything in place but torch
+$(LLAMA_READY): constraints-language-models.txt constraints-language-models-hashes.txt
+	-$(PYTHON) -m venv $(LLAMA) \
+	&& { test -z "$(DIGESTS)" || $(LLAMA)/bin/python -m pip install -q --only-binary :all: \
+		--no-deps --require-hashes -r constraints-language-models-hashes.txt; } \
+	&& $(LLAMA)/bin/python -m pip install -q --only-binary :all: -r $< \
+	&& touch $@
+
+$(SERVING_READY): constraints-serving.txt constraints-serving-hashes.txt
+	-$(PYTHON) -m venv $(SERVING) \
+	&& { test -z "$(DIGESTS)" || $(SERVING)/bin/python -m pip install -q --only-binary :all: \
+		--no-deps --require-hashes -r constraints-serving-hashes.txt; } \
+	&& $(SERVING)/bin/python -m pip install -q --only-binary :all: -r $< \
+	&& touch $@
+
 clean:
-	rm -rf $(VENV) $(OTHERS) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) $(LLAMA) $(SERVING) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
