@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keyhole.errors import InvalidArgument
+from keyhole.errors import InvalidArgument, NotFinite
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -67,7 +67,7 @@ def finite_array(name: str, value: Any, *, ndim: int | tuple[int, ...]) -> Array
         wanted = " or ".join(str(n) for n in dims)
         raise InvalidArgument(f"{name} must have {wanted} dimension(s), got shape {array.shape}")
     if not np.isfinite(array).all():
-        raise InvalidArgument(f"{name} holds NaN or infinity")
+        raise NotFinite(f"{name} holds NaN or infinity")
     return array
 
 

@@ -36,6 +36,10 @@ class InvalidArgument(KeyholeError, ValueError):
     """An argument of a public call does not make sense."""
 
 
+class NotFinite(InvalidArgument):
+    """An array that must hold numbers holds NaN or infinity."""
+
+
 class DomainError(KeyholeError, ValueError):
     """A query would leave the domain the oracle declared (norm, box, vocabulary, length)."""
 
@@ -76,6 +80,8 @@ class IllConditioned(KeyholeError):
 
 class WrongFamily(KeyholeError):
     """The box is not a member of the model class the learner assumes."""
+
+    certain: bool = False  # two answers of the box contradict each other, whatever was learned
 
     def __init__(self, message: str, counterexample: Counterexample | None = None) -> None:
         super().__init__(message)

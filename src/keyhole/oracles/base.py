@@ -24,15 +24,18 @@ from keyhole.errors import DomainError, InvalidArgument
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
-NORM_SLACK = 1e-9  # relative excess of a norm that is rounding, not a violation
-SPHERE_SLACK = 1e-6  # the same on a sphere, where tokens may be numbers of single precision
+ANSWERS = ("logits", "logprobs", "top_k", "labels")  # of language models
+
 INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
 
 
 @dataclass(frozen=True)
 class Domain:
     """What the box accepts: token norms, entries, vocabulary, sequence length. `sphere` is the one
-    norm that all tokens have (a box behind a norm sees them so)."""
+    norm that all tokens have (a box behind a norm sees them so). `tokens` is the size of a language
+    model's vocabulary: a token is then a vector of width 1 whose only entry is its number, and the
+    vocabulary is made of these. Where an interface also takes a `bias` on tokens (up to so large),
+    a query holds vectors of width 2: the tokens of the prompt as (number, 0), biases behind."""
 
     max_length: int | None = None
     max_norm: float | None = None
@@ -40,6 +43,8 @@ class Domain:
     high: float | None = None
     vocabulary: Float[Array, "m d"] | None = field(default=None, compare=False)
     sphere: float | None = None
+    tokens: int | None = None
+    bias: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None:
@@ -54,18 +59,35 @@ class Domain:
             raise InvalidArgument(f"low must be below high, got {self.low} and {self.high}")
         if self.sphere is not None:
             real_number("sphere", self.sphere, 0.0)
-            others = (self.max_norm, self.low, self.high, self.vocabulary)
+            others = (self.max_norm, self.low, self.high, self.vocabulary, self.tokens)
             if any(other is not None for other in others):
                 raise InvalidArgument(
                     "sphere already says which tokens are accepted; leave out max_norm, low, high "
                     "and vocabulary"
                 )
+        if self.tokens is not None:
+            self._number_tokens()
         if self.vocabulary is not None:
             table = frozen(finite_array("vocabulary", self.vocabulary, ndim=2))
             object.__setattr__(self, "vocabulary", table)
 
+    def _number_tokens(self) -> None:
+        """The vocabulary of a language model: the numbers of its tokens."""
+        count = whole_number("tokens", self.tokens, 2)
+        numbers = np.arange(count, dtype=np.float64)[:, None]
+        others = (self.max_norm, self.low, self.high)
+        same = self.vocabulary is None or np.array_equal(self.vocabulary, numbers)
+        if not same or any(other is not None for other in others):
+            raise InvalidArgument(
+                "tokens already says that tokens are numbers, and how many there are; leave out "
+                "max_norm, low, high, sphere and vocabulary"
+            )
+        object.__setattr__(self, "tokens", count)
+        if self.bias is None:
+            object.__setattr__(self, "vocabulary", numbers)
+
     def accepts_the_same_as(self, other: "Domain") -> bool:
-        return self == other and self._words == other._words
+        return self == other and (self.tokens is not None or self._words == other._words)
 
     @property
     def unbounded(self) -> bool:
@@ -75,13 +97,14 @@ class Domain:
             and self.low is None
             and self.high is None
             and self.sphere is None
-            and (self.vocabulary is None)
+            and self.vocabulary is None
+            and self.tokens is None
         )
 
     @property
     def radius(self) -> float:
         """Every token up to this norm is accepted (the vocabulary apart)."""
-        if self.sphere is not None:
+        if self.sphere is not None or self.tokens is not None:
             return 0.0
         low = np.inf if self.low is None else -self.low
         high = np.inf if self.high is None else self.high
@@ -115,27 +138,42 @@ class Domain:
 
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""
-        if self.max_length is not None and tokens.shape[1] > self.max_length:
-            raise DomainError(
-                f"a query of length {tokens.shape[1]} exceeds max_length={self.max_length}"
-            )
+        if self.max_length is not None:
+            length = tokens.shape[1]
+            if self.bias is not None:
+                length = int(np.max(np.sum(tokens[:, :, 1] == 0, axis=1), initial=0))
+            if length > self.max_length:
+                raise DomainError(
+                    f"a query of length {length} exceeds max_length={self.max_length}"
+                )
         if not np.isfinite(tokens).all():
             raise DomainError("a token holds NaN or infinity")
         if self.sphere is not None:
             off = np.abs(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens)) / self.sphere - 1.0)
-            if off.max(initial=0.0) > SPHERE_SLACK:
+            if off.max(initial=0.0) > 1e-6:  # tokens may be numbers of single precision
                 raise DomainError(
                     f"a token's norm differs from sphere={self.sphere} by {off.max():.1e} of it"
                 )
         if self.max_norm is not None:
             worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
-            if worst > self.max_norm * (1 + NORM_SLACK):
+            if worst > self.max_norm * (1 + 1e-9):  # what is less is rounding
                 raise DomainError(f"a token of norm {worst:.6g} exceeds max_norm={self.max_norm}")
         if self.low is not None and tokens.min(initial=np.inf) < self.low:
             raise DomainError(f"a token entry {tokens.min():.6g} lies below low={self.low}")
         if self.high is not None and tokens.max(initial=-np.inf) > self.high:
             raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
-        if self.vocabulary is not None:
+        if self.bias is not None and np.abs(tokens[:, :, 1]).max(initial=0.0) > self.bias:
+            raise DomainError(f"a bias on a token exceeds {self.bias:g}")
+        if self.tokens is not None:
+            numbers = tokens[:, :, 0]
+            numbered = (numbers == np.rint(numbers)) & (numbers >= 0) & (numbers < self.tokens)
+            if not numbered.all():
+                odd = numbers[~numbered][0]
+                raise DomainError(
+                    f"a token has the number {odd:g}; the vocabulary has the whole numbers 0 … "
+                    f"{self.tokens - 1}"
+                )
+        elif self.vocabulary is not None:
             for row in np.unique(tokens.reshape(-1, tokens.shape[2]).astype(np.float64), axis=0):
                 if (row + 0.0).tobytes() not in self._words:
                     raise DomainError("a token is not in the declared vocabulary")
@@ -156,6 +194,7 @@ class Spec:
     domain: Domain = Domain()
     precision: NoiseModel | None = None  # None: not stated, to be measured
     identity: str = "box"  # names the box in reports, and keeps journals of two boxes apart
+    answers: str | None = None  # what a language model answers with, one of ANSWERS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "width", whole_number("width", self.width, 1))
@@ -166,6 +205,8 @@ class Spec:
                 f"precision must be a NoiseModel, as in NoiseModel(additive=1e-3), got "
                 f"{self.precision!r}"
             )
+        if self.answers not in (None, *ANSWERS):
+            raise InvalidArgument(f"answers must be one of {ANSWERS}, got {self.answers!r}")
         words = self.domain.vocabulary
         if words is not None and words.shape[1] != self.width:
             raise InvalidArgument(
@@ -186,6 +227,20 @@ class Oracle(ABC):
     def remaining(self) -> int | None:
         """Queries left in the budget; None where there is no budget."""
         return None
+
+    @property
+    def opening_queries(self) -> int:
+        """Queries that were asked when it was opened, to find out what it is."""
+        return 0
+
+    @property
+    def opening_replayed(self) -> int:
+        """Of these, answered from the record of an earlier opening."""
+        return 0
+
+    def expect(self, queries: int | None, at_most: int | None = None) -> None:  # noqa: B027
+        """Told by a learner that so many queries are still to come, as far as it knows (None: it
+        does not), and never more than `at_most`. For the progress bar: nothing depends on it."""
 
     def close(self) -> None:  # noqa: B027 - most boxes hold nothing
         """Lets go of files and connections. Asking afterwards is an error."""
@@ -209,6 +264,17 @@ class Wrapper(Oracle):
     @property
     def remaining(self) -> int | None:
         return self.inner.remaining
+
+    @property
+    def opening_queries(self) -> int:
+        return self.inner.opening_queries
+
+    @property
+    def opening_replayed(self) -> int:
+        return self.inner.opening_replayed
+
+    def expect(self, queries: int | None, at_most: int | None = None) -> None:
+        self.inner.expect(queries, at_most)
 
     def close(self) -> None:
         self.inner.close()

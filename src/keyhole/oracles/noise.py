@@ -44,13 +44,33 @@ class NoiseModel:
         return float(np.linalg.norm(parts))
 
     @property
+    def half(self) -> bool:
+        """Whether the box is known to compute in a format of 16 bits."""
+        return self.format in ("float16", "bfloat16")
+
+    @property
     def low_precision(self) -> bool:
         """Whether answers have fewer digits than single precision gives, or an error floor."""
         return self.relative > SINGLE_ROUNDOFF or self.error_floor > 0.0
 
+    @property
+    def underflow(self) -> float:
+        """Where the box's numbers end: a smaller weight may be zero in its arithmetic."""
+        if self.format == "float16":  # its subnormal numbers are in use everywhere
+            return float(np.finfo(np.float16).smallest_subnormal)
+        single = self.relative >= SINGLE_ROUNDOFF  # bfloat16 has the exponents of float32
+        return float(np.finfo(np.float32 if single else np.float64).smallest_normal)
+
     def sigma(self, scale: Array | float) -> Array:
         """Standard deviation of an answer whose terms are of this size."""
         return np.asarray(self.relative * np.abs(scale) + self.error_floor)
+
+    def rounding(self, values: Array) -> Array:
+        """Standard deviation of one rounding of these numbers to the format: the distance of
+        neighbours in it over sqrt(12); noise is added, where there is some."""
+        sizes = np.maximum(np.abs(values), np.finfo(float).tiny)
+        apart = 2.0 * self.relative * np.exp2(np.floor(np.log2(sizes)))
+        return np.asarray(np.hypot(apart / np.sqrt(12.0), self.error_floor))
 
     def detects(self, signal: Array | float, scale: Array | float) -> bool:
         """Whether any of these differences of answers of this size is a signal, not noise."""

@@ -23,7 +23,6 @@ FLOATS = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
 }
-ERRORS_ONLY = 3  # onnxruntime's log level: warnings about optimisations are not the user's concern
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _session(path: Path) -> Any:
     if not path.is_file():
         raise FileFormatError(f"{path} does not exist or is not a file")
     options = runtime.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
+    options.log_severity_level = 3  # errors: warnings about optimisations concern no user
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base of their own

@@ -18,13 +18,11 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.torch import is_module, open_torch
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.results import RUN_FILE, load
+from keyhole.targets import ATTRIBUTE, check_format, check_target, suggest
 
-ATTRIBUTE = re.compile(
-    r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(\))?"
-)
 EXPECTED = (
     "expected a callable on arrays of shape (batch, length, width), a torch module, a keyhole "
-    "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, "
+    "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, hf:FOLDER#part, "
     "package.module:attribute"
 )
 
@@ -48,9 +46,10 @@ def open_oracle(
 
     `target` is a callable (batch, length, width) -> (batch,) or (batch, outputs); a torch module;
     a keyhole model; an Oracle; or the name of one: an `http(s)://` endpoint, a `.onnx` file, a
-    saved keyhole model or run, `package.module:attribute` (which imports, and so runs, that
-    module; with `()` behind it the attribute is called). A list of targets is taken as replicas
-    of one box.
+    saved keyhole model or run, `hf:FOLDER` or `hf:FOLDER#part` (a local `transformers` model, or
+    a part of it by its dotted name), `package.module:attribute` (which imports, and so runs, that
+    module; `model.layers[0]` names a part, and with `()` behind it the attribute is called). A
+    list of targets is taken as replicas of one box.
 
     The domain (`max_length`, `max_norm`, `low`/`high` per entry, `sphere`: the one norm that all
     tokens have, `vocabulary` of allowed tokens) is what the box accepts: no query will leave it.
@@ -58,9 +57,10 @@ def open_oracle(
 
     `batch` is the largest number of queries the box is given at once; `cluster` (a Dask client
     or the address of a scheduler) answers such batches on many machines. Further options depend
-    on the kind of box: see docs/boxes.md. An option that this box does not know is an error.
+    on the kind of box: see docs/guide/boxes.md. An option that this box does not know is an error.
     """
     domain = Domain(max_length, max_norm, low, high, vocabulary, sphere)
+    options = read_options(options)
     if batch is not None:
         batch = whole_number("batch", batch, 1)
     if isinstance(target, (list, tuple)):
@@ -79,6 +79,19 @@ def open_oracle(
     return oracle if batch is None else Batcher(oracle, chunk_queries=batch)
 
 
+def read_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of torch modules as they are given on the command line: a number format by its name,
+    an adapter as package.module:function."""
+    if isinstance(options.get("dtype"), str):
+        check_format(options["dtype"].removeprefix("torch."))
+        options = {**options, "dtype": options["dtype"].removeprefix("torch.")}
+    if isinstance(options.get("adapter"), str):
+        options = {**options, "adapter": load_named(options["adapter"])}
+    if not callable(options.get("adapter", read_options)):
+        raise InvalidArgument("adapter must be a function (module, tokens) -> tensor")
+    return options
+
+
 @contextlib.contextmanager
 def opened(box: Any) -> Iterator[Oracle]:
     """The oracle behind `box`. What was opened for it is closed at the end, and what the caller
@@ -95,6 +108,10 @@ def opened(box: Any) -> Iterator[Oracle]:
 def _open_local(
     target: Any, width: int | None, domain: Domain, precision: NoiseModel | None, options: Any
 ) -> Oracle:
+    if isinstance(target, str) and target.startswith("hf:"):
+        from keyhole.oracles.hugging_face import open_hf
+
+        return _opened(open_hf, "a transformers model", options)(target, width, domain, precision)
     if isinstance(target, (str, Path)):
         path = Path(target)
         if path.suffix.lower() == ".onnx":
@@ -144,10 +161,11 @@ def _function(
     if width is None:
         raise InvalidArgument("this box does not tell its width: pass width= (--width)")
     outputs = getattr(target, "outputs", None) if hasattr(target, "to_arrays") else None
-    return FunctionOracle(target, Spec(width, outputs, domain, precision, _identity(target)))
+    return FunctionOracle(target, Spec(width, outputs, domain, precision, name_of_box(target)))
 
 
-def _identity(target: Any) -> str:
+def name_of_box(target: Any) -> str:
+    """Names a function or model in reports, and keeps its journal apart."""
     if hasattr(target, "to_arrays"):  # a keyhole model: its parameters name it
         contents = digest(*target.to_arrays().values()).hex()
         return f"{type(target).__name__.lower()} {contents}"
@@ -155,15 +173,14 @@ def _identity(target: Any) -> str:
     return f"{getattr(target, '__module__', type(target).__module__)}.{name}"
 
 
+def load_named(name: str) -> Any:
+    """The object that a saved model or `package.module:attribute` names."""
+    return _named(name, Path(name))
+
+
 def _named(name: str, path: Path) -> Any:
     """What a name on the command line stands for."""
-    code, _, attribute = name.partition(":")
-    if code.endswith(".py"):
-        module = ".".join(Path(code.removesuffix(".py")).parts)
-        raise InvalidArgument(
-            f"{code} is Python code: name what is in it as {module}:{attribute or 'attribute'}, "
-            "from the folder that holds it"
-        )
+    check_target(name)
     if path.exists():
         if path.is_dir() and not (path / RUN_FILE).exists():
             raise FileFormatError(f"{path} is a folder without a keyhole run in it")
@@ -178,8 +195,7 @@ def _named(name: str, path: Path) -> Any:
             raise InvalidArgument(f"the run in {path} ended without a model")
         return model
     match = ATTRIBUTE.fullmatch(name)
-    if match is None:
-        raise InvalidArgument(f"{name!r} is no file, no URL and no package.module:attribute")
+    assert match is not None  # it was checked
     module, attribute, call = match.groups()
     return _attribute(module, attribute, bool(call))
 
@@ -198,9 +214,14 @@ def _attribute(module: str, attribute: str, call: bool) -> Any:
             + (script if isinstance(error, SystemExit) else "")
         ) from error
     try:
-        for name in attribute.split("."):
+        for name in re.sub(r"\[(\d+)\]", r".\1", attribute).split("."):
+            if name.isdigit() and not hasattr(found, name):
+                found = found[int(name)]  # an entry of a list, or of torch's own
+                continue
             if not hasattr(found, name):
-                raise InvalidArgument(f"{module} has no {attribute!r}")
+                raise InvalidArgument(
+                    f"{module} has no {attribute!r}: {suggest(name, public_names(found))}"
+                )
             found = getattr(found, name)
         return found() if call else found
     except InvalidArgument:
@@ -209,6 +230,10 @@ def _attribute(module: str, attribute: str, call: bool) -> Any:
         raise InvalidArgument(
             f"{module}:{attribute}{'()' * call} raised {type(error).__name__}: {error}"
         ) from error
+
+
+def public_names(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]
 
 
 def _open_url(

@@ -17,9 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int, digest
 
 BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
-FLOAT_BYTES = 8
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
-WORTH_A_THREAD = 2**20  # bytes of tokens from which they are made while the box is answering
 
 
 @runtime_checkable
@@ -39,8 +37,12 @@ class TokenBank(Protocol):
 
 
 def table_rows(table: Float[Array, "m d"], index: Int[Array, " n"]) -> Float[Array, "n d"]:
-    """Rows of an array; a slice of it where they follow each other."""
-    if len(index) > 1 and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
+    """Rows of an array; a slice of it where many follow each other."""
+    if (
+        len(index) > SELDOM
+        and index[-1] - index[0] == len(index) - 1
+        and (np.diff(index) == 1).all()
+    ):
         return table[index[0] : index[-1] + 1]
     return np.take(table, index, axis=0)
 
@@ -178,7 +180,7 @@ class ProbeAnchorBank:
         probe = (index[:, :-1] - anchor[:, None]) // self.count
         count, places = probe.shape
         tokens = np.empty((count, places + 1, self.width))
-        size = max(1, BLOCK_BYTES // (FLOAT_BYTES * self.width))
+        size = max(1, BLOCK_BYTES // (8 * self.width))
         steady = anchor if places > 1 or (anchor[:2] == anchor[:1]).all() else probe[:, 0]
         for start, stop in _parts(steady, max(1, size // (places + 1))):
             own = _rows_once(self.anchors, anchor[start:stop])
@@ -229,6 +231,11 @@ class QueryBatch:
         return int(self.index.shape[1])
 
     @property
+    def different(self) -> int:
+        """Different tokens of the first query: copies of one tell nothing of the scores."""
+        return len({token.tobytes() for token in self[:1].tokens()[0]})
+
+    @property
     def width(self) -> int:
         return self.bank.width
 
@@ -239,7 +246,8 @@ class QueryBatch:
         """Consecutive parts of `step` queries. Where the tokens of one are asked for, those of
         the next are made meanwhile."""
         starts = range(0, len(self), step)
-        if len(starts) < 2 or step * self.length * self.width * FLOAT_BYTES < WORTH_A_THREAD:
+        # less than a megabyte of tokens is made faster than a thread is woken
+        if len(starts) < 2 or 8 * step * self.length * self.width < 2**20:
             yield from (self[start : start + step] for start in starts)
             return
         with ThreadPoolExecutor(1, "tokens") as pool:
@@ -253,7 +261,7 @@ class QueryBatch:
             return self.bank.tokens(self.index)
         tokens = np.empty((*self.index.shape, self.width))
         flat, index = tokens.reshape(-1, self.width), self.index.ravel()
-        step = max(1, BLOCK_BYTES // (FLOAT_BYTES * self.width))
+        step = max(1, BLOCK_BYTES // (8 * self.width))
         for start in range(0, len(index), step):
             flat[start : start + step] = self.bank.rows(index[start : start + step])
         return tokens

@@ -165,18 +165,36 @@ def open_torch(
             f"{type(module).__name__} has parameters without numbers (on the meta device, or "
             "lazy): load its weights first, or call it once"
         )
+    if device is not None:
+        move(module, device)
     width = width or guessed_width(module)
     if width is None:
         raise InvalidArgument(
             f"{type(module).__name__} does not tell its width: pass width= (--width)"
         )
+    kind = _dtype(dtype, floating, torch)
+    if precision is None and kind in (torch.float16, torch.bfloat16):
+        bits = {torch.float16: 11, torch.bfloat16: 8}[kind]  # of the significand
+        precision = NoiseModel(2.0**-bits, format=str(kind).removeprefix("torch."))
     return TorchOracle(
         module,
         Spec(width, None, domain, precision, _identity(module)),
         adapter or default_adapter(module),
-        _dtype(dtype, floating, torch),
+        kind,
         device or (tensors[0].device if tensors else "cpu"),
     )
+
+
+def move(module: Any, device: Any) -> None:
+    """Moves a module to where it is to compute."""
+    try:
+        module.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise InvalidArgument(
+            f"the device {device} cannot be used here ({reason}): pass device= (--device) one that "
+            "torch has, as in cpu"
+        ) from error
 
 
 def _dtype(wanted: Any, floating: list[Any], torch: Any) -> Any:
@@ -243,19 +261,6 @@ def load_weights(module: Any, path: str | Path) -> None:
         module.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise FileFormatError(f"{path} does not fit the module: {str(error)[:500]}") from error
-
-
-def submodule(model: Any, path: str) -> Any:
-    """One part of a larger model, by its dotted name; the message lists the names if it is not
-    there."""
-    try:
-        return model.get_submodule(path)
-    except AttributeError as error:
-        names = [name for name, _ in model.named_modules() if name]
-        raise InvalidArgument(
-            f"{type(model).__name__} has no part {path!r}; it has {', '.join(names[:20])}"
-            + (" …" if len(names) > 20 else "")
-        ) from error
 
 
 class _Seen(Exception):

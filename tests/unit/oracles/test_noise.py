@@ -35,6 +35,13 @@ def test_few_digits_and_error_floors_are_low_precision() -> None:
     assert NoiseModel(step=0.01).low_precision
 
 
+def test_numbers_end_where_those_of_the_format_end() -> None:
+    assert NoiseModel().underflow < 1e-307
+    assert 1e-38 < NoiseModel(SINGLE_ROUNDOFF).underflow < 2e-38
+    assert NoiseModel(2.0**-8, format="bfloat16").underflow < 2e-38
+    assert 5e-8 < NoiseModel(2.0**-11, format="float16").underflow < 6e-8
+
+
 def test_the_name_tells_noise_first() -> None:
     assert NoiseModel(format="float32").name == "float32"
     assert NoiseModel(format="float32", repeatable=False).name == "noisy"

@@ -3,8 +3,9 @@ import pytest
 
 import keyhole
 from keyhole.models.export import export, to_torch
+from keyhole.models.parts import submodule
 from keyhole.models.random import attention
-from keyhole.oracles.torch import guessed_width, inside, load_weights, submodule
+from keyhole.oracles.torch import guessed_width, inside, load_weights
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -129,11 +130,6 @@ def test_inside_replaces_query_key_and_value_of_self_attention():
 def test_inside_refuses_what_is_no_part():
     with pytest.raises(keyhole.InvalidArgument, match="no part"):
         inside(Encoder(4), nn.Linear(2, 2), lambda n, length: None)
-
-
-def test_submodule_lists_the_names():
-    with pytest.raises(keyhole.InvalidArgument, match="embed, attention"):
-        submodule(Encoder(4), "attention.self")
 
 
 def test_a_single_head_module_is_recovered():

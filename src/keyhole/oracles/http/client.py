@@ -10,9 +10,11 @@ import contextlib
 import email.utils
 import ipaddress
 import os
+import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -30,14 +32,8 @@ if TYPE_CHECKING:
     import httpx
 
 TOKEN_VARIABLE = "KEYHOLE_TOKEN"
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may be gone next time
-SAME_METHOD = frozenset({307, 308})  # redirects that keep the request as it is
-MAX_REDIRECTS = 3
-MAX_ANSWER = 2**28  # bytes of one answer
 MAX_TEXT = 2**26  # bytes of one answer in JSON, which takes many times as much when it is read
-MAX_REFUSAL = 2**16  # bytes of an error message that are read
 SHOWN = 300  # characters of an endpoint's own error message
-CONNECT = 10.0  # seconds to get a connection, of the whole time-out
 
 
 @dataclass(frozen=True)
@@ -50,6 +46,8 @@ class Access:
     rate: float | None = None  # queries per second, over all connections
     concurrency: int = 1  # exchanges at the same time
     patience: RetryPolicy = field(default_factory=RetryPolicy)
+    # further headers, with the names of the environment variables that hold their values
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         real_number("timeout", self.timeout, 0.0, finite=False)
@@ -127,10 +125,12 @@ class Endpoint:
         self.traffic, self.pace, self.repeats = Traffic(), Pace(access.rate), Repeats()
         self._urls: dict[str, Any] = {}
         self._token = os.environ.get(access.token_env, "")
-        self._check_token()
+        self._check_secret(self._token, access.token_env)
         keep_secret(self._token)
+        self._more = self._read_headers()
         most = None if access.timeout == float("inf") else access.timeout
-        timeout = httpx.Timeout(most, connect=min(CONNECT, access.timeout))
+        # of the whole time-out, at most ten seconds to get a connection
+        timeout = httpx.Timeout(most, connect=min(10.0, access.timeout))
         self._timeout = {"timeout": timeout.as_dict()}
         # the transport itself: cookies and the like cost a third of a small exchange
         try:
@@ -142,19 +142,35 @@ class Endpoint:
                 f"the proxy that the environment names cannot be used: {error}"
             ) from error
 
-    def _check_token(self) -> None:
-        if not self._token:
+    def _read_headers(self) -> dict[str, str]:
+        """The further headers with their values, which are kept as secret as a token."""
+        found = {}
+        for name, variable in self.access.headers.items():
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+                raise InvalidArgument(f"{name!r} is no name of a header")
+            if name.lower() in ("host", "content-length", "transfer-encoding", "accept-encoding"):
+                raise InvalidArgument(f"the header {name} is set by Keyhole itself")
+            if variable not in os.environ:
+                raise InvalidArgument(
+                    f"the environment variable {variable}, which holds the header {name}, is not "
+                    "set"
+                )
+            found[name] = os.environ[variable]
+            self._check_secret(found[name].replace(" ", ""), variable)
+            keep_secret(found[name])
+        return found
+
+    def _check_secret(self, secret: str, variable: str) -> None:
+        if not secret:
             return
-        if not self._token.isascii() or not self._token.isprintable() or " " in self._token:
-            raise InvalidArgument(
-                f"the token in {self.access.token_env} holds characters no header may hold"
-            )
+        if not secret.isascii() or not secret.isprintable() or " " in secret:
+            raise InvalidArgument(f"the token in {variable} holds characters no header may hold")
         parts = urlsplit(self.url)
         if parts.scheme == "http" and not loopback(parts.hostname or ""):
             if self.access.plain_token:
                 return
             raise InvalidArgument(
-                f"{self.access.token_env} is set, and {parts.hostname} would get it unencrypted: "
+                f"{variable} is set, and {parts.hostname} would get it unencrypted: "
                 "use https://, unset the variable, or pass plain_token=True (--plain-token)"
             )
 
@@ -218,7 +234,8 @@ class Endpoint:
 
     def _exchange(self, method: str, url: Any, content: bytes, headers: dict[str, str]) -> Answer:
         self._transport.deadline.start(self.access.timeout)
-        for _ in range(MAX_REDIRECTS + 1):
+        max_redirects = 3
+        for _ in range(max_redirects + 1):
             target = self._once(method, url, content, headers)
             if isinstance(target, Answer):
                 return target
@@ -243,7 +260,8 @@ class Endpoint:
                 method, url, headers=headers, stream=sent, extensions=self._timeout
             )
             with contextlib.closing(self._transport.handle_request(request)) as response:
-                if response.status_code in SAME_METHOD and "location" in response.headers:
+                # 307 and 308 keep the request as it is
+                if response.status_code in (307, 308) and "location" in response.headers:
                     return urljoin(str(url), response.headers["location"])
                 body = self._body(response)
         except httpx.TimeoutException as error:
@@ -277,6 +295,7 @@ class Endpoint:
             "Accept": "*/*",
             "Accept-Encoding": "identity",  # numbers hardly shrink
             "Content-Length": str(size),
+            **self._more,
         }
         return {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
 
@@ -291,7 +310,9 @@ class Endpoint:
                 "asked for: switch that off there"
             )
         binary = HEADER_LENGTH.lower() in response.headers
-        most = (MAX_ANSWER if binary else MAX_TEXT) if good else MAX_REFUSAL
+        max_answer = 2**28  # bytes of one answer
+        max_refusal = 2**16  # bytes of an error message that are read
+        most = (max_answer if binary else MAX_TEXT) if good else max_refusal
         parts, size = [], 0
         for part in response.iter_raw():
             parts.append(part)
@@ -308,7 +329,9 @@ class Endpoint:
     def _refusal(self, response: "httpx.Response", body: bytes) -> OracleError:
         status, text = response.status_code, " ".join(body.decode("utf-8", "replace").split())
         message = f"{self.identity} answered {status}: {clean(text)[:SHOWN] or 'nothing'}"
-        if status in PASSING:
+        # statuses that may be gone next time
+        passing = frozenset({408, 425, 429, 500, 502, 503, 504})
+        if status in passing:
             return Transient(message, retry_after(response.headers.get("retry-after")))
         if status in (401, 403):
             return Forbidden(

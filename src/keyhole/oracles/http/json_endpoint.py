@@ -2,11 +2,13 @@
 
 `request` is the message with the string "$tokens" where a batch of sequences goes, or "$sequence"
 where one sequence goes (then every query is a request). `answer` is the path to the numbers in
-the reply, names and positions separated by dots; empty if the reply itself is the list.
+the reply, names and positions separated by dots, * for every entry of a list; empty if the reply
+itself is the list.
 """
 
 import json
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from keyhole.oracles.http.retry import Transient
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
+from keyhole.text import clean
 
 BATCH, SINGLE = "$tokens", "$sequence"
 
@@ -61,18 +64,59 @@ class JsonOracle(Parted):
         except (ValueError, RecursionError) as error:
             raise Transient(f"{who}: half an answer: not JSON") from error
         try:
-            for step in self.path:
-                found = found[int(step)] if isinstance(found, list) else found[step]
-            numbers = np.array(found, dtype=np.float64)
+            numbers = np.array(follow(found, self.path), dtype=np.float64)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise OracleError(
                 f"{who} answered, but at {'.'.join(self.path) or 'the top'} of the answer there "
-                f"are no numbers ({type(error).__name__}): correct answer="
+                f"are no numbers ({type(error).__name__}): correct answer= (--answer). "
+                f"{describe_reply(found)}"
             ) from error
         return sound(last_position(numbers[None] if self.single else numbers), count, who)
 
     def close(self) -> None:
         self.endpoint.close()
+
+
+def follow(found: Any, path: list[str]) -> Any:
+    """What stands at the end of a path; * takes every entry of a list, or every value of an
+    object.
+
+    >>> follow({"predictions": [{"score": 1}, {"score": 2}]}, ["predictions", "*", "score"])
+    [1, 2]
+    """
+    if not path:
+        return found
+    step, rest = path[0], path[1:]
+    if step == "*" and not (isinstance(found, dict) and "*" in found):
+        return [
+            follow(entry, rest) for entry in (found.values() if isinstance(found, dict) else found)
+        ]
+    return follow(found[int(step)] if isinstance(found, list) else found[step], rest)
+
+
+def describe_reply(found: Any) -> str:
+    """The paths to numbers in a reply, and its beginning: what one needs to write the path."""
+    places = list(dict.fromkeys(list_numbers(found, ())))[:8]
+    named = f"Numbers stand at {', '.join(places)}. " if places else ""
+    return clean(f"{named}The reply begins {json.dumps(found)[:200]}")
+
+
+def list_numbers(found: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Paths to the numbers in a reply, entries of lists as *, as far as anyone would read."""
+    if len(path) > 6:
+        return
+    if isinstance(found, dict):
+        for name, entry in list(found.items())[:20]:
+            yield from list_numbers(entry, (*path, str(name)))
+    elif isinstance(found, list) and any(isinstance(entry, dict) for entry in found[:2]):
+        for entry in found[:2]:
+            yield from list_numbers(entry, (*path, "*"))
+    elif isinstance(found, (int, float, list)) and not isinstance(found, bool):
+        inner = found
+        while isinstance(inner, list) and inner:
+            inner = inner[0]
+        if isinstance(inner, (int, float)):
+            yield ".".join(path) or "the top (an empty path)"
 
 
 def _filled(template: Any, mark: str, tokens: Array, single: bool) -> Any:

@@ -29,7 +29,6 @@ BINARY_EXTENSION = "binary_tensor_data"
 MODEL_PATH = re.compile(r"(.*?)/v2/models/([^/]+)(?:/versions/([^/]+))?(?:/infer)?/?$")
 OPENING = RetryPolicy(attempts=4)  # metadata: a wrong address should not take minutes to show
 DEFAULT_INPUT = "tokens"  # where an endpoint's metadata names no input
-MAX_SIDE = 2**20  # width or length that an endpoint may claim: a token of 8 MB
 FLOATS = ("FP16", "FP32", "FP64")
 
 Encoding = Literal["auto", "binary", "json"]
@@ -110,14 +109,11 @@ class OpenInferenceOracle(Parted):
         self.endpoint.close()
 
 
-SHARED = 64  # queries of a part, where several are on their way at a time
-
-
 def polite(batch: int | None, access: Access) -> int | None:
     """Parts of at most one second's worth of queries, where a rate is to be kept; parts at all,
     where several are to be on their way."""
     if batch is None and access.concurrency > 1:
-        batch = SHARED
+        batch = 64  # queries of a part, where several are on their way at a time
     if access.rate is None:
         return batch
     most = max(1, int(access.rate))
@@ -225,7 +221,8 @@ def _only_model(endpoint: Endpoint, base: str) -> str:
             raise
         raise OracleError(
             f"{endpoint.identity} does not list its models ({error}): name one, as in "
-            "https://host/v2/models/NAME"
+            "https://host/v2/models/NAME. An endpoint with a JSON of its own is asked with "
+            "request= and answer= (--request, --answer)"
         ) from error
     if len(names) == 1:
         return names[0]
@@ -253,11 +250,15 @@ def _metadata(
     except InvalidArgument:
         raise
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-        raise OracleError(f"{identity} describes itself in an unknown way ({error})") from error
-    if any(n > MAX_SIDE for n in shape):
+        raise OracleError(
+            f"{identity} describes itself in an unknown way ({error}). An endpoint with a JSON of "
+            "its own is asked with request= and answer= (--request, --answer)"
+        ) from error
+    max_side = 2**20  # width or length that an endpoint may claim: a token of 8 MB
+    if any(n > max_side for n in shape):
         raise OracleError(
             f"{identity} says that its input has shape {shape}: no model has a side of more than "
-            f"{MAX_SIDE}"
+            f"{max_side}"
         )
     if shape and len(shape) != 3:
         raise OracleError(

@@ -31,8 +31,6 @@ DATATYPES = {  # the protocol's names; the bytes are little-endian
 NAMES = {np.dtype(kind).newbyteorder("="): name for name, kind in DATATYPES.items()}
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_RANK = 8  # dimensions of a tensor that anybody means
-MAX_ENTRIES = 2**40  # of a tensor: a terabyte of bytes is no message
-ALIGNMENT = 16  # spaces behind the JSON let the receiver use the numbers where they lie
 
 
 class Malformed(Exception):
@@ -75,7 +73,8 @@ def encode(head: dict[str, Any], key: str, tensor: Tensor, binary: bool) -> tupl
     body = json.dumps({**head, key: [entry]}).encode()
     if not binary:
         return body, len(body)
-    body += b" " * (-len(body) % ALIGNMENT)
+    # multiples of 16 bytes let the receiver use the numbers where they lie
+    body += b" " * (-len(body) % 16)
     data = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return b"".join((body, data.data.cast("B") if data.size else b"")), len(body)
 
@@ -145,11 +144,12 @@ def _described(entry: dict[str, Any]) -> tuple[str, tuple[int, ...], np.dtype[An
     name, shape, datatype = entry.get("name"), entry.get("shape"), entry.get("datatype")
     if not isinstance(name, str):
         raise Malformed('a tensor needs a "name"')
+    max_entries = 2**40  # entries of a tensor: a terabyte is no message
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_RANK
         or not all(type(n) is int and n >= 0 for n in shape)
-        or math.prod(max(n, 1) for n in shape) > MAX_ENTRIES  # NumPy counts beside a zero too
+        or math.prod(max(n, 1) for n in shape) > max_entries  # NumPy counts beside a zero too
     ):
         raise Malformed('"shape" must be a short list of whole numbers, none of them huge')
     if not isinstance(datatype, str) or datatype not in DATATYPES:

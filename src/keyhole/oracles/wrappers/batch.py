@@ -11,7 +11,6 @@ from keyhole.oracles.wrappers.parts import assembled
 
 CHUNK_BYTES = 16 * 2**20  # token memory of one chunk: fits the cache hierarchy, feeds a GEMM
 CHUNK_QUERIES = 256  # what an interruption can lose, and how often progress moves
-FLOAT_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +27,7 @@ class Batcher(Wrapper):
             raise InvalidArgument("chunk_bytes and chunk_queries must be positive")
 
     def chunk(self, queries: QueryBatch) -> int:
-        size = FLOAT_BYTES * max(1, queries.length) * queries.width
+        size = 8 * max(1, queries.length) * queries.width
         return max(1, min(self.chunk_queries, self.chunk_bytes // size))
 
     def ask(self, queries: QueryBatch) -> Array:

@@ -8,13 +8,18 @@ twice the budget.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import BudgetExhausted, DomainError, InvalidArgument
-from keyhole.oracles.base import Oracle, Wrapper
+from keyhole.oracles.base import Domain, Oracle, Wrapper
 from keyhole.oracles.http.retry import Repeats
 from keyhole.oracles.queries import QueryBatch
+
+OPENING = "opening"  # what was asked before the run, to find out what the box is
 
 
 def senders(oracle: Any) -> Iterator[Any]:
@@ -25,6 +30,23 @@ def senders(oracle: Any) -> Iterator[Any]:
     for part in (*inside, *getattr(oracle, "members", ())):
         if part is not None:
             yield from senders(part)
+
+
+def count_prompt_tokens(queries: QueryBatch, domain: Domain) -> int:
+    """Tokens in the prompts of a language model; biases are none."""
+    if domain.tokens is None:
+        return 0
+    if domain.bias is None:
+        return len(queries) * queries.length
+    return int(np.sum(queries.tokens()[:, :, 1] == 0.0))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Queries of a whole run, verification apart: expected, and at most; None where unknown."""
+
+    expected: int | None
+    at_most: int | None = None
 
 
 class QueryCounter(Wrapper):
@@ -41,7 +63,10 @@ class QueryCounter(Wrapper):
         self.budget = budget
         self.listener = listener  # told purpose and queries paid for, after each batch
         self.opening = opening  # told purpose and size of a batch before it goes out
-        self.by_purpose: Counter[str] = Counter()
+        self.by_purpose = +Counter({OPENING: inner.opening_queries})  # no purpose without queries
+        self.prompt_tokens = inner.opening_queries  # of a language model, in all prompts
+        self.forecast: Forecast | None = None  # what the learner said last
+        self.outputs = inner.spec.outputs  # numbers in an answer, known after the first
         self.repeats = Repeats(budget)
         self._senders = [(sender, sender.repeats) for sender in senders(inner)]
         for sender, _ in self._senders:
@@ -51,6 +76,10 @@ class QueryCounter(Wrapper):
         """Lets the box send again as it did before."""
         for sender, before in self._senders:
             sender.repeats = before
+
+    def expect(self, queries: int | None, at_most: int | None = None) -> None:
+        ends = (None if more is None else self.paid + more for more in (queries, at_most))
+        self.forecast = Forecast(*ends)
 
     @property
     def paid(self) -> int:
@@ -78,6 +107,9 @@ class QueryCounter(Wrapper):
             self.by_purpose[queries.purpose] -= count
             self.by_purpose += Counter()  # drops a purpose without queries
             raise
+        if self.outputs is None:
+            self.outputs = 1 if answers.ndim == 1 else int(answers.shape[1])
+        self.prompt_tokens += count_prompt_tokens(queries, self.spec.domain)
         if self.listener is not None:
             self.listener(queries.purpose, self.paid)
         return answers

@@ -17,7 +17,6 @@ from keyhole.oracles.http.client import Endpoint
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import assembled, grid
 
-BATCH = 64  # queries of one task
 RETRIES = 3  # times a task may fail for reasons of its machine
 
 
@@ -35,7 +34,7 @@ class Distributed(Wrapper):
             raise InvalidArgument(
                 "an HTTP endpoint gains nothing from a cluster: name several replicas of it instead"
             )
-        self.inner, self.batch = inner, BATCH if batch is None else batch
+        self.inner, self.batch = inner, 64 if batch is None else batch  # queries of one task
         self._own = isinstance(client, str)
         try:
             self.client = library.Client(client) if self._own else client

@@ -55,7 +55,6 @@ def round_bits(numbers: Array, bits: int) -> Array:
     return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))
 
 
-SIGNS = Coding(-1.0, 0.0, 1.0)
 BITS = Coding(0.0, 0.0, 1.0)  # the label of `f > 0`
 
 
@@ -65,7 +64,7 @@ class Labels(Wrapper):
     the position of its largest number."""
 
     inner: Oracle
-    coding: Coding = field(default=SIGNS)
+    coding: Coding = field(default=Coding(-1.0, 0.0, 1.0))
 
     def ask(self, queries: QueryBatch) -> Array:
         answers = np.asarray(self.inner.ask(queries))

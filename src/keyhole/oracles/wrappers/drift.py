@@ -19,13 +19,8 @@ from keyhole.oracles.queries import QueryBatch
 PURPOSE = "recall"
 RECALLED = 3  # old queries asked again at a time
 KEPT = 8  # old queries that can be asked again: the oldest of every kind
-FIRST, EVERY = 2048, 4096  # new queries before the first look, and between two later ones
+FIRST = 2048  # new queries before the first look
 REPEATS = 12  # of a query whose answer differs, to tell noise from another box
-MEASURED_DEVIATIONS = 14.0  # of noise known from so few repeats that two answers may be apart
-CANCELLED = 2.0**12  # roundings of an answer that its last bit may be, where larger terms cancelled
-LABELS = 3  # a box that has shown no more different numbers answers with labels
-TIES = 2  # labels that must differ: the one of a near tie may turn by rounding
-SAMPLE = 64  # answers of a batch that tell the number format
 CHANGED = (
     "the box changed while it was asked: it answers an old query differently than before. With "
     "new weights or another replica, what was learned mixes two models: start again with another "
@@ -47,6 +42,7 @@ class OldQuery:
     query: QueryBatch
     answer: Array
     scale: float  # largest answer of its batch: what cancelled in this one was of that size
+    different: int  # tokens of the query
 
 
 class DriftWatch(Wrapper):
@@ -56,7 +52,7 @@ class DriftWatch(Wrapper):
     def __init__(
         self,
         inner: Oracle,
-        every: int = EVERY,
+        every: int = 4096,
         first: int | None = None,
         roundoff: Callable[[Array], float] = roundoff_of_type,
     ) -> None:
@@ -86,7 +82,13 @@ class DriftWatch(Wrapper):
     @property
     def labels(self) -> bool:
         """Whether the box has shown nothing but labels."""
-        return len(self._values) <= LABELS
+        labels = 3  # a box that has shown no more different numbers answers with labels
+        return len(self._values) <= labels
+
+    @property
+    def noisy(self) -> bool:
+        """Whether looks had to measure noise to explain what they saw."""
+        return self._measured is not None and self._measured[0] > 0.0
 
     def ask(self, queries: QueryBatch) -> Array:
         answers = self.inner.ask(queries)
@@ -102,7 +104,7 @@ class DriftWatch(Wrapper):
         """Asks `count` old queries again; raises Inconsistent if the box is not what it was.
 
         The longest sequences say most about a model, the oldest queries about the past."""
-        needed = TIES if self.labels else 1
+        needed = 2 if self.labels else 1  # the label of a near tie may turn by rounding
         for kept in self._known()[:count]:
             now = np.asarray(self.inner.ask(kept.query)[0])
             if self._same(kept, now, precision or self.spec.precision):
@@ -113,16 +115,19 @@ class DriftWatch(Wrapper):
                 raise Inconsistent(CHANGED, Counterexample(tokens, now, kept.answer, REASON))
 
     def _keep(self, queries: QueryBatch, answers: Array) -> None:
+        sample = 64  # answers of a batch that tell the number format
         if self.labels:
-            self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:SAMPLE].tolist())
+            self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:sample].tolist())
         if len(self._samples) < KEPT:
-            self._samples.append(np.array(answers[:SAMPLE]).ravel())
-        longer = self._longest is None or queries.length > self._longest.query.length
+            self._samples.append(np.array(answers[:sample]).ravel())
+        most = 0 if self._longest is None else self._longest.different
+        longer = queries.length > most and queries.different > most
         new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
         if not (longer or new):
             return
         one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank
-        kept = OldQuery(one, np.array(answers[0]), float(np.max(np.abs(answers), initial=0.0)))
+        scale = float(np.max(np.abs(answers), initial=0.0))
+        kept = OldQuery(one, np.array(answers[0]), scale, one.different)
         if new:
             self._oldest[queries.purpose] = kept
         if longer:
@@ -143,8 +148,10 @@ class DriftWatch(Wrapper):
         allowed = NoiseModel(self.roundoff(np.concatenate(self._samples))).apart(kept.scale)
         if gap <= allowed:
             return True
-        alone = now[None] if gap <= CANCELLED * allowed else now[None][:0]
-        return gap <= allowed + MEASURED_DEVIATIONS * self._noise(kept, alone)
+        # where larger terms cancelled, the last bit of an answer is many roundings
+        alone = now[None] if gap <= 2.0**12 * allowed else now[None][:0]
+        # deviations of noise, known from few repeats, that two answers may be apart
+        return gap <= allowed + 14.0 * self._noise(kept, alone)
 
     def _noise(self, kept: OldQuery, alone: Array) -> float:
         """Standard deviation of its answers: from repeats of the first query that needed them,

@@ -9,9 +9,9 @@ A request is one call of the box: a part of a batch where the oracle answers in 
 an HTTP request, a call of a function with `batch=`), else the whole chunk. What a request brought
 is written before the next one goes out, and forced to the disk, unless that would take more than a
 small share of the time (`Rationed`). So a process that is killed loses the requests under way, and
-where requests take less than some two milliseconds those of the last two milliseconds; a loss of
-power costs no more where requests take longer than some fifty milliseconds, and the last fifty
-milliseconds of faster ones. However a run ends otherwise, all that was answered is written.
+where requests take less than some four milliseconds those of the last four; a loss of power costs
+no more where requests take longer than some hundred milliseconds, and the last hundred milliseconds
+of faster ones. However a run ends otherwise, all that was answered is written.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ CREATE TABLE IF NOT EXISTS answers (
     checksum BLOB NOT NULL, PRIMARY KEY (position, start)
 );
 """
-SHARE = 1 / 24  # of the time of a run that writing may take, and as much waiting for the disk
+INSERT = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+SHARE = 1 / 48  # of the time of a run that writing may take, and as much waiting for the disk
 ROOM = 8 * 2**20  # bytes that must be free before a query is paid for: several chunks
 LOCKED = "another process uses it; wait for it, or name another journal"
 FULL = "the disk is full; make room and run again, nothing recorded is lost"
@@ -207,9 +208,12 @@ class Journal(Wrapper):
             self._file.execute(f"PRAGMA synchronous = {'FULL' if force else 'NORMAL'}")
             self._forces = force
         rows = [self._row(start, queries, part) for start, part in _joined(unwritten).items()]
-        self._file.execute("BEGIN IMMEDIATE")
-        self._file.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        self._file.execute("COMMIT")
+        if len(rows) == 1:  # a transaction by itself
+            self._file.execute(INSERT, rows[0])
+        else:
+            self._file.execute("BEGIN IMMEDIATE")
+            self._file.executemany(INSERT, rows)
+            self._file.execute("COMMIT")
         (self._forcing if force else self._writing).done(begun, time.monotonic())
         self.asked += sum(len(part) for part in unwritten.values())
         unwritten.clear()

@@ -14,7 +14,6 @@ from keyhole.oracles.http.retry import Repeats
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.parts import Parted
 
-BATCH = 64  # queries of one part: small enough to share a chunk among a few replicas
 STRIKES = 3  # failures in a row after which a replica is left alone
 
 
@@ -30,7 +29,8 @@ class Replicas(Parted):
         first, *others = (member.spec.domain for member in members)
         if not all(first.accepts_the_same_as(other) for other in others):
             raise InvalidArgument("replicas that accept different tokens or lengths")
-        self.members, self.batch = tuple(members), BATCH if batch is None else batch
+        # 64 queries are few enough to share a chunk among a few replicas
+        self.members, self.batch = tuple(members), 64 if batch is None else batch
         self.concurrency = sum(self._slots(member) for member in members)
         self.answered = [0] * len(members)  # queries, by member
         self._free = [self._slots(member) for member in members]

@@ -60,6 +60,10 @@ class SingleToken(Oracle):
     """
 
     inner: Oracle
+    further: int = 0  # queries that will be asked of the layer afterwards, for the forecast
+
+    def expect(self, queries: int | None, at_most: int | None = None) -> None:
+        self.inner.expect(*(n if n is None else n + self.further for n in (queries, at_most)))
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]

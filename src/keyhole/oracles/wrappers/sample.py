@@ -10,7 +10,6 @@ from keyhole.oracles.queries import QueryBatch, holds_table
 
 DESCRIBED = 512  # queries of one batch that are kept, spread over it, where tokens need not be
 LISTED = 128  # queries of the whole run that are kept with their tokens
-LISTED_BYTES = 2**24  # and the memory these may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,4 +95,4 @@ class AnswerSample(Wrapper):
     def _fits(self, batch: Kept, count: int) -> bool:
         """Whether there is room for so many queries of the batch."""
         size = self._bytes + count * batch.size // len(batch.numbers)
-        return self._held + count <= LISTED and size <= LISTED_BYTES
+        return self._held + count <= LISTED and size <= 2**24  # bytes

@@ -41,6 +41,8 @@ class Validator(Wrapper):
     def _checked(self, answers: Any, count: int, length: int) -> Array:
         """The answers, of one shape for all lengths: a box that answers at every position of a
         sequence would otherwise pass for one with as many outputs."""
+        if self._as_before(answers, count):
+            return np.asarray(answers)
         checked = checked_answers(np.asarray(answers), count, self.spec)
         self._seen.setdefault(checked.shape[1:], length)
         if len(self._seen) > 1:
@@ -50,6 +52,12 @@ class Validator(Wrapper):
                 f"of length {after[1]} with {described(after[0])}. {LAST_ALONE}"
             )
         return checked
+
+    def _as_before(self, answers: Any, count: int) -> bool:
+        """Whether these are numbers of the one shape that was seen: most requests need no more."""
+        known = isinstance(answers, np.ndarray) and answers.dtype == np.float64
+        same = known and len(self._seen) == 1 and answers.shape[1:] in self._seen
+        return bool(same and len(answers) == count and np.isfinite(answers).all())
 
     def _admit(self, queries: QueryBatch) -> None:
         spec = self.spec

@@ -316,6 +316,49 @@ def test_the_token_is_sent_and_never_shown(answering, monkeypatch, tmp_path, cap
     assert not [text for text in shown if TOKEN in text]
 
 
+def test_further_headers_are_sent_and_never_shown(answering, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "api key of mine")
+    server = answering(echo_headers)
+    options = {"width": 4, "request": {"x": "$tokens"}, "headers": {"X-Api-Key": "MY_KEY"}}
+    with (
+        keyhole.open_oracle(server.url, **options) as box,
+        pytest.raises(keyhole.OracleError) as caught,
+    ):
+        box.ask(ASKED)
+    assert server.seen[0][1]["X-Api-Key"] == "api key of mine"
+    assert "api key of mine" not in str(caught.value)
+    for headers, message in (
+        ({"X-Api-Key": "NOT_SET"}, "NOT_SET"),
+        ({"X Api": "MY_KEY"}, "no name of a header"),
+        ({"Host": "MY_KEY"}, "set by Keyhole"),
+    ):
+        with pytest.raises(keyhole.InvalidArgument, match=message):
+            keyhole.open_oracle(server.url, **{**options, "headers": headers})
+    with pytest.raises(keyhole.InvalidArgument, match="unencrypted"):
+        keyhole.open_oracle("http://somewhere.example/score", **options)
+
+
+def test_a_path_may_take_every_entry(answering):
+    secret = attention(np.random.default_rng(0), 4)
+
+    def predict(handler):
+        tokens = np.array(json.loads(handler.server.seen[-1][2])["x"])
+        entries = [{"score": y, "name": "a"} for y in secret(tokens).tolist()]
+        return 200, {}, json.dumps({"predictions": entries, "took": 3}).encode()
+
+    options = {"width": 4, "request": {"x": "$tokens"}}
+    server = answering(predict)
+    with keyhole.open_oracle(server.url, answer="predictions.*.score", **options) as box:
+        np.testing.assert_array_equal(box.ask(ASKED), secret(TOKENS))
+    with (
+        keyhole.open_oracle(server.url, answer="scores", **options) as box,
+        pytest.raises(keyhole.OracleError) as caught,
+    ):
+        box.ask(ASKED)
+    assert r"predictions.*.score, took" in str(caught.value)
+    assert 'The reply begins {"predictions": [{"score"' in str(caught.value)
+
+
 def test_json_endpoints(answering):
     secret = attention(np.random.default_rng(0), 4)
 
