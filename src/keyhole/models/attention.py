@@ -17,6 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.linalg.softmax import softmax
+from keyhole.models.base import Shown
 from keyhole.models.position import Position
 
 
@@ -115,7 +116,7 @@ class Head:
         return f"Head(width={self.width}, score {kind}, value {self.value.shape})"
 
 
-class Attention:
+class Attention(Shown):
     """A layer of attention heads with a common offset; callable like the box.
 
     `skip`, (d,) or (d, D) like a value, is None where the anchor adds nothing past the heads;
@@ -221,6 +222,9 @@ class Attention:
                 answer += np.einsum("bn,bn->b", weights, tokens @ head.value)
             else:
                 answer += (weights[:, None, :] @ tokens)[:, 0, :] @ head.value
+            if self.position is not None and self.position.sink_values is not None:
+                share = 1.0 - weights.sum(axis=1, keepdims=True)
+                answer += share * self.position.sink_values[number]
         return np.asarray(answer)
 
     def _weights(self, head: int, tokens: Array, anchor: Array, scores: Array) -> Array:
@@ -229,9 +233,11 @@ class Attention:
             return softmax(scores)
         distances = np.arange(tokens.shape[1])[::-1]
         scores = scores + self.position.added(head, tokens, anchor, distances)
+        if self.position.masked_anchor and not np.isfinite(scores).any():
+            return np.zeros_like(scores)
         if self.position.sinks is None:
             return softmax(scores)
-        sink = np.full((len(scores), 1), self.position.sinks[head], scores.dtype)
+        sink = self.position.sink_scores(head, anchor)
         return softmax(np.concatenate([scores, sink], axis=1))[:, :-1]
 
     def natural_length(self) -> float:
@@ -297,7 +303,7 @@ def check_position(position: Position | None, heads: int, width: int) -> None:
     """Refuses parts made for another number of heads or another width."""
     if position is None:
         return
-    for name in ("keys", "bias", "slopes", "sinks"):
+    for name in ("keys", "bias", "slopes", "sinks", "sink_values"):
         part = getattr(position, name)
         if part is not None and len(part) != heads:
             raise InvalidArgument(f"position {name} is for {len(part)} heads, there are {heads}")

@@ -6,13 +6,19 @@ its standard errors are either entrywise (the product is then multiplied out) or
 
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.text import html_table
 
-M = TypeVar("M", bound="Model")
+# how scores and values are to be read, wherever they are shown
+ORIENTATION = (
+    "Token t scores t · (score x + key_bias) with the last token x: rows belong to the token that "
+    "is looked at, columns to the one that looks. score is KᵀQ/√(head width), the scale included; "
+    "a token as a row times value is what the head adds, value = Vᵀ Oᵀ."
+)
 
 
 @runtime_checkable
@@ -35,7 +41,22 @@ class Model(Protocol):
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Any: ...
 
 
-def replace_parameters(model: M, changed: Mapping[str, Array]) -> M:
+class Shown:
+    """Shows itself in a notebook: its parameters by name, shape and norm, and how to read them."""
+
+    def to_arrays(self) -> dict[str, Array]:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        rows = {"model": repr(self)}
+        for name, array in self.to_arrays().items():
+            norm = float(np.linalg.norm(np.asarray(array, dtype=np.float64)))
+            rows[name] = f"{' × '.join(map(str, np.shape(array))) or 'a number'}, norm {norm:.3g}"
+        heads = any("score" in name for name in rows)
+        return html_table(rows, ORIENTATION if heads else "")
+
+
+def replace_parameters(model: Any, changed: Mapping[str, Array]) -> Any:
     """The model with some of its arrays exchanged."""
     return type(model).from_arrays({**model.to_arrays(), **changed})
 
@@ -83,6 +104,19 @@ def perturb_model(
                 drawn[other] = np.vstack([drawn[other], right * rng.standard_normal(right.shape)])
         yield type(model).from_arrays(drawn)
         del drawn
+
+
+def predict(model: Any, tokens: Array, answers: Array) -> Array:
+    """What the model answers to these tokens. One that knows which answers are possible, and not
+    to which query (an output layer), tells the possible ones that are `nearest` to those given."""
+    if hasattr(model, "nearest"):
+        return np.asarray(model.nearest(answers))
+    return np.asarray(model(tokens))
+
+
+def takes_numbers(model: Any) -> bool:
+    """Whether tokens are numbers (in a vocabulary of `model.tokens`), which nothing rounds."""
+    return getattr(model, "tokens", None) is not None
 
 
 def _deviation(name: str, array: Array, error: Array | None, relative: float) -> Array:

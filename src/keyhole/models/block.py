@@ -16,6 +16,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, finite_array, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention
+from keyhole.models.base import Shown
 from keyhole.models.mlp import Mlp
 from keyhole.models.norm import KINDS, Norm
 
@@ -25,7 +26,7 @@ TAGS = {f"norm.{order}.{kind}{how}": (order, kind, bool(how))
         for order in ORDERS for kind in KINDS for how in ("", ".parallel")}  # fmt: skip
 
 
-class Block:
+class Block(Shown):
     """`attention`, `mlp` (one may be None), `norm` "pre" | "post" | "none", `kind` "layer" | "rms",
     `epsilons` (n,), `gain` (n, d), `bias` (n, d) of the n norms, `parallel`.
 

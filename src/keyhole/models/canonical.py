@@ -18,6 +18,11 @@ stands for their class, to unit rows where rows have no scale, neurons matched a
 
 Blocks: a norm forgets the mean of its input ("layer"), and its gain and bias move into the maps
 that read it. `canonical_block` says what is left.
+
+Output layers of language models: known up to a linear map (then their spaces are compared by
+principal angles) or up to a rotation (Procrustes). Attention on tokens: a vector may move from all
+rows of an `ov` to all rows of `direct`, a constant may be added to a row of `qk`, heads have no
+order; log-probabilities know logits up to a constant.
 """
 
 from dataclasses import replace
@@ -32,6 +37,7 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
+from keyhole.models.language_model import OutputLayer, TokenAttention
 from keyhole.models.mlp import (
     ACTIVATIONS,
     Mlp,
@@ -46,12 +52,11 @@ from keyhole.models.norm import Norm
 from keyhole.models.position import Position
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import LabelledAttention, normalised
+from keyhole.models.stack import Stack
 from keyhole.models.transformer import TransformerModel
 
 MERGE_TOLERANCE = 1e-12  # relative difference of two heads or hyperplanes that are one, and
 # the size, relative to the largest, of a head or neuron that does nothing
-DISTANCES = 17  # distances between token and anchor, from zero on, at which scores are compared
-CLEAR = 1e-6  # entry of a unit row that decides which way the row points
 
 
 @singledispatch
@@ -129,9 +134,11 @@ def placed_distance(a: Attention, b: Attention) -> float:
     """Distance of two canonical layers of which one at least has positions. Scores are compared
     with all their terms; what a head adds to all tokens alike at every distance does not show."""
     mine, theirs = (m.position or Position() for m in (a, b))
-    if (mine.window or np.inf) != (theirs.window or np.inf) or mine.longest != theirs.longest:
+    seen = [(p.window, p.longest, p.masked, bool(p.masked_anchor)) for p in (mine, theirs)]
+    if seen[0] != seen[1]:
         return float("inf")
-    reach = int(min(DISTANCES, mine.window or np.inf, mine.longest or np.inf))
+    compared = 17  # distances between token and anchor, from zero on, at which scores are compared
+    reach = int(min(compared, mine.window or np.inf, mine.longest or np.inf))
     tables = [[visible_scores(m, h, reach) for h in range(len(m.heads))] for m in (a, b)]
     sizes = np.array([np.linalg.norm(t, axis=(1, 2)) for t in tables[1]])
     sizes = np.where(sizes > 0, sizes, sizes.max() or 1.0)
@@ -145,15 +152,24 @@ def placed_distance(a: Attention, b: Attention) -> float:
             cost[i, j] = max(float(scores.max()), value)
     rows, columns = linear_sum_assignment(np.minimum(cost, 2.0))
     worst = float(cost[rows, columns].max())
-    for name, order in (("sinks", True), ("vectors", False)):
-        own, other = (getattr(p, name) for p in (mine, theirs))
-        if (own is None) != (other is None):
+    for name, order in (("sinks", True), ("sink_values", True), ("vectors", False)):
+        one, two = (getattr(p, name) for p in (mine, theirs))
+        if name == "sinks":
+            one, two = (spell_sinks(sinks, a.width) for sinks in (one, two))
+        if (one is None) != (two is None):
             return float("inf")
-        if own is not None:
-            gap = np.linalg.norm(own[rows] - other[columns] if order else own - other)
-            worst = max(worst, relative(float(gap), float(np.linalg.norm(other))))
+        if one is not None and two is not None:
+            gap = np.linalg.norm(one[rows] - two[columns] if order else one - two)
+            worst = max(worst, relative(float(gap), float(np.linalg.norm(two))))
     values = max(float(np.linalg.norm(h.value)) for h in b.heads)
     return max(worst, common_distance(a, b, values))
+
+
+def spell_sinks(sinks: Array | None, width: int) -> Array | None:
+    """The scores of the sinks on [anchor; 1]."""
+    if sinks is None or sinks.ndim == 2:
+        return sinks
+    return np.column_stack([np.zeros((len(sinks), width)), sinks])
 
 
 def visible_scores(model: Attention, head: int, reach: int) -> Float[Array, "n e e"]:
@@ -333,7 +349,8 @@ def orient_planes(network: ReluNetwork) -> tuple[Float[Array, "live e"], Array, 
     rows = np.linalg.norm(network.weight, axis=1)
     live = rows > 0
     planes = np.column_stack([network.weight, network.bias])[live] / rows[live, None]
-    first = np.argmax(np.abs(planes[:, :-1]) > CLEAR, axis=1)
+    clear = 1e-6  # entry of a unit row that decides which way the row points
+    first = np.argmax(np.abs(planes[:, :-1]) > clear, axis=1)
     back = planes[np.arange(len(planes)), first] < 0
     planes[back] *= -1
     return planes, live, back
@@ -498,14 +515,84 @@ def _(a: Block, b: Any) -> float:
         if getattr(first, part) is not None:
             worst = max(worst, distance(getattr(first, part), getattr(second, part)))
     for norm, other in zip(first.norms, second.norms, strict=True):
-        size = float(np.linalg.norm(other.gain))
-        worst = max(
-            worst,
-            relative(float(np.linalg.norm(norm.gain - other.gain)), size),
-            relative(float(np.linalg.norm(norm.bias - other.bias)), size),
-            relative(abs(norm.epsilon - other.epsilon), other.epsilon),
-        )
+        worst = max(worst, norm_distance(norm, other))
     return worst
+
+
+@distance.register
+def _(a: Stack, b: Any) -> float:
+    if not isinstance(b, Stack):
+        raise incomparable(a, b)
+    kinds = [
+        # a single block answers at the last position only: the mask does not show
+        (len(m.blocks), m.causal and len(m.blocks) > 1, m.final_norm and m.final_norm.kind)
+        for m in (a, b)
+    ]
+    if kinds[0] != kinds[1]:
+        return float("inf")
+    pairs = zip(canonical_stack(a).blocks, canonical_stack(b).blocks, strict=True)
+    worst = max(distance(one, other) for one, other in pairs)
+    if a.final_norm is not None and b.final_norm is not None:
+        worst = max(worst, norm_distance(a.final_norm, b.final_norm))
+    return worst
+
+
+def canonical_stack(stack: Stack) -> Stack:
+    """The representative of all stacks that are the same function, up to the symmetries inside its
+    blocks. Where all blocks are pre-norm with LayerNorms, no norm sees the mean of the stream: of
+    the means of all constants only the sum shows, and the last block's last part has it. Behind a
+    final LayerNorm no mean shows at all."""
+    if any(block.norm != "pre" or block.kind != "layer" for block in stack.blocks):
+        return stack
+    hidden = stack.final_norm is not None and stack.final_norm.kind == "layer"
+    blocks, total = [], 0.0
+    for block in map(canonical_block, stack.blocks):
+        attention, mlp = block.attention, block.mlp
+        if attention is not None:
+            total += float(attention.offset.mean())
+            heads = [Head(h.score_factors or h.score, h.key_bias,
+                          h.value - hidden * h.value.mean(axis=1, keepdims=True))
+                     for h in attention.heads]  # fmt: skip
+            attention = Attention(heads, attention.offset - attention.offset.mean())
+        if mlp is not None:
+            total += float(mlp.offset.mean())
+            outer = outer_table(mlp)
+            mlp = with_parts(
+                mlp,
+                offset=mlp.offset - mlp.offset.mean(),
+                outer=outer - hidden * outer.mean(axis=0),
+                linear=mlp.linear - hidden * mlp.linear.mean(axis=0),
+            )
+        blocks.append((block, attention, mlp))
+    if not hidden:
+        block, attention, mlp = blocks[-1]
+        if mlp is not None:
+            mlp = with_parts(mlp, offset=mlp.offset + total)
+        elif attention is not None:
+            attention = Attention(attention.heads, attention.offset + total)
+        blocks[-1] = (block, attention, mlp)
+    rebuilt = [
+        Block(
+            attention,
+            mlp,
+            norm=block.norm,
+            kind=block.kind,
+            epsilons=block.epsilons,
+            parallel=block.parallel,
+        )
+        for block, attention, mlp in blocks
+    ]
+    return Stack(rebuilt, stack.final_norm, causal=stack.causal)
+
+
+def norm_distance(norm: Norm, other: Norm) -> float:
+    """Gain and bias relative to the gain, epsilon relative to itself."""
+    size = float(np.linalg.norm(other.gain))
+    return max(
+        relative(float(np.linalg.norm(norm.gain - other.gain)), size),
+        relative(float(np.linalg.norm(norm.bias - other.bias)), size),
+        relative(abs(norm.epsilon - other.epsilon), other.epsilon),
+    )
 
 
 def canonical_block(block: Block) -> Block:
@@ -606,3 +693,96 @@ def mlp_behind(network: Mlp, norm: Norm, flat: Float[Array, "d d"]) -> Mlp:
         parts["gate"] = network.gate @ read
         parts["gate_bias"] = network.gate_bias + network.gate @ norm.bias
     return with_parts(network, **parts)
+
+
+# -- Language models -----------------------------------------------------------------------------
+
+
+@distance.register
+def _(a: OutputLayer, b: Any) -> float:
+    """Up to a linear map: root mean square of the sines of the principal angles between the spaces
+    of all answers. Where both are known up to a rotation: the relative error of the matrix after
+    the best rotation, or that of the offset if that is larger."""
+    if not isinstance(b, OutputLayer):
+        raise incomparable(a, b)
+    if a.tokens != b.tokens:
+        return float("inf")
+    first, second = (_output_columns(one, a.shifted or b.shifted) for one in (a, b))
+    if "space" in (a.level, b.level):
+        return space_distance(_span(np.column_stack(first)), _span(np.column_stack(second)))
+    return gram_distance(*first, *second)
+
+
+def _output_columns(layer: OutputLayer, shifted: bool) -> tuple[Array, Array]:
+    """The matrix for states of length one, and the offset."""
+    matrix = np.asarray(layer.matrix, dtype=np.float64) * np.sqrt(layer.width)
+    offset = np.asarray(layer.offset, dtype=np.float64)
+    if shifted:
+        return matrix - matrix.mean(axis=0), offset - offset.mean()
+    return matrix, offset
+
+
+def _span(columns: Float[Array, "V k"]) -> Float[Array, "V r"]:
+    """An orthonormal basis of what the columns span."""
+    sizes = np.linalg.norm(columns, axis=0)
+    columns = columns[:, sizes > 0] / sizes[sizes > 0]
+    left, singular, _ = np.linalg.svd(columns, full_matrices=False)
+    return np.asarray(left[:, singular > 1e-9 * singular.max(initial=TINY)])
+
+
+def space_distance(a: Float[Array, "V r"], b: Float[Array, "V s"]) -> float:
+    """Root mean square sine of the principal angles between two orthonormal bases; infinite where
+    their dimensions differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    return float(np.linalg.norm(a - b @ (b.T @ a)) / np.sqrt(max(a.shape[1], 1)))
+
+
+def gram_distance(
+    matrix: Float[Array, "V h"],
+    offset: Float[Array, " V"],
+    other: Float[Array, "V k"],
+    other_offset: Float[Array, " V"],
+) -> float:
+    """Relative error of the matrix after the best rotation, or of the offset."""
+    width = max(matrix.shape[1], other.shape[1])
+    mine, theirs = (np.pad(m, ((0, 0), (0, width - m.shape[1]))) for m in (matrix, other))
+    left, _, right = np.linalg.svd(mine.T @ theirs)
+    scale = float(np.linalg.norm(theirs))
+    worst = relative(float(np.linalg.norm(mine @ (left @ right) - theirs)), scale)
+    size = float(np.linalg.norm(other_offset)) or scale / np.sqrt(width)
+    return max(worst, relative(float(np.linalg.norm(offset - other_offset)), size))
+
+
+@distance.register
+def _(a: TokenAttention, b: Any) -> float:
+    if not isinstance(b, TokenAttention):
+        raise incomparable(a, b)
+    if a.tokens != b.tokens or len(a.heads) != len(b.heads):
+        return float("inf")
+    first, second = canonical_tables(a), canonical_tables(b)
+    sizes = np.array([[np.linalg.norm(part) for part in head] for head in second[1]])
+    sizes = np.where(sizes > 0, sizes, sizes.max(initial=0.0) or 1.0)
+    cost = np.array(
+        [
+            [
+                max(np.linalg.norm(mine[k] - theirs[k]) / size[k] for k in range(2))
+                for theirs, size in zip(second[1], sizes, strict=True)
+            ]
+            for mine in first[1]
+        ]
+    )
+    rows, columns = linear_sum_assignment(cost) if len(a.heads) else ([], [])
+    gap = float(np.linalg.norm(first[0] - second[0]))
+    return max([relative(gap, float(np.linalg.norm(second[0]))), *map(float, cost[rows, columns])])
+
+
+def canonical_tables(model: TokenAttention) -> tuple[Array, list[tuple[Array, Array]]]:
+    """The direct table and every head's (qk, ov), multiplied out: `ov` sums to zero over the
+    tokens that are seen, each row of `qk` over those that are scored."""
+    direct, heads = np.asarray(model.direct), []
+    for head in model.heads:
+        qk, ov = np.asarray(head.qk), np.asarray(head.ov)
+        direct = direct + ov.mean(axis=0)
+        heads.append((qk - qk.mean(axis=1, keepdims=True), ov - ov.mean(axis=0)))
+    return direct, heads

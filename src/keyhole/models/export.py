@@ -1,4 +1,5 @@
-"""Recovered models for other programs: PyTorch (export_torch), ONNX (export_onnx), safetensors."""
+"""Models to and from other programs: PyTorch (export_torch, import_torch), ONNX (export_onnx),
+safetensors."""
 
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,17 @@ def export(model: Any, path: str | Path, dtype: Any = None) -> Path:
     raise InvalidArgument(f"cannot export to {path.name!r}: its suffix must be {SUFFIXES}")
 
 
-def to_torch(model: Any, dtype: Any = None) -> Any:
-    """A torch module on (batch, length, width) that computes what the model computes."""
+def to_torch(
+    model: Any, dtype: Any = None, *, positions: str = "last", causal: bool = False
+) -> Any:
+    """A torch module on (batch, length, width) that computes what the model computes. Of attention,
+    `positions="all"` answers at every position: from the tokens up to it (`causal`) or from all."""
+    if positions not in ("last", "all"):
+        raise InvalidArgument(f"positions must be 'last' or 'all', got {positions!r}")
     need("torch", "torch", "a PyTorch module")
     from keyhole.models.export_torch import to_module
 
-    return to_module(model, dtype)
+    return to_module(model, dtype, positions == "all", causal)
 
 
 def to_onnx(model: Any, dtype: Any = None) -> Any:
@@ -45,3 +51,22 @@ def to_onnx(model: Any, dtype: Any = None) -> Any:
     from keyhole.models.export_onnx import to_proto
 
     return to_proto(model, dtype)
+
+
+def from_torch(module: Any) -> Any:
+    """The true model of a torch module, from its weights: `nn.MultiheadAttention`,
+    `nn.TransformerEncoderLayer`, and attention, networks and blocks built as in BERT, GPT-2, Llama
+    or ViT. `distance`, `verify` and `audit` work on it as on a recovered one."""
+    need("torch", "torch", "a PyTorch module")
+    from keyhole.models.import_torch import from_torch as read
+
+    return read(module)
+
+
+def from_hf(model: Any, layer: int | str = 0) -> Any:
+    """The true model of one part of a `transformers` model: a block by its number, or any part by
+    its dotted name ("encoder.layer.0.attention.self")."""
+    need("torch", "torch", "a transformers model")
+    from keyhole.models.import_torch import from_hf as read
+
+    return read(model, layer)

@@ -12,21 +12,34 @@ from torch import nn
 
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
 from keyhole.models.factors import head_width, layer_maps
+from keyhole.models.mlp import ACTIVATIONS, Mlp
+from keyhole.models.norm import Norm
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 
 
-def to_module(model: Any, dtype: Any = None) -> nn.Module:
+def to_module(
+    model: Any, dtype: Any = None, everywhere: bool = False, causal: bool = False
+) -> nn.Module:
     """A module on tokens (batch, length, width) that answers like the model.
 
     Parameters are named as in `model.to_arrays()`, with underscores for dots, and can be trained
     on. They are of the model's own number format unless another is given."""
-    if not isinstance(model, (Attention, ReluNetwork, TransformerModel)):
+    if not isinstance(model, (Attention, Block, Mlp, ReluNetwork, TransformerModel)):
         raise InvalidArgument(f"cannot export a {type(model).__name__} to torch")
     kind = torch_dtype(model.dtype if dtype is None else dtype)
     if isinstance(model, Attention):
-        return AttentionModule(model, kind).eval()
+        if everywhere and not causal and model.position is not None:
+            raise InvalidArgument("at all positions, a layer with positions must be causal")
+        return AttentionModule(model, kind, everywhere, causal).eval()
+    if everywhere or causal:
+        raise InvalidArgument("all positions are for attention; other models read the last one")
+    if isinstance(model, Mlp):
+        return MlpModule(model, kind).eval()
+    if isinstance(model, Block):
+        return BlockModule(model, kind).eval()
     return NetworkModule(model, kind).eval()
 
 
@@ -42,15 +55,22 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 class AttentionModule(nn.Module):
-    """Softmax attention read at the last position, on (batch, length, width)."""
+    """Softmax attention on (batch, length, width), read at the last position or, `everywhere`, at
+    all of them: at each from the tokens up to it (`causal`) or from all tokens."""
 
-    def __init__(self, model: Attention, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Attention, dtype: torch.dtype, everywhere: bool = False, causal: bool = False
+    ) -> None:
         super().__init__()
+        self.everywhere, self.causal = everywhere, causal
         self.width, self.outputs, self.count = model.width, model.outputs, len(model.heads)
         self.factored = [head.score_factors is not None for head in model.heads]
         self.window = None if model.position is None else model.position.window
         arrays = model.to_arrays()
-        arrays.pop("position.window", None)
+        self.masked = None if model.position is None else model.position.masked
+        self.masked_anchor = model.position is not None and bool(model.position.masked_anchor)
+        for name in ("window", "masked", "masked_anchor"):
+            arrays.pop(f"position.{name}", None)
         self.parameters_by_name = nn.ParameterDict()
         for name, array in arrays.items():
             tensor = torch.tensor(array, dtype=dtype)
@@ -80,38 +100,146 @@ class AttentionModule(nn.Module):
     def _weights(
         self, head: int, tokens: torch.Tensor, query: torch.Tensor, scores: torch.Tensor
     ) -> torch.Tensor:
-        distances = torch.arange(tokens.shape[1] - 1, -1, -1, device=tokens.device)
+        """Of scores (batch, queries, length)."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        distances = places[-query.shape[1] :, None] - places
         bias, slopes, sinks = (self._part(name) for name in ("bias", "slopes", "sinks"))
         if "position_keys" in self.parameters_by_name:
             keys = self._pairs(self._part("keys")[head], tokens)
             queries = self._pairs(self._part("queries")[head], query)
-            angles = distances[:, None] * self._part("frequencies")
+            angles = distances[..., None] * self._part("frequencies")
             turn = torch.polar(torch.ones_like(angles), angles)
-            scores = scores + (keys * turn * queries[:, None]).real.sum(dim=2)
+            turned = torch.einsum("bnp,qnp,bqp->bqn", keys, turn, queries)
+            scores = scores + turned.real
         if bias is not None:
-            scores = scores + bias[head][torch.clamp(distances, max=bias.shape[1] - 1)]
+            scores = scores + bias[head][torch.clamp(distances, 0, bias.shape[1] - 1)]
         if slopes is not None:
             scores = scores - slopes[head] * distances
         if self.window is not None:
             scores = scores.masked_fill(distances >= self.window, -torch.inf)
+        if self.masked is not None:
+            hidden = (places < self.masked) & (self.masked_anchor | (distances != 0))
+            scores = scores.masked_fill(hidden, -torch.inf)
+        if self.causal:
+            scores = scores.masked_fill(distances < 0, -torch.inf)
         if sinks is None:
-            return torch.softmax(scores, dim=1)
-        sink = sinks[head].expand(len(scores), 1)
-        return torch.softmax(torch.cat([scores, sink], dim=1), dim=1)[:, :-1]
+            weights = torch.softmax(scores, dim=-1)
+            return torch.nan_to_num(weights) if self.masked_anchor else weights
+        row = sinks[head]
+        constant = row if row.ndim == 0 else query @ row[:-1, None] + row[-1]
+        sink = constant.expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._part("vectors") is not None:
             tokens = tokens + self._part("vectors")[: tokens.shape[1]]
-        query = tokens[:, -1, :]
+        query = tokens if self.everywhere else tokens[:, -1:, :]
         answer: torch.Tensor = self.parameters_by_name["offset"]
         if "skip" in self.parameters_by_name:
             answer = answer + query @ self.parameters_by_name["skip"]
         for head in range(self.count):
-            scores = (tokens @ self._keys(head, query).unsqueeze(-1)).squeeze(-1)
+            scores = self._keys(head, query) @ tokens.transpose(1, 2)
             weights = self._weights(head, tokens, query, scores)
-            mean = (weights.unsqueeze(1) @ tokens).squeeze(1)
-            answer = answer + mean @ self._get(head, "value")
+            answer = answer + (weights @ tokens) @ self._get(head, "value")
+            if self._part("sink_values") is not None:
+                share = 1.0 - weights.sum(dim=-1, keepdim=True)
+                answer = answer + share * self._part("sink_values")[head]
+        return answer if self.everywhere else answer[:, 0]
+
+
+def apply_activation(name: str, argument: torch.Tensor) -> torch.Tensor:
+    """φ of models/mlp by its name there."""
+    alias = ACTIVATIONS[name].alias
+    if name == "quick_gelu" and alias is not None:
+        return argument * torch.sigmoid(alias[1] * argument)
+    known: dict[str, Any] = {
+        "relu": torch.relu,
+        "gelu": nn.functional.gelu,
+        "gelu_tanh": lambda a: nn.functional.gelu(a, approximate="tanh"),
+        "silu": nn.functional.silu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+    }
+    answer: torch.Tensor = known[name](argument)
+    return answer
+
+
+class MlpModule(nn.Module):
+    """A network with one hidden layer, with a gate or without, at the last position."""
+
+    def __init__(self, model: Mlp, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name, array in model.to_arrays().items():
+            if array.size or "." not in name:  # not the empty array that names the activation
+                tensor = torch.tensor(np.array(array), dtype=dtype)
+                self.register_parameter(name, nn.Parameter(tensor))
+        self.width, self.outputs = model.width, model.outputs
+        self.activation, self.gated = model.activation, model.gated
+
+    def _get(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        point = tokens[:, -1, :]
+        hidden = point @ self._get("inner").T + self._get("inner_bias")
+        if self.gated:
+            gate = point @ self._get("gate").T + self._get("gate_bias")
+            hidden = apply_activation(self.activation, gate) * hidden
+        else:
+            hidden = apply_activation(self.activation, hidden)
+        apply = nn.functional.linear
+        straight = apply(point, self._get("linear")) + self._get("offset")
+        answer: torch.Tensor = apply(hidden, self._get("outer")) + straight
         return answer
+
+
+class NormModule(nn.Module):
+    """LayerNorm or RMSNorm."""
+
+    def __init__(self, norm: Norm, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(np.array(norm.gain), dtype=dtype))
+        self.bias = nn.Parameter(torch.tensor(np.array(norm.bias), dtype=dtype))
+        self.epsilon, self.centred = norm.epsilon, norm.kind == "layer"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.centred:
+            x = x - x.mean(dim=-1, keepdim=True)
+        size = torch.sqrt((x * x).mean(dim=-1, keepdim=True) + self.epsilon)
+        answer: torch.Tensor = self.gain * (x / size) + self.bias
+        return answer
+
+
+class BlockModule(nn.Module):
+    """A Transformer block at the last position: the steps of models/block, parts by their names."""
+
+    def __init__(self, model: Block, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width, self.outputs = model.width, model.outputs
+        self.pre, self.parallel = model.norm == "pre", model.parallel
+        norms = [NormModule(norm, dtype) for norm in model.norms]
+        first, last = (norms[0], norms[-1]) if norms else (None, None)
+        self.attention = self.attention_norm = self.mlp = self.mlp_norm = None
+        if model.attention is not None:
+            self.attention = AttentionModule(model.attention, dtype)
+            self.attention_norm = first
+        if model.mlp is not None:
+            self.mlp, self.mlp_norm = MlpModule(model.mlp, dtype), last
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        anchor = stream = tokens[:, -1, :]
+        if self.attention is not None:
+            norm = nn.Identity() if self.attention_norm is None else self.attention_norm
+            seen = norm(tokens) if self.pre else tokens
+            stream = stream + self.attention(seen)
+            stream = stream if self.pre else norm(stream)
+        if self.mlp is not None:
+            norm = nn.Identity() if self.mlp_norm is None else self.mlp_norm
+            point = anchor if self.parallel else stream
+            seen = norm(point) if self.pre else point
+            stream = stream + self.mlp(seen[:, None, :])
+            stream = stream if self.pre else norm(stream)
+        return stream
 
 
 class NetworkModule(nn.Module):

@@ -12,8 +12,6 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
 
-SMALL = 1e-7  # singular value, relative to the largest, that recovered parameters count as zero
-
 
 @dataclass(frozen=True, eq=False)
 class HeadMaps:
@@ -37,7 +35,8 @@ def numerical_rank(sizes: Float[Array, " n"]) -> int:
     """How many singular values count, given the largest."""
     if not len(sizes) or sizes[0] == 0:
         return 0
-    return int((sizes > SMALL * sizes[0]).sum())
+    small = 1e-7  # singular value, relative to the largest, that recovered parameters count as zero
+    return int((sizes > small * sizes[0]).sum())
 
 
 def scores_with_bias(head: Head) -> Float[Array, "d e"]:
@@ -88,3 +87,48 @@ def layer_maps(model: Attention, width: int | None = None) -> tuple[HeadMaps, ..
     """The maps of all heads, of one common inner width (the smallest that fits them all)."""
     inner = max(head_width(head) for head in model.heads) if width is None else width
     return tuple(head_maps(head, inner) for head in model.heads)
+
+
+def find_groups(model: Attention) -> tuple[tuple[int, ...], ...]:
+    """Heads that share their keys and values (grouped or multi-query attention), as groups.
+
+    Shared maps show as the spaces of tokens that a head reads: those of its keys and of its values
+    are the same. A head that reads all of a token says nothing, and is a group by itself.
+    """
+    found: list[tuple[list[int], list[Array]]] = []
+    for number, head in enumerate(model.heads):
+        keys = scores_with_bias(head)
+        if model.position is not None and model.position.keys is not None:
+            keys = np.concatenate([keys, model.position.keys[number, :, :-1].T], axis=1)
+        value = head.value if head.value.ndim == 2 else head.value[:, None]
+        spaces = [range_of(keys), range_of(value)]
+        whole = any(space.shape[1] == model.width for space in spaces)
+        for members, own in found:
+            if not whole and all(same_space(a, b) for a, b in zip(spaces, own, strict=True)):
+                members.append(number)
+                break
+        else:
+            found.append(([number], spaces))
+    return tuple(tuple(members) for members, _ in found)
+
+
+def range_of(matrix: Float[Array, "d n"]) -> Float[Array, "d r"]:
+    """An orthonormal basis of the columns."""
+    left, sizes, _ = np.linalg.svd(matrix, full_matrices=False)
+    return np.asarray(left[:, : numerical_rank(sizes)])
+
+
+def same_space(one: Float[Array, "d r"], other: Float[Array, "d s"]) -> bool:
+    """Whether two orthonormal bases span one space."""
+    apart = 1e-4  # sine of an angle that recovered spaces have by their errors
+    if one.shape != other.shape or not one.shape[1]:
+        return False
+    return bool(np.linalg.norm(one - other @ (other.T @ one), 2) < apart)
+
+
+def tell_groups(groups: tuple[tuple[int, ...], ...]) -> tuple[str, ...]:
+    """The sentence for the reader of a report; none where no heads share."""
+    if all(len(members) == 1 for members in groups):
+        return ()
+    heads = sum(len(members) for members in groups)
+    return (f"{heads} heads share {len(groups)} sets of keys and values (grouped queries).",)

@@ -18,7 +18,10 @@ KINDS = {  # kind in the file -> where its class lives
     "Block": "keyhole.models.block",
     "LabelledAttention": "keyhole.models.sign_attention",
     "Mlp": "keyhole.models.mlp",
+    "OutputLayer": "keyhole.models.language_model",
     "ReluNetwork": "keyhole.models.relu_network",
+    "Stack": "keyhole.models.stack",
+    "TokenAttention": "keyhole.models.language_model",
     "TransformerModel": "keyhole.models.transformer",
 }
 

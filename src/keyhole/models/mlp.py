@@ -20,8 +20,8 @@ from scipy.special import erf, expit
 
 from keyhole.arrays import Array, Float, finite_array, frozen
 from keyhole.errors import InvalidArgument
+from keyhole.models.base import Shown
 
-CHUNK_VALUES = 4 * 2**20  # hidden activations held at once: 32 MB
 ROOT_HALF = np.sqrt(0.5)
 DENSITY = 1.0 / np.sqrt(2.0 * np.pi)  # of the normal distribution at zero
 TANH_SLOPE, TANH_CUBIC = np.sqrt(2.0 / np.pi), 0.044715  # of the tanh in GELU's approximation
@@ -43,6 +43,18 @@ class Activation:
     slope: float
     constant: float
     alias: tuple[str, float, float, float] | None = None
+
+    @property
+    def title(self) -> str:
+        """The name as papers write it; a class of two has both."""
+        names = {
+            "relu": "ReLU",
+            "gelu": "GELU",
+            "gelu_tanh": "GELU (its tanh approximation)",
+            "silu": "SiLU (or quick GELU, which is the same class)",
+            "tanh": "tanh (or sigmoid, which is the same class)",
+        }
+        return names.get(self.name, self.name)
 
     @property
     def bends(self) -> bool:
@@ -166,7 +178,7 @@ def activation_named(name: Any) -> Activation:
     return ACTIVATIONS[name]
 
 
-class Mlp:
+class Mlp(Shown):
     """`linear` (D, d), `offset` (D,), `inner` (m, d), `inner_bias` (m,), `outer` (D, m), and for a
     gated network `gate` (m, d), `gate_bias` (m,). Where the answer is a number, axis D is absent.
 
@@ -310,7 +322,8 @@ class Mlp:
                 f"expected points of shape (batch, {self.width}) or (batch, length, "
                 f"{self.width}), got {points.shape}"
             )
-        step = max(1, CHUNK_VALUES // max(1, self.neurons))
+        chunk_values = 4 * 2**20  # hidden activations held at once: 32 MB
+        step = max(1, chunk_values // max(1, self.neurons))
         parts = [self._answer(points[i : i + step]) for i in range(0, len(points), step)]
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
 

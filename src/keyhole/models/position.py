@@ -7,8 +7,11 @@ The score of the token x at distance D before the anchor y (D = 0: the anchor it
 with one sum of turning pairs (rotary positions), one table and one slope per head; k_j and q_j are
 affine and complex, kept as real rows: `keys[h, 2j]`, `keys[h, 2j + 1]` are the real and imaginary
 part of k_j on [x; 1], `queries` the same of q_j. Tokens at a distance of `window` or more are not
-seen. A sink is a score that belongs to no token: its weight is taken from the others and adds
-nothing. `vectors[p]` is added to the token at place p (the first is 0) before anything else.
+seen, nor are the first `masked` places, except by an anchor that stands there (with
+`masked_anchor` it does not even see itself, and only the offset remains). A sink is a score that
+belongs to no token, a number or affine in the anchor: its weight is taken from the others and adds
+nothing, or its share of `sink_values`. `vectors[p]` is added to the token at place p (the first is
+0) before anything else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,6 @@ from keyhole.arrays import Array, Float, finite_array, frozen
 from keyhole.errors import InvalidArgument
 
 PREFIX = "position."
-SHAPES = {"frequencies": 1, "keys": 3, "queries": 3, "bias": 2, "slopes": 1, "sinks": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +40,19 @@ class Position:
     queries: Array | None = None  # (H, 2n, d + 1)
     bias: Array | None = None  # (H, m), of distances 0 ... m - 1; the last holds beyond
     slopes: Array | None = None  # (H,), subtracted once per place
-    sinks: Array | None = None  # (H,), a score each
+    sinks: Array | None = None  # (H,), a score each, or (H, d + 1) on [anchor; 1]
+    sink_values: Array | None = None  # (H, D), what the whole weight of a sink would add
     vectors: Array | None = None  # (P, d)
     window: int | None = None  # distances that are seen
+    masked: int | None = None  # places at the start that are not seen
+    masked_anchor: bool | None = None  # nor by themselves
 
     def __post_init__(self) -> None:
-        for name, ndim in (*SHAPES.items(), ("vectors", 2)):
+        shapes: dict[str, int | tuple[int, ...]] = {
+            "frequencies": 1, "keys": 3, "queries": 3, "bias": 2, "slopes": 1, "sinks": (1, 2),
+            "sink_values": 2, "vectors": 2,
+        }  # fmt: skip
+        for name, ndim in shapes.items():
             array = getattr(self, name)
             if array is not None:
                 whole = frozen(finite_array(f"position {name}", array, ndim=ndim))
@@ -58,8 +67,14 @@ class Position:
                     f"keys and queries of {len(self.frequencies)} frequencies must be (heads, "
                     f"{rows}, width + 1), got {self.keys.shape} and {self.queries.shape}"
                 )
-        if self.window is not None and self.window < 1:
-            raise InvalidArgument(f"window must be at least 1, got {self.window}")
+        if self.sink_values is not None and self.sinks is None:
+            raise InvalidArgument("sink_values belong to sinks: give these as well")
+        for name in ("window", "masked"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InvalidArgument(f"{name} must be at least 1, got {number}")
+        if self.masked_anchor and self.masked is None:
+            raise InvalidArgument("masked_anchor is said of masked places: give masked as well")
 
     @property
     def kind(self) -> str:
@@ -70,6 +85,7 @@ class Position:
             ("bias by distance", self.bias),
             ("position vectors", self.vectors),
             ("window", self.window),
+            ("masked start", self.masked),
             ("sink", self.sinks),
         )
         return ", ".join(name for name, part in named if part is not None) or "none"
@@ -111,6 +127,9 @@ class Position:
             scores -= (self.slopes[head] * distances).astype(tokens.dtype)
         if self.window is not None:
             scores[:, distances >= self.window] = -np.inf
+        if self.masked is not None:
+            hidden = distances >= tokens.shape[1] - self.masked
+            scores[:, hidden & (bool(self.masked_anchor) | (distances > 0))] = -np.inf
         return scores
 
     def score_at(self, head: int, distance: int, width: int) -> Float[Array, "e e"]:
@@ -130,6 +149,13 @@ class Position:
         matrix[-1, -1] += constant
         return matrix
 
+    def sink_scores(self, head: int, anchor: Float[Array, "batch d"]) -> Float[Array, "batch one"]:
+        """The score of a head's sink, anchor by anchor."""
+        assert self.sinks is not None
+        row = self.sinks[head].astype(anchor.dtype)
+        constant = np.broadcast_to(row if row.ndim == 0 else row[-1], (len(anchor), 1))
+        return np.asarray(constant if row.ndim == 0 else constant + anchor @ row[:-1, None])
+
     def to_arrays(self) -> dict[str, Array]:
         """Every part that is there, by name; `from_arrays` is the inverse."""
         named = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -148,14 +174,16 @@ class Position:
         unknown = set(own) - {part.name for part in fields(cls)}
         if unknown:
             raise InvalidArgument(f"unknown parts of a position: {', '.join(sorted(unknown))}")
-        if "window" in own:
-            own["window"] = int(np.round(own["window"]))
+        for name in {"window", "masked"} & set(own):
+            own[name] = int(np.round(own[name]))
+        if "masked_anchor" in own:
+            own["masked_anchor"] = bool(np.round(own["masked_anchor"]))
         return cls(**own) if own else None
 
     def of_heads(self, numbers: Sequence[int]) -> "Position":
         """The same for a choice of the heads, in another order or repeated."""
         named = {part.name: getattr(self, part.name) for part in fields(self)}
-        for name in ("keys", "queries", "bias", "slopes", "sinks"):
+        for name in ("keys", "queries", "bias", "slopes", "sinks", "sink_values"):
             if named[name] is not None:
                 named[name] = named[name][list(numbers)]
         return Position(**named)
@@ -163,7 +191,7 @@ class Position:
     def astype(self, dtype: Any) -> "Position":
         """The same in another precision; frequencies stay as they are, since angles grow."""
         named = {part.name: getattr(self, part.name) for part in fields(self)}
-        for name in ("keys", "queries", "bias", "slopes", "sinks", "vectors"):
+        for name in ("keys", "queries", "bias", "slopes", "sinks", "sink_values", "vectors"):
             if named[name] is not None:
                 named[name] = named[name].astype(dtype)
         return Position(**named)

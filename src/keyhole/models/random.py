@@ -8,7 +8,9 @@ import numpy as np
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
+from keyhole.models.language_model import Table, TokenAttention, TokenHead
 from keyhole.models.mlp import Mlp
+from keyhole.models.stack import Stack
 
 
 def attention(
@@ -130,3 +132,51 @@ def block(
         bias=shift,
         parallel=parallel,
     )
+
+
+def stack(
+    rng: np.random.Generator,
+    width: int,
+    *,
+    layers: int,
+    heads: int,
+    neurons: int,
+    kind: str = "layer",
+    activation: str = "gelu",
+    causal: bool = True,
+) -> Stack:
+    """Pre-norm blocks, one after the other.
+
+    >>> stack(np.random.default_rng(0), 8, layers=2, heads=2, neurons=16)
+    Stack(2 blocks: Block(width=8, 2 heads, 16 gelu neurons, pre-norm (layer)))
+    """
+    blocks = [
+        block(
+            rng, width, heads=heads, neurons=neurons, norm="pre", kind=kind, activation=activation
+        )
+        for _ in range(layers)
+    ]
+    return Stack(blocks, causal=causal)
+
+
+def token_attention(
+    rng: np.random.Generator,
+    tokens: int,
+    width: int,
+    heads: int,
+    head_width: int,
+    *,
+    tied: bool = False,
+    logprobs: bool = False,
+) -> TokenAttention:
+    """Embedding, attention and unembedding with scores of about one; `tied`: input and output
+    share their embedding."""
+    embedding = rng.standard_normal((tokens, width))
+    output = embedding if tied else rng.standard_normal((tokens, width))
+    found = []
+    for _ in range(heads):
+        query, key, value = rng.standard_normal((3, width, head_width)) / np.sqrt(width)
+        out = rng.standard_normal((head_width, width)) / np.sqrt(head_width)
+        scores = Table(embedding @ query, (embedding @ key).T / np.sqrt(head_width))
+        found.append(TokenHead(scores, Table(embedding @ value, out @ output.T)))
+    return TokenAttention(Table(embedding, output.T), found, logprobs=logprobs)

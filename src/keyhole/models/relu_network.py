@@ -14,11 +14,12 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, finite_array, frozen
 from keyhole.errors import InvalidArgument
+from keyhole.models.base import Shown
 
 CHUNK_VALUES = 4 * 2**20  # hidden activations held at once: 32 MB
 
 
-class ReluNetwork:
+class ReluNetwork(Shown):
     """`weight` (m, d), `bias` (m,), `output` (m,) or (m, k), `skip` (d,) or (d, k), `offset`.
 
     Callable on points (batch, width) and on sequences (batch, length, width), of which it reads

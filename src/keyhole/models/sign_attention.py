@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import Shown
 
 LABELS = "labels"  # name of the coding among the parameters
 
@@ -53,7 +54,7 @@ class Coding:
 NO_ERROR = Coding(0.0, 0.0, 0.0)  # in place of a coding among standard errors
 
 
-class LabelledAttention:
+class LabelledAttention(Shown):
     """The sign of an attention layer's answer, in the coding of the box.
 
     >>> model = Attention([Head(np.zeros((2, 2)), None, np.array([1.0, 0.0]))])

@@ -20,12 +20,13 @@ import numpy as np
 from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.linalg.softmax import softmax
+from keyhole.models.base import Shown
 from keyhole.models.relu_network import ReluNetwork
 
 NETWORK = "network."  # prefix of the network's parameters by name
 
 
-class TransformerModel:
+class TransformerModel(Shown):
     """`score` (d, d), `key_bias` (d,), a `network`; `mixed_weight`, `mixed_skip` with a residual.
 
     >>> import numpy as np

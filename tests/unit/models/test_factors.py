@@ -7,7 +7,7 @@ from keyhole.errors import InvalidArgument
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.models.attention import Attention, Head
 from keyhole.models.export_torch import fit_torch_shape, to_multihead_attention
-from keyhole.models.factors import head_maps, head_width, layer_maps
+from keyhole.models.factors import find_groups, head_maps, head_width, layer_maps, tell_groups
 from keyhole.models.random import attention
 from multi_head_boxes import ask_all, layer_box, random_layer
 
@@ -73,3 +73,17 @@ def test_what_torch_cannot_hold_is_refused() -> None:
         to_multihead_attention(attention(np.random.default_rng(0), 4, heads=2, outputs=4))
     assert fit_torch_shape(low_rank_layer(12, 3, 2, 0)) == (3, 4)
     assert fit_torch_shape(low_rank_layer(10, 3, 2, 0)) == (5, 2)
+
+
+def test_heads_that_share_keys_and_values_are_found() -> None:
+    rng = np.random.default_rng(4)
+    keys, into = rng.standard_normal((2, 2, 8, 2))
+    heads = []
+    for group in (0, 1, 0, 1):
+        query, out = rng.standard_normal((2, 2, 8))
+        heads.append(Head(keys[group] @ query, keys[group] @ query[:, 0], into[group] @ out))
+    groups = find_groups(Attention(heads))
+    assert groups == ((0, 2), (1, 3))
+    assert "4 heads share 2 sets" in tell_groups(groups)[0]
+    assert tell_groups(find_groups(low_rank_layer(8, 3, 2, 0))) == ()
+    assert len(find_groups(attention(rng, 4, heads=3, outputs=4))) == 3  # full rank says nothing

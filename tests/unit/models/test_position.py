@@ -35,6 +35,7 @@ def every_kind(rng: np.random.Generator) -> dict[str, Position]:
         "bias by distance": Position(bias=rng.standard_normal((HEADS, 5))),
         "position vectors": Position(vectors=rng.standard_normal((9, WIDTH))),
         "window": Position(window=3),
+        "masked start": Position(masked=2),
         "sink": Position(sinks=rng.standard_normal(HEADS)),
     }
 
@@ -56,9 +57,16 @@ def by_hand(model: Attention, tokens: np.ndarray) -> np.ndarray:
             distance = len(tokens) - 1 - i
             score = np.append(token, 1.0) @ model.score_at(h, distance) @ last
             seen = position.window is None or distance < position.window
+            seen = seen and (i >= (position.masked or 0) or distance == 0)
             weights.append(np.exp(score) if seen else 0.0)
-        total = sum(weights) + (0.0 if position.sinks is None else np.exp(position.sinks[h]))
+        sink = 0.0
+        if position.sinks is not None:
+            row = position.sinks[h]
+            sink = np.exp(row if row.ndim == 0 else row @ last)
+        total = sum(weights) + sink
         answer = answer + np.array(weights) @ tokens @ head.value / total
+        if position.sink_values is not None:
+            answer = answer + sink / total * position.sink_values[h]
     return answer
 
 
@@ -122,3 +130,19 @@ def test_wrong_parts_are_refused() -> None:
         layer(Position(slopes=np.ones(3)))
     with pytest.raises(InvalidArgument, match="places, the sequence"):
         layer(Position(vectors=np.zeros((2, WIDTH))))(np.zeros((1, 3, WIDTH)))
+
+
+def test_a_sink_that_sees_the_anchor_and_has_a_value(tmp_path: object) -> None:
+    rng = np.random.default_rng(7)
+    position = Position(
+        sinks=rng.standard_normal((HEADS, WIDTH + 1)), sink_values=rng.standard_normal((HEADS, 3))
+    )
+    model, tokens = layer(position), rng.standard_normal((2, 7, WIDTH))
+    assert np.allclose(model(tokens)[0], by_hand(model, tokens[0]), rtol=1e-12)
+    constant = layer(Position(sinks=position.sinks[:, -1]))
+    spelled = np.zeros((HEADS, WIDTH + 1))
+    spelled[:, -1] = position.sinks[:, -1]
+    assert keyhole.distance(constant, layer(Position(sinks=spelled))) < 1e-12
+    assert keyhole.distance(model, constant) == np.inf
+    with pytest.raises(InvalidArgument, match="sink_values belong to sinks"):
+        Position(sink_values=position.sink_values)

@@ -1,0 +1,135 @@
+"""Several blocks, one after the other, and perhaps a norm at the end, read at the last position.
+
+Every block but the last answers at all positions, since the next one reads them all: a causal block
+answers at a position from the tokens up to it, any other from all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, sequences
+from keyhole.errors import InvalidArgument
+from keyhole.models.base import Shown
+from keyhole.models.block import Block
+from keyhole.models.norm import Norm
+
+WAYS = {"stack.causal": True, "stack.bidirectional": False}
+
+
+class Stack(Shown):
+    """`blocks` in order, `final_norm` (None where there is none), `causal`.
+
+    >>> import numpy as np
+    >>> from keyhole.models.attention import Attention, Head
+    >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
+    >>> block = Block(layer, None, norm="none")
+    >>> Stack([block, block], causal=True)(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+    array([[8.5, 0. ]])
+    """
+
+    blocks: tuple[Block, ...]
+    final_norm: Norm | None
+    causal: bool
+
+    def __init__(
+        self, blocks: Sequence[Block], final_norm: Norm | None = None, *, causal: bool = False
+    ) -> None:
+        if not blocks:
+            raise InvalidArgument("Stack needs at least one block")
+        self.blocks, self.final_norm, self.causal = tuple(blocks), final_norm, bool(causal)
+        widths = {block.width for block in self.blocks}
+        widths |= set() if final_norm is None else {final_norm.width}
+        if len(widths) != 1:
+            raise InvalidArgument(f"the parts of a stack have one width, got {sorted(widths)}")
+        for block in self.blocks:
+            position = None if block.attention is None else block.attention.position
+            if position is not None and not self.causal:
+                raise InvalidArgument("a stack whose attention has positions must be causal")
+
+    @property
+    def width(self) -> int:
+        return self.blocks[0].width
+
+    @property
+    def outputs(self) -> int:
+        return self.width
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(block.dtype for block in self.blocks))
+
+    def natural_length(self) -> float:
+        return self.blocks[0].natural_length()
+
+    def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch out"]:
+        stream = sequences(tokens, self.width, self.dtype)
+        for block in self.blocks[:-1]:
+            stream = answer_everywhere(block, stream, self.causal)
+        answer = self.blocks[-1](stream)
+        return answer if self.final_norm is None else self.final_norm(answer)
+
+    def astype(self, dtype: Any) -> "Stack":
+        """The same stack that computes in another precision."""
+        norm = None if self.final_norm is None else self.final_norm.astype(dtype)
+        return Stack([block.astype(dtype) for block in self.blocks], norm, causal=self.causal)
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Every parameter by name; an empty array's name tells whether the stack is causal.
+        `from_arrays` is the inverse."""
+        way = next(name for name, causal in WAYS.items() if causal is self.causal)
+        arrays = {way: np.zeros(0, self.dtype)}
+        for number, block in enumerate(self.blocks):
+            arrays |= {f"blocks.{number}.{n}": array for n, array in block.to_arrays().items()}
+        if self.final_norm is not None:
+            arrays |= {
+                f"final_norm.{self.final_norm.kind}.gain": self.final_norm.gain,
+                f"final_norm.{self.final_norm.kind}.bias": self.final_norm.bias,
+                f"final_norm.{self.final_norm.kind}.epsilon": np.array(self.final_norm.epsilon),
+            }
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "Stack":
+        ways = [name for name in arrays if name in WAYS]
+        if len(ways) != 1:
+            raise InvalidArgument(f"whether the stack is causal is needed once, got {ways}")
+        parts: dict[int, dict[str, Array]] = {}
+        last: dict[str, Array] = {}
+        kinds = set()
+        for name, array in arrays.items():
+            group, _, rest = name.partition(".")
+            number, _, rest = rest.partition(".")
+            if group == "blocks":
+                parts.setdefault(int(number), {})[rest] = array
+            elif group == "final_norm":
+                kinds.add(number)
+                last[rest] = array
+        if sorted(parts) != list(range(len(parts))) or len(kinds) > 1:
+            raise InvalidArgument("the blocks of a stack are numbered from 0, with one final norm")
+        norm = None
+        if last:
+            norm = Norm(last["gain"], last["bias"], float(last["epsilon"]), kinds.pop())
+        blocks = [Block.from_arrays(parts[number]) for number in range(len(parts))]
+        return cls(blocks, norm, causal=WAYS[ways[0]])
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(sorted({repr(block) for block in self.blocks}))
+        norm = "" if self.final_norm is None else f", final norm ({self.final_norm.kind})"
+        return f"Stack({len(self.blocks)} blocks: {kinds}{norm})"
+
+
+def answer_everywhere(
+    block: Block, tokens: Float[Array, "batch length width"], causal: bool
+) -> Float[Array, "batch length width"]:
+    """The block's answers with each position as the last."""
+    answers = np.empty_like(tokens)
+    for place in range(tokens.shape[1]):
+        if causal:
+            seen = tokens[:, : place + 1]
+        else:  # as a set, with the token at this place as the anchor
+            order = [*range(place), *range(place + 1, tokens.shape[1]), place]
+            seen = tokens[:, order]
+        answers[:, place] = block(seen)
+    return answers
