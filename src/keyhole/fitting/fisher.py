@@ -26,8 +26,6 @@ from keyhole.fitting.variable_projection import (
 )
 
 POWER_STEPS = 10  # of power iteration for the largest eigenvalue
-PROBES = 4  # random vectors for a trace; each averages over all entries of a head
-PROBE_TOLERANCE = 0.03  # relative accuracy of the solution for a probe
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,29 +124,31 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
     def solve(vector: Array) -> Array:
         nonlocal left_over
         size = float(np.linalg.norm(vector)) or 1.0
+        probe_tolerance = 0.03  # relative accuracy of the solution for a probe
         found, image = conjugate_gradients(
             lambda v: multiply_normal(rows32, at32, v),
             lambda v: near32.solve(0.0, v).astype(np.float32),
             (vector / size).astype(np.float32),
-            PROBE_TOLERANCE,
+            probe_tolerance,
             300,
         )
         rest = vector / size - image
-        if float(np.linalg.norm(rest)) > 2 * PROBE_TOLERANCE:
+        if float(np.linalg.norm(rest)) > 2 * probe_tolerance:
             left_over = rest
         return found.astype(np.float64) * size
 
     _p, m, d = at.theta.shape
     scores, values = np.zeros(m), np.zeros(m)
     extreme = np.zeros(at.theta.shape)
-    for _ in range(PROBES):
+    probes = 4  # random vectors for a trace; each averages over all entries of a head
+    for _ in range(probes):
         signs = rng.choice([-1.0, 1.0], at.theta.shape)
         extreme = solve(signs)
-        scores += np.einsum("pmd,pmd->m", signs, extreme) / PROBES
+        scores += np.einsum("pmd,pmd->m", signs, extreme) / probes
         signs = rng.choice([-1.0, 1.0], (len(leverage), rows.outputs))
         back = solve(pull(rows, at.pattern, at.values, at.basis @ (pseudo.T @ signs)))
         forth = pseudo @ (at.basis.T @ push(rows, at.pattern, at.values, back))
-        values += (signs * forth)[: m * d].reshape(m, -1).sum(axis=1) / PROBES
+        values += (signs * forth)[: m * d].reshape(m, -1).sum(axis=1) / probes
     shape = near.inverse_diagonal()
     theta = np.sqrt(shape * (scores.clip(0) / shape.sum(axis=(0, 2)))[None, :, None])
     base = leverage[: m * d].reshape(m, d)

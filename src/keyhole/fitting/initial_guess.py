@@ -32,8 +32,6 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows
 from keyhole.linalg.softmax import log_ratio, softmax
 
-WIDEST_CLOSED_FORM = 32  # entries of a token; beyond, d^2 equations cost more than a descent
-MOST_MAPPED = 400  # unknowns of Z; beyond, its Newton steps cost more than the descents they save
 INVERTIBLE = 1e-6  # smallest singular value, relative, of labels that can be mapped back to tokens
 
 
@@ -78,7 +76,8 @@ def solve_one_head(rows: Rows) -> Float[Array, "d 1 d"] | None:
     length, d = rows.tokens.shape[1:]
     if a != length or p != d or rows.padding is not None or length > rows.outputs:
         return None
-    if max(d, rows.outputs) > WIDEST_CLOSED_FORM:
+    widest_closed_form = 32  # entries of a token; beyond, d^2 equations cost more than a descent
+    if max(d, rows.outputs) > widest_closed_form:
         return None
     whole = (rows.weights > 0).all(axis=1)
     merged = [
@@ -175,7 +174,9 @@ def maximize_entropy(
     rows = rows.take(np.arange(max(1, min(n, 1024 // a))))
     counted = rows.weights > 0
     labels = _map_back(rows.targets[counted], rows.width, rows.offset)
-    if labels is None or labels.shape[1] * rows.width > MOST_MAPPED:
+    # unknowns of Z; beyond, its Newton steps cost more than the descents they save
+    most_mapped = 400
+    if labels is None or labels.shape[1] * rows.width > most_mapped:
         return start
     example = np.nonzero(counted)[0]
     anchors, tokens = rows.anchors[counted], rows.tokens[example]

@@ -21,7 +21,6 @@ from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
 SAMPLED = 200  # queries of each length that the units of the unknowns are judged from
-DEPENDENT = 1.5  # factor on standard errors: roundings of one box are not independent
 # The start is near, so steps are plain Gauss-Newton; a per cent of a per mille is not worth one.
 OPTIONS = FitOptions(
     steps=6, damping=0.0, dense_unknowns=0, accuracy=1e-4, inner_steps=400, tolerance=1e-3, probes=0
@@ -77,10 +76,17 @@ class Polished:
     misfit: float  # root mean square residual in standard errors, corrected for the unknowns
 
 
-def fit_layer(layer: Layer, data: Sequence[Answered], rng: np.random.Generator) -> Polished:
-    """Least squares over all answers from a layer close to it."""
+def fit_layer(
+    layer: Layer,
+    data: Sequence[Answered],
+    rng: np.random.Generator,
+    options: FitOptions = OPTIONS,
+    dependent: float = 1.5,
+) -> Polished:
+    """Least squares over all answers from a layer close to it; farther starts need `options`.
+    `dependent`: factor on standard errors, since roundings of one box are not independent."""
     model = LayerModel.of(data, rng)
-    fit = fit_least_squares(model, layer, OPTIONS, rng=rng)
+    fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
     at = model.linearize(found)
     freedom = max(1, numbers - found.unknowns)
@@ -103,9 +109,9 @@ def fit_layer(layer: Layer, data: Sequence[Answered], rng: np.random.Generator) 
     scores, values, offset = bootstrap_errors(best, change, repetitions=4)
     return Polished(
         found,
-        [DEPENDENT * part for part in scores],
-        [DEPENDENT * part for part in values],
-        DEPENDENT * offset[0],
+        [dependent * part for part in scores],
+        [dependent * part for part in values],
+        dependent * offset[0],
         misfit,
     )
 

@@ -28,7 +28,6 @@ from keyhole.fitting.variable_projection import (
 
 AMPLE = 50.0  # times the floor: so many rows know the curvature to a few per cent
 COARSE_RESIDUAL = 1e-4  # relative squared residual above which single precision gives the steps
-SMALLEST_DECREASE = 1e-10  # of the cost, relative; below, near a minimum, the descent is over
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ def descend(
     costs, damping, precise = [at.cost], options.damping, options.precise
     system = _System(rows, at, scale, options, precise)
     iteration, ended = 0, False
+    smallest_decrease = 1e-10  # share of the cost: a smaller one, near a minimum, ends the descent
     while not ended and iteration < options.iterations:
         if at.cost <= options.finished * scale or time.monotonic() > options.deadline:
             break
@@ -92,17 +92,17 @@ def descend(
             precise = True  # ill-conditioned, or at a minimum: then the last steps count
         if trial.cost < at.cost:
             gain = (at.cost - trial.cost) / max(predicted, TINY)
-            small = at.cost - trial.cost <= SMALLEST_DECREASE * at.cost
+            small = at.cost - trial.cost <= smallest_decrease * at.cost
             at = trial
             system = _System(rows, at, scale, options, precise, system.products)
             if gain > 0.75:
                 damping = max(damping / 5, 1e-12)
             elif gain < 0.25:
                 damping *= 2
-            ended = small and predicted <= 2 * SMALLEST_DECREASE * at.cost
+            ended = small and predicted <= 2 * smallest_decrease * at.cost
         else:
             damping *= 4
-            ended = predicted <= SMALLEST_DECREASE * at.cost or damping > 1e10
+            ended = predicted <= smallest_decrease * at.cost or damping > 1e10
         costs.append(at.cost)
         ended = ended or _stalled(costs, options)
     return Descent(at, at.cost / scale, iteration, system.products)

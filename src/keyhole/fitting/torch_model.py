@@ -16,8 +16,6 @@ from keyhole.arrays import Array, Float
 from keyhole.extras import need
 from keyhole.fitting.gauss_newton import Blocks, Linearization
 
-CHUNK_VALUES = 2**24  # numbers of the Jacobian computed at once: 128 MB
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -96,8 +94,9 @@ class TorchModel:
 
     def _jacobian(self, at: Any) -> Float[Array, "numbers unknowns"]:
         parts = []
+        chunk_values = 2**24  # numbers of the Jacobian computed at once: 128 MB
         for batch in self.data:
-            chunk = max(1, CHUNK_VALUES // (len(at) * batch[1].shape[1]))
+            chunk = max(1, chunk_values // (len(at) * batch[1].shape[1]))
             each = self.torch.func.vmap(
                 self.torch.func.jacrev(self._one), (None, 0, 0, 0), chunk_size=chunk
             )

@@ -23,7 +23,6 @@ from keyhole.fitting.attention_rows import (
 )
 
 DENSE_LIMIT = 1100  # score entries up to which forming the normal matrix is worth its time
-RANK_TOLERANCE = 1e-12  # size of a column of Z, beside the others, that carries no information
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +71,12 @@ def factor_columns(design: Array) -> tuple[Array, Array, Array]:
     """Orthonormal basis, the columns it was made of, and the triangle between them."""
     basis, upper = qr(design, mode="economic", check_finite=False)
     sizes = np.abs(np.diagonal(upper))
-    if len(design) >= design.shape[1] and sizes.min() > RANK_TOLERANCE * sizes.max():
+    rank_tolerance = 1e-12  # size of a column of Z, beside the others, that carries no information
+    if len(design) >= design.shape[1] and sizes.min() > rank_tolerance * sizes.max():
         return basis, np.arange(len(upper)), upper
     basis, upper, order = qr(design, mode="economic", pivoting=True, check_finite=False)
     sizes = np.abs(np.diagonal(upper))
-    rank = max(int((sizes > RANK_TOLERANCE * sizes[0]).sum()), 1)
+    rank = max(int((sizes > rank_tolerance * sizes[0]).sum()), 1)
     return basis[:, :rank], order[:rank], upper[:rank, :rank]
 
 

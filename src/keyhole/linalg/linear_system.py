@@ -12,9 +12,6 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 
-SINGULAR = 1e-15  # relative singular value that is rounding: a direction that was not explored
-DEPENDENT = 1e-7  # singular value, of normalised directions, below which they add nothing
-
 
 @dataclass(frozen=True, eq=False)
 class LinearSystem:
@@ -56,13 +53,16 @@ class LinearSystem:
         flat = self.directions.reshape(len(self.directions), -1)
         flat = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), TINY)
         _, sizes, basis = np.linalg.svd(flat)
-        rank = int((sizes > DEPENDENT).sum())
+        dependent = 1e-7  # singular value, of normalised directions, below which they add nothing
+        rank = int((sizes > dependent).sum())
         return basis[rank:].reshape(-1, *self.rows.shape[1:])
 
     def solve(self) -> tuple[Float[Array, "h d outputs"], Float[Array, "k n"]]:
         """The values, and the matrix that takes errors of answers to errors of values."""
         flat = self.rows.reshape(len(self.rows), -1)
-        inverse = np.linalg.pinv(flat, rcond=SINGULAR)
+        # relative singular value that is rounding: a direction that was not explored
+        singular = 1e-15
+        inverse = np.linalg.pinv(flat, rcond=singular)
         values = inverse @ self.answers
         # One step of refinement: perturbations are small beside what they perturb, and the solver's
         # own rounding must not exceed the answers'.

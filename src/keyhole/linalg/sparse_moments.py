@@ -14,8 +14,6 @@ from scipy.linalg import toeplitz
 
 from keyhole.arrays import TINY, Array, Float, Int
 
-COUNTS_TRIED = 5  # numbers of nodes tried per set of moments
-
 
 class Support(NamedTuple):
     """The nodes in use, their weights, and the relative misfit of the moments."""
@@ -77,11 +75,12 @@ def find_null_space(
 
 def list_plausible_counts(values: Float[Array, " n"], most: int, constant_known: bool) -> list[int]:
     """How many nodes there may be, in increasing order: where the spectrum drops most."""
+    counts_tried = 5  # numbers of nodes tried per set of moments
     if not constant_known:
-        return list(range(1, most + 1))[-COUNTS_TRIED:]
+        return list(range(1, most + 1))[-counts_tried:]
     sizes = np.sort(np.abs(values))[::-1]
     drops = np.log(np.maximum(sizes[1 : most + 1], TINY)) - np.log(sizes[:most] + TINY)
-    return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:COUNTS_TRIED])
+    return sorted(int(k) + 1 for k in np.argsort(drops, kind="stable")[:counts_tried])
 
 
 def find_support_from_vectors(

@@ -13,9 +13,6 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 
-SWEEPS = 40  # rounds of alternation: improvement stalls after about thirty
-GOOD_CONDITION = 3.0  # worst condition number of a block at which tokens are taken
-
 
 def find_nearest_isometry(matrix: Array) -> Array:
     """The nearest matrix with orthonormal columns (or rows)."""
@@ -56,7 +53,9 @@ def _design_group(
     rate = 3.0 / np.linalg.norm(stacked, 2) ** 2  # of the gradient step, over-relaxed
     tokens = np.linalg.qr(rng.standard_normal((width, total)))[0]
     best, worst = tokens, np.inf
-    for _ in range(SWEEPS):
+    sweeps = 40  # rounds of alternation: improvement stalls after about thirty
+    good_condition = 3.0  # worst condition number of a block at which tokens are taken
+    for _ in range(sweeps):
         seen = stacked.T @ tokens
         target, condition = np.empty_like(seen), 1.0
         for rows, columns in views:
@@ -66,7 +65,7 @@ def _design_group(
             condition = max(condition, float(s[0] / max(s[-1], TINY)))
         if condition < worst:
             best, worst = tokens, condition
-        if worst <= GOOD_CONDITION:
+        if worst <= good_condition:
             break
         tokens = find_nearest_isometry(tokens + rate * (stacked @ (target - seen)))
     return best

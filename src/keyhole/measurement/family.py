@@ -16,30 +16,12 @@ from keyhole.errors import Counterexample
 from keyhole.linalg.softmax import logit
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.noise import REJECTION, NoiseModel
+from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 PURPOSE = "family"
-LABELS = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
-LABEL_LOOKS = 12  # answers that must all be labels
 EXACTLY = 1e3  # roundoffs within which two answers are the same
-CHORD = (0.25, 0.5, 0.75, 1.0)  # points asked on a chord; its start is known
-SMOOTH_LOOKS = 4  # places that must all be bent: a kink is met by chance at few of them
-SMOOTH_STEP = 2.0**-12  # step there, relative: planes of a thousand neurons are wider apart
-FINE = 2.0**-40  # roundoff above which so small a step shows nothing,
-COARSE = 2.0**-20  # and above which no step shows a curve
-CURVE_STEP = 2.0**-4  # step in between: kinks lie within it, but do not look like a curve
-CURVED = 0.05  # share of a bend by which it may differ from four times that of half the step
-CURVES = 4  # places that must look like a curve: kinks do by chance, at every twentieth place
-CURVE_LOOKS = 24  # places where they are looked for, at most
 TOKENS = 8, 12  # fewest and most tokens of the sequence
-TIMES = 9, 12  # how often it is repeated, at least and at most: beyond most windows
-FAINT = 2.0**-6  # length of an anchor for which even large scores are of order one
-ANCHORS = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
-TRIES = 6  # lengths of u at which a usable weight is looked for
-USABLE = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
-AFFINE = 1e-9  # second difference of log-odds that rounding inside a head may cause
-ROUNDINGS = 64.0  # of one answer, in units of the roundoff, with safety
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +39,7 @@ class Facts:
     copies: bool = False  # a sequence repeated is answered differently
     several: bool | None = None  # not one head; None: the pairs say nothing
     lone: bool = False  # f is affine in the last token, and no other token is seen
+    half: bool = False  # the box computes in a format of 16 bits, and does not only answer in it
     against: Counterexample | None = field(default=None)
 
     @property
@@ -117,6 +100,9 @@ class _Examination:
         self.at_start = _rows(answers)[0]
         self.size = float(np.max(np.abs(self.at_start)))
         self.outputs = None if answers.ndim == 1 else answers.shape[1]
+        other = rng.standard_normal(self.start.shape)
+        other *= np.linalg.norm(self.start) / np.linalg.norm(other)
+        self.end = inside(oracle, (other - self.start)[None, None], rng)[0, 0]
 
     def run(self) -> Facts:
         if self._labels_only():
@@ -128,12 +114,28 @@ class _Examination:
             smooth, against = self._smooth()
         sequence, order, copies, disorder = self._sequences()
         lone = not (bent or sequence) and self._pairs() and self._differ(np.diff(line, axis=0))
+        if lone and bends_between_opposites(self.oracle, self.rng, self.noise):
+            bent, lone = True, False
+            smooth, against = self._smooth()
         if not (bent or order or copies or lone):
             several = self._several(line)
         return Facts(
             self.noise, self.looked, self.outputs, False, bent, smooth,
-            sequence, order, copies, several, lone, against or disorder,
+            sequence, order, copies, several, lone, not bent and self._computes_in_half(line),
+            against or disorder,
         )  # fmt: skip
+
+    def _computes_in_half(self, line: Float[Array, "points D"]) -> bool:
+        """Whether numbers are off a line by more than their own rounding: then terms that cancel
+        were rounded before. (Four roundings enter a second difference.)"""
+        if self.outputs is None or not (self.noise.half and self.noise.repeatable):
+            return False
+        for points in (line, line[::2]):
+            largest = np.max([np.abs(points[i : len(points) - 2 + i]) for i in range(3)], axis=0)
+            off = np.abs(np.diff(points, 2, axis=0))
+            if (off > 4.0 * self.noise.relative * largest).any():
+                return True
+        return False
 
     def _pairs(self) -> bool:
         """Whether two tokens may be asked."""
@@ -153,17 +155,16 @@ class _Examination:
         return differs(gap, self.size, self.noise)
 
     def _labels_only(self) -> bool:
-        if self.outputs is not None or not np.isin(self.at_start, LABELS).all():
+        labels = (-1.0, 0.0, 1.0)  # what label-only boxes answer with
+        if self.outputs is not None or not np.isin(self.at_start, labels).all():
             return False
-        return bool(np.isin(self.ask(self.tokens(LABEL_LOOKS)[:, None]), LABELS).all())
+        label_looks = 12  # answers that must all be labels
+        return bool(np.isin(self.ask(self.tokens(label_looks)[:, None]), labels).all())
 
     def _chord(self) -> Float[Array, "points D"]:
         """Single tokens from the start past the middle of the domain to the other side."""
-        other = self.rng.standard_normal(self.start.shape)
-        other *= np.linalg.norm(self.start) / np.linalg.norm(other)
-        end = (other - self.start)[None, None]
-        self.end = inside(self.oracle, end, self.rng)[0, 0]
-        answers = self.ask(np.stack([self._on_chord(t) for t in CHORD])[:, None])
+        chord = (0.25, 0.5, 0.75, 1.0)  # points asked on a chord; its start is known
+        answers = self.ask(np.stack([self._on_chord(t) for t in chord])[:, None])
         return np.concatenate([self.at_start[None], answers])
 
     def _on_chord(self, t: float) -> Float[Array, " d"]:
@@ -171,17 +172,20 @@ class _Examination:
 
     def _smooth(self) -> tuple[bool, Counterexample | None]:
         """Whether f([x]) bends everywhere: neither attention nor ReLUs do."""
-        if self.noise.relative > COARSE or self.noise.error_floor > 0:
+        coarse = 2.0**-20  # roundoff above which no step shows a curve
+        if self.noise.relative > coarse or self.noise.error_floor > 0:
             return False, None
-        fine = self.noise.relative <= FINE
+        fine = self.noise.relative <= 2.0**-40  # above, a step that dodges kinks shows nothing
         return self._bent_everywhere() if fine else self._curved_everywhere()
 
     def _bent_everywhere(self) -> tuple[bool, Counterexample | None]:
         """By steps so small that they hold a kink by chance only."""
-        places = 0.5 * self.tokens(SMOOTH_LOOKS)
-        steps = SMOOTH_STEP * self.tokens(SMOOTH_LOOKS)
+        smooth_looks = 4  # places that must all be bent: a kink is met by chance at few of them
+        places = 0.5 * self.tokens(smooth_looks)
+        smooth_step = 2.0**-12  # of the token: planes of a thousand neurons are wider apart
+        steps = smooth_step * self.tokens(smooth_looks)
         tokens = np.concatenate([places - steps, places, places + steps])
-        before, middle, after = self.ask(tokens[:, None]).reshape(3, SMOOTH_LOOKS, -1)
+        before, middle, after = self.ask(tokens[:, None]).reshape(3, smooth_looks, -1)
         bend = np.abs(before + after - 2 * middle).max(axis=1)
         if (bend <= EXACTLY * self.noise.relative * self.size).any():
             return False, None
@@ -191,18 +195,24 @@ class _Examination:
         """By steps that few digits can see: half the step bends a curve a quarter as much, pieces
         half as much or less. Flat places say nothing."""
         found = []
-        for _ in range(CURVE_LOOKS):
-            place, step = 0.5 * self.tokens(1)[0], CURVE_STEP * self.tokens(1)[0]
+        curve_step = 2.0**-4  # of the token: kinks lie within it, but do not look like a curve
+        # share of a bend by which it may differ from four times that of half the step
+        curved = 0.05
+        # places that must look like a curve: kinks do by chance, at every twentieth place
+        curves = 4
+        curve_looks = 24  # places that are looked at, at most
+        for _ in range(curve_looks):
+            place, step = 0.5 * self.tokens(1)[0], curve_step * self.tokens(1)[0]
             before, middle, after = self.ask((place + np.outer((-1, 0, 1), step))[:, None])
             wide, rounding = before + after - 2 * middle, ROUNDINGS * self._sigma()
-            if np.linalg.norm(wide) <= rounding / CURVED:
+            if np.linalg.norm(wide) <= rounding / curved:
                 continue
             near = self.ask((place + np.outer((-0.5, 0.5), step))[:, None])
             narrow = near.sum(axis=0) - 2 * middle
-            if np.linalg.norm(wide - 4 * narrow) > CURVED * np.linalg.norm(wide) + rounding:
+            if np.linalg.norm(wide - 4 * narrow) > curved * np.linalg.norm(wide) + rounding:
                 return False, None
             found.append(smooth_at(place, before, middle, after))
-            if len(found) == CURVES:
+            if len(found) == curves:
                 return True, found[0]
         return False, None
 
@@ -210,8 +220,8 @@ class _Examination:
         """Whether the rest of a sequence matters, its order, and how often it is repeated."""
         lengths = self.rng.spawn(1)[0]  # lengths come from the seed: no length is always avoided
         tokens, repeats = (
-            int(lengths.integers(*bounds, endpoint=True)) for bounds in (TOKENS, TIMES)
-        )
+            int(lengths.integers(*bounds, endpoint=True)) for bounds in (TOKENS, (9, 12))
+        )  # so many repeats reach beyond most windows
         longest = self.oracle.spec.domain.max_length or tokens * repeats
         length = min(tokens, longest)
         if length < 2:
@@ -239,7 +249,8 @@ class _Examination:
 
     def _seen_faintly(self, rest: Float[Array, "n d"]) -> bool:
         """An anchor that attends to itself for its length alone is told by a short one."""
-        anchor = FAINT * self.start[None]
+        faint = 2.0**-6  # length of an anchor for which even large scores are of order one
+        anchor = faint * self.start[None]
         other = np.concatenate([self.tokens(TOKENS[1] - 1)[: len(rest)], anchor])
         first, second = self.ask(np.stack([np.concatenate([rest, anchor]), other]))
         return self._differ(first - second)
@@ -255,25 +266,29 @@ class _Examination:
         strength, noise = float(np.linalg.norm(swing)), self._sigma()
         if strength <= EXACTLY * noise:
             return None
-        at = np.array(ANCHORS)
-        x = 0.5 * np.stack([self._on_chord(t) for t in ANCHORS])
+        anchors = (0.25, 0.5, 0.75)  # where on the chord pairs are asked
+        at = np.array(anchors)
+        x = 0.5 * np.stack([self._on_chord(t) for t in anchors])
         plain = zero + 0.5 * (line[0] - zero + at[:, None] * (line[-1] - line[0]))
         length = 1.0
-        for _ in range(TRIES):
+        tries = 6  # lengths of u at which a usable weight is looked for
+        usable = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
+        affine = 1e-9  # second difference of log-odds that rounding inside a head may cause
+        for _ in range(tries):
             pairs = np.stack([x + length * probe, x], axis=1)
             rest = self.ask(pairs) - plain
             weight = rest @ swing / (length * strength**2)
             doubt = noise / (length * strength)
             off = np.linalg.norm(rest - np.outer(length * weight, swing), axis=1)
-            if (off > (AFFINE + ROUNDINGS * doubt) * length * strength).any():
+            if (off > (affine + ROUNDINGS * doubt) * length * strength).any():
                 return True  # a vector answer off the line of its two values
             if (weight < -ROUNDINGS * doubt).any() or (weight > 1 + ROUNDINGS * doubt).any():
                 return True
-            if (weight > USABLE).all() and (weight < 1.0 - USABLE).all():
+            if (weight > usable).all() and (weight < 1.0 - usable).all():
                 odds = logit(weight)
-                if np.ptp(odds) > USABLE or not np.isinf(domain.radius):
+                if np.ptp(odds) > usable or not np.isinf(domain.radius):
                     bend = abs(odds[0] - 2.0 * odds[1] + odds[2])
-                    return bool(bend > AFFINE + ROUNDINGS * doubt / USABLE)
+                    return bool(bend > affine + ROUNDINGS * doubt / usable)
                 length *= 4.0
             else:
                 length /= 4.0
@@ -281,6 +296,17 @@ class _Examination:
 
     def _sigma(self) -> float:
         return float(self.noise.sigma(self.size))
+
+
+def bends_between_opposites(oracle: Oracle, rng: np.random.Generator, noise: NoiseModel) -> bool:
+    """Whether single tokens and their opposites show a bend that one chord may miss: far from zero
+    every neuron is on for one of the two, wherever its plane lies. Five queries."""
+    width, far = oracle.spec.width, 1e3 if oracle.spec.domain.unbounded else 1.0
+    ends = far * inside(oracle, rng.standard_normal((2, 1, width)), rng)
+    tokens = np.concatenate([np.zeros((1, 1, width)), ends, -ends])
+    zero, *answers = _rows(oracle.ask(QueryBatch.of(tokens, PURPOSE)))
+    one, other = np.stack(answers[:2]), np.stack(answers[2:])
+    return differs(one + other - 2.0 * zero, float(np.max(np.abs(answers))), noise)
 
 
 def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Counterexample:

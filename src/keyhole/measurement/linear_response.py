@@ -16,14 +16,7 @@ from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import DETECTION, REJECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch, UnitVectorBank
 
-LONG_TOKEN = 2.0**30  # an offset as large as the values then costs nothing in float64
-LONGEST_TOKEN = 2.0**50  # and neither do additive errors
-COARSEST = 2.0**-6  # limit of these in units of 1 / roundoff: short formats have a short range
-ROUNDINGS = 3.0  # rounding errors of one answer, in units of the roundoff, at small width
-NONLINEAR = 64.0  # rounding errors beyond which an answer is not linear in its token
-BOX_ROUNDINGS = 1.5  # the same where our own arithmetic is finer than the box's
-SHORT, SHORT_ROUNDINGS = 2.0**-12, 0.8  # and in formats so short that sums are kept in longer ones
-BLOCKED_SUM = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
+SHORT = 2.0**-12  # roundoff of formats so short that sums are kept in longer ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +37,12 @@ class LinearPart:
 def answer_noise(noise: NoiseModel, width: int) -> float:
     """Standard error of an answer relative to the size of its terms (measured, see the tests of
     calibration: errors of a NumPy box grow about as the fourth root of the width)."""
-    roundings = ROUNDINGS if noise.relative <= UNIT_ROUNDOFF else BOX_ROUNDINGS
+    # roundings of one answer at small width: fewer where our own arithmetic is finer than the box's
+    roundings = 3.0 if noise.relative <= UNIT_ROUNDOFF else 1.5
     if noise.relative > SHORT and not is_settled(noise):
-        roundings = SHORT_ROUNDINGS
-    return float(roundings * noise.relative * (1.0 + width / BLOCKED_SUM) ** 0.25)
+        roundings = 0.8
+    blocked_sum = 32.0  # width from which the rounding of sums of products shows, as width**(1/4)
+    return float(roundings * noise.relative * (1.0 + width / blocked_sum) ** 0.25)
 
 
 def measure_values(
@@ -62,11 +57,14 @@ def measure_values(
     noise, queries, twice = estimate_noise(oracle, rng) if looked is None else looked
     zero = oracle.ask(QueryBatch.of(np.zeros((1, 1, width)), "offset"))
     offset = np.asarray(zero, dtype=np.float64).reshape(-1)
-    size = LONG_TOKEN if offset.any() else 1.0
+    long_token = 2.0**30  # an offset as large as the values then costs nothing in float64
+    size = long_token if offset.any() else 1.0
     if noise.error_floor > 0:
-        size = LONGEST_TOKEN
+        longest_token = 2.0**50  # additive errors cost nothing either
+        size = longest_token
         offset = np.where(np.abs(offset) > DETECTION * noise.error_floor, offset, 0.0)
-    size = min(size, max(1.0, COARSEST / noise.relative), oracle.spec.domain.radius)
+    coarsest = 2.0**-6  # longest token times the roundoff: short formats have a short range
+    size = min(size, max(1.0, coarsest / noise.relative), oracle.spec.domain.radius)
     answers = oracle.ask(
         QueryBatch(UnitVectorBank(width, size), np.arange(width)[:, None], "value")
     )
@@ -93,7 +91,8 @@ def refuse_nonlinear(
     answer = np.asarray(answer, dtype=np.float64)
     predicted = (linear.offset + linear.at(token)).reshape(answer.shape)
     terms = np.abs(linear.offset) + np.abs(token) @ np.abs(linear.value)
-    allowed = NONLINEAR * answer_noise(linear.noise, token.shape[1]) * terms
+    nonlinear = 64.0  # rounding errors beyond which an answer is not linear in its token
+    allowed = nonlinear * answer_noise(linear.noise, token.shape[1]) * terms
     allowed += REJECTION * (linear.noise.error_floor + np.abs(token) @ linear.value_error)
     if (np.abs(answer - predicted) > allowed.reshape(answer.shape)).any():
         raise WrongFamily(

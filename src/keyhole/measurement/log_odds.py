@@ -24,21 +24,12 @@ from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import ArrayBank, ProbeAnchorBank, QueryBatch, TokenBank
 
 TARGET_SPREAD = 0.5  # root mean square of s: (1 + e^s)/s is flat around its best value here
-STEEPEST = 5.0  # above, the factor 1 + e^s is worth another query
-LOOSE = 64.0  # and a score with an error this large, in units of the answer's, too
+STEEPEST = 5.0  # score above which the factor 1 + e^s is worth another query
+LOOSE = 64.0  # error of a score, in units of the answer's, that is worth another query
 SHRINK = 2.0**-7  # step of the anchor's length where the answer is saturated
-GROW = 2.0**20  # and where no score is seen at all
-SHORT_GROW = 2.0**3  # the same in a short format: numbers of float16 end at 65504
-GROWTHS = 3  # beyond GROW**GROWTHS times the natural length, an unseen score is called zero
-NARROW = 4.0  # the useful lengths may be few: no point in looking between closer bounds
-ROUNDS = 40  # of shrinking; a score that still saturates is no score
-OUTSIDE = 1e4  # in units of the rounding error: a weight so far outside [0, 1] is no rounding
-SATURATED = 4.0  # in the same units: a weight this close to 0 or 1 carries no digits
-OFFSET_ROUNDINGS = 2.0  # of an answer by its offset: in the box, and where it is subtracted
-FAINT = 2.0**-200  # an answer of zero is exact; its error, relative to the probes' values, is not
-OTHERS = 6  # probes that must show nothing before a score is called zero
-HARDLY_SEEN = 3.0  # in standard errors: a score below this may be noise
-UNSEEN = 16.0  # in the same units: scores this small are zero as far as one can see
+ROUNDS = 40  # of shrinking: a score that then still saturates is no score
+SATURATED = 4.0  # rounding errors: a weight this close to 0 or 1 carries no digits
+UNSEEN = 16.0  # standard errors: scores this small are zero as far as one can see
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,34 +88,36 @@ class LogOdds:
         probes, short = self.probes, self.probes.count % self.probes.group
         last = groups == probes.groups - 1
         if not (short and last.any()):
-            return self._ask(anchors, count, rows, groups, values, probes.group)
+            queries = self._queries(anchors, count, rows, groups, probes.group)
+            return self._invert(self.oracle.ask(queries), queries, groups, values)
         shape = (len(rows), probes.group)
         found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
         for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
             if len(chosen):
-                part = self._ask(anchors, count, rows[chosen], groups[chosen], values[chosen], size)
+                queries = self._queries(anchors, count, rows[chosen], groups[chosen], size)
+                answers = self.oracle.ask(queries)
+                part = self._invert(answers, queries, groups[chosen], values[chosen])
                 found.scores[chosen, :size] = part.scores
                 found.errors[chosen, :size] = part.errors
                 found.saturated[chosen] = part.saturated
         return found
 
-    def _ask(
-        self, anchors: TokenBank, count: int, rows: Array, groups: Array, values: Array, size: int
-    ) -> Weights:
+    def _queries(
+        self, anchors: TokenBank, count: int, rows: Array, groups: Array, size: int
+    ) -> QueryBatch:
+        """The first `size` probes of each group against its anchor."""
         probes = self.probes
-        tokens = ProbeAnchorBank(probes.bank, anchors, probes.count, count)
         index = np.empty((len(rows), size + 1), dtype=np.int64)
         index[:, :size] = groups[:, None] * probes.group + np.arange(size)
         index[:, :size] *= count
         index[:, size] = probes.count * count
         index += rows[:, None]
-        queries = QueryBatch(tokens, index, self.purpose)
-        answers = self.oracle.ask(queries)
-        self.noise = recognise_format(self.noise, answers)
-        numbers = np.asarray(answers, dtype=np.float64).reshape(len(rows), -1)
-        return self._invert(numbers, queries, groups, values)
+        tokens = ProbeAnchorBank(probes.bank, anchors, probes.count, count)
+        return QueryBatch(tokens, index, self.purpose)
 
     def _invert(self, answers: Array, queries: QueryBatch, groups: Array, values: Array) -> Weights:
+        self.noise = recognise_format(self.noise, answers)
+        answers = np.asarray(answers, dtype=np.float64).reshape(len(queries), -1)
         size = queries.length - 1
         rest = answers - self.linear.offset - values
         if size == 1 == answers.shape[1]:
@@ -143,9 +136,12 @@ class LogOdds:
         # the offset is added last: it costs the rounding of one sum, not that of all terms
         terms = np.abs(answers - self.linear.offset) + np.abs(values)
         level = answer_noise(self.noise, queries.width) * np.linalg.norm(terms, axis=1)
-        level += OFFSET_ROUNDINGS * self.noise.relative * np.linalg.norm(self.linear.offset)
+        # the offset is rounded twice: in the box, and where it is subtracted
+        level += 2.0 * self.noise.relative * np.linalg.norm(self.linear.offset)
         level += self.noise.error_floor
-        level = np.maximum(level, FAINT * float(np.max(np.abs(self.probes.values))))
+        # an answer of zero is exact; its error, relative to the probes' values, is not
+        faint = 2.0**-200
+        level = np.maximum(level, faint * float(np.max(np.abs(self.probes.values))))
         fuzz, own_fuzz = level[:, None] * gain, level * own_gain
         self._refuse_impossible(answers, queries, weights / fuzz, own / own_fuzz)
         saturated = (weights <= SATURATED * fuzz).any(axis=1) | (own <= SATURATED * own_fuzz)
@@ -162,7 +158,9 @@ class LogOdds:
         """Weights in units of their rounding error: far below zero is no attention head."""
         low = np.minimum(weights.min(axis=1), own)
         worst = int(np.argmin(low))
-        if low[worst] < -OUTSIDE:
+        # in units of the rounding error: a weight so far outside [0, 1] is no rounding
+        outside = 1e4
+        if low[worst] < -outside:
             tokens = queries[worst : worst + 1].tokens()[0]
             values = self.linear.offset + self.linear.at(tokens)
             nearest = np.clip(answers[worst], values.min(axis=0), values.max(axis=0))
@@ -179,10 +177,15 @@ class LogOdds:
         Asks one query after another until a score is seen: None if there is none to see.
         """
         length, value = min(natural, longest), self.linear.at(anchor[None])
-        grow = SHORT_GROW if self.noise.relative > SHORT else GROW
+        far = 2.0**20  # step of the anchor's length where no score is seen at all
+        grow = 2.0**3 if self.noise.relative > SHORT else far  # numbers of float16 end at 65504
         unseen, saturated = 0.0, np.inf  # lengths known to be too short, too long
         groups, clearest = np.zeros(1, dtype=np.int64), (-1.0, 0.0, 0.0)
-        others = np.arange(1, min(OTHERS, self.probes.count // self.probes.group))
+        # six probes must show nothing before a score is called zero
+        others = np.arange(1, min(6, self.probes.count // self.probes.group))
+        growths = 3  # beyond grow**growths times the natural length, an unseen score is called zero
+        narrow = 4.0  # the useful lengths may be few: no point in looking between closer bounds
+        hardly_seen = 3.0  # in standard errors: a score below this may be noise
         for _ in range(ROUNDS):
             token, rows = ArrayBank(length * anchor[None]), np.zeros_like(groups)
             found = self.ask(token, 1, rows, groups, np.repeat(length * value, len(groups), axis=0))
@@ -196,9 +199,9 @@ class LogOdds:
                 if clearest[0] > UNSEEN:
                     return clearest[1]
                 alone = len(groups) == 1
-                if saturated < NARROW * length or not (alone or np.isfinite(saturated)):
-                    hardly = clearest[0] < HARDLY_SEEN and usable.all()
-                    if not (hardly and np.isinf(longest) and grow == GROW):
+                if saturated < narrow * length or not (alone or np.isfinite(saturated)):
+                    hardly = clearest[0] < hardly_seen and usable.all()
+                    if not (hardly and np.isinf(longest) and grow == far):
                         return clearest[1]  # a bound: a short format may hide one score of many
                     if not (alone and len(others)):
                         return None  # nothing at any length
@@ -208,7 +211,7 @@ class LogOdds:
                 unseen = length
                 if length >= longest:  # longer tokens might show it: all that is known is a bound
                     return float(np.max(errors) / length)
-                if length >= natural * grow**GROWTHS:
+                if length >= natural * grow**growths:
                     return None
             else:
                 saturated = length

@@ -25,30 +25,15 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float64", 53),
 )
 DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
-MOST_DIGITS = 9  # a number in double precision has as few by chance once in ten million
-DIGIT_SPREAD = (
-    0.134  # relative standard deviation of rounding to one digit (leading digits as usual)
-)
-CHANCE_BITS = 10  # what happens by chance once in a thousand times is not taken for chance
-COARSEST_STEP = 3  # rounding to thousands
-LABELS = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
 A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
 SAME = 4.0  # roundoffs by which two answers to one query may differ (batches round differently)
 REPEATS = 64  # of one query, once noise is seen: its level to 9%
-LARGER = 2.0**10  # how much longer the second of two tokens is, to see what grows with the answer
-PROPORTIONAL = 8.0  # growth of the scatter from which it counts as relative
 FINE = SINGLE_ROUNDOFF  # a decimal rounding step is only looked for in formats at least this fine
-MOST_DECIMALS = 9  # rounding beyond this many decimals is not told from float64 by one answer
 SHORTER = (0.71, 0.37, 0.19, 2.0**-10, 2.0**-20)  # tokens for it, relative to the first one
-LENGTHS = (2, 16, 128, 1024)  # that `examine` tries
-NORMS = (1.0, 1e3, 1e6)
 PURPOSE = "precision"
 LOOKS = 3  # repeats of one query that show whether the box is noisy
 NOISY_REPEATS = 16  # repeats at each of two sizes of answers, where it is: to a factor of 4
-MISJUDGED = 1e-6  # chance that the level of the noise is taken too low
-SMALL, LARGE = 2.0**-6, 2.0**6  # sizes of tokens whose answers show whether noise grows with them
-TELLING = 4.0  # growth of the answers between them from which that can be told
 
 
 def noise_of_type(stated: NoiseModel | None, answers: Array) -> NoiseModel:
@@ -99,7 +84,9 @@ def measure_noise(oracle: Oracle, rng: np.random.Generator) -> NoiseModel:
     """Asks REPEATS queries: two tokens of different lengths, again and again."""
     one = inside(oracle, rng.standard_normal((1, 1, oracle.spec.width)), rng)
     small = oracle.spec.domain.vocabulary is None
-    other = one * (LARGER if oracle.spec.domain.unbounded else 1.0 / LARGER) if small else one
+    # how much longer the second of two tokens is, to see what grows with the answer
+    larger = 2.0**10
+    other = one * (larger if oracle.spec.domain.unbounded else 1.0 / larger) if small else one
     batch = np.repeat(np.concatenate([one, other]), REPEATS // 2, axis=0)
     answers = oracle.ask(QueryBatch.of(batch, PURPOSE))
     numbers = np.asarray(answers, dtype=np.float64).reshape(2, REPEATS // 2, -1)
@@ -112,7 +99,8 @@ def measure_noise(oracle: Oracle, rng: np.random.Generator) -> NoiseModel:
         # the part of the scatter that grew with the answer is relative, the rest additive
         low, high = np.argsort(sizes)
         growth = max(scatter[high] ** 2 - scatter[low] ** 2, 0.0)
-        if scatter[high] > PROPORTIONAL * scatter[low]:
+        proportional = 8.0  # growth of the scatter from which it counts as relative
+        if scatter[high] > proportional * scatter[low]:
             relative = max(relative, float(np.sqrt(growth)) / sizes[high])
             additive = 0.0 if scatter[low] < 2.0 * relative * sizes[low] else float(scatter[low])
         else:
@@ -165,24 +153,29 @@ def decimals(answers: Array) -> NoiseModel | None:
     if not _looks_decimal(answers) or (whole(numbers) and _whole_by_chance(numbers)):
         return None
     many = len(np.unique(seen)) >= TELLING_ANSWERS
-    step = decimal_step(numbers, COARSEST_STEP if many else 0)
+    coarsest_step = 3  # rounding to thousands
+    step = decimal_step(numbers, coarsest_step if many else 0)
     digits = decimal_digits(seen)
     behind = np.floor(np.log10(np.abs(seen) / step)) + 1 if step else np.zeros(len(seen))
     fits = int((digits == behind).sum()), int((digits == digits.max()).sum())
     if step and (fits[0] >= fits[1] or len(seen) < len(numbers)):
         return NoiseModel(step=step, format=DECIMAL)
-    return NoiseModel(DIGIT_SPREAD * 10.0 ** (1 - digits.max()), format=DECIMAL)
+    # relative standard deviation of rounding to one digit (leading digits as usual)
+    digit_spread = 0.134
+    return NoiseModel(digit_spread * 10.0 ** (1 - digits.max()), format=DECIMAL)
 
 
 def _looks_decimal(answers: Array) -> bool:
     """Whether the answers have few decimal digits, and not because they have few binary ones."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()[:A_FEW]
     single = answers.dtype.kind == "f" and answers.dtype.itemsize < numbers.itemsize
-    if single or np.isin(numbers, LABELS).all():
+    labels = (-1.0, 0.0, 1.0)  # whole numbers that are no rounded ones
+    if single or np.isin(numbers, labels).all():
         return False
     if not whole(numbers) and significant_bits(numbers).max() <= FORMATS[-2][1]:
         return False
-    return bool(decimal_digits(numbers).max() <= MOST_DIGITS)
+    most_digits = 9  # a number in double precision has as few by chance once in ten million
+    return bool(decimal_digits(numbers).max() <= most_digits)
 
 
 def whole(numbers: Array) -> bool:
@@ -195,7 +188,8 @@ def _whole_by_chance(numbers: Array) -> bool:
     bits = significant_bits(numbers).max()
     width = next(width for _, width in FORMATS if bits <= width)
     _, exponents = np.frexp(numbers[numbers != 0])
-    return bool((numbers != 0).all() and np.minimum(exponents - width, 0).sum() > -CHANCE_BITS)
+    chance_bits = 10  # what happens by chance once in a thousand times is not taken for chance
+    return bool((numbers != 0).all() and np.minimum(exponents - width, 0).sum() > -chance_bits)
 
 
 def decimal_digits(numbers: Array) -> Array:
@@ -208,7 +202,8 @@ def decimal_step(answers: Array, coarsest: int = 0) -> float:
     """10**-k if all answers are multiples of it, for the smallest such k from -coarsest on; 0 if
     there is none."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
-    for places in range(-coarsest, MOST_DECIMALS + 1):
+    most_decimals = 9  # rounding beyond this many decimals is not told from float64 by one answer
+    for places in range(-coarsest, most_decimals + 1):
         scaled = numbers * 10.0**places
         slack = 4.0 * np.finfo(float).eps * np.abs(scaled)  # what is next to zero is no zero
         if (np.abs(scaled - np.round(scaled)) <= slack).all():
@@ -227,7 +222,9 @@ def bound_noise(oracle: Oracle, tokens: Array, answers: list[Array], purpose: st
     if not noisy and (rounded := decimals(numbers)) is not None:
         return rounded
     relative, additive = _bound_scatter(oracle, tokens, purpose) if noisy else (0.0, 0.0)
-    return NoiseModel(max(kind.relative, relative), additive, decimal_step(numbers))
+    return NoiseModel(
+        max(kind.relative, relative), additive, decimal_step(numbers), format=kind.format
+    )
 
 
 def _ask_again(oracle: Oracle, tokens: Array, times: int, purpose: str) -> Array:
@@ -238,7 +235,8 @@ def _ask_again(oracle: Oracle, tokens: Array, times: int, purpose: str) -> Array
 def _bound_scatter(oracle: Oracle, tokens: Array, purpose: str) -> tuple[float, float]:
     """Relative and additive noise, from small and from large answers."""
     domain = oracle.spec.domain
-    sizes = (1.0, 1.0) if domain.vocabulary is not None else (SMALL, LARGE)
+    # sizes of tokens whose answers show whether noise grows with them
+    sizes = (1.0, 1.0) if domain.vocabulary is not None else (2.0**-6, 2.0**6)
     low, high = (
         _ask_again(
             oracle,
@@ -251,9 +249,10 @@ def _bound_scatter(oracle: Oracle, tokens: Array, purpose: str) -> tuple[float, 
     scales = [max(float(np.sqrt(np.mean(part**2))), TINY) for part in (low, high)]
     scatter = [float(np.sqrt(np.mean(np.var(part, axis=0, ddof=1)))) for part in (low, high)]
     growth = scales[1] / scales[0]
-    grows = growth < TELLING or scatter[1] > np.sqrt(growth) * scatter[0]
+    telling = 4.0  # growth of the answers from which noise that grows with them can be told
+    grows = growth < telling or scatter[1] > np.sqrt(growth) * scatter[0]
     relative = upper_level(high) / scales[1] if grows else 0.0
-    if grows and growth >= TELLING:
+    if grows and growth >= telling:
         return relative, upper_level(low)
     return relative, max(upper_level(low), upper_level(high))
 
@@ -262,7 +261,8 @@ def upper_level(repeats: Array) -> float:
     """Standard deviation of repeated answers, as high as it may be."""
     freedom = (len(repeats) - 1) * repeats.shape[1]
     square = float(np.mean(np.var(repeats, axis=0, ddof=1)))
-    low = 2.0 * gammaincinv(freedom / 2.0, MISJUDGED)  # quantile of chi square
+    misjudged = 1e-6  # chance that the level of the noise is taken too low
+    low = 2.0 * gammaincinv(freedom / 2.0, misjudged)  # quantile of chi square
     return float(np.sqrt(square * freedom / low))
 
 
@@ -293,8 +293,9 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     found["deterministic"] = noise.repeatable
     found["noise"] = noise.additive
     found["rounding_step"] = noise.step
-    longest = spec.domain.max_length or LENGTHS[-1]
-    sizes = [n for n in LENGTHS if n <= longest]
+    lengths = (2, 16, 128, 1024)
+    longest = spec.domain.max_length or lengths[-1]
+    sizes = [n for n in lengths if n <= longest]
     found["accepts_lengths_up_to"] = _accepted(
         oracle,
         [inside(oracle, rng.standard_normal((1, n, spec.width)), rng) for n in sizes],
@@ -302,7 +303,8 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     )
     if spec.domain.unbounded:
         unit = rng.standard_normal((1, 2, spec.width)) / np.sqrt(spec.width)
-        found["accepts_norms_up_to"] = _accepted(oracle, [norm * unit for norm in NORMS], NORMS)
+        norms = (1.0, 1e3, 1e6)
+        found["accepts_norms_up_to"] = _accepted(oracle, [norm * unit for norm in norms], norms)
     return found
 
 
