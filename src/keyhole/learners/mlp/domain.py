@@ -10,7 +10,6 @@ from keyhole.learners.mlp.gradients import Frame
 from keyhole.learners.mlp.line_search import FAR
 from keyhole.oracles.base import Domain
 
-INSIDE = 0.98  # share of a bounded domain that is used: rounding must not leave it
 OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, relative to its size
 
 
@@ -31,17 +30,18 @@ class InputRegion:
                 "a finite vocabulary does not determine where a network bends; a ReLU network "
                 "needs inputs that can be moved freely"
             )
-        radius = np.inf if domain.max_norm is None else INSIDE * domain.max_norm
+        inside = 0.98  # share of a bounded domain that is used: rounding must not leave it
+        radius = np.inf if domain.max_norm is None else inside * domain.max_norm
         low, high = domain.low, domain.high
         if low is None and high is None:
             middle, half = 0.0, np.inf
         elif low is not None and high is not None:
-            middle, half = (low + high) / 2, INSIDE * (high - low) / 2
+            middle, half = (low + high) / 2, inside * (high - low) / 2
         else:
             bound = low if low is not None else high
             half = 10 * (1 + abs(bound or 0.0))
             middle = (bound or 0.0) + (half if low is not None else -half)
-            half *= INSIDE
+            half *= inside
         typical = min(1.0, radius / np.sqrt(width) / 2, half / 2) if scale is None else scale
         return cls(np.full(width, middle), typical, radius, half)
 

@@ -30,18 +30,30 @@ from keyhole.models.mlp import ACTIVATIONS
 Ask = Callable[[Array, str], Array]
 
 FAR = 1e6  # length of the path's corners, per neuron expected, in units of the network's own scale
-WINDOW = 2.0**-13  # of a segment, over which a slope is measured
-CLOSEST = 2.0**-36  # of a segment: breakpoints closer than this are not told apart
-BEND = 400.0  # of the network's own scale: no neuron bends further along the path
-FINER = 1 / 16  # window where breakpoints were too close for it, relative
-REPAIRS = 4  # windows that are tried
-BESIDE = 0.02  # how near to a breakpoint it is checked, relative to the piece
-GROUP = 0.75  # breakpoints between two gradients, relative to the outputs
-CERTAIN_OUTPUTS = 3  # outputs from which an intersection certifies a single breakpoint
-REACH = 0.1  # displacement for gradients, relative to the distance of the nearest plane
-SAFETY = 64.0  # roundings that an answer of a far point may be off
-PARALLEL = 1e-6  # sine of the angle between two jumps of one breakpoint that was met twice
-FITS = 1e-6  # residual of a group of gradients, relative to them, that is no missing neuron
+EXPLAINED = 1e-5  # share of the bends that may be left over by the right activation
+
+
+@dataclass(frozen=True)
+class FarFieldOptions:
+    """window: over which a slope is measured, as a share of a segment; `finer` where breakpoints
+    were too close for it, relative, `repairs` times at most. closest: share of a segment below
+    which breakpoints are not told apart. bend: length over which a neuron bends along the path, at
+    most, in units of the network's own scale. group: breakpoints between two gradients, relative to
+    the outputs. reach: displacement for gradients, relative to the distance of the nearest plane.
+    safety: roundings that an answer of a far point may be off. parallel: sine of the angle between
+    two jumps of one breakpoint that was met twice. fits: residual of a group of gradients, relative
+    to them, that is no missing neuron."""
+
+    window: float = 2.0**-13
+    finer: float = 1 / 16
+    repairs: int = 4
+    closest: float = 2.0**-36
+    bend: float = 400.0
+    group: float = 0.75
+    reach: float = 0.1
+    safety: float = 64.0
+    parallel: float = 1e-6
+    fits: float = 1e-6
 
 
 class Unresolved(Exception):
@@ -92,8 +104,17 @@ Pair = tuple[Piece, Piece]
 class Segment:
     """Breakpoints of F on the segment from `start` to `stop`, found level by level."""
 
-    def __init__(self, ask: Ask, start: Array, stop: Array, unit: float, bend: float) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        start: Array,
+        stop: Array,
+        unit: float,
+        bend: float,
+        options: FarFieldOptions,
+    ) -> None:
         self.ask, self.start, self.step, self.unit = ask, start, stop - start, unit
+        self.options = options
         self.bend = bend  # width of a neuron's bend, as a share of the segment
         self.scale = 0.0
 
@@ -107,16 +128,16 @@ class Segment:
 
     @property
     def rounding(self) -> float:
-        return SAFETY * self.unit * self.scale
+        return self.options.safety * self.unit * self.scale
 
     def search(self) -> list[Breakpoint]:
         """All breakpoints; where two may lie in one window, once more with a smaller one."""
-        window = WINDOW
+        window = self.options.window
         ends = self.values([0.0, window, 1.0 - window, 1.0])
         first = Piece(0.0, ends[0], (ends[1] - ends[0]) / window, window)
         last = Piece(1.0, ends[3], (ends[3] - ends[2]) / window, -window)
         pieces, found, waiting = [first, last], [], [(first, last)]
-        for _ in range(REPAIRS):
+        for _ in range(self.options.repairs):
             while waiting:
                 results = [self.between(left, right) for left, right in waiting]
                 certain = self.certain(waiting, results)
@@ -128,8 +149,8 @@ class Segment:
                 ]
                 waiting = self.split(open_pairs, pieces, window)
             found = sorted(found, key=lambda b: b.at)
-            found = merged(found, pieces, self.bend, self.rounding)
-            window *= FINER
+            found = merged(found, pieces, self.bend, self.rounding, self.options.parallel)
+            window *= self.options.finer
             for left, right in self.doubtful(found, pieces, window):
                 waiting.append((left, right))
                 found = [b for b in found if not left.at <= b.at <= right.at]
@@ -158,7 +179,9 @@ class Segment:
         """Whether the breakpoints are proved: with few outputs, F is asked beside them."""
         points = [k for k, r in enumerate(results) if isinstance(r, Breakpoint)]
         good = [True] * len(pairs)
-        if not points or len(pairs[0][0].value) >= CERTAIN_OUTPUTS:
+        if (
+            not points or len(pairs[0][0].value) >= 3
+        ):  # an intersection in three dimensions is proof
             return good
         asked: list[float] = []
         owners: list[tuple[int, Piece]] = []
@@ -166,7 +189,7 @@ class Segment:
             result = results[k]
             for piece in pairs[k]:
                 if isinstance(result, Breakpoint):
-                    asked.append(result.at + BESIDE * (piece.at - result.at))
+                    asked.append(result.at + 0.02 * (piece.at - result.at))
                     owners.append((k, piece))
         for t, value, (k, piece) in zip(asked, self.values(asked), owners, strict=True):
             allowed = piece.rounding(abs(t - piece.at), self.rounding)
@@ -177,7 +200,7 @@ class Segment:
         """Every pair split in the middle; new lines join the pieces."""
         if not pairs:
             return []
-        if min(right.at - left.at for left, right in pairs) < CLOSEST:
+        if min(right.at - left.at for left, right in pairs) < self.options.closest:
             raise Unresolved("breakpoints too close to be told apart")
         middles = [(left.at + right.at) / 2 for left, right in pairs]
         halves: list[Pair] = []
@@ -235,7 +258,7 @@ def _is_point(result: object, sure: bool) -> TypeGuard[Breakpoint]:
 
 
 def merged(
-    found: list[Breakpoint], pieces: list[Piece], bend: float, rounding: float
+    found: list[Breakpoint], pieces: list[Piece], bend: float, rounding: float, sine: float
 ) -> list[Breakpoint]:
     """A breakpoint inside the window of a slope, or closer to an answer than its bend is wide, was
     met twice, with parallel jumps."""
@@ -251,7 +274,7 @@ def merged(
             along = float(large.jump @ small.jump) / max(max(sizes) ** 2, TINY)
             across = float(np.linalg.norm(small.jump - along * large.jump))
             gap = max(one.at - last.at, TINY)
-            parallel = across <= PARALLEL * min(sizes) + rounding / gap
+            parallel = across <= sine * min(sizes) + rounding / gap
             if parallel and (met or gap <= bend):
                 at = (large.at + along * small.at) / (1.0 + along)
                 kept[-1] = Breakpoint(at, last.jump + one.jump)
@@ -261,47 +284,52 @@ def merged(
 
 
 def read_far_field(
-    ask: Ask, width: int, radius: float, size: float, unit: float, rng: np.random.Generator
+    ask: Ask,
+    width: int,
+    radius: float,
+    size: float,
+    unit: float,
+    rng: np.random.Generator,
+    options: FarFieldOptions | None = None,
 ) -> FarField:
     """The ReLU network at infinity along one random path of the given radius; `size` is that of
     the entries near which the network bends."""
-    bend = BEND * np.sqrt(width) * size / radius
+    options = FarFieldOptions() if options is None else options
+    bend = options.bend * np.sqrt(width) * size / radius
     plane, _ = np.linalg.qr(rng.standard_normal((width, 2)))
     corner, other = radius * plane.T
     segments = [
-        Segment(ask, corner, other, unit, bend),
-        Segment(ask, other, -corner, unit, bend),
+        Segment(ask, corner, other, unit, bend, options),
+        Segment(ask, other, -corner, unit, bend, options),
     ]
     found = [segment.search() for segment in segments]
     jumps = [b.jump for part in found for b in part]
     if not jumps:
         raise Unresolved("no breakpoint on the path")
-    bases, groups = stations(found, len(jumps[0]))
-    gradients = measured_gradients(ask, segments, found, bases)
+    bases, groups = stations(found, max(1, int(options.group * len(jumps[0]))))
+    tables = [
+        np.reshape([found[s][i].jump for s, i in group], (len(group), len(jumps[0]))).T
+        for group in groups
+    ]
+    gradients = measured_gradients(ask, segments, found, bases, tables, options)
     directions, biases = [], []
-    for k, group in enumerate(groups):
-        if not group:
-            continue
-        table = np.array([found[s][i].jump for s, i in group]).T  # (k, g)
-        change = gradients[k + 1][1] - gradients[k][1]
-        solved, *_ = np.linalg.lstsq(table, change, rcond=None)
-        off = np.linalg.norm(table @ solved - change)
-        if table.shape[0] > table.shape[1] and off > FITS * np.linalg.norm(change):
-            raise Unresolved(f"gradients do not fit {len(group)} breakpoints ({off:.1e})")
+    for k, (group, table) in enumerate(zip(groups, tables, strict=True)):
+        solved, off = solved_group(gradients, k, table, options.fits)
+        if off.any():
+            raise Unresolved(f"gradients do not fit {len(group)} breakpoints")
         for (s, i), row in zip(group, solved, strict=True):
             directions.append(row)
             biases.append(-float(row @ segments[s].points(np.array([found[s][i].at]))[0]))
-    linear = gradients[0][1]
-    offset = gradients[0][0] - linear @ segments[0].points(np.array([bases[0][1]]))[0]
+    value, linear = gradients[0]
+    offset = value - linear @ segments[0].points(np.array([bases[0][1]]))[0]
     return FarField(np.array(directions), np.array(biases), np.array(jumps), linear, offset)
 
 
 def stations(
-    found: list[list[Breakpoint]], outputs: int
+    found: list[list[Breakpoint]], most: int
 ) -> tuple[list[tuple[int, float]], list[list[tuple[int, int]]]]:
     """Where gradients are measured (segment, time), before the first breakpoint, after the last
-    and between groups; and the breakpoints (segment, number) of each group."""
-    most = max(1, int(GROUP * outputs))
+    and between groups of at most so many; and the breakpoints (segment, number) of each."""
     order = [(s, i) for s, part in enumerate(found) for i in range(len(part))]
 
     def gap(k: int) -> tuple[float, int, float]:
@@ -341,28 +369,54 @@ def measured_gradients(
     segments: list[Segment],
     found: list[list[Breakpoint]],
     bases: list[tuple[int, float]],
+    tables: list[Array],
+    options: FarFieldOptions,
 ) -> list[tuple[Array, Array]]:
-    """Value and gradient (k, d) at every base, by displacements that cross no plane."""
+    """Value and gradient (k, d) at every base, by displacements that cross no plane: an entry that
+    does not fit the jumps beside it, (k, g) in the tables, is asked again ten times closer."""
     width = len(segments[0].start)
-    points, lengths = [], []
+    places, points, lengths = [], [], []
     for s, t in bases:
         base = segments[s].points(np.array([t]))[0]
         near = min((abs(b.at - t) for b in found[s]), default=1.0)
         near = min(near, t if s == 1 else np.inf, 1 - t if s == 0 else np.inf)
-        length = REACH * near * float(np.linalg.norm(segments[s].step)) / np.sqrt(width)
-        lengths.append(length)
+        length = options.reach * near * float(np.linalg.norm(segments[s].step)) / np.sqrt(width)
+        lengths.append(np.full(width, length))
+        places.append(base)
         points.append(np.vstack([base, base + length * np.eye(width)]))
     answers = ask(np.concatenate(points), "gradients").reshape(len(bases), width + 1, -1)
-    return [
-        (block[0], ((block[1:] - block[0]) / length).T)
+    gradients = [
+        (block[0], ((block[1:] - block[0]) / length[:, None]).T)
         for block, length in zip(answers, lengths, strict=True)
     ]
+    for _ in range(options.repairs):
+        crossed = np.zeros((len(bases), width), dtype=bool)
+        for k, table in enumerate(tables):
+            crossed[k : k + 2] |= solved_group(gradients, k, table, options.fits)[1]
+        which, axes = np.nonzero(crossed)
+        if not len(which) or len(which) > len(bases) * width / 2:
+            break
+        steps = np.zeros((len(which), width))
+        for row, (place, axis) in enumerate(zip(which, axes, strict=True)):
+            lengths[place][axis] /= 10.0
+            steps[row, axis] = lengths[place][axis]
+        values = ask(np.array(places)[which] + steps, "gradients")
+        for value, place, axis in zip(values, which, axes, strict=True):
+            centre, gradient = gradients[place]
+            gradient[:, axis] = (value - centre) / lengths[place][axis]
+    return gradients
 
 
-SCALE_TRIALS = np.logspace(-1.5, 1.5, 13)  # row norms tried for all neurons at once
-SCALE_STARTS = (0.5, 0.2, 1.0, 0.08, 0.03)  # times the best of these: wide bends find their place
-SCALE_STEPS = 60  # of damped least squares from each start
-EXPLAINED = 1e-5  # share of the bends that may be left over by the right activation
+def solved_group(
+    gradients: list[tuple[Array, Array]], k: int, table: Float[Array, "k g"], fits: float
+) -> tuple[Float[Array, "g d"], Array]:
+    """Directions of the neurons between two gradients, and which of their entries do not fit."""
+    change = gradients[k + 1][1] - gradients[k][1]
+    solved, *_ = np.linalg.lstsq(table, change, rcond=None)
+    if table.shape[0] <= table.shape[1]:
+        return solved, np.zeros(change.shape[1], dtype=bool)
+    off = np.linalg.norm(table @ solved - change, axis=0)
+    return solved, off > fits * np.linalg.norm(change) / np.sqrt(change.shape[1])
 
 
 def fit_scales(
@@ -375,7 +429,7 @@ def fit_scales(
     """The network with the activation and the scales that explain answers near zero best, and the
     share of the bends that is left over. `size` is the typical size of an entry of the points."""
     best: tuple[Weights, float] | None = None
-    for start in SCALE_STARTS:
+    for start in (0.5, 0.2, 1.0, 0.08, 0.03):  # times the best common scale: wide bends move in
         for name in names:
             found = _scales_from(far, points, answers, name, size, start)
             if best is None or found[1] < best[1]:
@@ -404,13 +458,13 @@ def _scales_from(
         return rest - rest.mean(axis=0), inside
 
     bias = far.bias.copy()
-    trials = [np.log(t / size / length) for t in SCALE_TRIALS]
+    trials = [np.log(t / size / length) for t in np.logspace(-1.5, 1.5, 13)]
     sharp = float(np.linalg.norm(residual(np.log(1e3 / size / length), bias)[0]))
     sizes = [float(np.linalg.norm(residual(log, bias)[0])) for log in trials]
     log = trials[int(np.argmin(sizes))] + np.log(start)
     rest, inside = residual(log, bias)
     norm, damping = float(np.linalg.norm(rest)), 1e-2
-    for _ in range(SCALE_STEPS):
+    for _ in range(60):
         slope = phi.first(inside)
         by_log = (slope * inside - phi.value(inside)) / np.exp(log)
         tall = np.column_stack([by_log, slope * length])  # biases in units of the length

@@ -24,9 +24,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.mlp.line_search import LineFit, middle
 
-STAGES = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
 CROSSED = 0.9  # a predicted distance to a hyperplane, in steps, that means: it was crossed
-REPAIRS = 6  # rounds of repair; more means that hyperplanes are not where the line shows them
 
 AskPoints = Callable[[Float[Array, "n d"]], Float[Array, "n k"]]
 Room = Callable[[Float[Array, "n d"], float], Float[Array, " n"]]
@@ -86,7 +84,8 @@ def measure_gradients(
         step = np.minimum(share * free, 0.05 * room(frame.points(base), length))
         return base, np.maximum(step, 1e-12 * (1 + np.abs(base)))
 
-    for directions, share in STAGES:
+    stages = ((4, 0.12), (16, 0.18), (None, 0.22))  # directions, and step in units of the room
+    for directions, share in stages:
         end = width if directions is None else min(width, directions)
         if end <= done:
             continue
@@ -100,7 +99,7 @@ def measure_gradients(
         square = np.mean(across**2 - off**2, axis=1)
         steep = np.sqrt(np.maximum(square, 0.1**2))  # nearly parallel normals are not known to be
     if thorough:
-        base, step = choose_steps(STAGES[-1][1])
+        base, step = choose_steps(stages[-1][1])
         rows, columns = np.nonzero(work.steps < 0.3 * step[:, None])
         if len(rows):
             work.fill(rows, columns, base, step)
@@ -146,7 +145,7 @@ class GradientTable:
     def repair(self) -> Float[Array, "n e"]:
         """Asks again, with shorter steps, what crossed a hyperplane; the normals in the end."""
         across = self.solve()
-        for _ in range(REPAIRS):
+        for _ in range(6):  # more means that hyperplanes are not where the line shows them
             off = across_errors(self.line, self.anchors, self.steps, self.bases)
             sure = np.maximum(np.abs(across) - 3 * off, 0.0)  # no evidence within three errors
             rows, columns = find_crossed(self.line, self.steps, self.bases, sure)

@@ -34,28 +34,6 @@ from keyhole.models.mlp import ACTIVATIONS
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
 
 GROWTH = (1.0, 2.0, 3.0, 4.15, 5.5, 7.0, 9.0)  # neurons prepared for, per entry of the input
-ROOM, COARSE_ROOM = 1.25, 1.75  # dimensions of the symmetric matrices, relative to the span's,
-SPARE_PLACES, COARSE_SPARE = 0.15, 0.9  # and Hessians beyond those; where digits are few, more
-MOST_X = 5  # dimensions of X, if there is room
-GAP, COARSE_GAP = 6.0, 2.5  # between the singular values that count and those that do not
-TIGHT, COARSE_TIGHT = 0.02, 0.12  # distance of a rank-one matrix from the span, at most,
-UNCLEAR = 12.0  # and the gap that parts the two
-SAME = 0.995  # cosine of two directions that are one
-ROUNDS = 60  # of starts, at most
-WIDE = 200  # entries of the input from which differences are taken both ways
-PREPARED = 3  # number in GROWTH that the split into U and X makes room for
-EXTRA_PLACES = 3  # in U, beyond the number that the unknowns need
-ROOM_WAYS = 1.4  # directions at a place, relative to the number that the unknowns need
-GATED_POWER_STEPS, GATED_STEPS = 120, 20
-GRID_SCALES = np.logspace(-1.5, 1.5, 46)  # of a neuron, times the spread of its argument
-GRID_BIASES = np.linspace(-6.0, 6.0, 61)
-FIT_STEPS, FIT_STARTS = 40, 4
-TELLING = 48  # neurons whose bends tell the activation
-RIDGE = 1e-14  # of normal equations with unit diagonal
-DOUBTFUL = 3.0  # what another fit of a neuron may leave, relative to the best and to the usual
-POWER_STEPS = 16
-FAR_FROM = 0.2  # square of what may be outside the span before Gauss-Newton takes over
-FINAL_STEPS = 8  # of Gauss-Newton, for all directions at the end
 
 
 class NotEnough(Exception):
@@ -64,24 +42,33 @@ class NotEnough(Exception):
 
 @dataclass(frozen=True)
 class Steps:
-    """Angles of the differences that balance truncation against the rounding of the answers."""
+    """How a box of some precision is looked at. second, places, first: angles of second differences
+    for Hessians, of those along few directions (both ways), and of first differences: they balance
+    truncation against the rounding of the answers. room: dimensions of the symmetric matrices on U,
+    relative to the span's. spare: Hessians beyond those that the span needs, relative. gap: between
+    the singular values that count and those that do not. tight: distance of a rank-one matrix from
+    the span, at most."""
 
     second: float
-    places: float  # second differences along few directions, both ways
+    places: float
     first: float
     two_sided: bool
     coarse: bool = False  # few digits: more places and dimensions make up for them
+    room: float = 1.25
+    spare: float = 0.15
+    gap: float = 6.0
 
     @classmethod
     def of(cls, unit: float, width: int) -> "Steps":
         """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
-        the weakest among them: wide networks need the better differences."""
-        if unit < 1e-12 and width < WIDE:
-            return cls(
-                1.6 * (4.0 * unit) ** (1 / 3), 1.3 * (4.0 * unit) ** 0.25, 4.0 * unit**0.5, False
-            )
+        the weakest among them: networks of more than 200 inputs need the better differences."""
         both = 1.3 * (4.0 * unit) ** 0.25
-        return cls(both, both, 0.6 * unit ** (1 / 3), True, coarse=unit >= 1e-12)
+        if unit >= 1e-12:
+            third = 0.6 * unit ** (1 / 3)
+            return cls(both, both, third, True, coarse=True, room=1.75, spare=0.9, gap=2.5)
+        if width < 200:
+            return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
+        return cls(both, both, 4.0 * unit**0.5, True)
 
 
 def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
@@ -187,10 +174,10 @@ class Span:
     @property
     def tight(self) -> float:
         """How far outside a rank-one element may be: the less clear the span, the further."""
-        return min(8.0 / self.gap, TIGHT if self.gap > UNCLEAR else COARSE_TIGHT)
+        return min(8.0 / self.gap, 0.02 if self.gap > 12.0 else 0.12)
 
 
-def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float = GAP) -> Span | None:
+def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Span | None:
     """The span if its dimension, at most `most`, shows as a gap in the singular values."""
     s = hessians.shape[-1]
     stack = flat(hessians.reshape(-1, s, s))
@@ -219,18 +206,21 @@ def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, 
     outside = span.outside.reshape(len(span.outside), s * s)
     allowed = span.tight
     found = np.zeros((0, s))
-    batch = max(16, count // 2)
-    for number in range(ROUNDS):
-        if len(found) >= count:
+    plain = False  # every other time after a round that found nothing new
+    for _ in range(60):  # each finds about a third of what is missing
+        missing = count - len(found)
+        if missing <= 0:
             break
-        starts = _starts(span, found, batch, number % 3 == 2, rng)
-        x = _near(outside, _power(outside, starts, POWER_STEPS))
-        x, off = _polished(span.outside, x, FINAL_STEPS)
+        batch = max(16, min(count // 2, 4 * missing))
+        starts = _starts(span, found, batch, plain, rng)
+        x = _near(outside, _power(outside, starts, 16))
+        x, off = _polished(span.outside, x)
         for one in x[np.argsort(off)][: int((off < allowed).sum())]:
-            if len(found) < count and (not len(found) or np.abs(found @ one).max() < SAME):
+            if len(found) < count and (not len(found) or np.abs(found @ one).max() < 0.995):
                 found = np.vstack([found, one])
+        plain = not plain and len(found) == count - missing
     if len(found):
-        found, _ = _polished(span.outside, found, FINAL_STEPS)
+        found, _ = _polished(span.outside, found)
     return found
 
 
@@ -264,13 +254,13 @@ def _power(outside: Float[Array, "q t"], x: Float[Array, "k s"], steps: int) -> 
 
 
 def _near(outside: Float[Array, "q t"], x: Float[Array, "k s"]) -> Float[Array, "j s"]:
-    """Those of which little lies outside the span."""
+    """Those of which so little lies outside the span that Gauss-Newton may take over."""
     square = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
-    return x[((square @ outside.T) ** 2).sum(axis=1) < FAR_FROM]
+    return x[((square @ outside.T) ** 2).sum(axis=1) < 0.2]
 
 
 def _polished(
-    outside: Float[Array, "q s s"], x: Float[Array, "k s"], steps: int
+    outside: Float[Array, "q s s"], x: Float[Array, "k s"], steps: int = 8
 ) -> tuple[Array, Array]:
     """Gauss-Newton on N(x, x) = 0, |x| = 1, and what is left of N(x, x)."""
     s = x.shape[1]
@@ -302,16 +292,19 @@ def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array
     outside = span.outside.reshape(len(span.outside), s * s)
     allowed = span.tight
     found = np.zeros((2, 0, s))
-    batch = max(16, count // 2)
-    for number in range(ROUNDS):
-        if found.shape[1] >= count:
+    plain = False
+    for _ in range(60):
+        missing = count - found.shape[1]
+        if missing <= 0:
             break
-        starts = _starts(span, found[0], batch, number % 3 == 2, rng)
-        x = _near(outside, _power(outside, starts, GATED_POWER_STEPS))
-        pairs, off = _polished_pairs(span.outside, x, GATED_STEPS)
+        batch = max(16, min(count // 2, 4 * missing))
+        starts = _starts(span, found[0], batch, plain, rng)
+        x = _near(outside, _power(outside, starts, 120))
+        pairs, off = _polished_pairs(span.outside, x, 20)
         for k in np.argsort(off)[: int((off < allowed).sum())]:
-            if not found.shape[1] or np.abs(found[0] @ pairs[0, k]).max() < SAME:
+            if not found.shape[1] or np.abs(found[0] @ pairs[0, k]).max() < 0.995:
                 found = np.concatenate([found, pairs[:, k : k + 1]], axis=1)
+        plain = not plain and found.shape[1] == count - missing
     return found
 
 
@@ -440,11 +433,10 @@ def grown_span(
 ) -> tuple[HessianTable, Span, int]:
     """Hessians until their span is clearly smaller than what they could span."""
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
-    room = COARSE_ROOM if steps.coarse else ROOM
-    spare = COARSE_SPARE if steps.coarse else SPARE_PLACES
-    growths = GROWTH[PREPARED:] if steps.coarse else GROWTH  # a small gap is believed with room
-    sizes = [axes_for(growth * (width + 1) + 1, room) for growth in growths]
-    p = int(np.clip(width - axes_for(GROWTH[PREPARED] * (width + 1) + 1, room), 2, MOST_X))
+    usual = 3  # number in GROWTH that the split into U and X makes room for
+    growths = GROWTH[usual:] if steps.coarse else GROWTH  # a small gap is believed with room
+    sizes = [axes_for(growth * (width + 1) + 1, steps.room) for growth in growths]
+    p = int(np.clip(width - axes_for(GROWTH[usual] * (width + 1) + 1, steps.room), 2, 5))
     table = HessianTable(ask, frame, p, steps)
     everywhere = spread_places(p, 512, rng)
     outputs = 0
@@ -456,11 +448,11 @@ def grown_span(
             table.grow(size, everywhere[:1])
             outputs = len(table.centre[0])
         dimension = growth * (width + 1) + 1
-        count = int(np.ceil((1 + spare) * dimension / outputs))
+        count = int(np.ceil((1 + steps.spare) * dimension / outputs))
         table.grow(size, everywhere[: max(count, 3)])
         rows = len(table.places) * outputs
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
-        span = find_span(table.hessians(size), most, COARSE_GAP if steps.coarse else GAP)
+        span = find_span(table.hessians(size), most, steps.gap)
         if span is not None:
             return table, span, size
         if size < wanted:
@@ -468,12 +460,18 @@ def grown_span(
     raise NotEnough("the Hessians span all that they could: too many neurons for so few inputs")
 
 
-def axes_for(dimension: float, room: float = ROOM) -> int:
+def axes_for(dimension: float, room: float) -> int:
     """Dimensions s of U with room for a span of this dimension among its symmetric matrices."""
     s = 2
     while s * (s + 1) / 2 < room * dimension or s * (s - 1) / 2 < dimension + 1:
         s += 1
     return s
+
+
+def room_for_neurons(width: int) -> int:
+    """Neurons that Hessians on the axes of U could tell apart, X having two."""
+    s = width - 2
+    return s * (s - 1) // 2 - 2
 
 
 def spread_places(p: int, count: int, rng: np.random.Generator) -> Float[Array, "k p"]:
@@ -504,8 +502,8 @@ def around(
     repeated = np.tile(outer, (1, blocks))
     u_axes = table.u_axes[:size]
     rest = np.vstack([table.x_axes, table.u_axes[size:]])
-    count = int(np.ceil(blocks * neurons / outputs)) + EXTRA_PLACES
-    ways = min(size - 1, int(np.ceil(ROOM_WAYS * (blocks * neurons / outputs + 1))) + 1)
+    count = int(np.ceil(blocks * neurons / outputs)) + 3  # three more than the unknowns need
+    ways = min(size - 1, int(np.ceil(1.4 * (blocks * neurons / outputs + 1))) + 1)
     places = rng.standard_normal((count, size))
     places /= np.linalg.norm(places, axis=1, keepdims=True)
     theta, short = steps.places, steps.first
@@ -524,7 +522,7 @@ def around(
         moved = tangents @ u_axes
         queries = [along(base, theta * moved), along(base, -theta * moved), base[None]]
         queries.append(along(base, short * rest))
-        if steps.two_sided:
+        if steps.coarse:
             queries.append(along(base, -short * rest))
         values = ask(np.concatenate(queries), "places")
         forth, back, centre = values[:ways], values[ways : 2 * ways], values[2 * ways]
@@ -538,7 +536,7 @@ def around(
             squares = np.hstack([squares, mixed])
         slopes.append(_coefficients(seen, repeated, first[:, None], identity=False)[:, 0])
         bends.append(_coefficients(squares, repeated, second[:, None], identity=True)[:, 0])
-        if steps.two_sided:
+        if steps.coarse:
             beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * np.sin(short)))
         else:
             beside.append((after[: len(rest)] - centre * np.cos(short)) / np.sin(short))
@@ -578,7 +576,7 @@ def _solved(normal: Float[Array, "a a"], right: Float[Array, "a z"]) -> Float[Ar
     """Solution of normal equations, equilibrated."""
     scale = np.sqrt(np.maximum(np.diag(normal), TINY))
     matrix = normal / (scale[:, None] * scale)
-    matrix[np.diag_indices(len(matrix))] += RIDGE
+    matrix[np.diag_indices(len(matrix))] += 1e-14
     factor = cho_factor(matrix, lower=True, check_finite=False)
     return np.asarray(cho_solve(factor, right / scale[:, None]) / scale[:, None])
 
@@ -594,19 +592,23 @@ class Bends:
     left: Float[Array, "f m"]
 
 
-def fit_bends(sketch: Sketch, names: Sequence[str]) -> tuple[str, Bends]:
-    """The activation that explains the bends of most neurons, and its fits."""
-    neurons = sketch.rows.shape[1]
+def likely_activations(sketch: Sketch, names: Sequence[str]) -> list[str]:
+    """Activations that explain the bends of most neurons, best first: with few digits several do
+    (GELU and its tanh approximation), and only the refinement tells which."""
+    if len(names) == 1:
+        return list(names)
+    neurons, telling = sketch.rows.shape[1], 48  # neurons whose bends tell the activation
     some = np.arange(neurons)
-    if len(names) > 1 and neurons > TELLING:
+    if neurons > telling:
         strength = np.linalg.norm(sketch.curvature[-1], axis=1)
-        some = np.argsort(strength)[::-1][np.linspace(0, neurons * 3 // 4, TELLING).astype(int)]
-    scores = [float(np.median(_fit(sketch, name, some).left[0])) for name in names]
-    name = names[int(np.argmin(scores))]
-    return name, _fit(sketch, name, np.arange(neurons))
+        some = np.argsort(strength)[::-1][np.linspace(0, neurons * 3 // 4, telling).astype(int)]
+    scores = [float(np.median(fit_bends(sketch, name, some).left[0])) for name in names]
+    order = np.argsort(scores)
+    # what is left of the bends is mostly their own error: rivals leave about the same
+    return [names[i] for i in order if scores[i] <= 1.5 * scores[order[0]]]
 
 
-def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
+def fit_bends(sketch: Sketch, name: str, some: Array) -> Bends:
     """Least squares in s and b: curvature = κ s f'(a), slope = κ (f(a) - f(a at the first place)),
     a = s t + b; f is s φ' for a plain network, with the factor s in κ, and φ for a gate."""
     phi = ACTIVATIONS[name]
@@ -630,20 +632,21 @@ def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
     neurons = len(times)
     spread = 1.0 / np.maximum(times.std(axis=1), TINY)
     signs = (1.0, -1.0) if gated and phi.slope else (1.0,)
-    grid = np.concatenate([sign * GRID_SCALES for sign in signs])
-    scale, bias = np.zeros((FIT_STARTS, neurons)), np.zeros((FIT_STARTS, neurons))
+    grid = np.concatenate([sign * np.logspace(-1.5, 1.5, 46) for sign in signs])
+    starts = 4
+    scale, bias = np.zeros((starts, neurons)), np.zeros((starts, neurons))
     for j in range(neurons):
-        s, b = np.meshgrid(grid * spread[j], GRID_BIASES, indexing="ij")
+        s, b = np.meshgrid(grid * spread[j], np.linspace(-6.0, 6.0, 61), indexing="ij")
         off, _ = judged(model(s, b, times[j]), data[j], total[j])
-        for start in range(FIT_STARTS):
+        for start in range(starts):
             i, k = np.unravel_index(np.argmin(off), off.shape)
             scale[start, j], bias[start, j] = s[i, k], b[i, k]
             off[max(0, i - 2) : i + 3, max(0, k - 3) : k + 4] = np.inf
     sign, log = np.sign(scale), np.log(np.abs(scale))
-    t = np.broadcast_to(times, (FIT_STARTS, *times.shape))
+    t = np.broadcast_to(times, (starts, *times.shape))
     off, size = judged(model(scale, bias, t), data, total)
     damping, h = np.full(off.shape, 1e-3), 1e-6
-    for _ in range(FIT_STEPS):
+    for _ in range(40):
         base = model(sign * np.exp(log), bias, t)
         by_log = (model(sign * np.exp(log + h), bias, t) - base) / h
         by_bias = (model(sign * np.exp(log), bias + h, t) - base) / h
@@ -668,13 +671,13 @@ def _fit(sketch: Sketch, name: str, some: Array) -> Bends:
     return Bends(*(np.take_along_axis(part, order, axis=0) for part in (scale, bias, size, left)))
 
 
-def weights_of(sketch: Sketch, names: Sequence[str]) -> tuple[Weights, Int[Array, " c"]]:
+def weights_of(sketch: Sketch, name: str) -> tuple[Weights, Int[Array, " c"]]:
     """The network on the unit sphere (its affine part zero: it is linear and fitted later). A
     neuron that several fits explain is there several times, least squares with all of them tells
     which; the numbers say which rows belong to one neuron."""
-    name, bends = fit_bends(sketch, names)
+    bends = fit_bends(sketch, name, np.arange(sketch.rows.shape[1]))
     usual = float(np.median(bends.left[0]))
-    limit = np.maximum(DOUBTFUL * bends.left[0], DOUBTFUL * usual)
+    limit = 3.0 * np.maximum(bends.left[0], usual)  # a fit that leaves more is no rival
     chosen = [(0, j) for j in range(bends.left.shape[1])]
     for start in range(1, len(bends.left)):
         for j in np.flatnonzero(bends.left[start] < limit):

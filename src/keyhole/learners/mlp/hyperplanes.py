@@ -24,8 +24,6 @@ from keyhole.learners.mlp.line_search import LineFit
 
 CLOSER = 0.15  # size of a patch after a failed check, relative to the one before
 ATTEMPTS = 4  # sizes tried
-CHECKS = 2  # random directions in which a breakpoint is checked
-CHECK_TOLERANCE = 30.0  # of a check, in units of the errors that enter it
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +141,7 @@ class PatchPairs:
     def check(self, pair: Pair, unit: Array, bends: Array, rng: np.random.Generator) -> Array:
         """Which breakpoints explain fresh answers, up to rounding and known bends."""
         passed = np.abs(pair.breakpoint - self.breakpoints) <= self.side
-        for _ in range(CHECKS):
+        for _ in range(2):  # random directions
             shift = rng.standard_normal(pair.normal.shape)
             shift *= (pair.steps.min(axis=1) / np.linalg.norm(shift, axis=1))[:, None]
             along = np.einsum("nd,nd->n", pair.normal, shift)
@@ -169,13 +167,14 @@ class PatchPairs:
         answers = self.ask(np.concatenate(places)).reshape(len(times), n, -1)
         base = unit * (2 + np.linalg.norm(shift / pair.steps, axis=1))
         passed = np.ones(n, dtype=bool)
+        check_tolerance = 30.0  # units of the errors that enter a check
         for time, answer, after in zip(times, answers, (0, 0, 0, 1, 1), strict=True):
             moved = shift.copy()
             moved[:, 0] += time - self.times(after)
             rise = np.einsum("nd,ndk->nk", moved, pair.slopes[after])
             gap = np.linalg.norm(answer - pair.values[after] - rise, axis=1)
             lever = unit * np.abs(moved[:, 0]) / pair.steps[:, 0]
-            passed &= gap <= CHECK_TOLERANCE * (base + lever) + bends
+            passed &= gap <= check_tolerance * (base + lever) + bends
         return passed
 
     def build_neurons(self, pair: Pair, error: Array, chosen: Array) -> Hyperplanes:

@@ -5,7 +5,7 @@ Statement.  y = linear x + offset + outer φ(inner x + inner_bias), φ any of th
             answers, with three to six times as many numbers as it has parameters.
 Queries.    scale.py (which size of inputs shows the bends); far_field.py where inputs may be of any
             size and the network bends; else hessians.py on a sphere (that of the domain, or one
-            inside it); last, random points of the network's own size.
+            inside it; for networks too small for that, redundancy.py on random points.
 Algebra.    The stages give every neuron to a few digits; refinement.py fits all answers near zero
             to their rounding, and its Fisher matrix tells the standard errors.
 Fails.      A fit that does not reach the rounding of the answers is no member of the family: the
@@ -34,8 +34,24 @@ from keyhole.learners.mlp.far_field import (
     fit_scales,
     read_far_field,
 )
-from keyhole.learners.mlp.hessians import NotEnough, read_sphere, weights_of
-from keyhole.learners.mlp.refinement import Refined, Weights, hidden_layer, refine, with_one
+from keyhole.learners.mlp.hessians import (
+    NotEnough,
+    likely_activations,
+    read_sphere,
+    room_for_neurons,
+    weights_of,
+)
+from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
+from keyhole.learners.mlp.refinement import (
+    Refined,
+    RefinementOptions,
+    Weights,
+    chosen,
+    descend,
+    hidden_layer,
+    refine,
+    with_one,
+)
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.mlp.scale import Scale, far_exponent, find_scale, is_smooth
 from keyhole.measurement.noise import noise_of_type, recognise_format
@@ -45,26 +61,28 @@ from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
-EXPECTED = 4  # neurons per entry of the input, before any was counted
-PATHS = 2  # far away that are tried
-NEAR = 1.2  # answers for the refinement, relative to the number of unknowns in them
-FIRST = 0.3  # of these, asked at the size found first; the rest where arguments are of order one:
-WIDE = 1.5  # standard deviation of the arguments there
-FACTOR = 100.0  # by which the two sizes may differ
-ROUNDINGS, COARSE_ROUNDINGS = (
-    300.0,
-    40.0,
-)  # of the terms of an answer, that the finished fit may leave
-BEND_WIDTH, SEEN = 8.0, 3  # argument up to which φ bends, and answers that must lie there
-CANCELLED = 30.0  # how much larger than the answers their terms are believed to be
-IDLE = 1e-7  # part of a neuron in the answers, relative to the others, that is none
-SAME = 1e-10  # 1 - cosine of the arguments of two neurons that are one
-DECISIONS, TRIAL_STEPS = 4, 4  # rounds and Gauss-Newton steps that decide between candidates
-BENDS = 0.25  # distance from one of the exponent of a network that bends, far away
-INSIDE = 0.98  # share of a bounded domain that is used: rounding must not leave it
-CERTAIN = 0.05  # distance from a whole number below which the side of a neuron is decided
-NEGLIGIBLE = 1e-8  # and how small it must be beside what it is added to
-ZERO = 12.0  # standard errors within which a block of parameters counts as zero
+
+@dataclass(frozen=True)
+class MlpOptions:
+    """expected: neurons per entry of the input, before any was counted. paths: far away that are
+    tried. near: answers for the refinement, relative to the number of unknowns in them. small:
+    unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
+    finished fit may leave; cancelled: how much larger than the answers these terms are believed to
+    be. seen: answers that must lie where a neuron bends. idle: part of a neuron in the answers,
+    relative to the others, that is none. certain: distance from a whole number below which the side
+    of a neuron is decided. zero: standard errors within which a block of parameters counts as
+    zero."""
+
+    expected: int = 4
+    paths: int = 2
+    near: float = 1.2
+    small: int = 2000
+    roundings: float = 300.0
+    cancelled: float = 30.0
+    seen: int = 3
+    idle: float = 1e-7
+    certain: float = 0.05
+    zero: float = 12.0
 
 
 @dataclass
@@ -125,6 +143,7 @@ class MlpLearner:
     activation: str | None = None
     neurons: int | None = None
     gated: bool | None = None
+    options: MlpOptions = field(default=MlpOptions(), repr=False)
 
     def __post_init__(self) -> None:
         if self.activation is not None:
@@ -166,14 +185,23 @@ class MlpLearner:
         bending = self.activation is None or ACTIVATIONS[self.activation].bends
         if domain.unbounded and bending and not self.gated and box.unit < SINGLE_ROUNDOFF:
             radius = self._far_radius(width, scale.size)
-            if abs(far_exponent(ask, width, radius, rng) - 1.0) < BENDS:
+            if abs(far_exponent(ask, width, radius, rng) - 1.0) < 0.25:
                 strategies.append(
                     ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
                 )
-        strategies.append(
-            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, rng))
-        )
-        return run_strategies(strategies)
+        on_sphere = [
+            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, rng)),
+        ]
+        if not strategies:  # a path far away says more than redundant neurons would
+            on_sphere.append(
+                ("redundant neurons", lambda: self._with_redundancy(box, centre, scale.size, rng))
+            )
+            if 2 * room_for_neurons(width) < self._expected(width):
+                on_sphere.reverse()
+        return run_strategies(strategies + on_sphere)
+
+    def _expected(self, width: int) -> int:
+        return self.options.expected * (width + 1) if self.neurons is None else self.neurons
 
     def expected_queries(self, spec: Spec) -> int | None:
         if self.neurons is None:
@@ -194,14 +222,14 @@ class MlpLearner:
         return replace(found, model=mlp_of_relus(found.model), errors=mlp_of_relus(found.errors))
 
     def _far_radius(self, width: int, size: float) -> float:
-        expected = EXPECTED * width if self.neurons is None else self.neurons
+        expected = self.options.expected * width if self.neurons is None else self.neurons
         return float(FAR * expected * np.sqrt(width / 2.0) * size)
 
     def _from_afar(self, box: Box, size: float, rng: np.random.Generator) -> Result:
         """Inputs may be of any size, and the network bends: paths far away until one is read."""
         width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
         result: Result = Inconclusive("no path was read")
-        for _ in range(PATHS):
+        for _ in range(self.options.paths):
             try:
                 far = read_far_field(box.ask, width, radius, size, box.unit, rng)
                 result = self._near_zero(box, far, size, rng)
@@ -216,21 +244,25 @@ class MlpLearner:
         width = far.direction.shape[1]
         if (broken := self._promise(len(far.jump))) is not None:
             return broken
-        count = int(NEAR * unknowns(len(far.jump), width, far.jump.shape[1], False)) + 1
-        first = int(FIRST * count) + 1
+        count = (
+            int(self.options.near * unknowns(len(far.jump), width, far.jump.shape[1], False)) + 1
+        )
+        first = int(0.3 * count) + 1  # at the size found first
         points = size * rng.standard_normal((first, width))
         answers = box.ask(points, "near zero")
         names = [name for name in self._names() if ACTIVATIONS[name].bends]
         weights, left = fit_scales(far, points, answers, names, size)
-        wide = WIDE / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
-        if not size / FACTOR < wide < size * FACTOR:
+        wide = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
+        if not size / 100.0 < wide < size * 100.0:
             wide = size
         more = wide * rng.standard_normal((count - first, width))
         points = np.concatenate([points, more])
         answers = np.concatenate([answers, box.ask(more, "near zero")])
         names = [weights.activation] if left < EXPLAINED else names
-        weights, _ = fit_scales(far, points, answers, names, wide)
-        refined = without_idle(weights, points, answers, box.unit, rng)
+        weights, left = fit_scales(far, points, answers, names, wide)
+        if left > EXPLAINED and len(weights.inner) * (width + 1) <= self.options.small:
+            weights = repair(weights, points, answers, box.unit, rng) or weights
+        refined = without_idle(weights, points, answers, box.unit, self.options.idle, rng)
         return self._judge(box, refined, points, answers, np.zeros(width), 1.0)
 
     def _on_sphere(self, box: Box, centre: Array, size: float, rng: np.random.Generator) -> Result:
@@ -248,20 +280,94 @@ class MlpLearner:
         blocks, neurons, _ = sketch.rows.shape
         if (broken := self._promise(neurons)) is not None:
             return broken
-        weights, which = weights_of(sketch, self._names())
-        count = int(NEAR * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        share = self.options.near if box.unit < SINGLE_ROUNDOFF else 2.0  # rounding averages out
+        if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
+            share = max(share, 1.4)
+        count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        points = self._draw(domain, count, width, rng)
+        answers = ask(points, "refinement")
+        fits: list[Refined] = []
+        for name in likely_activations(sketch, self._names()):
+            weights, which = weights_of(sketch, name)
+            if count <= len(which) + width + 1:
+                return Inconclusive(
+                    f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
+                )
+            weights = decided(weights, which, points, answers, box.unit)
+            known = any(fit.residual <= self._allowed(box, fit, points, answers) for fit in fits)
+            fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
+        refined = min(fits, key=lambda fit: fit.residual)
+        return self._judge(box, refined, points, answers, centre, radius)
+
+    def _fit_all(
+        self,
+        box: Box,
+        weights: Weights,
+        points: Array,
+        answers: Array,
+        rng: np.random.Generator,
+        thorough: bool,
+    ) -> Refined:
+        """The refined network; if `thorough`, where plain steps do not lead to the answers'
+        rounding, damped ones from the start, and in small networks redundant neurons for those that
+        are wrong."""
+        idle = self.options.idle
+        refined = without_idle(weights, points, answers, box.unit, idle, rng)
+        unknown = weights.inner.size * (1 if weights.gate is None else 2)
+        if not thorough or unknown > RefinementOptions().grams:
+            return refined
+        if refined.residual > self._allowed(box, refined, points, answers):
+            level = box.unit * float(np.sqrt(np.mean(answers**2)))
+            damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
+            again = without_idle(damped, points, answers, box.unit, idle, rng)
+            refined = min(refined, again, key=lambda fit: fit.residual)
+        if (
+            unknown <= self.options.small
+            and refined.residual > self._allowed(box, refined, points, answers)
+            and (found := repair(refined.weights, points, answers, box.unit, rng)) is not None
+        ):
+            refined = without_idle(found, points, answers, box.unit, idle, rng)
+        return refined
+
+    def _with_redundancy(
+        self, box: Box, centre: Array, size: float, rng: np.random.Generator
+    ) -> Result:
+        """Random points, and networks of more neurons than expected."""
+        width, radius = len(centre), float(size * np.sqrt(len(centre)))
+        outputs = box.seen[0].shape[1]
+        gated = bool(self.gated)
+        expected = self._expected(width)
+        points, answers = np.zeros((0, width)), np.zeros((0, outputs))
+        for neurons in (int(1.5 * expected), int(2.2 * expected)):
+            if neurons * (width + 1) * (1 + gated) > self.options.small:
+                break
+            count = int(2.0 * unknowns(neurons, width, outputs, gated)) - len(points)
+            fresh = self._draw(box.oracle.spec.domain, count, width, rng)
+            points = np.concatenate([points, fresh])
+            answers = np.concatenate([answers, box.ask(centre + radius * fresh, "refinement")])
+            starts = [
+                random_start(neurons, points, outputs, name, gated, rng) for name in self._names()
+            ]
+            found = fit_with_redundancy(points, answers, starts, box.unit)
+            if found is None:
+                continue
+            if (broken := self._promise(found.neurons)) is not None:
+                return broken
+            refined = without_idle(found, points, answers, box.unit, self.options.idle, rng)
+            return self._judge(box, refined, points, answers, centre, radius)
+        return Inconclusive(
+            f"no network of few more neurons than the {expected} expected explains random points"
+        )
+
+    def _draw(
+        self, domain: Domain, count: int, width: int, rng: np.random.Generator
+    ) -> Float[Array, "n d"]:
+        """Points of the unit sphere, or of the shell inside it where the domain is no sphere."""
         points = rng.standard_normal((count, width))
         points /= np.linalg.norm(points, axis=1, keepdims=True)
         if domain.sphere is None:
             points *= rng.uniform(0.5, 1.0, (count, 1))
-        answers = ask(points, "refinement")
-        if count <= len(which) + width + 1:
-            return Inconclusive(
-                f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
-            )
-        weights = decided(weights, which, points, answers, box.unit)
-        refined = without_idle(weights, points, answers, box.unit, rng)
-        return self._judge(box, refined, points, answers, centre, radius)
+        return points
 
     def _promise(self, neurons: int) -> Refuted | None:
         if self.neurons is None or neurons <= self.neurons:
@@ -269,6 +375,16 @@ class MlpLearner:
         return Refuted(
             f"the box has {neurons} neurons, more than the {self.neurons} that were promised"
         )
+
+    def _allowed(self, box: Box, refined: Refined, points: Array, answers: Array) -> float:
+        """What rounding explains of a residual."""
+        scale = min(
+            terms(refined.weights, points), self.options.cancelled * float(np.abs(answers).max())
+        )
+        roundings = self.options.roundings
+        if box.unit >= SINGLE_ROUNDOFF:  # sums of a few digits are off by less of them
+            roundings /= 8.0
+        return roundings * box.unit * scale + 6.0 * box.additive
 
     def _judge(
         self,
@@ -281,25 +397,29 @@ class MlpLearner:
     ) -> Result:
         """The hypothesis, unless the network does not explain the answers to their rounding. The
         fit was made at the points (x - centre) / radius."""
-        scale = min(terms(refined.weights, points), CANCELLED * float(np.abs(answers).max()))
-        roundings = ROUNDINGS if box.unit < SINGLE_ROUNDOFF else COARSE_ROUNDINGS
-        allowed = roundings * box.unit * scale + 6.0 * box.additive
+        allowed = self._allowed(box, refined, points, answers)
         if not refined.residual <= allowed:
             predicted = refined.weights(points)
             worst = int(np.argmax(np.abs(predicted - answers).max(axis=1)))
             told = (answers[worst], predicted[worst])
             if box.scalar:
                 told = (answers[worst, 0], predicted[worst, 0])
-            return Refuted(
+            reason = (
                 f"no network with one hidden layer of {refined.weights.neurons} neurons fits: the "
-                f"best found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}",
+                f"best found leaves {refined.residual:.1e}, where rounding explains {allowed:.1e}"
+            )
+            if box.unit >= SINGLE_ROUNDOFF:  # a start from few digits may have been a wrong one
+                return Inconclusive(f"{reason}; answers with more digits would tell why")
+            return Refuted(
+                reason,
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
             )
         rows = refined.weights.inner if refined.weights.gate is None else refined.weights.gate
-        seen = (np.abs(with_one(points) @ rows.T) < BEND_WIDTH).sum(axis=0)
-        if seen.min(initial=SEEN) < SEEN:
+        # φ is a line, to rounding, where its argument is beyond eight
+        seen = (np.abs(with_one(points) @ rows.T) < 8.0).sum(axis=0)
+        if (sharp := int((seen < self.options.seen).sum())) > 0:
             return Inconclusive(
-                f"{int((seen < SEEN).sum())} of {len(rows)} neurons bend so sharply that no answer "
+                f"{sharp} of {len(rows)} neurons bend so sharply that no answer "
                 "lies in the bend: another activation there, such as relu, would fit as well"
             )
         if refined.errors is None or not np.isfinite(refined.errors.inner).all():
@@ -307,8 +427,10 @@ class MlpLearner:
         weights = moved_back(refined.weights, centre, radius)
         errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
-        model, deviations, side = with_sides(model, deviations)
-        model = without_rounding(model, deviations, float(np.abs(answers).max()), box.unit)
+        model, deviations, side = with_sides(model, deviations, self.options.certain)
+        model = without_rounding(
+            model, deviations, float(np.abs(answers).max()), box.unit, self.options.zero
+        )
         width, outputs = points.shape[1], answers.shape[1]
         gated = weights.gate is not None
         affine = not gated or bool(model.linear.any())
@@ -321,7 +443,14 @@ class MlpLearner:
             steps=refined.steps,
         )
         noise = NoiseModel(box.unit) if box.unit > UNIT_ROUNDOFF else None
-        return Hypothesis(model, deviations, floor, (side,), noise=noise, diagnostics=diagnostics)
+        gate = "gated " if gated else ""
+        found = (
+            f"Single tokens act smoothly: a network with {weights.neurons} {gate}neurons and "
+            f"{ACTIVATIONS[weights.activation].title}."
+        )
+        return Hypothesis(
+            model, deviations, floor, (found, side), noise=noise, diagnostics=diagnostics
+        )
 
 
 def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:
@@ -338,7 +467,7 @@ def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:
         radius = min(radius - float(np.linalg.norm(centre)), half)
         if radius <= 0:
             raise NotIdentifiable("the domain holds no ball in which a network could be looked at")
-    return centre, INSIDE * radius
+    return centre, 0.98 * radius  # rounding must not leave the domain
 
 
 def mlp_of_relus(network: ReluNetwork) -> Mlp:
@@ -372,11 +501,18 @@ def decided(
     weights: Weights, which: Int[Array, " c"], points: Array, answers: Array, unit: float
 ) -> Weights:
     """Of several candidates for one neuron, the one that takes the larger part in a fit."""
-    for _ in range(DECISIONS):
+    for _ in range(4):
         numbers, counts = np.unique(which, return_counts=True)
         if (counts == 1).all():
             break
-        found = refine(weights, points, answers, unit, steps=TRIAL_STEPS, errors=False).weights
+        found = refine(
+            weights,
+            points,
+            answers,
+            unit,
+            options=RefinementOptions(steps=4 if weights.inner.size < 60000 else 0),
+            errors=False,
+        ).weights
         part = np.linalg.norm(weights.inner if weights.gate is None else weights.gate, axis=1)
         part = part * np.linalg.norm(found.outer, axis=0)
         rivals = [np.flatnonzero(which == number) for number in numbers[counts > 1]]
@@ -386,16 +522,13 @@ def decided(
     return weights
 
 
-def chosen(weights: Weights, rows: Array) -> Weights:
-    """The network of some of the neurons."""
-    gate = None if weights.gate is None else weights.gate[rows]
-    return Weights(
-        weights.inner[rows], weights.outer[:, rows], weights.affine, weights.activation, gate
-    )
-
-
 def without_idle(
-    weights: Weights, points: Array, answers: Array, unit: float, rng: np.random.Generator
+    weights: Weights,
+    points: Array,
+    answers: Array,
+    unit: float,
+    idle: float,
+    rng: np.random.Generator,
 ) -> Refined:
     """The refined network, neurons that change no answer left out."""
     while True:
@@ -403,20 +536,20 @@ def without_idle(
         found = refined.weights
         size = np.linalg.norm(found.outer, axis=0)
         size = size * np.linalg.norm(found.inner if found.gate is None else found.gate, axis=1)
-        kept = (size > IDLE * np.median(size)) & first_of_each(found)
+        kept = (size > idle * np.median(size)) & first_of_each(found)
         if kept.all():
             return refined
         weights = chosen(found, kept)
 
 
-def first_of_each(weights: Weights) -> Array:
+def first_of_each(weights: Weights, same: float = 1e-10) -> Array:
     """Which neurons are not the same as an earlier one."""
     rows = weights.inner if weights.gate is None else weights.gate
     lengths = np.maximum(np.linalg.norm(rows, axis=1), TINY)
     unit = rows / lengths[:, None]
-    same = np.abs(unit @ unit.T) > 1.0 - SAME
-    alike = np.abs(np.log(lengths[:, None] / lengths)) < np.sqrt(SAME)
-    return ~np.tril(same & alike, -1).any(axis=1)
+    parallel = np.abs(unit @ unit.T) > 1.0 - same
+    alike = np.abs(np.log(lengths[:, None] / lengths)) < np.sqrt(same)
+    return ~np.tril(parallel & alike, -1).any(axis=1)
 
 
 def unknowns(
@@ -450,7 +583,7 @@ def as_mlp(weights: Weights, scalar: bool) -> Mlp:
     )
 
 
-def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float) -> Mlp:
+def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float, zero: float) -> Mlp:
     """Biases, linear part and offset that cannot be told from zero, and would not matter beside
     arguments of order one and the answers, are zero."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
@@ -459,12 +592,12 @@ def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float) -> Ml
     for name, yardstick in sizes.items():
         if name in parts:
             size, doubt = (float(np.linalg.norm(each[name])) for each in (parts, doubts))
-            if size <= min(ZERO * doubt, max(NEGLIGIBLE, 100.0 * unit) * yardstick):
+            if size <= min(zero * doubt, max(1e-8, 100.0 * unit) * yardstick):
                 parts[name] = np.zeros_like(parts[name])
     return Mlp.from_arrays(parts)
 
 
-def with_sides(model: Mlp, errors: Mlp) -> tuple[Mlp, Mlp, str]:
+def with_sides(model: Mlp, errors: Mlp, certain: float) -> tuple[Mlp, Mlp, str]:
     """Neurons turned so that the linear part is zero, or the identity, where that is possible:
     linear = Σ s_j outer_j inner_jᵀ + what is known, s_j zero or one."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
@@ -480,11 +613,11 @@ def with_sides(model: Mlp, errors: Mlp) -> tuple[Mlp, Mlp, str]:
             share, *_ = np.linalg.lstsq(normal, right, rcond=1e-14)
             near = np.abs(share - np.round(share)).max(initial=0.0)
             back = np.round(share)
-            if near > CERTAIN or not np.isin(back, (0.0, 1.0)).all():
+            if near > certain or not np.isin(back, (0.0, 1.0)).all():
                 continue
             other = turned(model, back == 1.0)
             rest = np.atleast_2d(other.linear) - part
-            if np.linalg.norm(rest) <= CERTAIN * np.linalg.norm(outer @ model.inner) / 1e4:
+            if np.linalg.norm(rest) <= certain * np.linalg.norm(outer @ model.inner) / 1e4:
                 parts, doubts = other.to_arrays(), dict(doubts)
                 parts["linear"] = part.reshape(model.linear.shape)
                 doubts["linear"] = np.zeros_like(doubts["linear"])

@@ -37,7 +37,7 @@ NEAR, FAR = 1e3, 1e8  # ends of a free line, in units of the input scale: a rand
 # crossed beyond NEAR with p < 1e-3 (found at a few queries more), beyond FAR with p < 1e-8 (missed)
 TOLERANCE = 40.0  # allowed distance from a line, in rounding errors of one answer
 PROOF = 1e-6  # a coincidence is proof where the tolerance is this small a part of the effect
-NARROW = 1e-11  # relative width at which an interval is a point
+POINT_WIDTH = 1e-11  # relative width at which an interval is a point
 
 Ask = Callable[[Float[Array, " n"]], Float[Array, "n k"]]
 
@@ -487,7 +487,7 @@ class LineSearch:
             if self.evidence.agree(left, right):
                 self.merged.append((left, right))
                 return []
-            if b - a <= NARROW * (1 + min(abs(a), abs(b))):
+            if b - a <= POINT_WIDTH * (1 + min(abs(a), abs(b))):
                 self.accept_point(left, right)
                 return []
             if (false := self.take_point(left, right)) is not None:
@@ -515,7 +515,7 @@ class LineSearch:
     def too_short(self, left: AffinePiece, right: AffinePiece) -> AffinePiece | None:
         """The piece that is known over too short a stretch to say anything across the interval."""
         width = right.left - left.right
-        point = width <= NARROW * (1 + min(abs(left.right), abs(right.left)))
+        point = width <= POINT_WIDTH * (1 + min(abs(left.right), abs(right.left)))
         if not self.options.reliable or point:
             return None
         short = left if left.span <= right.span else right

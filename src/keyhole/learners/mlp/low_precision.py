@@ -172,6 +172,8 @@ class MultiLineSearch:
             lambda times: self.ask_beside(frame.points(times)), box.relative, box.noise
         )
         unknowns, most = self.count_unknowns(len(line.breakpoints)), self.options.most_unknowns
+        if self.lines == 0:
+            box.expect_neurons(len(line.breakpoints), line.jumps.shape[1])
         if unknowns > most:
             return Inconclusive(
                 f"{len(line.breakpoints)} neurons have {unknowns} unknowns, more than can be "

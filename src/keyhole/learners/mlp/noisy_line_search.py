@@ -24,10 +24,7 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.mlp.line_search import Ask, LineFit, NotPiecewiseAffine, measure_rounding
 from keyhole.oracles.noise import REJECTION
 
-FAR_OUT = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # times beyond the grid: a hyperplane is missed with
-# p < 1e-4
 SUPPORT = 3  # answers that make a run: one more than a line needs
-ROUNDS = 40  # batches; typical are 10 to 20
 MOST_BREAKPOINTS = 500  # more than that bend everywhere, as far as so few digits can tell
 
 
@@ -35,7 +32,9 @@ def search_noisy_line(ask: Ask, relative: float, floor: float) -> LineFit:
     """Finds the breakpoints of a line that the answers' digits can tell. `relative` is the stated
     rounding of an answer relative to the scale of the answers, `floor` an absolute one."""
     inner = np.tan(np.pi * (np.arange(1, 34) / 34 - 0.5))  # a Cauchy law's grid
-    times = np.sort(np.concatenate([inner, FAR_OUT, -np.array(FAR_OUT)]))
+    # times beyond the grid, so that a hyperplane is missed with a probability below 1e-4
+    far_out = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
+    times = np.sort(np.concatenate([inner, far_out, -np.array(far_out)]))
     values = ask(times)
     sizes = 1 + np.abs(times)
     scale = float((np.abs(values).max(axis=1) / sizes).max())
@@ -180,7 +179,7 @@ class NoisyLineSearch:
         return spots if high - low > 3 * side else []
 
     def resolve(self) -> list[Run]:
-        for _ in range(ROUNDS):
+        for _ in range(40):  # batches; typical are 10 to 20
             runs = self.find_runs()
             if len(runs) > MOST_BREAKPOINTS:
                 raise bends_everywhere(self.times, self.values)

@@ -25,8 +25,6 @@ from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.noise import DETECTION
 
 NEARLY_BINARY = 1e-3  # distance of a computed y from 0 or 1 that may be rounded away
-CHANCE_BITS = 20.0  # a coincidence must be this many bits less likely than one
-NODES = 20000  # branches of the search: a few seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +107,8 @@ def find_common_leak(y: Float[Array, " m"]) -> float | None:
 
 def unlikely_by_chance(network: ReluNetwork, columns: Array, allowed: float) -> bool:
     bits = columns.shape[0] * np.log2(np.linalg.norm(columns) / allowed)
-    return bool(bits > network.neurons + CHANCE_BITS)
+    chance_bits = 20.0  # a coincidence must be this many bits less likely than one
+    return bool(bits > network.neurons + chance_bits)
 
 
 def solve_subset_sum(columns: Array, target: Array, allowed: float) -> Array | None:
@@ -125,6 +124,6 @@ def solve_subset_sum(columns: Array, target: Array, allowed: float) -> Array | N
         constraints=LinearConstraint(columns / scale[:, None], sides - slack, sides + slack),
         bounds=Bounds(0, 1),
         integrality=np.ones(neurons),
-        options={"node_limit": NODES},
+        options={"node_limit": 20000},  # a few seconds
     )
     return None if found.x is None else np.round(found.x)

@@ -11,6 +11,8 @@ Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [�
             are solved densely: the normal matrix is, blockwise, (outerᵀ outer) * (Hᵀ H) with
             H = Nᵀ (φ'(A) * x̃).
             A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
+            Far from the end (`descend`) steps are damped, and a ridge on outer keeps neurons
+            that do the same from working against each other.
 Fails.      One neuron far from its place: the residual stalls, and says so.
 Source.     Golub and Pereyra (1973), Kaufman (1975), as in every separable least-squares problem.
 """
@@ -24,15 +26,22 @@ from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
 from keyhole.arrays import TINY, Array, Float
 from keyhole.models.mlp import ACTIVATIONS
 
-DENSE = 2400  # unknowns up to which the normal matrix is formed
-GRAMS = 60000  # unknowns up to which each neuron's Gram matrix is formed
-LARGE_STEPS = 150  # of conjugate gradients, beyond that
-STEPS = 30  # of Gauss-Newton, at most
-INNER_STEPS = 800  # of conjugate gradients in one of them, at most
-HALVINGS = 6  # of a step that makes the residual larger
-SHRINKS = 0.5  # what one step must make of the residual to count as progress
-DRAWS = 4  # of disturbed answers, for standard errors
-RIDGE = 1e-13  # of the normal matrix: directions that no answer sees stay where they are
+
+@dataclass(frozen=True)
+class RefinementOptions:
+    """steps: of Gauss-Newton, at most. inner_steps: of conjugate gradients in one of them; for
+    large problems, which are solved in single precision, `large_steps`. dense: unknowns up to which
+    the normal matrix is formed; grams: up to which each neuron's Gram matrix is. draws: disturbed
+    answers from which standard errors follow. ridge: of a normal matrix with unit diagonal, so that
+    directions that no answer sees stay where they are."""
+
+    steps: int = 30
+    inner_steps: int = 800
+    large_steps: int = 150
+    dense: int = 2400
+    grams: int = 60000
+    draws: int = 4
+    ridge: float = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +69,14 @@ def with_one(points: Float[Array, "n d"]) -> Float[Array, "n e"]:
     return np.column_stack([points, np.ones(len(points))])
 
 
+def chosen(weights: Weights, rows: Array) -> Weights:
+    """The network of some of the neurons."""
+    gate = None if weights.gate is None else weights.gate[rows]
+    return Weights(
+        weights.inner[rows], weights.outer[:, rows], weights.affine, weights.activation, gate
+    )
+
+
 def hidden_layer(weights: Weights, homogeneous: Float[Array, "n e"]) -> tuple[Array, list[Array]]:
     """The hidden layer, and its derivatives by the arguments of each block (inner, then gate)."""
     phi = ACTIVATIONS[weights.activation]
@@ -82,20 +99,34 @@ class Refined:
     errors: Weights | None = None  # standard errors in the same places
 
 
+Solve = Callable[[Array, float, float], Array]
 Maps = tuple[Callable[[Array], Array], Callable[[Array], Array], tuple[int, ...]]
 
 
 class Linearised:
     """One linearisation: the linear part eliminated, derivatives ready to be multiplied."""
 
-    def __init__(self, weights: Weights, homogeneous: Array, answers: Array) -> None:
-        self.weights, self.homogeneous = weights, homogeneous
+    def __init__(
+        self,
+        weights: Weights,
+        homogeneous: Array,
+        answers: Array,
+        options: RefinementOptions,
+        ridge: float = 0.0,
+    ) -> None:
+        self.weights, self.homogeneous, self.options = weights, homogeneous, options
         self.hidden, self.slopes = hidden_layer(weights, homogeneous)
         columns = np.column_stack([self.hidden, homogeneous])
+        numbers = len(columns)
+        if ridge:  # rows whose answers are zero: they need not be kept
+            columns = np.vstack(
+                [columns, np.sqrt(ridge) * np.eye(weights.neurons, columns.shape[1])]
+            )
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
         full, triangle = qr(columns / self.norms, mode="full", check_finite=False)
         count = columns.shape[1]
-        self.head, self.complement = full[:, :count], np.ascontiguousarray(full[:, count:])
+        self.head = full[:numbers, :count]
+        self.complement = np.ascontiguousarray(full[:numbers, count:])
         self.triangle = triangle[:count]
         self.residual = self.complement.T @ answers
         self.linear = self.eliminated(answers)  # (m + e, k)
@@ -130,11 +161,12 @@ class Linearised:
         seen = self.complement @ (residual @ self.outer)
         return self.free(np.stack([(slope * seen).T @ self.homogeneous for slope in self.slopes]))
 
-    def solver(self) -> Callable[[Array, float], Array]:
-        """Maps residuals (and the relative accuracy wanted) to the least-squares step."""
-        if np.prod(self.shape) <= DENSE:
+    def solver(self) -> Solve:
+        """Maps residuals, the relative accuracy wanted and the damping (in units in which every
+        unknown acts alike) to the least-squares step."""
+        if np.prod(self.shape) <= self.options.dense:
             return self._dense()
-        if np.prod(self.shape) <= GRAMS:
+        if np.prod(self.shape) <= self.options.grams:
             return self._matrix_free(*self._gram_preconditioner())
         return self._in_single_precision()
 
@@ -153,7 +185,7 @@ class Linearised:
         projected -= np.outer(projected @ held, held)
         return np.asarray(projected + np.outer(held, held) * np.trace(gram) / len(gram))
 
-    def _dense(self) -> Callable[[Array, float], Array]:
+    def _dense(self) -> Solve:
         blocks, neurons, entries = self.shape
         each = blocks * entries
         tall = np.concatenate([self._columns(j) for j in range(neurons)], axis=1)
@@ -165,11 +197,13 @@ class Linearised:
         normal = (tall.T @ tall) * weight
         scale = np.sqrt(np.maximum(np.diag(normal), TINY))
         normal /= scale[:, None] * scale
-        normal[np.diag_indices(len(normal))] += RIDGE * len(normal)
-        factor = cho_factor(normal, lower=True, check_finite=False)
+        place, ridge = np.diag_indices(len(normal)), self.options.ridge * len(normal)
 
-        def solve(residual: Array, accuracy: float) -> Array:
+        def solve(residual: Array, accuracy: float, damping: float) -> Array:
             del accuracy  # it is exact
+            damped = normal.copy()
+            damped[place] += ridge + damping
+            factor = cho_factor(damped, lower=True, check_finite=False, overwrite_a=True)
             right = self.backward(residual).transpose(1, 0, 2).ravel() / scale
             step = cho_solve(factor, right, check_finite=False) / scale
             return self.free(step.reshape(neurons, blocks, entries).transpose(1, 0, 2))
@@ -244,21 +278,22 @@ class Linearised:
         outward: Callable[[Array], Array],
         inward: Callable[[Array], Array],
         shape: tuple[int, ...],
-    ) -> Callable[[Array, float], Array]:
-        def solve(residual: Array, accuracy: float) -> Array:
+    ) -> Solve:
+        def solve(residual: Array, accuracy: float, damping: float) -> Array:
             z = least_squares_cg(
                 lambda z: self.forward(outward(z)),
                 lambda r: inward(self.backward(r)),
                 residual,
                 shape,
                 accuracy,
-                INNER_STEPS,
+                self.options.inner_steps,
+                damping,
             )
             return self.free(outward(z))
 
         return solve
 
-    def _in_single_precision(self) -> Callable[[Array, float], Array]:
+    def _in_single_precision(self) -> Solve:
         """Large problems: steps need few digits, residuals are taken in double precision."""
         outward, inward, shape = self._isotropic_preconditioner()
         short = np.float32
@@ -277,11 +312,13 @@ class Linearised:
             step = np.stack([(slope * seen).T @ points for slope in slopes])
             return inward(self.free(step.astype(np.float64)))
 
-        def solve(residual: Array, accuracy: float) -> Array:
+        def solve(residual: Array, accuracy: float, damping: float) -> Array:
             scale = max(float(np.abs(residual).max()), TINY)
             right = (residual / scale).astype(short)
-            steps = min(INNER_STEPS, LARGE_STEPS)
-            z = least_squares_cg(forward, backward, right, shape, max(accuracy, 1e-4), steps)
+            steps = self.options.large_steps
+            z = least_squares_cg(
+                forward, backward, right, shape, max(accuracy, 1e-4), steps, damping
+            )
             return scale * self.free(outward(z))
 
         return solve
@@ -309,9 +346,10 @@ def least_squares_cg(
     shape: tuple[int, ...],
     accuracy: float,
     steps: int,
+    damping: float = 0.0,
 ) -> Array:
-    """Conjugate gradients on the normal equations of min |forward(z) - right|, from zero, until the
-    gradient is `accuracy` times what it was."""
+    """Conjugate gradients on the normal equations of min |forward(z) - right|^2 + damping |z|^2,
+    from zero, until the gradient is `accuracy` times what it was."""
     z = np.zeros(shape)
     residual = right.copy()
     gradient = backward(residual)
@@ -321,10 +359,11 @@ def least_squares_cg(
         if square <= target or square == 0.0:
             break
         image = forward(direction)
-        length = square / max(float((image**2).sum()), TINY)
+        bend = float((image**2).sum()) + damping * float((direction**2).sum())
+        length = square / max(bend, TINY)
         z += length * direction
         residual -= np.asarray(length, residual.dtype) * image
-        gradient = backward(residual)
+        gradient = backward(residual) - damping * z
         square, last = float((gradient**2).sum()), square
         direction = gradient + (square / last) * direction
     return z
@@ -336,42 +375,85 @@ def refine(
     answers: Float[Array, "n k"],
     unit: float,
     *,
-    steps: int = STEPS,
+    options: RefinementOptions | None = None,
     errors: bool = True,
     rng: np.random.Generator | None = None,
 ) -> Refined:
     """Gauss-Newton from `weights` until the residual stops falling. `unit` is the rounding of an
     answer relative to the answers: below it there is nothing to gain."""
+    options = RefinementOptions() if options is None else options
     homogeneous = with_one(points)
     scale = float(np.sqrt(np.mean(answers**2)))
-    state = Linearised(weights, homogeneous, answers)
+    large = weights.inner.size > options.grams  # a step takes minutes: sums round by that much
+    enough = unit * scale * (100.0 if large else 0.3)
+    state = Linearised(weights, homogeneous, answers, options)
     size = float(np.linalg.norm(state.residual))
     done, stalled = 0, 0
-    solve = state.solver()
-    while done < steps and stalled < 2:
+    while done < options.steps and stalled < 2:
         relative = size / max(scale * np.sqrt(state.residual.size), TINY)
-        accuracy = float(np.clip(relative, 1e-6, 1e-2))
-        step = solve(state.residual, accuracy)
+        step = state.solver()(state.residual, float(np.clip(relative, 1e-6, 1e-2)), 0.0)
         done += 1
-        for halving in range(HALVINGS):
+        for halving in range(6):
             moved = stepped(state.weights, step * 0.5**halving)
-            trial = Linearised(moved, homogeneous, answers)
+            trial = Linearised(moved, homogeneous, answers, options)
             trial_size = float(np.linalg.norm(trial.residual))
             if trial_size < size:
                 break
         else:
             break
-        stalled = stalled + 1 if trial_size > SHRINKS * size else 0
+        stalled = stalled + 1 if trial_size > 0.5 * size else 0
         state, size = trial, trial_size
-        if size <= 0.3 * unit * scale * np.sqrt(state.residual.size):
+        if size <= enough * np.sqrt(state.residual.size):
             break
-        solve = state.solver()
     return _finished(state, homogeneous, answers, done, errors, rng)
+
+
+def descend(
+    weights: Weights,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    *,
+    ridge: float,
+    steps: int,
+    target: float = 0.0,
+    options: RefinementOptions | None = None,
+) -> tuple[Weights, float]:
+    """Damped steps from far away, until 20 of them take less than 3% off: the network, and the
+    root mean square of what it and the ridge on outer (per point) leave."""
+    options = RefinementOptions() if options is None else options
+    homogeneous = with_one(points)
+    state = Linearised(weights, homogeneous, answers, options, ridge * len(points))
+    sizes = [float(np.linalg.norm(state.residual))]
+    root = np.sqrt(answers.size)
+    damping = 1e-2
+    while len(sizes) <= steps and sizes[-1] > target * root:
+        solve = state.solver()
+        for _ in range(8):
+            moved = stepped(state.weights, solve(state.residual, 0.03, damping))
+            trial = Linearised(moved, homogeneous, answers, options, ridge * len(points))
+            size = float(np.linalg.norm(trial.residual))
+            if size < sizes[-1]:
+                break
+            damping *= 4.0
+        else:
+            break
+        state, damping = trial, max(damping / 4.0, 1e-10)
+        sizes.append(size)
+        if len(sizes) > 30 and size > 0.985 * sizes[-20]:
+            break
+    return _with_linear_part(state), sizes[-1] / root
 
 
 def stepped(weights: Weights, step: Float[Array, "b m e"]) -> Weights:
     gate = None if weights.gate is None else weights.gate + step[1]
     return Weights(weights.inner + step[0], weights.outer, weights.affine, weights.activation, gate)
+
+
+def _with_linear_part(state: Linearised) -> Weights:
+    kept, neurons = state.weights, state.weights.neurons
+    return Weights(
+        kept.inner, state.linear[:neurons].T, state.linear[neurons:].T, kept.activation, kept.gate
+    )
 
 
 def _finished(
@@ -382,10 +464,7 @@ def _finished(
     errors: bool,
     rng: np.random.Generator | None,
 ) -> Refined:
-    neurons, kept = state.weights.neurons, state.weights
-    found = Weights(
-        kept.inner, state.linear[:neurons].T, state.linear[neurons:].T, kept.activation, kept.gate
-    )
+    found = _with_linear_part(state)
     freedom = max(state.residual.size - int(np.prod(state.shape)), 1)
     level = float(np.linalg.norm(state.residual) / np.sqrt(freedom))
     whole = state.complement @ state.residual
@@ -401,11 +480,13 @@ def _standard_errors(
 ) -> Weights:
     """What disturbed answers do to the parameters: root mean squares over neurons and draws."""
     solve, neurons = state.solver(), found.neurons
+    large = np.prod(state.shape) > state.options.grams  # entries enough for one draw
+    draws, accuracy = (1, 0.03) if large else (state.options.draws, 1e-3)
     squares: list[Array] = []
     linear: list[Array] = []
-    for _ in range(DRAWS):
+    for _ in range(draws):
         noise = level * rng.standard_normal((count, len(found.outer)))
-        step = solve(state.complement.T @ noise, 1e-3)
+        step = solve(state.complement.T @ noise, accuracy, 0.0)
         squares.append(step**2)
         linear.append(state.eliminated(noise - state.hidden_change(step) @ state.outer.T).T ** 2)
     rows = np.sqrt(np.mean(squares, axis=(0, 3)))[..., None] * np.ones(state.shape[2])

@@ -4,7 +4,8 @@ A search takes a `NetworkBox` and returns a `FoundNetwork`, `Refuted` or `Inconc
 `build_hypothesis` turns what was found into standard errors, zeros and notes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Orientation, orient_neurons
 from keyhole.learners.mlp.relu_least_squares import flatten_output
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
@@ -35,6 +36,7 @@ class NetworkBox:
     scalar: bool = True
     single: bool = False  # the box computes in single precision, and rounds what it is asked
     numbers: Array = field(default_factory=lambda: np.zeros(0))  # different answers, the first few
+    forecast: Callable[[int, Spec], int | None] | None = None  # queries for so many neurons
 
     def __post_init__(self) -> None:
         stated = self.oracle.spec.precision
@@ -49,6 +51,15 @@ class NetworkBox:
         self.spent += len(points)
         self.scalar = raw.ndim == 1
         return raw.astype(np.float64).reshape(len(points), -1)
+
+    def expect_neurons(self, count: int, outputs: int) -> None:
+        """Tells what a network of so many neurons will cost, now that they are counted."""
+        if self.forecast is None:
+            return
+        noise = NoiseModel(SINGLE_ROUNDOFF) if self.single else self.oracle.spec.precision
+        spec = replace(self.oracle.spec, outputs=outputs, precision=noise)
+        total = self.forecast(count, spec)
+        self.oracle.expect(None if total is None else max(0, total - self.spent))
 
     def recognise_format(self, raw: Array) -> None:
         """Whether all answers are numbers of single precision: five different ones tell."""

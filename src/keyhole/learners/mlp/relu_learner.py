@@ -67,7 +67,7 @@ class ReluNetworkLearner:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
-        box = NetworkBox(oracle)
+        box = NetworkBox(oracle, forecast=self.forecast_neurons)
         tried: tuple[Attempt, ...] = ()
         if region.unbounded:
             found = search_one_line(box, region, rng)
@@ -75,6 +75,8 @@ class ReluNetworkLearner:
                 tried = (Attempt("one line", found.reason),)
                 found = search_several_lines(box, region, rng)
         else:
+            # the search for corners that nothing was asked about, and a fifth for the neurons
+            oracle.expect(int(1.2 * 3 / self.unseen))
             found = search_by_rays(box, region, rng, self.unseen)
         if isinstance(found, Refuted):
             raise WrongFamily(found.reason, found.counterexample)
@@ -88,6 +90,10 @@ class ReluNetworkLearner:
                 f"{self.neurons} neurons that were promised"
             )
         return replace(build_hypothesis(found, box, region, orient=self.signs), tried=tried)
+
+    def forecast_neurons(self, count: int, spec: Spec) -> int | None:
+        """What so many neurons cost."""
+        return replace(self, neurons=count).expected_queries(spec)
 
     def expected_queries(self, spec: Spec) -> int | None:
         """Measured: per unknown, and per neuron for its breakpoint."""

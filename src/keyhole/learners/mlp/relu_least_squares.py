@@ -24,8 +24,7 @@ from keyhole.models.relu_network import ReluNetwork
 DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, they are iterated
 RIDGE = 1e-13  # of the largest diagonal entry: what no answer determines stays as it is
 SHARED = 1e-10  # the same of outputs: neurons that were measured twice share theirs
-LEAST_DAMPING, MOST_DAMPING = 1e-12, 1e3  # relative to the diagonal
-CHUNK = 512  # answers whose derivatives are held at once
+LEAST_DAMPING = 1e-12  # relative to the diagonal
 
 
 # -- networks as sums of parts --------------------------------------------------------------------
@@ -342,7 +341,7 @@ def fit_network(network: ReluNetwork, data: Samples) -> ReluNetwork:
     for _ in range(25):
         normal, right = build_normal_equations(network, data)
         before = misfit
-        while damping <= MOST_DAMPING:
+        while damping <= 1e3:
             step = solve_damped(normal, right, damping)
             tried = add_blocks(network, step.reshape(network.neurons + 1, network.width + 1, -1))
             misfit = data.misfit(tried)
@@ -362,8 +361,9 @@ def build_normal_equations(network: ReluNetwork, data: Samples) -> tuple[Array, 
     unknowns = (network.neurons + 1) * (network.width + 1)
     normal = np.zeros((unknowns, unknowns))
     right = np.zeros((unknowns, residual.shape[1]))
-    for i in range(0, len(residual), CHUNK):
-        part = slice(i, i + CHUNK)
+    held = 512  # answers whose derivatives are held at once
+    for i in range(0, len(residual), held):
+        part = slice(i, i + held)
         rows = (
             multiply_patterns(*find_patterns(network, data.points[part])) / data.noise[part, None]
         )

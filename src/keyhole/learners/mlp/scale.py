@@ -18,16 +18,24 @@ from keyhole.arrays import TINY, Array
 
 Ask = Callable[[Array, str], Array]
 
-START = 0.25  # first size that is looked at
-PLACES, STEP = 4, 2.0**-4  # of a look, and its step relative to the size
-UP, DOWN = 300.0, 8.0  # to the next look, where nothing bends or all places differ
-LOOKS = 8  # up or down, at most
-VARIED = 0.5  # relative difference between places below which it grows like the size
-TARGET = 1.3  # difference that a size is extrapolated to
-ROUNDINGS = 300.0  # of an answer, below which a difference is none
-FINE, FINE_LOOKS = 2.0**-12, 3  # step and places that tell smooth from piecewise linear
-COARSE = 1e-12  # roundoff from which answers have few digits
-COARSE_STEP, COARSE_LOOKS = 0.08, 6  # of boxes that answer so
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """start: first size that is looked at. looks: up or down, at most; `up` or `down` is the factor
+    to the next one, where nothing bends or all places differ. places, step: of a look, the step
+    relative to the size. varied: relative difference between places below which it grows like the
+    size; target: the difference that a size is extrapolated to. roundings: of an answer, below
+    which a difference is none."""
+
+    start: float = 0.25
+    looks: int = 8
+    up: float = 300.0
+    down: float = 8.0
+    places: int = 4
+    step: float = 2.0**-4
+    varied: float = 0.5
+    target: float = 1.3
+    roundings: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -38,48 +46,59 @@ class Scale:
 
 
 def find_scale(
-    ask: Ask, width: int, unit: float, rng: np.random.Generator, largest: float = np.inf
+    ask: Ask,
+    width: int,
+    unit: float,
+    rng: np.random.Generator,
+    largest: float = np.inf,
+    options: ScaleOptions | None = None,
 ) -> Scale:
     """The scale of a network whose inputs may have any norm up to `largest`."""
+    options = ScaleOptions() if options is None else options
     limit = largest / np.sqrt(width)
-    size, varied = min(START, limit / 2), 0.0
+    size, varied = min(options.start, limit / 2), 0.0
     seen = False
-    for _ in range(LOOKS):
-        found = _variation(ask, width, size, unit, rng)
+    for _ in range(options.looks):
+        found = _variation(ask, width, size, unit, rng, options)
         if found is None and (seen or size >= limit / 2):
             break
         if found is None:
-            size = min(size * UP, limit / 2)
+            size = min(size * options.up, limit / 2)
             continue
         seen, varied = True, found
-        if varied < VARIED:
-            size = min(size * TARGET / max(varied, 1e-3), limit)
+        if varied < options.varied:
+            size = min(size * options.target / max(varied, 1e-3), limit)
             if varied < 0.02 and size < limit:  # too far to extrapolate: look again
                 size /= 4.0
                 continue
             return Scale(size, is_smooth(ask, width, size, unit, rng))
-        size /= DOWN
+        size /= options.down
     return Scale(size, smooth=False, affine=not seen)
 
 
 def _variation(
-    ask: Ask, width: int, size: float, unit: float, rng: np.random.Generator
+    ask: Ask,
+    width: int,
+    size: float,
+    unit: float,
+    rng: np.random.Generator,
+    options: ScaleOptions,
 ) -> float | None:
     """How much second differences at some places differ, relative to them; None where there are
     none."""
-    places = rng.standard_normal((PLACES, width))
+    places = rng.standard_normal((options.places, width))
     places *= size * np.sqrt(width) / np.linalg.norm(places, axis=1, keepdims=True)
     way = rng.standard_normal(width)
-    way *= STEP * size * np.sqrt(width) / np.linalg.norm(way)
-    shrunk = 1.0 / (1.0 + STEP)  # so that no point is outside
+    way *= options.step * size * np.sqrt(width) / np.linalg.norm(way)
+    shrunk = 1.0 / (1.0 + options.step)  # so that no point is outside
     points = shrunk * np.concatenate([places, places + way, places - way])
-    values = ask(points, "scale").reshape(3, PLACES, -1)
+    values = ask(points, "scale").reshape(3, options.places, -1)
     bends = values[1] + values[2] - 2 * values[0]
     total = float(np.linalg.norm(bends))
-    if total <= ROUNDINGS * unit * float(np.linalg.norm(values[0])):
+    if total <= options.roundings * unit * float(np.linalg.norm(values[0])):
         return None
     spread = float(np.linalg.norm(bends - bends.mean(axis=0)))
-    return spread / total * np.sqrt(PLACES / (PLACES - 1.0))
+    return spread / total * np.sqrt(options.places / (options.places - 1.0))
 
 
 def is_smooth(
@@ -87,8 +106,8 @@ def is_smooth(
 ) -> bool:
     """Whether second differences over small steps are those of a smooth function: not zero; or,
     where answers have too few digits for small steps, four times as large over twice the step."""
-    fine = unit < COARSE
-    looks, step = (FINE_LOOKS, FINE) if fine else (COARSE_LOOKS, COARSE_STEP)
+    fine = unit < 1e-12  # digits enough for small steps
+    looks, step = (3, 2.0**-12) if fine else (6, 0.08)
     places = rng.standard_normal((looks, 1, width))
     places *= size * np.sqrt(width) / (1 + step) / np.linalg.norm(places, axis=2, keepdims=True)
     ways = 0.5 * size * step * rng.standard_normal((looks, 1, width))

@@ -45,9 +45,6 @@ from keyhole.learners.mlp.relu_least_squares import (
 )
 from keyhole.models.relu_network import ReluNetwork
 
-LINES = 3  # lines tried before the box is refused
-CORRECTED = 2.5e-11  # predicted error of a piece, relative to the answers, worth a correction
-
 
 class SinglePrecision(Exception):
     """The answers turned out to be numbers of single precision."""
@@ -85,7 +82,7 @@ def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generat
             raise SinglePrecision
         return answers
 
-    for number in range(LINES):
+    for number in range(3):  # lines tried before the box is refused
         frame, reach = region.line(rng)
         try:
             # after a failure, meeting lines of vectors are not taken for proof any more
@@ -115,7 +112,7 @@ def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generat
             return best
         if exactness.low:
             return FewDigits(report_unexplained(best.network, best.agreement, exactness))
-    assert best is not None  # LINES is positive
+    assert best is not None  # a line was asked
     return refuse(report_unexplained(best.network, best.agreement, exactness), exactness, witness)
 
 
@@ -133,6 +130,7 @@ def learn_from_line(
     line = search_line(
         lambda times: ask(frame.points(times)), box.relative, box.noise, reach, options=options
     )
+    box.expect_neurons(len(line.breakpoints), line.jumps.shape[1])
     gradients = measure_gradients(ask, line, frame, room)
     network = assemble_network(line, frame, gradients)
     doubts = Doubts(
@@ -210,7 +208,8 @@ def correct_narrow_pieces(
     queries spent before are spent on that, at the best of four times as many random points."""
     if not box.scalar or found.network.neurons == 0:
         return found
-    doubts, limit = found.doubts, CORRECTED * exactness.scale
+    corrected = 2.5e-11  # predicted error of a piece, relative to the answers, worth a correction
+    doubts, limit = found.doubts, corrected * exactness.scale
     unknowns = int((doubts.sizes > limit).sum()) * (found.network.width + 1)
     count = min(unknowns, int(0.08 * box.spent))
     if count == 0:

@@ -8,6 +8,7 @@ from keyhole.learners.mlp.hessians import (
     find_span,
     flat,
     gated_pairs,
+    likely_activations,
     rank_ones,
     read_sphere,
     unflat,
@@ -57,10 +58,10 @@ def test_the_rank_of_a_span_is_found():
     hessians = np.einsum("kdj,jab->kdab", rng.standard_normal((5, 6, 20)), squares)
     hessians += rng.standard_normal((5, 6, 1, 1)) * np.eye(8)
     hessians += 1e-6 * rng.standard_normal(hessians.shape)
-    span = find_span(hessians, 26)
+    span = find_span(hessians, 26, 6.0)
     assert span is not None
     assert span.rank == 20
-    assert find_span(rng.standard_normal((5, 6, 8, 8)), 26) is None
+    assert find_span(rng.standard_normal((5, 6, 8, 8)), 26, 6.0) is None
 
 
 def test_rank_one_elements_are_found():
@@ -91,7 +92,8 @@ def test_a_sphere_tells_all_neurons_to_a_few_digits(activation, gated):
     truth = network(rng, 12, 9 if gated else 18, 8, activation, gated)
     sketch = read_sphere(lambda x, _: truth(x), 12, UNIT, rng)
     assert sketch.rows.shape == ((2, 9, 12) if gated else (1, 18, 12))
-    weights, which = weights_of(sketch, ["gelu", "silu", "gelu_tanh", "tanh"])
+    (name,) = likely_activations(sketch, ["gelu", "silu", "gelu_tanh", "tanh"])
+    weights, which = weights_of(sketch, name)
     assert weights.activation == activation
     assert set(which) == set(range(truth.neurons))
     rows = truth.inner if truth.gate is None else truth.gate

@@ -50,7 +50,7 @@ def test_neurons_met_again_get_a_vote_and_the_better_measurement_stays():
 
 
 def test_wrong_neurons_among_those_seen_are_left_out():
-    net = network(0, 6, 8)
+    net = network(4, 6, 8)
     search = searching(net)
     assert search.scan_line() is None
     search.explain()

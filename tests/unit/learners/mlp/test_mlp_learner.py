@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole import MlpLearner, Outcome
+from keyhole import Outcome
+from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.models.mlp import Mlp
 
 
@@ -113,6 +114,14 @@ def test_spheres_balls_and_boxes(activation, gated, domain):
     found = keyhole.recover(keyhole.open_oracle(truth, width=12, **domain), MlpLearner())
     assert found.outcome is Outcome.RECOVERED
     assert found.model.gated == gated
+    assert keyhole.distance(found.model, truth) < 1e-9
+
+
+def test_a_sphere_too_small_for_hessians():
+    truth = network(11, width=4, neurons=14, outputs=5)
+    box = keyhole.open_oracle(truth, width=4, sphere=2.0)
+    found = keyhole.recover(box, MlpLearner(activation="gelu", neurons=14))
+    assert found.outcome is Outcome.RECOVERED
     assert keyhole.distance(found.model, truth) < 1e-9
 
 

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp import refinement
-from keyhole.learners.mlp.refinement import Weights, refine
+from keyhole.learners.mlp.refinement import RefinementOptions, Weights, descend, refine
 
 
 def teacher(rng, width=6, neurons=12, outputs=6, activation="gelu", gated=False):
@@ -23,8 +22,8 @@ def teacher(rng, width=6, neurons=12, outputs=6, activation="gelu", gated=False)
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "tanh"])
-def test_a_start_that_is_off_by_percents_converges(monkeypatch, activation, gated, dense):
-    monkeypatch.setattr(refinement, "DENSE", 10**6 if dense else 0)
+def test_a_start_that_is_off_by_percents_converges(activation, gated, dense):
+    options = RefinementOptions(dense=10**6 if dense else 0)
     rng = np.random.default_rng(0)
     truth = teacher(rng, activation=activation, gated=gated)
     points = rng.standard_normal((90, 6))
@@ -35,7 +34,7 @@ def test_a_start_that_is_off_by_percents_converges(monkeypatch, activation, gate
         activation,
         None if truth.gate is None else truth.gate + 0.01 * rng.standard_normal(truth.gate.shape),
     )
-    found = refine(start, points, truth(points), 2.0**-53)
+    found = refine(start, points, truth(points), 2.0**-53, options=options)
     fresh = rng.standard_normal((50, 6))
     assert found.residual < 1e-13
     assert np.abs(found.weights(fresh) - truth(fresh)).max() < 1e-10
@@ -54,3 +53,20 @@ def test_standard_errors_follow_the_noise():
         assert found.residual == pytest.approx(1e-6, rel=0.15)
         off.append((found.weights.inner - truth.inner) / found.errors.inner)
     assert 0.6 < np.sqrt(np.mean(np.square(off))) < 1.6
+
+
+def test_damped_steps_descend_from_far_away():
+    rng = np.random.default_rng(2)
+    truth = teacher(rng)
+    points = rng.standard_normal((120, 6))
+    start = Weights(
+        truth.inner + 0.1 * rng.standard_normal(truth.inner.shape),
+        truth.outer,
+        truth.affine,
+        "gelu",
+    )
+    answers = truth(points)
+    for options in (RefinementOptions(), RefinementOptions(dense=0)):
+        found, left = descend(start, points, answers, ridge=1e-16, steps=60, options=options)
+        assert left < 1e-5
+        assert np.abs(found(points) - answers).max() < 1e-4
