@@ -1,5 +1,25 @@
 """Whole Transformer blocks and their sublayers: residuals, norms, attention, networks."""
 
-from keyhole.learners.block.learner import BlockLearner
+from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.learners.block.learner import (
+    BlockLearner,
+    find_order,
+    fresh_sequences,
+    sees_context,
+    unknowns,
+)
+from keyhole.learners.block.pre_norm_mlp import find_kind
+from keyhole.learners.block.refinement import inverse_of
 
-__all__ = ["BlockLearner"]
+__all__ = [
+    "BlockLearner",
+    "Box",
+    "NotThisBlock",
+    "Unclear",
+    "find_kind",
+    "find_order",
+    "fresh_sequences",
+    "inverse_of",
+    "sees_context",
+    "unknowns",
+]

@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.measurement.noise import noise_of_type, recognise_format
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Oracle, Spec, Wrapper
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
@@ -55,3 +55,35 @@ class Box:
             self.noise = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
             self.answered = True
         return raw.astype(np.float64)
+
+
+@dataclass(eq=False)
+class Kept(Wrapper):
+    """Remembers single tokens and their answers: the refinement uses them again."""
+
+    inner: Oracle
+    tokens: list[Array] = field(default_factory=list)
+    answers: list[Array] = field(default_factory=list)
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        return self.inner.spec
+
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = np.asarray(self.inner.ask(queries))
+        tokens = queries.tokens()
+        if tokens.shape[1] == 1:
+            self.tokens += list(tokens)
+            self.answers += list(answers.astype(np.float64))
+        return answers
+
+    def apart(self, largest: float) -> tuple[Float[Array, "n 1 d"], Float[Array, "n d"]]:
+        """Those up to this size that do not lie beside an earlier one."""
+        kept: list[int] = []
+        points = np.array([token[0] for token in self.tokens])
+        sizes = np.linalg.norm(points, axis=1)
+        for i in np.flatnonzero(np.abs(points).max(axis=1) < largest):
+            gaps = np.linalg.norm(points[kept] - points[i], axis=1)
+            if not kept or (gaps > 0.1 * sizes[i]).all():
+                kept.append(int(i))
+        return points[kept][:, None], np.array([self.answers[i] for i in kept])

@@ -4,19 +4,19 @@ Statement.  A block is one of the forms in models/block.py. Which one it is, the
             ranks and epsilon are found, not given.
 Queries.    Two single tokens tell where the norm is: behind the residual (answers stay bounded), in
             front (answer minus token stays bounded), or nowhere. Then the algorithm of that form.
-Algebra.    One file per form. Standard errors: the same algebra on answers that are perturbed by
-            as much as the box rounds.
+Algebra.    One file per form. Standard errors: from the refinement of all parameters where there is
+            one, else by the same algebra on answers perturbed by as much as the box rounds.
 Fails.      A box that is none of the forms that are solved may still be a block: it is then said
             to be ill-conditioned, not rejected.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable, WrongFamily
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import (
@@ -33,24 +33,23 @@ from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
     solve_post_norm_attention,
 )
+from keyhole.learners.block.post_norm_block import bends as bends_behind
+from keyhole.learners.block.post_norm_block import find_post_norm_block
+from keyhole.learners.block.post_norm_mlp import find_post_norm_mlp
 from keyhole.learners.block.pre_norm_attention import (
     ask_pre_norm_attention,
     solve_pre_norm_attention,
 )
+from keyhole.learners.block.pre_norm_block import bends, find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
+from keyhole.learners.block.refinement import Pairs, refine_block
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
 from keyhole.oracles.base import Oracle, Spec
 
-FAR = 1e6  # length of tokens that tell where the norm is
-REPETITIONS = 5  # of the algebra on perturbed answers
-ROUNDINGS = 4.0  # unit roundoffs that an answer is off by, relative to its largest number
-COPIES = 6  # of the block with other parameters, that tell how far answers may be off
 BIASES = ("bias", "offset")  # ends of the names of what may be zero
-ZERO = 12.0  # standard errors within which such a block of parameters counts as zero,
-CERTAIN = 1e-4  # if they are below this (tokens and gains are of order one)
-REFUTED = 1e5  # times as far: no block of this form
+REFUTED = 1e5  # units of what its errors explain, in which an answer refutes a block
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,16 +103,34 @@ class BlockLearner:
         if self.norm is not None and self.norm != order:
             wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
             return run_strategies([("the promise", lambda: Refuted(wrong))])
-        if order == "post":
-            strategies.append(("post-norm attention", lambda: attempt(POST, box, rng)))
-            return run_strategies(strategies)
         context = sees_context(box, rng)
-        if order == "none":
+        if order == "post" and context and bends_behind(box, rng):
+
+            def find_whole() -> tuple[list[Block], Pairs]:
+                return find_post_norm_block(box, rng)
+
+            whole = "a whole post-norm block"
+            strategies.append((whole, lambda: attempt_fit(find_whole, box, rng, draws=2)))
+        elif order == "post" and context:
+            strategies.append(("post-norm attention", lambda: attempt(POST, box, rng)))
+        elif order == "post":
+
+            def find_network() -> tuple[list[Block], Pairs]:
+                return find_post_norm_mlp(box, rng)
+
+            strategies.append(("a network and a norm", lambda: attempt_fit(find_network, box, rng)))
+        elif order == "none":
 
             def learn() -> Hypothesis:
                 return learn_without_norm(box, context, rng)
 
             strategies.append(("a sublayer without norm", lambda: attempt_other(learn)))
+        elif context and bends(box, rng):
+
+            def find_block() -> tuple[list[Block], Pairs]:
+                return find_pre_norm_block(box, rng)
+
+            strategies.append(("a whole pre-norm block", lambda: attempt_fit(find_block, box, rng)))
         elif context:
             strategies.append(("pre-norm attention", lambda: attempt(PRE, box, rng)))
         else:
@@ -132,7 +149,7 @@ def find_order(box: Box, rng: np.random.Generator) -> str:
     """Where the norm is, from two single tokens of very different size."""
     direction = rng.standard_normal(box.width)
     direction /= np.linalg.norm(direction)
-    size = np.array([np.sqrt(FAR), FAR])
+    size = np.array([1e3, 1e6])
     tokens = size[:, None] * direction
     answers = box.ask(tokens[:, None], "order of norms")
     far = np.linalg.norm(answers, axis=1)
@@ -160,6 +177,44 @@ def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
         return Inconclusive(str(failed))
 
 
+def attempt_fit(
+    find: Callable[[], tuple[list[Block], Pairs]],
+    box: Box,
+    rng: np.random.Generator,
+    draws: int = 3,
+) -> Result:
+    """Algebra to a few digits, then all parameters on all answers together; this many sets of
+    queries are drawn before a block is given up."""
+    reason = ""
+    for _ in range(draws):
+        try:
+            starts, pairs = find()
+            starts.sort(key=lambda start: misfit_of(start, pairs))
+            refined = refine_block(starts[0], pairs, box.unit, rng)
+        except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
+            reason = str(failed)
+            continue
+        if refined.level < 8.0:
+            model, errors = refined.block, refined.errors
+            fresh = box.representable(fresh_sequences(box.width, rng))
+            misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
+            if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
+                errors = scale_errors(errors, max(misfit, 1.0))
+                return describe(*set_zeros(model, errors), refined.level, box)
+        reason = f"the best block leaves {refined.level:.1e} times the rounding of the answers"
+    return Inconclusive(reason)
+
+
+def fresh_sequences(width: int, rng: np.random.Generator) -> Float[Array, "n length d"]:
+    """Queries that no fit has seen, of several sizes."""
+    sizes = np.repeat([1.0, 4.0, 16.0], 4)[:, None, None]
+    return np.asarray(sizes * rng.standard_normal((12, 3, width)))
+
+
+def misfit_of(block: Block, pairs: Pairs) -> float:
+    return float(np.mean([np.mean((block(tokens) - seen) ** 2) for tokens, seen in pairs]))
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of block: how it is asked, and how it is solved for, a pure function of answers."""
@@ -182,7 +237,7 @@ def attempt(form: Form, box: Box, rng: np.random.Generator) -> Result:
     errors = bootstrap_block(form, data, model, box, rng)
     if errors is None:
         return Inconclusive("rounding of the answers is enough to change what is found")
-    misfit = compare(model, errors, data, box, rng)
+    misfit = compare(model, errors, data.pairs(), box, rng)
     if misfit > REFUTED:
         return Inconclusive("no block of this form explains the answers")
     if misfit > 1.0:
@@ -203,7 +258,7 @@ def bootstrap_block(
         return [other.to_arrays()[name][None] for name in names]
 
     best = template.to_arrays()
-    count = REPETITIONS if model.width <= 128 else 2
+    count = 5 if model.width <= 128 else 2  # repetitions of the algebra
     try:
         found = bootstrap_errors([best[name][None] for name in names], repeat, count)
     except (NotThisBlock, Unclear, ValueError, KeyError, np.linalg.LinAlgError):
@@ -248,9 +303,7 @@ def perturb_answers(data: Any, unit: float, rng: np.random.Generator) -> Any:
             changed[part.name] = perturb_answers(value, unit, rng)
         elif part.metadata == ANSWER:
             largest = np.abs(value).max(axis=-1, keepdims=True)
-            changed[part.name] = value + ROUNDINGS * unit * largest * rng.standard_normal(
-                value.shape
-            )
+            changed[part.name] = value + 4.0 * unit * largest * rng.standard_normal(value.shape)
     return replace(data, **changed)
 
 
@@ -258,14 +311,20 @@ def scale_errors(errors: Block, factor: float) -> Block:
     return Block.from_arrays({name: factor * part for name, part in errors.to_arrays().items()})
 
 
-def compare(model: Block, errors: Block, data: Any, box: Box, rng: np.random.Generator) -> float:
+def compare(
+    model: Block,
+    errors: Block,
+    pairs: Iterable[tuple[Array, Array]],
+    box: Box,
+    rng: np.random.Generator,
+) -> float:
     """Largest deviation from an answer in units of what standard errors and rounding explain."""
     worst = 0.0
-    for tokens, answers in data.pairs():
+    for tokens, answers in pairs:
         predicted = model(tokens)
         spread = np.zeros_like(predicted)
         copies = perturb_model(model, errors, box.unit, rng)
-        for _ in range(COPIES):
+        for _ in range(6):
             near = tokens * (1.0 + box.unit * rng.standard_normal(tokens.shape))
             spread = np.maximum(spread, np.abs(next(copies)(near) - predicted))
         largest = np.abs(answers).max(axis=1)
@@ -277,10 +336,11 @@ def compare(model: Block, errors: Block, data: Any, box: Box, rng: np.random.Gen
 def set_zeros(model: Block, errors: Block) -> tuple[Block, Block]:
     """Biases that are zero within small standard errors become zero: many layers have none."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
+    zero = 12.0  # standard errors within which such a block of parameters counts as zero
     for name in list(parts):
-        if not name.endswith(BIASES) or not np.linalg.norm(doubts[name]) < CERTAIN:
+        if not name.endswith(BIASES) or not np.linalg.norm(doubts[name]) < 1e-4:
             continue
-        if np.linalg.norm(parts[name]) <= ZERO * np.linalg.norm(doubts[name]):
+        if np.linalg.norm(parts[name]) <= zero * np.linalg.norm(doubts[name]):
             parts[name], doubts[name] = np.zeros_like(parts[name]), np.zeros_like(doubts[name])
     return Block.from_arrays(parts), Block.from_arrays(doubts)
 
@@ -300,8 +360,8 @@ def describe(model: Block, errors: Block, misfit: float, box: Box) -> Hypothesis
     notes = [f"The box is {model}."]
     if model.kind == "layer" and model.norm == "post":
         notes.append(
-            "The means of the values and of the offset are invisible behind a LayerNorm: they are "
-            "zero here."
+            "The mean of what is added to the residual is invisible behind a LayerNorm: it is zero "
+            "here."
         )
     return Hypothesis(
         model,
@@ -323,7 +383,10 @@ def unknowns(model: Block) -> float:
             r = head.rank_bound
             v = min(int(np.linalg.matrix_rank(head.value)), inside, outside)
             total += 2 * r * inside - r * r + r + v * (inside + outside) - v * v
-        total += outside
+        total += outside if model.mlp is None else kept
+    if model.mlp is not None:
+        seen = kept if model.norm == "pre" or model.attention is not None else width
+        total += model.mlp.neurons * (seen + 1 + outside) + outside
     if model.norm == "post":
         total += 2 * width
     return total + len(model.norms)

@@ -39,15 +39,23 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
 
-CANDIDATES = 2048  # huge tokens of which each head selects one: more of them, wider margins
-STEP = 0.2  # length of a move of a selected token, relative to the token
-FIRST_STEP = 5e-3  # of all candidates, among which the gaps are narrower
-SHORTER = 0.4  # by which the moves are shortened where a head jumped to another token
-DRAWS = 6  # of candidate tokens, before the search is given up
-PATTERNS = 6  # of moves at first: enough to tell up to four heads
-SPARE = 2  # patterns beyond the number of heads that name the tokens without doubt
-EXTRA = 2  # combinations of moves beyond those that would just do
-NAMED = 1e-6  # distance of a token's pattern from the row space of the responses that is none
+
+@dataclass(frozen=True)
+class HardOptions:
+    """What a person might tune of the search for selected tokens."""
+
+    candidates: int = 2048  # huge tokens of which each head selects one
+    step: float = 0.2  # length of a move of a selected token, relative to the token
+    first_step: float = 5e-3  # of all candidates, among which the gaps are narrower
+    shorter: float = 0.4  # by which the moves are shortened where a head jumped to another token
+    draws: int = 6  # of candidate tokens, before the search is given up
+    patterns: int = 6  # of moves at first: enough to tell up to four heads
+    spare: int = 2  # patterns beyond the number of heads that name the tokens without doubt
+    extra: int = 2  # combinations of moves beyond those that would just do
+    named: float = 1e-6  # distance of a token's pattern from the responses' row space that is none
+
+
+HARD = HardOptions()
 
 
 # --- 1: the norm and the sum of all maps --------------------------------------------------------
@@ -214,7 +222,7 @@ def combinations(
     """Orthonormal combinations of moves, as many as calibration needs: each gives as many
     equations as the moves span dimensions."""
     count, spanned = len(moved), moved_rank(base, moved, unit)
-    extra = -(-count // max(1, spanned)) + EXTRA
+    extra = -(-count // max(1, spanned)) + HARD.extra
     if extra >= count:
         return np.asarray(rng.standard_normal((extra, count)) / np.sqrt(count))
     basis, _ = np.linalg.qr(rng.standard_normal((count, extra)))
@@ -244,7 +252,7 @@ def select_tokens(
     width, size = box.width, huge_size(box)
     plane = len(known.offset)
     longest = box.oracle.spec.domain.max_length
-    candidates = CANDIDATES if longest is None else min(CANDIDATES, longest - 1)
+    candidates = HARD.candidates if longest is None else min(HARD.candidates, longest - 1)
     anchor = rng.standard_normal(width)
     tokens = size * unit_rows(rng, candidates, width)
     step = max(step, box.unit**0.25)
@@ -252,7 +260,7 @@ def select_tokens(
     sequence = np.concatenate([tokens, anchor[None]])
     base = known.directions(box.ask(sequence[None], "selected tokens"))[0]
     pattern, n = np.zeros((0, candidates)), np.zeros((0, plane))
-    count = max(PATTERNS, least + SPARE)
+    count = max(HARD.patterns, least + HARD.spare)
 
     def ask(rows: Float[Array, "n k"]) -> Float[Array, "n p"]:
         asked = np.repeat(sequence[None], len(rows), axis=0)
@@ -263,7 +271,7 @@ def select_tokens(
         fresh = rng.uniform(-1.0, 1.0, (count - len(pattern), candidates))
         pattern, n = np.concatenate([pattern, fresh]), np.concatenate([n, ask(fresh)])
         heads = moved_rank(base, n, box.unit)
-        if heads <= count - SPARE:
+        if heads <= count - HARD.spare:
             break
         if heads >= min(plane - 1, 32):
             return None
@@ -275,7 +283,7 @@ def select_tokens(
     axes, _, _ = np.linalg.svd(response, full_matrices=False)
     kept = axes[:, :heads]
     off = np.linalg.norm(pattern - kept @ (kept.T @ pattern), axis=0)
-    (used,) = np.nonzero(off < max(NAMED, 1e5 * box.unit) * np.linalg.norm(pattern, axis=0))
+    (used,) = np.nonzero(off < max(HARD.named, 1e5 * box.unit) * np.linalg.norm(pattern, axis=0))
     if len(used) != heads:
         return None
     return Selected(anchor, tokens[used], size)
@@ -586,18 +594,18 @@ def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
 
     singles = ask_singles(box, rng)
     known = solve_singles(singles, box.unit)
-    first, step, least = FIRST_STEP, STEP, 0
+    first, step, least = HARD.first_step, HARD.step, 0
     reason = "no draw of huge tokens showed which token each head selects"
-    for _ in range(DRAWS):
+    for _ in range(HARD.draws):
         selected = select_tokens(box, known, first, least, rng)
         if selected is None:
-            first *= SHORTER
+            first *= HARD.shorter
             continue
         if len(selected.tokens) < least:
             continue
         moves = ask_moves(box, selected, known, step, rng)
         if moves is None:
-            step *= SHORTER
+            step *= HARD.shorter
             continue
         try:
             values = solve_moves(moves, known, box.unit)

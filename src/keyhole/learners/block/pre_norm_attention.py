@@ -43,17 +43,24 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import kept_plane
 
-INSIDE = 0.98  # of the ball's radius that tokens may have
-ANCHOR = 0.65  # of the ball's radius: length of the anchor of the lines
-COPIES = (1, 3, 9, 27)  # times that a token may occur in a query
-SPARE = 3  # queries on a line beyond the number of heads
-FIRST_LINE = 12  # queries on the first line
-APART = 0.5  # how far the direction of a line lies from the first one
-FITTED = 1e-12  # residual of a line, relative, at which its heads are told apart
-STEEPEST = 40.0  # largest log-odds looked for at the end of a line
-LINES = 6  # first lines tried
-GAP = 60.0  # between singular values, from which the smaller ones are noise
-DRAWS = 3  # anchors tried
+
+@dataclass(frozen=True)
+class LineOptions:
+    """What a person might tune of the lines."""
+
+    anchor: float = 0.65  # of the ball's radius: length of the anchor of the lines
+    copies: tuple[int, ...] = (1, 3, 9, 27)  # times that a token may occur in a query
+    spare: int = 3  # queries on a line beyond the number of heads
+    first_line: int = 12  # queries on the first line
+    apart: float = 0.5  # how far the direction of a line lies from the first one
+    fitted: float = 1e-12  # residual of a line, relative, at which its heads are told apart
+    steepest: float = 40.0  # largest log-odds looked for at the end of a line
+    lines: int = 6  # first lines tried
+    gap: float = 60.0  # between singular values, from which the smaller ones are noise
+    draws: int = 3  # anchors tried
+
+
+TUNED = LineOptions()
 
 
 # --- 1: norm, offset, epsilon ---------------------------------------------------------------------
@@ -170,9 +177,9 @@ class Line:
 
     def shapes(self, rates: Float[Array, " h"]) -> Float[Array, "j h"]:
         """What a head with λ = p_h . v makes of M_h v in each answer: the mean step, weighed."""
-        odds = self.steps[:, :, None] * rates + np.log(self.copies)[:, :, None]
+        odds = self.steps[:, :, None] * rates
         top = np.maximum(odds.max(axis=1), 0.0)
-        weight = np.exp(odds - top[:, None])
+        weight = self.copies[:, :, None] * np.exp(odds - top[:, None])
         total = weight.sum(axis=1) + np.exp(-top)
         return np.asarray((weight * self.steps[:, :, None]).sum(axis=1) / total)
 
@@ -186,12 +193,12 @@ def ask_line(
     rng: np.random.Generator,
 ) -> Line:
     """Steps towards both ends of the chord through the anchor, the tokens in various numbers."""
-    along, inside = float(anchor @ direction), INSIDE * ball.radius
+    along, inside = float(anchor @ direction), 0.98 * ball.radius
     root = np.sqrt(along**2 + inside**2 - float(anchor @ anchor))
     steps = np.array([root - along, -root - along]) * rng.uniform(0.6, 1.0, (count, 2))
     longest = box.oracle.spec.domain.max_length
-    most = 2 * max(COPIES) if longest is None else longest - 1
-    pairs = [(n, m) for n in COPIES for m in COPIES if n + m <= most]
+    most = 2 * max(TUNED.copies) if longest is None else longest - 1
+    pairs = [(n, m) for n in TUNED.copies for m in TUNED.copies if n + m <= most]
     pairs = pairs or [(1, 1)]
     copies = np.array(pairs)[rng.permutation(np.arange(count) % len(pairs))]
     answers = np.empty((count, box.width))
@@ -238,7 +245,7 @@ def separate_heads(
     space = axes[:, :heads]
     main = space * sizes[:heads] / np.linalg.norm(sizes)  # all of it but noise, in few numbers
     reach = float(np.abs(line.steps).max())
-    grid = np.sinh(np.linspace(-1.0, 1.0, 6001) * np.arcsinh(STEEPEST)) / reach
+    grid = np.sinh(np.linspace(-1.0, 1.0, 6001) * np.arcsinh(TUNED.steepest)) / reach
 
     def misfit(rates: Array) -> Array:
         shapes = line.shapes(rates)
@@ -263,13 +270,13 @@ def separate_heads(
 
     near = 0.03 / reach
     best = fit(grid[low]) if len(low) == heads else (np.inf, grid[low])
-    if best[0] > FITTED and heads > 1:
+    if best[0] > TUNED.fitted and heads > 1:
         # two heads at almost the same rate share one minimum
         sure = grid[low[: heads - 1]]
         for k in range(len(sure) if len(sure) == heads - 1 else 0):
             pair = np.array([sure[k] - near, sure[k] + near])
             best = min(best, fit(np.concatenate([np.delete(sure, k), pair])), key=lambda f: f[0])
-            if best[0] < FITTED:
+            if best[0] < TUNED.fitted:
                 break
     if len(best[1]) < heads:
         raise Unclear("the heads do not show on a line")
@@ -317,16 +324,16 @@ def ask_lines(
 ) -> Lines:
     """Lines close to a first one on which all heads are apart, until the ranges are seen."""
     k = len(ball.plane.T)
-    anchor = ANCHOR * ball.radius * unit_vector(rng, k)
+    anchor = TUNED.anchor * ball.radius * unit_vector(rng, k)
     alone = offset + whole @ anchor
     best: tuple[float, int, Line] | None = None
-    count, heads = FIRST_LINE, 0
-    for _ in range(LINES):
+    count, heads = TUNED.first_line, 0
+    for _ in range(TUNED.lines):
         line = ask_line(box, ball, anchor, unit_vector(rng, k), count, rng)
         seen = count_heads(line, alone, box.unit)
         if seen >= count - 1:
             count *= 2
-            if count > 4 * box.width + FIRST_LINE:
+            if count > 4 * box.width + TUNED.first_line:
                 raise NotThisBlock("no small number of heads explains the answers on a line")
             continue
         heads = max(heads, seen)
@@ -359,7 +366,7 @@ def add_lines(
     roughly, the lines lie along them, and the heads are far apart."""
     k, heads, first = len(data.anchor), data.heads, data.lines[0]
     # many heads have shapes that are hard to tell apart
-    count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
+    count = heads + TUNED.spare if heads <= 4 else 2 * heads + TUNED.spare
     target = -(-k // heads) + 2
     start = read_line(first, alone, heads, box.unit)
     if start is None:
@@ -369,11 +376,11 @@ def add_lines(
         fresh: list[Line] = []
         tries = 2 * target
         while len(data.lines) + len(fresh) < min(target, k):
-            heading = first.direction + APART * unit_vector(rng, k)
+            heading = first.direction + TUNED.apart * unit_vector(rng, k)
             if keys is not None:  # the same log-odds on every line, all else at random
                 other = unit_vector(rng, k)
                 share, *_ = np.linalg.lstsq(keys.T, other, rcond=None)
-                heading = first.direction + APART * (other - keys.T @ share)
+                heading = first.direction + TUNED.apart * (other - keys.T @ share)
             heading /= np.linalg.norm(heading)
             line = ask_line(box, ball, data.anchor, heading, count, rng)
             read = read_line(line, alone, heads, box.unit)
@@ -416,7 +423,7 @@ def steep_lines(
         if best is None or 1.0 / length > apart:
             best, apart = heading / length, 1.0 / length
     assert best is not None
-    count = heads + SPARE if heads <= 4 else 2 * heads + SPARE
+    count = heads + TUNED.spare if heads <= 4 else 2 * heads + TUNED.spare
     first = ask_line(box, ball, rough.anchor, best, count, rng)
     return add_lines(box, ball, replace(rough, lines=(first,)), alone, keys, rng)
 
@@ -426,7 +433,7 @@ def line_rank(values: Float[Array, "l d"], unit: float) -> int:
     errors, which differ from line to line and have gaps of their own."""
     sizes = np.linalg.svd(values, compute_uv=False)
     sizes = np.maximum(sizes / sizes[0], 1e2 * unit)
-    (gaps,) = np.nonzero(sizes[:-1] / sizes[1:] > GAP)
+    (gaps,) = np.nonzero(sizes[:-1] / sizes[1:] > TUNED.gap)
     return int(gaps[0]) + 1 if len(gaps) else len(sizes)
 
 
@@ -523,7 +530,7 @@ def ask_pre_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
         return Soft(anchor, tokens, ask_points(box, ball, context, "scores"))
 
     reason = "no anchor showed the heads"
-    for _ in range(DRAWS):
+    for _ in range(TUNED.draws):
         try:
             lines = ask_lines(box, ball, offset, whole, rng)
             alone = offset + whole @ lines.anchor

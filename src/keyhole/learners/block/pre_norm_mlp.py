@@ -12,6 +12,7 @@ Algebra.    At mean square one n has length sqrt(d / (1 + epsilon)), and N(u) = 
 Fails.      Where learners/mlp does: few inputs for many neurons, ReLUs on a sphere.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,10 +26,6 @@ from keyhole.models.mlp import Mlp, outer_table, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.queries import QueryBatch
-
-SMALLER = 3e-3  # size of the first token that shows epsilon
-STEPS = 40  # of Gauss-Newton for the length of a normalised token
-DIFFERENCE = 1e-6  # for its derivative
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +84,11 @@ def find_epsilon(box: Box, network: Mlp, plane: Array, rng: np.random.Generator)
     """Epsilon, from tokens so small that it matters."""
     point = rng.standard_normal(plane.shape[1])
     point *= np.sqrt(len(plane)) / np.linalg.norm(point)
-    size, epsilon = SMALLER, 0.0
+    size, epsilon = 3e-3, 0.0
     for _ in range(6):
         token = box.representable(size * (plane @ point))
         beside = box.ask(token[None, None], "epsilon")[0] - token
-        share = find_length(network, point, beside)
+        share = share_of(lambda part: network(part[:, None] * point), beside)
         epsilon = size**2 * (1.0 - share**2) / (share**2 - size**2)
         if 0.1 < share < 0.99:
             return float(epsilon)
@@ -99,20 +96,14 @@ def find_epsilon(box: Box, network: Mlp, plane: Array, rng: np.random.Generator)
     raise Unclear("epsilon is too small or too large to be seen")
 
 
-def find_length(network: Mlp, point: Float[Array, " k"], answer: Float[Array, " d"]) -> float:
-    """ρ with network(ρ point) = answer."""
-    grid = np.linspace(0.0, 1.0, 101)
-    left = np.linalg.norm(network(grid[:, None] * point) - answer, axis=1)
-    share = float(grid[int(np.argmin(left))])
-    for _ in range(STEPS):
-        at, above, below = network(
-            np.array([share, share + DIFFERENCE, share - DIFFERENCE])[:, None] * point
-        )
-        slope = (above - below) / (2.0 * DIFFERENCE)
-        step = float(slope @ (answer - at) / (slope @ slope))
-        share += step
-        if abs(step) < 1e-16:
-            break
+def share_of(curve: Callable[[Array], Array], answer: Float[Array, " d"]) -> float:
+    """The share at which a curve from zero to one passes an answer."""
+    grid = np.linspace(0.0, 1.0, 401)
+    share = float(grid[np.argmin(np.linalg.norm(curve(grid) - answer, axis=1))])
+    for _ in range(20):
+        at, above, below = curve(np.array([share, share + 1e-5, share - 1e-5]))
+        slope = (above - below) / 2e-5
+        share += float(slope @ (answer - at) / (slope @ slope))
     return share
 
 

@@ -19,19 +19,27 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
 
-DIRECTIONS = 0.8  # context tokens per head's dimension that one answer's weights are read for
-BLOCK = 16  # anchor directions that are solved for together
-REDUNDANT = 1.15  # equations per unknown of the scores: a square system would lose two digits
-READERS = 24  # sets of context tokens tried, of which the best conditioned is asked
-FURTHEST = 1.5  # distance of an anchor from the base, relative to the reach
-FAINT = 5e-3  # singular value of the keys, relative to the largest, that leaves a range unsure
-EXTRA = 2  # anchors that are added for it
-WEAK = 1e-7  # singular value, relative to the largest, that does not count for a rank
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """What a person might tune of the reading of scores."""
+
+    directions: float = 0.8  # context tokens per head's dimension, of one answer
+    block: int = 16  # anchor directions that are solved for together
+    redundant: float = 1.15  # equations per unknown: a square system would lose two digits
+    readers: int = 24  # sets of context tokens tried, of which the best conditioned is asked
+    furthest: float = 1.5  # distance of an anchor from the base, relative to the reach
+    faint: float = 5e-3  # relative singular value of the keys that leaves a range unsure
+    extra: int = 2  # anchors that are added for it
+    weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
+
+
+READING = ScoreOptions()
 
 
 def seen_rank(values: Float[Array, " k"], unit: float) -> int:
     """Singular values that stand out of the noise."""
-    least = max(WEAK, 1e5 * unit)
+    least = max(READING.weak, 1e5 * unit)
     return int(np.sum(values > least * max(float(values.max(initial=0.0)), 1e-300)))
 
 
@@ -102,7 +110,7 @@ def draw_context(
     """Context tokens in sets of m, best conditioned of a few draws: all directions if `whole`."""
     width = weights.maps.shape[2]
     best, least = np.zeros((1, context, width)), -1.0
-    for _ in range(READERS if width <= 128 else 2):
+    for _ in range(READING.readers if width <= 128 else 2):
         basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
         groups = [basis.T[k : k + context] for k in range(0, width if whole else context, context)]
         short = context - len(groups[-1])
@@ -167,19 +175,19 @@ def ask_scores(
             break
         if max(ranks) <= leading:
             faint = min(float(v[r - 1] / v[0]) for v, r in zip(sizes, ranks, strict=True))
-            if faint > FAINT or leading >= max(ranks) + EXTRA:
+            if faint > READING.faint or leading >= max(ranks) + READING.extra:
                 break
             target = leading + 1  # one anchor more, so that the ranges are seen clearly
         else:
             target = min(width, 2 * leading)
     blocks = []
-    for start in range(leading, width, BLOCK):
-        columns = np.arange(start, min(start + BLOCK, width))
-        count = -(-int(REDUNDANT * len(columns) * max(ranks) + 1) // context) + 1
+    for start in range(leading, width, READING.block):
+        columns = np.arange(start, min(start + READING.block, width))
+        count = -(-int(READING.redundant * len(columns) * max(ranks) + 1) // context) + 1
         count = max(count, len(columns))
         shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
         shares[: len(columns)] += np.eye(len(columns))
-        shares *= np.minimum(1.0, FURTHEST / np.linalg.norm(shares, axis=1, keepdims=True))
+        shares *= np.minimum(1.0, READING.furthest / np.linalg.norm(shares, axis=1, keepdims=True))
         sets = [size * draw_context(weights, context, rng, whole=False)[0] for _ in range(count)]
         anchors = base + reach * shares @ basis[:, columns].T
         blocks.append((columns, shares, ask(anchors, np.array(sets))))
@@ -190,7 +198,9 @@ def read_at_once(weights: Weights, unit: float) -> int:
     """Context tokens whose weights can be read off one answer, with some to spare."""
     heads = len(weights.maps)
     narrow = min(seen_rank(np.linalg.svd(m, compute_uv=False), unit) for m in weights.maps)
-    context = max(1, min(int(DIRECTIONS * narrow), int(DIRECTIONS * weights.readable / heads)))
+    context = max(
+        1, min(int(READING.directions * narrow), int(READING.directions * weights.readable / heads))
+    )
     if heads * context > weights.readable:
         raise Unclear(f"{heads} heads are too many to read their weights from one answer")
     return context

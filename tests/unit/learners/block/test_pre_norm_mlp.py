@@ -7,9 +7,9 @@ from keyhole.learners.block.pre_norm_mlp import (
     OnSphere,
     find_epsilon,
     find_kind,
-    find_length,
     lift_errors,
     lift_network,
+    share_of,
 )
 from keyhole.models.canonical import canonical_block
 from keyhole.models.mlp import Mlp
@@ -60,7 +60,8 @@ def test_epsilon_from_small_tokens(epsilon):
 def test_the_length_of_a_point():
     small, _ = on_plane(sublayer())
     point = np.random.default_rng(0).standard_normal(7)
-    assert find_length(small, point, small(0.37 * point[None])[0]) == pytest.approx(0.37, abs=1e-13)
+    found = share_of(lambda part: small(part[:, None] * point), small(0.37 * point[None])[0])
+    assert found == pytest.approx(0.37, abs=1e-12)
 
 
 def test_weights_and_their_errors_are_lifted():

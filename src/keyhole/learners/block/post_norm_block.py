@@ -1,0 +1,574 @@
+"""Attention and network, both before norms: a = norm(x_N + attention(X)), y = norm(a + mlp(a)).
+
+Statement.  y = Φ(ν), ν = z / sqrt(mean z^2 + epsilon), z = x_N + offset + Σ_h M_h Σ_i w_hi x_i, in
+            a basis of what the norm keeps (p numbers). Φ (gain, network, second norm) is unknown,
+            but the residual has coefficient one: under hard attention ∂y/∂x_N = DΦ Dν is what a
+            move of z does. Invisible: means of what is added, the first norm's bias, the scale
+            between the first gain and the second epsilon.
+Queries.    1  many huge tokens before one anchor, patterns of moves  -> which token each head takes
+            2  these tokens and the anchor, moved along a basis, at two lengths of it -> M_h
+            3  huge single tokens                                   -> the second norm, the network
+            4  single tokens of moderate size                       -> the offset of the attention
+            5  single tokens where z nearly vanishes                -> the first epsilon
+            6  [a + τu_1 … a + τu_m; a] at d + 1 anchors or more     -> scores and key biases
+            7  random sequences                                     -> refinement.py
+Algebra.    2: ∂y/∂x_N P M_h = ∂y/∂token_h; ∂y/∂x_N is blind along z, which the length of the anchor
+            turns. 3: huge tokens have |ν| = sqrt(d) and ν along (1 + Σ M_h) x. The answers lie in a
+            hyperplane, nearly on an ellipsoid; their directions are fitted by direction_fit.py;
+            the lengths of z that it tells then correct the ellipsoid, which epsilon bends. The
+            affine part is Σ_i gain_i e_i e_iᵀ - Σ_j s_j outer_j inner_jᵀ, s_j zero or one: that
+            tells the gain and which way neurons are turned. 4, 6: Φ known, an answer tells ν, and
+            all is linear as for attention alone (scores.py).
+Fails.      Two heads on one token look like one head; neurons that hardly any point of the sphere
+            switches; where Φ is not one to one an answer may be read wrongly, and the refinement
+            stalls.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares, minimize_scalar
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.block.direction_fit import (
+    Directed,
+    find_network,
+    lengths,
+    points_beside,
+)
+from keyhole.learners.block.post_norm_attention import fit_layer_norm, huge_size, unit_rows
+from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.block.scores import Scores, Soft, Span, ask_scores, seen_rank, solve_scores
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import ACTIVATIONS, Mlp
+from keyhole.models.norm import Norm, kept_plane
+
+SMOOTH = ("gelu", "silu", "gelu_tanh", "tanh")
+
+
+@dataclass(frozen=True)
+class PostNormOptions:
+    """What a person might tune.
+
+    candidates: huge tokens of which each head selects one. draws: of these, at most. looks: draws
+    of which the one that shows most heads is taken. patterns: of moves at first. spare: patterns
+    beyond the number of heads. anchors: lengths of the anchor, relative to those tokens.
+    """
+
+    candidates: int = 256
+    draws: int = 8
+    looks: int = 2
+    patterns: int = 8
+    spare: int = 4
+    anchors: tuple[float, ...] = (0.15, 0.5)
+
+
+# --- 1: which token each head takes ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The tokens that the heads select with an anchor along this direction."""
+
+    tokens: Float[Array, "h d"]
+    heading: Float[Array, " d"]
+
+
+def difference_step(box: Box) -> float:
+    """Of first differences one way: rounding and curvature are alike."""
+    return float(box.unit**0.5)
+
+
+def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
+    """Huge tokens of which each head takes one, or None where this draw does not tell."""
+    size, step = huge_size(box), difference_step(box)
+    longest = box.oracle.spec.domain.max_length
+    count = options.candidates if longest is None else min(options.candidates, longest - 1)
+    tokens = box.representable(size * unit_rows(rng, count, box.width))
+    heading = unit_rows(rng, 1, box.width)[0]
+    anchor = np.mean(options.anchors) * size * heading
+    sequence = np.concatenate([tokens, anchor[None]])
+    base = box.ask(sequence[None], "selected tokens")[0]
+    move = step * size * unit_rows(rng, 1, box.width)[0]
+    patterns, responses = np.zeros((0, count)), np.zeros((0, box.width))
+    number = options.patterns
+    while True:
+        fresh = rng.uniform(-1.0, 1.0, (number - len(patterns), count))
+        asked = np.repeat(sequence[None], len(fresh), axis=0)
+        asked[:, :-1] += fresh[:, :, None] * move
+        seen = (box.ask(asked, "selected tokens") - base) / step
+        patterns, responses = np.concatenate([patterns, fresh]), np.concatenate([responses, seen])
+        axes, values, _ = np.linalg.svd(responses, full_matrices=False)
+        heads = int(np.sum(values > 1e2 * step * max(float(values[0]), 1e-300)))
+        if heads <= number - options.spare:
+            break
+        if heads >= box.width - 2 or number > 4 * box.width:
+            return None
+        number *= 2
+    kept = axes[:, :heads]
+    off = np.linalg.norm(patterns - kept @ (kept.T @ patterns), axis=0)
+    (used,) = np.nonzero(off < 1e3 * step * np.linalg.norm(patterns, axis=0))
+    if not heads or len(used) != heads:
+        return None
+    alone = box.ask(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
+    if np.abs(alone - base).max() > 1e4 * box.unit * np.abs(base).max():
+        return None
+    return Chosen(tokens[used], heading)
+
+
+# --- 2: value maps --------------------------------------------------------------------------------
+
+
+def find_maps(
+    box: Box, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
+) -> Float[Array, "h p d"] | None:
+    """M_h in the norm's plane; None where a head takes the anchor or jumps."""
+    size, step = huge_size(box), difference_step(box)
+    heads, width = chosen.tokens.shape
+    beside, moved = [], []
+    along = np.column_stack([plane, np.ones(width) / np.sqrt(width)])
+    for share in options.anchors:
+        sequence = np.concatenate([chosen.tokens, share * size * chosen.heading[None]])
+        sequence = box.representable(sequence)
+        asked = np.repeat(sequence[None], 1 + along.shape[1] + heads * width, axis=0)
+        asked[1 : 1 + along.shape[1], -1] += step * size * along.T
+        for h in range(heads):
+            start = 1 + along.shape[1] + h * width
+            asked[start : start + width, h] += step * size * np.eye(width)
+        asked = box.representable(asked)
+        answers = box.ask(asked, "value maps")
+        slopes = (answers[1:] - answers[0]) / step
+        beside.append(slopes[: along.shape[1]].T)
+        moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
+    table = np.concatenate(beside)
+    doubt = 1e4 * step * float(np.linalg.norm(table))
+    if plane.shape[1] < width and np.linalg.norm(table[:, -1]) > doubt:
+        return None  # the mean of the anchor is seen: a head takes it
+    table = table[:, : plane.shape[1]]
+    if np.linalg.svd(table, compute_uv=False)[-1] < 1e-4 * np.linalg.norm(table):
+        return None
+    right = np.concatenate(moved, axis=1)  # (h, answers, d)
+    maps = np.array([np.linalg.lstsq(table, part, rcond=None)[0] for part in right])
+    rest = np.einsum("ap,hpd->had", table, maps) - right
+    if np.linalg.norm(rest) > 1e4 * step * np.linalg.norm(right):
+        return None
+    return maps
+
+
+def find_values(
+    box: Box, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
+) -> Float[Array, "h p d"]:
+    """M_h of all heads."""
+    seen: list[Chosen] = []
+    for _ in range(options.draws):
+        chosen = select_tokens(box, options, rng)
+        if chosen is not None:
+            seen.append(chosen)
+        if len(seen) < options.looks:
+            continue
+        best = max(seen, key=lambda one: len(one.tokens))
+        maps = find_maps(box, best, plane, options)
+        if maps is not None:
+            return maps
+        seen.remove(best)
+    raise Unclear("no draw of huge tokens showed which token each head selects")
+
+
+# --- 3: the network -------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class SphereAnswers:
+    """Huge single tokens, the ν that they have, and the answers; and the second norm as far as
+    it is known. More tokens are asked as they are needed."""
+
+    box: Box
+    whole: Float[Array, "p d"]
+    rng: np.random.Generator
+    points: Float[Array, "n p"]
+    tokens: Float[Array, "n d"]
+    answers: Float[Array, "n d"]
+    norm: Norm
+    drawn: int = 0  # random ones among the points
+
+    @classmethod
+    def begin(
+        cls, box: Box, whole: Float[Array, "p d"], rng: np.random.Generator
+    ) -> "SphereAnswers":
+        p, d = whole.shape
+        kind = "layer" if p < d else "rms"
+        none = np.zeros((0, d))
+        return cls(box, whole, rng, np.zeros((0, p)), none, none, Norm(np.ones(d), kind=kind))
+
+    def grow(self, count: int) -> None:
+        """So many random points, at least."""
+        p, d = self.whole.shape
+        wanted = self.rng.standard_normal((max(0, count - self.drawn), p))
+        self.drawn = max(count, self.drawn)
+        self.add(wanted * (np.sqrt(d) / lengths(wanted)))
+
+    def grow_beside(self, net: Directed) -> None:
+        """More points on that side of a neuron's hyperplane where there are few."""
+        radius = float(np.sqrt(self.whole.shape[1]))
+        self.add(points_beside(net, self.points, radius, self.rng))
+
+    def add(self, wanted: Float[Array, "n p"]) -> None:
+        if not len(wanted):
+            return
+        d = self.whole.shape[1]
+        size = self.box.unit ** (-5.0 / 8.0)  # beside which the offset vanishes
+        tokens = self.box.representable(size * wanted @ np.linalg.pinv(self.whole).T)
+        points = tokens @ self.whole.T
+        points *= np.sqrt(d) / lengths(points)
+        answers = self.box.ask(tokens[:, None], "network")
+        self.points = np.concatenate([self.points, points])
+        self.tokens = np.concatenate([self.tokens, tokens])
+        self.answers = np.concatenate([self.answers, answers])
+
+    def directions(self, answers: Float[Array, "n d"]) -> Float[Array, "n p"]:
+        """Of what the second norm sees."""
+        seen = self.normalised(answers)
+        return np.asarray(seen / lengths(seen))
+
+    def normalised(self, answers: Float[Array, "n d"]) -> Float[Array, "n p"]:
+        return np.asarray(((answers - self.norm.bias) / self.norm.gain) @ self.norm.plane)
+
+    def read(self, known: Directed | None) -> tuple[Float[Array, "n p"], Float[Array, "n p"]]:
+        """Points and directions; with a network that nearly explains them, better ones."""
+        if known is None:
+            self.norm, _ = fit_layer_norm(self.answers)
+        else:
+            for _ in range(2):
+                self.correct_norm(known)
+        return self.points, self.directions(self.answers)
+
+    def correct_norm(self, known: Directed) -> float:
+        """Gain and bias where epsilon bends the ellipsoid: |n|^2 / d = 1 + a + c.n - epsilon / v,
+        v the mean square of z. The epsilon, in the network's units."""
+        norm, d = self.norm, self.norm.width
+        n = self.normalised(self.answers)
+        v = np.sum(known(self.points) ** 2, axis=1) / d
+        table = np.column_stack([np.ones(len(n)), 2.0 * n / d, -1.0 / v])
+        found, *_ = np.linalg.lstsq(table, np.sum(n**2, axis=1) / d - 1.0, rcond=None)
+        gain = norm.gain * np.sqrt(1.0 + found[0])
+        bias = norm.bias + norm.gain * (norm.plane @ found[1:-1])
+        self.norm = Norm(gain, bias, max(float(found[-1]), 0.0), norm.kind)
+        return float(found[-1])
+
+
+def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
+    """Whether Φ curves otherwise than a norm does between kinks: four near points of a great circle
+    have directions in three dimensions where it does not."""
+    p = len(sphere.whole)
+    step = sphere.box.unit ** (1.0 / 6.0)
+    count, turns = 7, np.arange(-2.0, 3.0)
+    back = np.linalg.pinv(sphere.whole)
+    size = sphere.box.unit ** (-5.0 / 8.0)
+    off = []
+    for _ in range(count):
+        first, second = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
+        path = np.cos(step * turns)[:, None] * first + np.sin(step * turns)[:, None] * second
+        tokens = sphere.box.representable(size * path @ back.T)
+        answers = sphere.box.ask(tokens[:, None], "network")
+        seen = sphere.directions(answers)
+        off.append(np.linalg.svd(seen, compute_uv=False)[3])
+    return bool(np.median(off) > 1e-2 * step**3)
+
+
+def gain_of(
+    net: Directed, plane: Float[Array, "d p"]
+) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
+    """The first gain, and which neurons are turned around; raises Unclear where neither is seen."""
+    d = len(plane)
+    slope = ACTIVATIONS[net.activation].slope
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, d)
+    table = squares
+    if slope:
+        products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1]).reshape(len(squares), -1)
+        sizes = np.maximum(np.linalg.norm(products, axis=0), 1e-300)
+        table = np.column_stack([squares, slope * products / sizes])
+    right = net.affine[:, :-1].ravel()
+    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
+    gain, turned = solution[:d], np.zeros(net.neurons)
+    if slope:
+        share = solution[d:] / sizes
+        turned = np.round(share)
+        if not np.isin(turned, (0.0, 1.0)).all() or np.abs(share - turned).max() > 0.2:
+            raise Unclear("which way the neurons are turned was not seen")
+        right = right - slope * (products @ turned)
+    gain, *_ = np.linalg.lstsq(squares, right, rcond=None)
+    if np.linalg.norm(squares @ gain - right) > 0.05 * np.linalg.norm(gain):
+        raise Unclear("the residual connection around the network was not seen")
+    return gain, turned
+
+
+def assemble(net: Directed, sphere: SphereAnswers) -> tuple[Mlp, Norm, Norm]:
+    """The network behind the first gain, and both norms (the first epsilon is not known yet)."""
+    plane, norm = sphere.norm.plane, sphere.norm
+    gain, turned = gain_of(net, plane)
+    phi = ACTIVATIONS[net.activation]
+    # φ(a) = (φ(-a) - slope a - constant) / sign at the turned ones
+    way = 1.0 - 2.0 * turned
+    outer = net.outer * np.where(turned > 0, phi.sign, 1.0)
+    offset = net.affine[:, -1] - net.outer @ (turned * (phi.constant + phi.slope * net.rows[:, -1]))
+    scale = float(np.sqrt(np.mean(gain**2)) * np.sign(np.median(gain)))
+    gain = gain / scale
+    rows = way[:, None] * net.rows
+    network = Mlp(
+        (rows[:, :-1] @ plane.T) / gain,
+        rows[:, -1],
+        plane @ outer / scale,
+        activation=net.activation,
+        offset=plane @ offset / scale,
+    )
+    epsilon = max(norm.epsilon / scale**2, 1e-14)
+    last = Norm(np.sign(scale) * norm.gain, norm.bias, epsilon, norm.kind)
+    return network, Norm(gain, None, 0.0, norm.kind), last
+
+
+# --- 4: the offset of the attention ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """What an answer tells of z, Φ being known."""
+
+    net: Directed
+    directions: Callable[[Array], Array]  # of what the second norm sees
+    width: int
+
+    def read(
+        self, answers: Float[Array, "n d"], start: Float[Array, "n p"], radius: Float[Array, " n"]
+    ) -> tuple[Float[Array, "n p"], Float[Array, " n"]]:
+        """ν of these lengths near a start, by Gauss-Newton steps along the sphere; residuals."""
+        wanted = self.directions(answers)
+        point = start * (radius[:, None] / lengths(start))
+
+        def rest_of(place: Array) -> tuple[Array, Array, Array]:
+            z = self.net(place)
+            size = lengths(z)
+            return z / size - wanted, z / size, size
+
+        rest, u, size = rest_of(point)
+        length = np.ones(len(point))
+        for _ in range(60):
+            slopes = self.net.slopes(point) / size[:, :, None]
+            slopes = slopes - u[:, :, None] * np.einsum("np,npk->nk", u, slopes)[:, None, :]
+            fixed = (point / radius[:, None])[:, None, :]
+            table = np.concatenate([slopes, fixed], axis=1)
+            right = np.concatenate([rest, np.zeros((len(rest), 1))], axis=1)
+            step = np.einsum("nkp,np->nk", np.linalg.pinv(table), right)
+            # no step is longer than a third of the sphere's radius
+            cut = np.minimum(1.0, 0.33 * radius / np.maximum(np.linalg.norm(step, axis=1), 1e-300))
+            moved = point - (length * cut)[:, None] * step
+            moved = moved * (radius[:, None] / lengths(moved))
+            after = rest_of(moved)
+            better = np.linalg.norm(after[0], axis=1) < np.linalg.norm(rest, axis=1)
+            point = np.where(better[:, None], moved, point)
+            rest, u, size = (np.where(better[:, None], new, old)
+                             for new, old in zip(after, (rest, u, size), strict=True))  # fmt: skip
+            length = np.where(better, np.minimum(1.0, 2.0 * length), 0.5 * length)
+            if not (better & (np.linalg.norm(step, axis=1) > 1e-12)).any() and length.max() < 1e-3:
+                break
+        return point, np.linalg.norm(rest, axis=1)
+
+
+def find_offset(
+    box: Box, behind: Behind, whole: Float[Array, "p d"], rng: np.random.Generator
+) -> tuple[Float[Array, " p"], list[tuple[Array, Array]]]:
+    """The offset of the attention from single tokens of two sizes, and these with answers."""
+    p, d = whole.shape
+    radius = np.sqrt(d)
+    found, pairs = np.zeros(p), []
+    for size in (30.0, 3.0):
+        tokens = box.representable(size * unit_rows(rng, 5, d))
+        answers = box.ask(tokens[:, None], "offset")
+        pairs.append((tokens[:, None], answers))
+        start = tokens @ whole.T + found
+        point, rest = behind.read(answers, start, np.full(len(tokens), radius))
+        good = rest < 1e-3
+        if good.sum() < 2:
+            raise Unclear("no point of the sphere explains the answer to a single token")
+        n = point[good] / radius
+        across = np.eye(p) - np.einsum("na,nb->nab", n, n)
+        right = -np.einsum("nab,nb->na", across, tokens[good] @ whole.T)
+        found, *_ = np.linalg.lstsq(across.reshape(-1, p), right.ravel(), rcond=None)
+    return found, pairs
+
+
+# --- 5: the first epsilon -------------------------------------------------------------------------
+
+
+def find_epsilon(
+    box: Box, whole: Float[Array, "p d"], offset: Float[Array, " p"],
+    build: Callable[[float], Block], rng: np.random.Generator,
+) -> tuple[float, tuple[Array, Array]]:  # fmt: skip
+    """From tokens whose z has root mean squares from 0.1 to 1e-4: the epsilon that explains the
+    answers best; and these queries."""
+    d = whole.shape[1]
+    back = np.linalg.pinv(whole)
+    sizes = np.repeat(10.0 ** -np.arange(1.0, 4.6, 0.5), 2)
+    z = rng.standard_normal((len(sizes), len(whole)))
+    z *= np.sqrt(d) * sizes[:, None] / lengths(z)
+    tokens = box.representable((z - offset) @ back.T)[:, None]
+    answers = box.ask(tokens, "epsilon")
+
+    def misfit(power: float) -> float:
+        return float(np.sum((build(10.0**power)(tokens) - answers) ** 2))
+
+    grid = np.linspace(-14.0, -0.5, 55)
+    best = grid[int(np.argmin([misfit(power) for power in grid]))]
+    found = minimize_scalar(misfit, bounds=(best - 0.3, best + 0.3), method="bounded")
+    return float(10.0**found.x), (tokens, answers)
+
+
+def polish_offset(
+    build: Callable[[Array, float], Block], offset: Float[Array, " p"], epsilon: float, pairs: Pairs
+) -> tuple[Float[Array, " p"], float]:
+    """Offset and epsilon, by least squares on all single tokens of moderate size."""
+    tokens, answers = (np.concatenate(part) for part in zip(*pairs, strict=True))
+
+    def rest(place: Array) -> Array:
+        return np.asarray((build(place[:-1], float(np.exp(place[-1])))(tokens) - answers).ravel())
+
+    start = np.append(offset, np.log(epsilon))
+    found = least_squares(rest, start, x_scale="jac", max_nfev=30)
+    return found.x[:-1], float(np.exp(found.x[-1]))
+
+
+# --- 6: scores ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWeights:
+    """Reads attention weights off an answer, through the network: only the direction of z is known
+    there."""
+
+    behind: Behind
+    maps: Float[Array, "h p d"]
+    whole: Float[Array, "p d"]
+    offset: Float[Array, " p"]
+    epsilon: float
+
+    @property
+    def readable(self) -> int:
+        return self.maps.shape[1] - 1  # the length of z is unknown, too
+
+    def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
+        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s)."""
+        alone = soft.anchor @ self.whole.T + self.offset
+        mean = soft.tokens.sum(axis=1) / (1.0 + soft.tokens.shape[1])
+        start = alone + mean @ self.maps.sum(axis=0).T
+        d = self.whole.shape[1]
+        square = np.sum(start**2, axis=1) / d
+        radius = np.sqrt(d * square / (square + self.epsilon))
+        for _ in range(2):
+            point, _ = self.behind.read(soft.answers, start, radius)
+            n = point / lengths(point)
+            # the length of z, and with it how far epsilon shortens ν
+            added = np.einsum("hpd,nmd->nphm", self.maps, soft.tokens)
+            table = np.concatenate([-added.reshape(*n.shape, -1), n[:, :, None]], axis=2)
+            size = np.einsum("nup,np->nu", np.linalg.pinv(table), alone)[:, -1]
+            square = np.maximum(size**2, 1e-300) / d
+            radius, start = np.sqrt(d * square / (square + self.epsilon)), point
+        return -n[:, :, None], -alone
+
+
+# --- 7: sequences for the refinement --------------------------------------------------------------
+
+
+def ask_sequences(
+    box: Box, width: int, unknowns: float, rng: np.random.Generator
+) -> list[tuple[Array, Array]]:
+    """Random sequences of several lengths and sizes: as many numbers as the attention has
+    unknowns."""
+    count = int(unknowns / width / 4.0) + 3
+    found = []
+    for length, size in ((2, 1.0), (3, 2.0), (4, 1.0), (5, 4.0)):
+        tokens = box.representable(size * rng.standard_normal((count, length, width)))
+        found.append((tokens, box.ask(tokens, "refinement")))
+    return found
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def bends(box: Box, rng: np.random.Generator) -> bool:
+    """Whether there is a network behind the attention: without one, huge tokens x and -x have
+    answers whose sum is the same for all x."""
+    tokens = box.unit ** (-5.0 / 8.0) * unit_rows(rng, 2, box.width)
+    tokens = box.representable(np.concatenate([tokens, -tokens]))
+    answers = box.ask(tokens[:, None], "network")
+    sums = answers[:2] + answers[2:]
+    # the offset of the attention shows by its share in a huge token
+    doubt = max(1e3 * box.unit, 1e2 * box.unit ** (5.0 / 8.0))
+    return bool(np.abs(sums[0] - sums[1]).max() > doubt * np.abs(answers).max())
+
+
+def find_post_norm_block(
+    box: Box, rng: np.random.Generator, options: PostNormOptions | None = None
+) -> tuple[list[Block], Pairs]:
+    """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
+    options = PostNormOptions() if options is None else options
+    plane = kept_plane(box.width, "layer")
+    maps = find_values(box, plane, options, rng)
+    whole = plane.T + maps.sum(axis=0)
+    p, d = whole.shape
+    sphere = SphereAnswers.begin(box, whole, rng)
+    sphere.grow(4 * d)
+    sphere.read(None)
+    activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
+    level = 30.0 * difference_step(box)
+    net = find_network(sphere, np.eye(p, p + 1), activations, level, rng)
+    sphere.correct_norm(net)
+    network, first, last = assemble(net, sphere)
+    behind = Behind(net, sphere.directions, d)
+    offset, pairs = find_offset(box, behind, whole, rng)
+
+    def build(heads: list[Head], offset: Array, epsilon: float) -> Block:
+        return Block(
+            Attention(heads, plane @ offset),
+            network,
+            norm="post",
+            epsilons=[epsilon, last.epsilon],
+            gain=np.array([first.gain, last.gain]),
+            bias=np.array([first.bias, last.bias]),
+        )
+
+    flat = [Head(np.zeros((d, d)), None, (plane @ part).T) for part in maps]
+    epsilon, near = find_epsilon(box, whole, offset, lambda e: build(flat, offset, e), rng)
+    pairs.append(near)
+    offset, epsilon = polish_offset(lambda c, e: build(flat, c, e), offset, epsilon, pairs)
+    weights = BlockWeights(behind, maps, whole, offset, epsilon)
+
+    def ask_soft(anchor: Array, tokens: Array) -> Soft:
+        anchor = box.representable(anchor)
+        context = box.representable(anchor[:, None] + tokens)
+        asked = np.concatenate([context, anchor[:, None]], axis=1)
+        return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+
+    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), 1e-10) for m in maps)
+    span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
+    scores = ask_scores(weights, ask_soft, span, widest, 1e-9, rng)
+    found = solve_scores(scores, weights)
+    heads = [
+        Head((left, right), bias, (plane @ part).T)
+        for (left, right, bias), part in zip(found, maps, strict=True)
+    ]
+    unknowns = sum(2.0 * d * left.shape[1] + 2.0 * d * widest for left, _, _ in found)
+    pairs.append((sphere.tokens[:, None], sphere.answers))
+    pairs += soft_pairs(scores)
+    pairs += ask_sequences(box, d, unknowns, rng)
+    return [build(heads, offset, epsilon)], pairs
+
+
+def soft_pairs(scores: Scores) -> list[tuple[Array, Array]]:
+    """The queries of the scores with their answers."""
+    found = []
+    for soft in scores.parts:
+        context = soft.anchor[:, None] + soft.tokens
+        found.append((np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers))
+    return found

@@ -1,0 +1,669 @@
+"""Attention and network, both behind norms: a = x_N + attention(norm(X)), y = a + mlp(norm(a)).
+
+Statement.  A huge anchor freezes the network: with x_N = t a and a on the norm's sphere,
+            y(X) - y([x_N]) = (I + L/t) (attention(X) - attention([x_N])) + O(1/t^2), L the same for
+            all contexts. Tokens of the context are huge too: they cost no digits, since only
+            their directions enter. All is in a basis of what the norm keeps (k numbers).
+Queries.    1  one other token b, n times, beside m copies of the anchor -> heads, ranges of M_h
+            2  k + 3 tokens b_i, each in three numbers            -> M_h and the key at one anchor
+            3  sets of tokens at k + 3 anchors                    -> scores and key biases
+            4  single tokens at three sizes, and beside them      -> the offset of the attention
+               single tokens t z                                  -> the network (learners/mlp)
+            5  a small token of the context, a small stream       -> both epsilons
+            6  sequences of all sizes                             -> refinement.py
+Algebra.    1: the answers are Σ_h σ(λ_h + log n / (m + 1)) M_h (b - a): a matrix of rank H whose
+            column space names the λ_h (MUSIC). 2: the ranges split an answer into its heads, and
+            s_j = s - q s_j (m_j + 1) / n_j is linear in (s, q), q = exp(-λ_h). 3: all weights are
+            linear in one answer. 4: attention known to 1/t^2, the stream that is wanted has a
+            token; what is wrong in M_h adds to the linear part of the network, and to the rest
+            only by a 1/t-th. Then refinement.py on all answers.
+Fails.      Heads whose values share a range; heads that attend alike to every token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import brentq
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
+from keyhole.learners.block.box import Box, Kept, Unclear
+from keyhole.learners.block.direction_fit import Directed, points_beside
+from keyhole.learners.block.direction_fit import find_network as fit_to_directions
+from keyhole.learners.block.pre_norm_attention import (
+    Line,
+    count_heads,
+    label_heads,
+    line_rank,
+    read_line,
+)
+from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
+from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.mlp import MlpLearner
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
+from keyhole.models.norm import kept_plane
+from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
+
+
+@dataclass(frozen=True)
+class PreNormOptions:
+    """What a person might tune.
+
+    lines: of one other token, in many numbers, asked at most before all heads were apart.
+    spare: answers, tokens and anchors beyond those that would just do.
+    share: of the numbers of an answer, that weights are read for at once.
+    stream: size of the stream at which the network is asked: second derivatives want few roundings.
+    far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
+    little error from the attention, which falls as one over the size.
+    """
+
+    lines: int = 8
+    spare: int = 3
+    share: float = 0.7
+    stream: float = 10.0
+    far_stream: float = 1e4
+
+
+# --- the frozen box -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """The box with a huge anchor and huge tokens, in points of the norm's sphere."""
+
+    box: Box
+    plane: Float[Array, "d k"]
+
+    @property
+    def anchor_size(self) -> float:
+        """Where rounding (t units) and the network's curvature (1 / t^2) are alike."""
+        return float(self.box.unit ** (-1.0 / 3.0))
+
+    @property
+    def unit(self) -> float:
+        """Error of an answer beside the residual, whose numbers are of order one."""
+        return self.box.unit * self.anchor_size
+
+    @property
+    def width(self) -> int:
+        return self.plane.shape[1]
+
+    def points(self, rng: np.random.Generator, count: int) -> Float[Array, "n k"]:
+        found = rng.standard_normal((count, self.width))
+        return np.asarray(found * np.sqrt(len(self.plane)) / norms(found))
+
+    def ask(
+        self, context: Float[Array, "n length k"], anchors: Float[Array, "n k"], purpose: str
+    ) -> Float[Array, "n d"]:
+        """Answers without the residual."""
+        last = self.box.representable(self.anchor_size * anchors @ self.plane.T)
+        others = self.box.representable(self.box.unit ** (-3.0 / 8.0) * context @ self.plane.T)
+        return self.box.ask(np.concatenate([others, last[:, None]], axis=1), purpose) - last
+
+
+def norms(rows: Float[Array, "*any d"]) -> Float[Array, "*any 1"]:
+    return np.asarray(np.linalg.norm(rows, axis=-1, keepdims=True))
+
+
+# --- 1: heads and the ranges of their values ------------------------------------------------------
+
+
+def ask_numbers(
+    frozen: Frozen,
+    anchor: Float[Array, " k"],
+    other: Float[Array, " k"],
+    copies: Int[Array, "j 2"],
+    alone: Float[Array, " d"],
+) -> Line:
+    """One other token and copies of the anchor, in these numbers; what they change."""
+    answers = np.empty((len(copies), len(alone)))
+    for length in sorted(set(copies.sum(axis=1))):
+        (chosen,) = np.nonzero(copies.sum(axis=1) == length)
+        context = np.array(
+            [np.repeat(np.array([other, anchor]), copies[j], axis=0) for j in chosen]
+        )
+        answers[chosen] = frozen.ask(context, np.tile(anchor, (len(chosen), 1)), "heads") - alone
+    steps = np.tile([1.0, 0.0], (len(copies), 1))
+    return Line(other - anchor, steps, copies, answers)
+
+
+def spread_numbers(count: int, longest: int | None) -> Int[Array, "j 2"]:
+    """Numbers (n, m) of two tokens, n / (m + 1) spread evenly in its logarithm."""
+    most = min(3 * count, 60) if longest is None else min(60, longest - 2)
+    odds = np.linspace(-np.log(most), np.log(most), count)
+    ahead = np.maximum(1, np.round(np.exp(odds))).astype(int)
+    behind = np.maximum(1, np.round(np.exp(-odds))).astype(int) - 1
+    return np.unique(np.stack([ahead, behind], axis=1), axis=0)
+
+
+def ask_heads(
+    frozen: Frozen, anchor: Array, alone: Array, options: PreNormOptions, rng: np.random.Generator
+) -> tuple[int, tuple[Array, Line]]:
+    """The number of heads, and a token that shows all of them apart."""
+    longest = frozen.box.oracle.spec.domain.max_length
+    zero = np.zeros_like(alone)
+    best: tuple[float, Array, Line] | None = None
+    heads, count = 0, 12
+    for _ in range(options.lines):
+        other = frozen.points(rng, 1)[0]
+        line = ask_numbers(frozen, anchor, other, spread_numbers(count, longest), alone)
+        seen = count_heads(line, zero, frozen.unit)
+        if seen < 1:
+            raise Unclear("no head changes the answers")
+        if seen > len(line.answers) - options.spare:
+            count *= 2
+            continue
+        if seen > heads:
+            heads, best = seen, None
+        read = read_line(line, zero, seen, frozen.unit)
+        if seen < heads or read is None:
+            continue
+        rates = read[0]
+        apart = 1.0 if heads == 1 else float(np.diff(rates).min())
+        if best is None or apart > best[0]:
+            best = (apart, other, line)
+        if apart > 1.0 / heads:
+            break
+    if best is None:
+        raise Unclear("no token shows the heads apart")
+    return heads, best[1:]
+
+
+def find_ranges(
+    frozen: Frozen,
+    anchor: Array,
+    alone: Array,
+    heads: int,
+    first: tuple[Array, Line],
+    options: PreNormOptions,
+    rng: np.random.Generator,
+) -> list[Float[Array, "d r"]]:
+    """Orthonormal bases of what each head can add, from tokens near the first one."""
+    zero, unit = np.zeros_like(alone), frozen.unit
+    numbers = spread_numbers(len(first[1].answers), frozen.box.oracle.spec.domain.max_length)
+    start = read_line(first[1], zero, heads, unit)
+    if start is None:
+        raise Unclear("the heads were not told apart")
+    parts = [start]
+    target = -(-frozen.width // heads) + 2
+    tries = 4 * frozen.width
+    while True:
+        while len(parts) < target:
+            tries -= 1
+            if not tries:
+                raise Unclear("the heads were not told apart on enough tokens")
+            near = first[0] + 0.3 * frozen.points(rng, 1)[0]
+            near *= np.sqrt(len(frozen.plane)) / np.linalg.norm(near)
+            read = read_line(ask_numbers(frozen, anchor, near, numbers, alone), zero, heads, unit)
+            if read is not None:
+                parts.append(read)
+        values = label_heads(parts)
+        ranks = [line_rank(part, unit) for part in values]
+        if max(ranks) < len(parts):
+            break
+        if target > frozen.width:
+            raise Unclear("the ranges of the heads' values were not seen")
+        target = min(2 * target, frozen.width + options.spare)
+    found = []
+    for part, rank in zip(values, ranks, strict=True):
+        axes, _, _ = np.linalg.svd(part.T, full_matrices=False)
+        found.append(axes[:, :rank])
+    joint = np.hstack(found)
+    if joint.shape[1] > len(joint) or np.linalg.svd(joint, compute_uv=False)[-1] < 1e-5:
+        raise Unclear("the heads' values share a range: they cannot be split")
+    return found
+
+
+# --- 2: value maps at one anchor ------------------------------------------------------------------
+
+
+def find_maps(
+    frozen: Frozen,
+    anchor: Array,
+    alone: Array,
+    ranges: list[Array],
+    options: PreNormOptions,
+    rng: np.random.Generator,
+) -> Float[Array, "h d k"]:
+    """M_h, from single other tokens in three numbers each."""
+    copies = np.array([[1, 3], [1, 0], [4, 0]])
+    others = frozen.points(rng, frozen.width + options.spare)
+    lines = [ask_numbers(frozen, anchor, other, copies, alone) for other in others]
+    inverse = np.linalg.pinv(np.hstack(ranges))
+    ends = np.cumsum([0, *(part.shape[1] for part in ranges)])
+    maps = []
+    for h, part in enumerate(ranges):
+        moved = []
+        for line in lines:
+            own = line.answers @ inverse[ends[h] : ends[h + 1]].T
+            moved.append(solve_numbers(own, copies))
+        table, *_ = np.linalg.lstsq(others - anchor, np.array(moved), rcond=None)
+        maps.append(part @ table.T)
+    return np.array(maps)
+
+
+def solve_numbers(own: Float[Array, "j r"], copies: Int[Array, "j 2"]) -> Float[Array, " r"]:
+    """M_h (b - a) of one head from its part of the answers to several numbers of the token b."""
+    odds = np.log(copies[:, 0] / (copies[:, 1] + 1.0))
+    _, _, axes = np.linalg.svd(own, full_matrices=False)
+    along = own @ axes[0]
+    table = np.column_stack([np.ones(len(own)), -along * np.exp(-odds)])
+    solution, *_ = np.linalg.lstsq(table, along, rcond=None)
+    weight = 1.0 / (1.0 + max(float(solution[1]), 0.0) * np.exp(-odds))
+    return np.asarray(weight @ own / (weight @ weight))
+
+
+# --- 3: scores ------------------------------------------------------------------------------------
+
+
+def find_scores(
+    frozen: Frozen,
+    maps: Float[Array, "h d k"],
+    options: PreNormOptions,
+    rng: np.random.Generator,
+) -> list[tuple[Array, Array, Array]]:
+    """For every head the score in factors (left, right) and the key bias."""
+    heads, _, k = maps.shape
+    context = max(1, int(options.share * maps.shape[1] / heads))
+    anchors = frozen.points(rng, k + 1 + options.spare)
+    keys = np.array([find_keys(frozen, maps, anchor, context, rng) for anchor in anchors])
+    table = np.column_stack([anchors, np.ones(len(anchors))])
+    found = []
+    for h in range(heads):
+        axes, sizes, _ = np.linalg.svd(keys[:, h].T, full_matrices=False)
+        drops = sizes[:-1] / np.maximum(sizes[1:], 1e-300)
+        rank = int(np.argmax(drops)) + 1 if drops.max() > 10.0 else len(sizes)
+        left = axes[:, :rank]
+        solution, *_ = np.linalg.lstsq(table, keys[:, h] @ left, rcond=None)
+        found.append((left, solution[:-1].T, left @ solution[-1]))
+    return found
+
+
+def find_keys(
+    frozen: Frozen,
+    maps: Float[Array, "h d k"],
+    anchor: Float[Array, " k"],
+    context: int,
+    rng: np.random.Generator,
+) -> Float[Array, "h k"]:
+    """Keys of all heads at an anchor: log w_hi / w_hN = (b_i - a) . key_h."""
+    heads, _, k = maps.shape
+    alone = frozen.ask(np.zeros((1, 0, k)), anchor[None], "scores")[0]
+    groups = -(-(k + 2) // context)
+    tokens = np.array([best_tokens(frozen, maps, anchor, context, rng) for _ in range(groups)])
+    answers = frozen.ask(tokens, np.tile(anchor, (groups, 1)), "scores") - alone
+    odds, sure = np.empty((2, groups, context, heads))
+    for g in range(groups):
+        table = np.einsum("hdk,mk->dmh", maps, tokens[g] - anchor).reshape(len(alone), -1)
+        share, *_ = np.linalg.lstsq(table, answers[g], rcond=None)
+        share = share.reshape(context, heads)
+        own = 1.0 - share.sum(axis=0)
+        share, own = np.maximum(share, 1e-12), np.maximum(own, 1e-12)
+        odds[g] = np.log(share / own)
+        sure[g] = share * own / (share + own)  # what an error of a weight is divided by
+    steps = (tokens - anchor).reshape(-1, k)
+    keys = np.empty((heads, k))
+    for h in range(heads):
+        weight = sure[:, :, h].ravel()
+        keys[h], *_ = np.linalg.lstsq(
+            weight[:, None] * steps, weight * odds[:, :, h].ravel(), rcond=None
+        )
+    return keys
+
+
+def best_tokens(
+    frozen: Frozen, maps: Array, anchor: Array, context: int, rng: np.random.Generator
+) -> Float[Array, "m k"]:
+    """Of a few draws, the tokens whose weights are read best."""
+    draws = [frozen.points(rng, context) for _ in range(12)]
+
+    def condition(tokens: Array) -> float:
+        table = np.einsum("hdk,mk->dmh", maps, tokens - anchor).reshape(maps.shape[1], -1)
+        return float(np.linalg.cond(table))
+
+    return min(draws, key=condition)
+
+
+# --- 4: the offset --------------------------------------------------------------------------------
+
+
+def find_offset(
+    frozen: Frozen, whole: Float[Array, "d k"], rng: np.random.Generator
+) -> Float[Array, " d"]:
+    """What attention adds to every token, as far as the second norm sees it. A token t z changes
+    the answer beside the residual by J (off + M z) / t + ..., J the network's derivative along the
+    sphere, which is measured too."""
+    box, plane = frozen.box, frozen.plane
+    size, step = frozen.anchor_size**0.6, frozen.unit ** (1.0 / 3.0)
+    rows, right = [], []
+    for point in frozen.points(rng, 3):
+        tangent = np.linalg.svd(point[None])[2][1:]  # directions along the sphere
+        turned = np.cos(step) * point + np.sin(step) * np.linalg.norm(point) * tangent
+        other = np.cos(step) * point - np.sin(step) * np.linalg.norm(point) * tangent
+        none = np.zeros((len(turned), 0, frozen.width))
+        ahead, behind = (frozen.ask(none, side, "offset") for side in (turned, other))
+        # M z is part of both: it is taken out
+        slope = (ahead - behind - (turned - other) @ whole.T) / (2.0 * np.sin(step))
+        slope = slope / np.linalg.norm(point)
+        sizes = size * np.array([1.0, 2.0, 4.0])
+        tokens = box.representable(sizes[:, None] * (plane @ point))
+        seen = box.ask(tokens[:, None], "offset") - tokens
+        # a + b/t + c/t^2: b
+        b = np.linalg.solve(np.vander(1.0 / sizes, increasing=True), seen)[1]
+        rows.append(slope.T @ tangent)
+        right.append(b - slope.T @ (tangent @ (plane.T @ (whole @ point))))
+    found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)
+    return np.asarray(plane @ found)
+
+
+# --- 5: the network -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BehindAttention(Wrapper):
+    """What the network adds to a stream of this size, on points of the norm's sphere: the token
+    that has this stream is found by iteration. `doubt`: of the attention."""
+
+    inner: Oracle
+    known: Block
+    plane: Float[Array, "d k"]
+    size: float
+    doubt: float
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        width, kept = self.plane.shape
+        known = self.inner.spec
+        sphere = Domain(max_length=known.domain.max_length, sphere=float(np.sqrt(width)))
+        # what the attention is wrong by is smooth: only its size is told
+        noise = NoiseModel(additive=self.doubt)
+        return replace(known, width=kept, outputs=width, domain=sphere, precision=noise)
+
+    def ask(self, queries: QueryBatch) -> Array:
+        stream = self.size * queries.tokens()[:, -1] @ self.plane.T
+        tokens = stream - attended(self.known, stream)
+        for _ in range(60):
+            moved = stream - attended(self.known, tokens)
+            if np.abs(moved - tokens).max() <= 2.0**-52 * self.size:
+                break
+            tokens = moved
+        tokens = moved
+        stream = tokens + attended(self.known, tokens)  # to the last digit
+        answers = np.asarray(self.inner.ask(QueryBatch.of(tokens[:, None], queries.purpose)))
+        return np.asarray(answers - stream.astype(answers.dtype))
+
+
+def attended(known: Block, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """What attention adds to single tokens."""
+    assert known.attention is not None
+    return known.attention(known.norms[0](tokens)[:, None])
+
+
+def find_network(
+    frozen: Frozen, known: Block, options: PreNormOptions, rng: np.random.Generator
+) -> Mlp:
+    """The network on normalised streams; its linear part is zero. In narrow blocks few neurons are
+    looked for first: second derivatives tell them, where many need a fit to random points."""
+    sharp = BehindAttention(
+        frozen.box.oracle, known, frozen.plane, options.far_stream,
+        20.0 / frozen.anchor_size / options.far_stream,
+    )  # fmt: skip
+    if has_kinks(sharp, rng):
+        return turn_neurons(fit_relus(sharp, rng))
+    attempts = [(MlpLearner(), options.stream)]
+    if frozen.width < 12:
+        few = MlpLearner(neurons=frozen.width + 1)
+        attempts = [(few, options.stream), (MlpLearner(), options.far_stream)]
+    reason = ""
+    for learner, size in attempts:
+        doubt = 20.0 / frozen.anchor_size / size  # the maps and the offset are off by a few 1/t
+        oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, size, doubt)
+        try:
+            return turn_neurons(learner.learn(oracle, rng).model)
+        except (
+            Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
+        ) as failed:  # fmt: skip
+            reason = str(failed)
+    raise Unclear(f"the network behind the attention was not found: {reason}")
+
+
+def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
+    """Whether the network is affine between kinks: five near points of a great circle then have
+    answers a + b cos + c sin."""
+    step = 0.01
+    angles = step * np.arange(-2.0, 3.0)
+    wave = np.column_stack([np.ones(5), np.cos(angles), np.sin(angles)])
+    across = np.linalg.svd(wave)[0][:, 3:].T
+    left, whole = [], []
+    for _ in range(7):
+        first, second = np.linalg.qr(rng.standard_normal((oracle.spec.width, 2)))[0].T
+        points = np.sqrt(len(oracle.plane)) * (wave[:, 1:] @ np.array([first, second]))
+        values = oracle.ask(QueryBatch.of(points[:, None], "network"))
+        left.append(np.abs(across @ values).max())
+        whole.append(np.abs(values).max())
+    # what a smooth activation bends by in this step, and what the answers round
+    return bool(np.median(left) < 1e-4 * step**3 * np.median(whole))
+
+
+@dataclass(eq=False)
+class ValuesOnSphere:
+    """Answers F of the network at points of the sphere, as directions of (F, size): a network, too,
+    whose last number is constant and tells the scale."""
+
+    oracle: BehindAttention
+    rng: np.random.Generator
+    points: Float[Array, "n k"]
+    values: Float[Array, "n d"]
+    size: float = 1.0
+    drawn: int = 0
+
+    @property
+    def radius(self) -> float:
+        return float(np.sqrt(len(self.oracle.plane)))
+
+    def grow(self, count: int) -> None:
+        """So many random points, at least."""
+        more = self.rng.standard_normal((max(0, count - self.drawn), self.points.shape[1]))
+        self.drawn = max(count, self.drawn)
+        self.add(more * (self.radius / norms(more)))
+
+    def grow_beside(self, net: Directed) -> None:
+        """More points on that side of a neuron's hyperplane where there are few."""
+        self.add(points_beside(net, self.points, self.radius, self.rng))
+
+    def add(self, points: Float[Array, "more k"]) -> None:
+        if not len(points):
+            return
+        values = self.oracle.ask(QueryBatch.of(points[:, None], "network"))
+        self.points = np.concatenate([self.points, points])
+        self.values = np.concatenate([self.values, values])
+
+    def read(self, known: Directed | None) -> tuple[Float[Array, "n k"], Float[Array, "n p"]]:
+        """All points and directions."""
+        lifted = np.column_stack([self.values, np.full(len(self.values), self.size)])
+        return self.points, np.asarray(lifted / norms(lifted))
+
+
+def fit_relus(oracle: BehindAttention, rng: np.random.Generator) -> Mlp:
+    """A network of ReLUs on the sphere, by direction_fit.py; its linear part is what it is."""
+    width, outputs = oracle.spec.width, len(oracle.plane)
+    values = ValuesOnSphere(oracle, rng, np.zeros((0, width)), np.zeros((0, outputs)))
+    values.grow(4 * outputs)
+    values.size = float(np.sqrt(np.mean(np.sum(values.values**2, axis=1))))
+    start = np.zeros((outputs + 1, width + 1))
+    start[:-1, -1], start[-1, -1] = values.values.mean(axis=0), values.size
+    net = fit_to_directions(values, start, ("relu",), max(30.0 * oracle.doubt, 1e-9), rng)
+    scale = net.affine[-1, -1] / values.size
+    return Mlp(
+        net.rows[:, :-1],
+        net.rows[:, -1],
+        net.outer[:-1] / scale,
+        activation="relu",
+        linear=net.affine[:-1, :-1] / scale,
+        offset=net.affine[:-1, -1] / scale,
+    )
+
+
+def turn_neurons(network: Mlp) -> Mlp:
+    """The neurons turned so that no linear part is left: linear = -Σ s_j outer_j inner_jᵀ, s_j zero
+    or one."""
+    if ACTIVATIONS[network.activation].slope and network.gate is None:
+        outer = outer_table(network)
+        normal = (outer.T @ outer) * (network.inner @ network.inner.T)
+        right = -np.einsum("kj,kd,jd->j", outer, network.linear, network.inner)
+        share, *_ = np.linalg.lstsq(normal, right, rcond=None)
+        if np.abs(share - np.round(share)).max() > 0.2:
+            raise Unclear("which way the neurons are turned was not seen")
+        network = turned(network, np.round(share) == 1.0)
+    return with_parts(network, linear=np.zeros_like(network.linear))
+
+
+# --- 6: the epsilons ------------------------------------------------------------------------------
+
+
+def find_epsilons(
+    frozen: Frozen, known: Block, network: Mlp, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Of the norm of the tokens, from a small token of the context; of that of the stream, from
+    a token whose stream is small."""
+    layer = known.attention
+    assert layer is not None
+    box, plane, d = frozen.box, frozen.plane, len(frozen.plane)
+    anchor, other = frozen.points(rng, 2)
+    alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "epsilon")[0]
+    last = box.representable(frozen.anchor_size * plane @ anchor)
+
+    def change(share: Float[Array, " n"]) -> Float[Array, "n d"]:
+        """What a token of this share of the sphere's radius adds."""
+        pair = np.stack([share[:, None] * other, np.tile(anchor, (len(share), 1))], axis=1)
+        return np.asarray(layer(pair @ plane.T) - layer(anchor[None, None] @ plane.T))
+
+    def first(size: float) -> float:
+        tokens = box.representable(np.array([size * plane @ other, last]))
+        seen = box.ask(tokens[None], "epsilon")[0] - last - alone
+        return share_of(change, seen)
+
+    small = search_epsilon(first)
+    whole = sum((head.value.T for head in layer.heads), np.zeros((d, d)))
+
+    def second(size: float) -> float:
+        heading = frozen.points(rng, 1)[0]
+        start = plane.T @ layer.offset - size * heading
+        token = plane @ token_of(plane.T @ whole @ plane, start, small, d)
+        point = plane.T @ token
+        added = layer.offset + whole @ (plane @ point / np.sqrt(point @ point / d + small))
+        answer = box.ask(box.representable(token)[None, None], "epsilon")[0] - token - added
+        return share_of(lambda share: network(share[:, None] * heading), answer)
+
+    return small, search_epsilon(second)
+
+
+def search_epsilon(share: Callable[[float], float]) -> float:
+    """Epsilon from the share of the radius that a token of some size has, the size so that it
+    shows: share^2 = size^2 / (size^2 + epsilon)."""
+    size = 3e-3
+    for _ in range(8):
+        found = share(size)
+        if 0.2 < found < 0.95:
+            return float(size**2 * (1.0 / found**2 - 1.0))
+        size = size / 10.0 if found >= 0.95 else size * 5.0
+    raise Unclear("epsilon is too small or too large to be seen")
+
+
+def token_of(
+    whole: Float[Array, "k k"], offset: Float[Array, " k"], epsilon: float, width: int
+) -> Float[Array, " k"]:
+    """The token x, in the norm's plane, with x + whole n(x) + offset = 0: x = c n, where
+    (c + whole) n = -offset and |n|^2 = width (1 - epsilon / c^2)."""
+    least = np.sqrt(epsilon)
+
+    def point(c: float) -> Array:
+        return np.linalg.solve(c * np.eye(len(whole)) + whole, -offset)
+
+    def excess(c: float) -> float:
+        n = point(c)
+        return float(n @ n / width - (1.0 - epsilon / c**2))
+
+    high = least + 10.0 * (np.linalg.norm(offset) + np.linalg.norm(whole))
+    c = brentq(excess, least * (1.0 + 1e-9), high, xtol=1e-300, rtol=1e-15)
+    return np.asarray(c * point(c))
+
+
+# --- 7: sequences for the refinement --------------------------------------------------------------
+
+
+def ask_sequences(
+    box: Box, block: Block, singles: int, rng: np.random.Generator
+) -> list[tuple[Array, Array]]:
+    """Random sequences, their sizes spread from that of epsilon to 30: half as many numbers more
+    than the attention has unknowns, and so many single tokens."""
+    width = block.width
+    small = 3.0 * float(np.sqrt(block.epsilons[0]))
+    count = int(1.5 * 4.0 * width) + 16
+    found = []
+    for length, size, number in (
+        (2, 1.0, count // 4),
+        (3, 3.0, count // 4),
+        (4, 1.0, count // 4),
+        (3, 30.0, count // 4),
+        (3, small, 8),
+        (1, 1.0, singles),
+    ):
+        tokens = box.representable(size * rng.standard_normal((number, length, width)))
+        found.append((tokens, box.ask(tokens, "refinement")))
+    return found
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def bends(box: Box, rng: np.random.Generator) -> bool:
+    """Whether a single token's answer beside the residual bends: attention alone adds an affine
+    function of the normalised token, whose values at x and -x have one sum for all x."""
+    points = rng.standard_normal((2, box.width))
+    tokens = 1e3 * np.concatenate([points, -points])
+    tokens = box.representable(tokens)
+    beside = box.ask(tokens[:, None], "network") - tokens
+    sums = beside[:2] + beside[2:]
+    size = float(np.abs(tokens).max() * box.unit + 1e-6 * np.abs(beside).max())
+    return bool(np.abs(sums[0] - sums[1]).max() > 1e2 * size)
+
+
+def find_pre_norm_block(
+    box: Box, rng: np.random.Generator, options: PreNormOptions | None = None
+) -> tuple[list[Block], Pairs]:
+    """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
+    options = PreNormOptions() if options is None else options
+    kept = Kept(box.oracle)
+    box = Box(kept, box.noise, box.answered)
+    kind = find_kind(box, rng)
+    plane = kept_plane(box.width, kind)
+    frozen = Frozen(box, plane)
+    anchor = frozen.points(rng, 1)[0]
+    alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "heads")[0]
+    heads, first = ask_heads(frozen, anchor, alone, options, rng)
+    ranges = find_ranges(frozen, anchor, alone, heads, first, options, rng)
+    maps = find_maps(frozen, anchor, alone, ranges, options, rng)
+    scores = find_scores(frozen, maps, options, rng)
+    offset = find_offset(frozen, maps.sum(axis=0), rng)
+    layer = Attention(
+        [
+            Head((plane @ left, right @ plane.T), plane @ bias, plane @ part.T)
+            for (left, right, bias), part in zip(scores, maps, strict=True)
+        ],
+        offset,
+    )
+    known = Block(layer, None, norm="pre", kind=kind)
+    network = find_network(frozen, known, options, rng)
+    epsilons = find_epsilons(frozen, known, network, rng)
+    wide = lift_network(network, plane, 1.0)
+    block = Block(layer, wide, norm="pre", kind=kind, epsilons=epsilons)
+    singles = kept.apart(1e5)
+    wanted = 1.3 * wide.neurons * (plane.shape[1] + 1 + box.width) / box.width
+    more = max(8, int(wanted - len(singles[0]) / 2))
+    return [block], [singles, *ask_sequences(box, block, more, rng)]

@@ -1,0 +1,290 @@
+"""All parameters of a block, refined together on all answers.
+
+Statement.  From a start that is off by up to a fifth in every weight, damped Gauss-Newton steps
+            converge to the block that explains the answers to their rounding.
+Queries.    None: tokens and answers are given, at least 1.3 numbers per unknown, of all sizes.
+Algebra.    The exact forward model in torch, in coordinates of what the norms keep. Scores and
+            values are in factors, whose gauge the damping holds. First all answers count alike,
+            then in units of their rounding: weights by rounding, before the model is right, would
+            let its errors drag what is known best. Standard errors: the least squares solutions
+            for random roundings, as deviations of the parameters that are told.
+Fails.      At a residual above rounding: `Refined.level` tells.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
+from keyhole.extras import need
+from keyhole.fitting.bootstrap import bootstrap_errors
+from keyhole.fitting.gauss_newton import Blocks, FitOptions, fit_least_squares, form_jacobian
+from keyhole.fitting.torch_model import Batch, TorchModel
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import Mlp, outer_table
+from keyhole.models.norm import kept_plane
+
+Pairs = Sequence[tuple[Array, Array]]  # queries (n, length, d) and answers (n, d)
+
+
+@dataclass(frozen=True, eq=False)
+class Refined:
+    """The block, its standard errors (scores multiplied out), and what is left of the answers: root
+    mean square in units of their rounding."""
+
+    block: Block
+    errors: Block
+    level: float
+
+
+# --- the block in coordinates of what the norms keep ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is not fitted. No heads: a network alone, behind its norm."""
+
+    norm: str
+    kind: str
+    width: int
+    heads: int
+    activation: str
+    parallel: bool = False
+
+    @property
+    def plane(self) -> Float[Array, "d k"]:
+        return kept_plane(self.width, self.kind)
+
+
+def form_of(block: Block) -> Form:
+    assert block.mlp is not None
+    return Form(
+        block.norm,
+        block.kind,
+        block.width,
+        0 if block.attention is None else len(block.attention.heads),
+        block.mlp.activation,
+        block.parallel,
+    )
+
+
+def split_block(block: Block) -> dict[str, Array]:
+    """The parameters that are fitted, by name. The network has no linear part."""
+    assert block.mlp is not None
+    plane = kept_plane(block.width, block.kind)
+    pre = block.norm == "pre"
+    parts: dict[str, Array] = {"epsilons": np.log(np.maximum(block.epsilons, 1e-300))}
+    network, outer = block.mlp, outer_table(block.mlp)
+    if block.attention is None:
+        return parts | {"inner": network.inner, "inner_bias": network.inner_bias,
+                        "outer": plane.T @ outer, "added": plane.T @ network.offset,
+                        "last_gain": block.gain[0], "last_bias": block.bias[0]}  # fmt: skip
+    for h, head in enumerate(block.attention.heads):
+        assert head.score_factors is not None
+        left, right, value = head.score_factors.left, head.score_factors.right, head.value.T
+        if pre:
+            left, right, value = plane.T @ left, right @ plane, value @ plane
+        else:
+            value = plane.T @ value
+        axes, sizes, rows = np.linalg.svd(value, full_matrices=False)
+        rank = int(np.sum(sizes > 1e-4 * sizes[0]))
+        bias, *_ = np.linalg.lstsq(left, head.key_bias if not pre else plane.T @ head.key_bias,
+                                   rcond=None)  # fmt: skip
+        root = np.sqrt(sizes[:rank])
+        parts |= {f"left{h}": left, f"right{h}": right, f"key{h}": bias}
+        parts |= {f"out{h}": axes[:, :rank] * root, f"value{h}": root[:, None] * rows[:rank]}
+    parts["offset"] = plane.T @ block.attention.offset
+    if pre:
+        parts |= {"inner": network.inner @ plane, "inner_bias": network.inner_bias,
+                  "outer": outer, "added": network.offset}  # fmt: skip
+    else:
+        gain, bias = block.gain[0], block.bias[0]
+        parts |= {"inner": (network.inner * gain) @ plane,
+                  "inner_bias": network.inner_bias + network.inner @ bias,
+                  "outer": plane.T @ outer, "added": plane.T @ (network.offset + bias),
+                  "gain": gain, "last_gain": block.gain[1], "last_bias": block.bias[1]}  # fmt: skip
+    return parts
+
+
+def join_block(parts: dict[str, Array], form: Form) -> Block:
+    """The block with these parameters."""
+    plane, pre = form.plane, form.norm == "pre"
+    heads = []
+    for h in range(form.heads):
+        left, right, value = parts[f"left{h}"], parts[f"right{h}"], parts[f"out{h}"]
+        key = left @ parts[f"key{h}"]
+        table = value @ parts[f"value{h}"]
+        if pre:
+            left, right, key, table = plane @ left, right @ plane.T, plane @ key, table @ plane.T
+        else:
+            table = plane @ table
+        heads.append(Head((left, right), key, table.T))
+    attention = Attention(heads, plane @ parts["offset"]) if heads else None
+    inner, outer, added = parts["inner"], parts["outer"], parts["added"]
+    gain = bias = None
+    if attention is not None:
+        inner = inner @ plane.T
+    if not pre and attention is None:
+        outer, added = plane @ outer, plane @ added
+        gain, bias = parts["last_gain"][None], parts["last_bias"][None]
+    elif not pre:
+        inner, outer, added = inner / parts["gain"], plane @ outer, plane @ added
+        gain = np.array([parts["gain"], parts["last_gain"]])
+        bias = np.array([np.zeros(form.width), parts["last_bias"]])
+    network = Mlp(inner, parts["inner_bias"], outer, activation=form.activation, offset=added)
+    return Block(
+        attention,
+        network,
+        norm=form.norm,
+        kind=form.kind,
+        epsilons=np.exp(parts["epsilons"]),
+        gain=gain,
+        bias=bias,
+        parallel=form.parallel,
+    )
+
+
+def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
+    """The answer to one query, as a torch function of the fitted parameters."""
+    torch: Any = need("torch", "torch", "the refinement of a block")
+    plane = torch.as_tensor(form.plane)
+    functional = torch.nn.functional
+    phi = {
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "silu": functional.silu,
+        "tanh": torch.tanh,
+        "relu": functional.relu,
+    }[form.activation]
+
+    def normed(x: Any, log_epsilon: Any) -> Any:
+        """In coordinates of the plane."""
+        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) / form.width + log_epsilon.exp())
+
+    def attend(p: dict[str, Any], tokens: Any) -> Any:
+        """What the heads add, without the offset."""
+        total = 0.0
+        for h in range(form.heads):
+            key = p[f"left{h}"] @ (p[f"right{h}"] @ tokens[-1] + p[f"key{h}"])
+            weight = torch.softmax(tokens @ key, dim=0)
+            total = total + p[f"out{h}"] @ (p[f"value{h}"] @ (weight @ tokens))
+        return total
+
+    def network(p: dict[str, Any], x: Any) -> Any:
+        return p["outer"] @ phi(p["inner"] @ x + p["inner_bias"]) + p["added"]
+
+    def pre(p: dict[str, Any], tokens: Any) -> Any:
+        inside = tokens @ plane
+        seen = normed(inside, p["epsilons"][0])
+        stream = tokens[-1] + attend(p, seen) + plane @ p["offset"]
+        read = tokens[-1] if form.parallel else stream
+        return stream + network(p, normed(read @ plane, p["epsilons"][1]))
+
+    def post(p: dict[str, Any], tokens: Any) -> Any:
+        stream = tokens[-1] @ plane + attend(p, tokens) + p["offset"]
+        first = normed(stream, p["epsilons"][0])
+        second = plane.T @ (p["gain"] * (plane @ first)) + network(p, first)
+        return p["last_gain"] * (plane @ normed(second, p["epsilons"][1])) + p["last_bias"]
+
+    def network_alone(p: dict[str, Any], tokens: Any) -> Any:
+        stream = tokens[-1] @ plane + network(p, tokens[-1])
+        return p["last_gain"] * (plane @ normed(stream, p["epsilons"][0])) + p["last_bias"]
+
+    if not form.heads:
+        return network_alone
+    return pre if form.norm == "pre" else post
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+def refine_block(
+    start: Block, pairs: Pairs, unit: float, rng: np.random.Generator, dense: int = 5000
+) -> Refined:
+    """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed."""
+    form = form_of(start)
+    parts = split_block(start)
+    blocks = Blocks.of(parts)
+    function = forward(form)
+
+    def weighed(equal: bool) -> TorchModel:
+        data = []
+        for tokens, answers in pairs:
+            # sums inside the block are of the size of its answer and its last token
+            size = np.abs(answers).max(axis=1)
+            if form.norm == "pre":
+                size = np.maximum(size, np.abs(tokens[:, -1]).max(axis=1))
+            rounding = 4.0 * unit * (1.0 + size) * cancellation(start, tokens)
+            weight = cancellation(start, tokens) if equal else rounding
+            data.append(Batch(tokens, answers, weight))
+        return TorchModel(function, blocks, data)
+
+    rough = FitOptions(steps=60, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
+                       target=10.0 * unit)  # fmt: skip
+    # what few answers see is off by more than their residual tells: no target here
+    fine = replace(rough, steps=2, target=0.0, damping=1e-12)
+    first = fit_least_squares(weighed(True), blocks.join(parts), rough, rng=rng, blocks=blocks)
+    last = fit_least_squares(weighed(False), first.point, fine, rng=rng, blocks=blocks)
+    point, exact = last.point, weighed(False)
+    jacobian = form_jacobian(exact.linearize(point))
+    solve = inverse_of(jacobian)
+    moved = point - solve(last.residual)
+    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
+        point = moved  # weak directions, too
+    level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
+    best = join_block(blocks.split(point), form)
+    told = multiplied(best)
+    names = [name for name, part in told.items() if part.size]
+
+    def repeat() -> Sequence[Array]:
+        """Parameters for answers that are rounded otherwise."""
+        step = max(level, 1.0) * solve(rng.standard_normal(len(jacobian)))
+        other = multiplied(join_block(blocks.split(point + step), form))
+        return [other[name][None] for name in names]
+
+    found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
+    errors = {name: part[0] for name, part in zip(names, found, strict=True)}
+    return Refined(best, Block.from_arrays({**told, **errors}), level)
+
+
+def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
+    """By how much the first norm of a post-norm block enlarges the rounding of what it reads, where
+    token and attention nearly cancel."""
+    if block.norm != "post" or block.attention is None:
+        return np.ones(len(tokens))
+    last, added = tokens[:, -1], block.attention(tokens)
+    parts = np.abs(last).max(axis=1) + np.abs(added).max(axis=1)
+    plane = block.norms[0].plane
+    left = np.mean(((last + added) @ plane) ** 2, axis=1) + block.norms[0].epsilon
+    return np.maximum(1.0, parts / np.sqrt(left) / 4.0)
+
+
+def inverse_of(
+    jacobian: Float[Array, "numbers unknowns"], few: int = 800
+) -> Callable[[Array], Array]:
+    """The least squares solution as a function of the right side: by singular values where the
+    unknowns are few, else by normal equations, which lose directions that hardly show. The gauge
+    of the factors stays where it is."""
+    sizes = np.linalg.norm(jacobian, axis=0)
+    sizes = np.where(sizes > 0, sizes, 1.0)
+    scaled = jacobian / sizes
+    if jacobian.shape[1] <= few:
+        inverse = np.linalg.pinv(scaled, rcond=1e-11)
+        return lambda right: np.asarray(inverse @ right / sizes)
+    normal = scaled.T @ scaled
+    normal[np.diag_indices(len(normal))] += 1e2 * UNIT_ROUNDOFF * len(normal)
+    factor = cho_factor(normal, check_finite=False)
+    return lambda right: np.asarray(cho_solve(factor, scaled.T @ right) / sizes)
+
+
+def multiplied(block: Block) -> dict[str, Array]:
+    """All arrays, scores multiplied out: their factors are not unique."""
+    arrays = block.to_arrays()
+    for name in [name for name in arrays if name.endswith("score_left")]:
+        other = name.replace("score_left", "score_right")
+        arrays[name.replace("score_left", "score")] = arrays.pop(name) @ arrays.pop(other)
+    return arrays

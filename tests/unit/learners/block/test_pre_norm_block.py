@@ -1,0 +1,230 @@
+import numpy as np
+import pytest
+
+import keyhole
+from keyhole.learners.block.box import Box, Kept, Unclear
+from keyhole.learners.block.direction_fit import Directed
+from keyhole.learners.block.pre_norm_block import (
+    BehindAttention,
+    Frozen,
+    PreNormOptions,
+    ValuesOnSphere,
+    ask_heads,
+    bends,
+    find_epsilons,
+    find_maps,
+    find_network,
+    find_offset,
+    find_ranges,
+    find_scores,
+    fit_relus,
+    has_kinks,
+    search_epsilon,
+    solve_numbers,
+    spread_numbers,
+    token_of,
+    turn_neurons,
+)
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.canonical import canonical_block
+from keyhole.models.mlp import Mlp, turned
+from keyhole.models.norm import Norm, kept_plane
+from keyhole.models.random import block
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.queries import QueryBatch
+
+OPTIONS = PreNormOptions()
+SECRET = canonical_block(block(np.random.default_rng(3), 8, heads=2, neurons=8, norm="pre"))
+
+
+def frozen_box(secret, rng):
+    frozen = Frozen(Box(FunctionOracle(secret, Spec(secret.width))), kept_plane(8, "layer"))
+    anchor = frozen.points(rng, 1)[0]
+    return frozen, anchor, frozen.ask(np.zeros((1, 0, 7)), anchor[None], "test")[0]
+
+
+def attention_of(secret):
+    return Block(secret.attention, None, norm="pre", epsilons=secret.epsilons[:1])
+
+
+def closest(part, parts):
+    return min(np.linalg.norm(part - one) / np.linalg.norm(one) for one in parts)
+
+
+def test_heads_and_their_maps_are_seen_past_the_network():
+    rng = np.random.default_rng(0)
+    frozen, anchor, alone = frozen_box(SECRET, rng)
+    heads, first = ask_heads(frozen, anchor, alone, OPTIONS, rng)
+    assert heads == 2
+    ranges = find_ranges(frozen, anchor, alone, heads, first, OPTIONS, rng)
+    assert [part.shape for part in ranges] == [(8, 4), (8, 4)]
+    maps = find_maps(frozen, anchor, alone, ranges, OPTIONS, rng)
+    values = [frozen.plane.T @ head.value for head in SECRET.attention.heads]
+    assert max(closest(part.T, values) for part in maps) < 1e-3
+
+
+def test_scores_and_offset_from_the_maps():
+    rng = np.random.default_rng(1)
+    frozen, _, _ = frozen_box(SECRET, rng)
+    plane = frozen.plane
+    maps = np.array([head.value.T @ plane for head in SECRET.attention.heads])
+    for (left, right, bias), head in zip(
+        find_scores(frozen, maps, OPTIONS, rng), SECRET.attention.heads, strict=True
+    ):
+        assert left.shape[1] == 4
+        assert closest(left @ right, [plane.T @ head.score @ plane]) < 1e-2
+        assert np.allclose(plane @ bias, head.key_bias, atol=1e-2)
+    offset = find_offset(frozen, maps.sum(axis=0), rng)
+    assert np.allclose(offset, SECRET.attention.offset, atol=1e-3)
+
+
+def test_the_network_and_the_epsilons_behind_a_known_attention():
+    rng = np.random.default_rng(2)
+    frozen, _, _ = frozen_box(SECRET, rng)
+    network = find_network(frozen, attention_of(SECRET), OPTIONS, rng)
+    assert network.neurons == 8
+    assert not network.linear.any()
+    inner = SECRET.mlp.inner @ frozen.plane
+    assert max(closest(row, inner) for row in network.inner) < 1e-5
+    found = find_epsilons(frozen, attention_of(SECRET), network, rng)
+    assert np.allclose(found, 1e-5, rtol=1e-3)
+
+
+def test_a_stream_is_made_of_a_token():
+    known = attention_of(SECRET)
+    seen = []
+
+    def box(tokens):
+        seen.append(tokens[:, 0] + known.attention(known.norms[0](tokens)))
+        return SECRET(tokens)
+
+    plane = kept_plane(8, "layer")
+    oracle = BehindAttention(FunctionOracle(box, Spec(8)), known, plane, 50.0, 1e-9)
+    points = np.sqrt(8.0) * np.eye(7)[:3]
+    answers = oracle.ask(QueryBatch.of(points[:, None], "test"))
+    assert np.allclose(seen[0], 50.0 * points @ plane.T, atol=1e-11)
+    norm = Norm(np.ones(8), None, SECRET.epsilons[1])
+    assert np.allclose(answers, SECRET.mlp(norm(seen[0])), atol=1e-11)
+
+
+def test_a_token_whose_stream_vanishes():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        whole, offset = rng.standard_normal((5, 5)) / 2.0, rng.standard_normal(5)
+        token = token_of(whole, offset, 1e-5, 6)
+        point = token / np.sqrt(token @ token / 6 + 1e-5)
+        assert np.abs(token + whole @ point + offset).max() < 1e-9
+
+
+def test_numbers_of_one_token_tell_a_head():
+    copies = np.array([[1, 3], [1, 0], [4, 0]])
+    value, odds = np.array([1.0, -2.0]), np.log(copies[:, 0] / (copies[:, 1] + 1.0))
+    own = (1.0 / (1.0 + np.exp(-0.7 - odds)))[:, None] * value
+    assert np.allclose(solve_numbers(own, copies), value, atol=1e-12)
+    assert spread_numbers(12, 6).sum(axis=1).max() <= 5
+    assert len(spread_numbers(12, None)) >= 10
+
+
+def test_neurons_are_turned_until_no_linear_part_is_left():
+    rng = np.random.default_rng(0)
+    network = Mlp(rng.standard_normal((6, 4)), rng.standard_normal(6), rng.standard_normal((5, 6)))
+    other = turned(network, np.arange(6) % 2 == 0)
+    back = turn_neurons(other)
+    assert np.allclose(back.inner, network.inner)
+    with pytest.raises(Unclear, match="which way"):
+        turn_neurons(Mlp(network.inner, None, network.outer, linear=np.ones((5, 4))))
+
+
+def test_epsilon_out_of_sight():
+    with pytest.raises(Unclear, match="epsilon"):
+        search_epsilon(lambda size: 1.0)
+
+
+def test_single_tokens_are_kept_once():
+    kept = Kept(FunctionOracle(SECRET, Spec(8)))
+    token = np.random.default_rng(0).standard_normal(8)
+    for factor in (1.0, 1.0001, -1.0, 1e6):
+        kept.ask(QueryBatch.of(factor * token[None, None], "test"))
+    kept.ask(QueryBatch.of(np.ones((1, 2, 8)), "test"))
+    tokens, answers = kept.apart(1e3)
+    assert np.array_equal(tokens[:, 0], [token, -token])
+    assert np.allclose(answers, SECRET(tokens), atol=1e-12)
+
+
+@pytest.mark.parametrize("neurons", [0, 8])
+def test_a_network_behind_the_attention_is_seen(neurons):
+    secret = block(np.random.default_rng(0), 8, heads=2, neurons=neurons, norm="pre")
+    box = Box(FunctionOracle(secret, Spec(8)))
+    assert bends(box, np.random.default_rng(1)) == bool(neurons)
+
+
+def test_heads_that_share_a_range_are_not_split():
+    heads = [Head(h.score, h.key_bias, SECRET.attention.heads[0].value @ np.diag([scale] * 8))
+             for h, scale in zip(SECRET.attention.heads, (1.0, 2.0), strict=True)]  # fmt: skip
+    secret = Block(Attention(heads, np.zeros(8)), SECRET.mlp, norm="pre")
+    rng = np.random.default_rng(0)
+    frozen, anchor, alone = frozen_box(secret, rng)
+
+    def split():
+        count, first = ask_heads(frozen, anchor, alone, OPTIONS, rng)
+        return find_ranges(frozen, anchor, alone, count, first, OPTIONS, rng)
+
+    with pytest.raises(Unclear):
+        split()
+
+
+def test_a_whole_torch_block():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    module = torch.nn.TransformerEncoderLayer(
+        8, 2, 8, activation="gelu", norm_first=True, batch_first=True
+    )
+    module = module.double().eval()
+    found = keyhole.recover(keyhole.open_oracle(module, width=8), keyhole.BlockLearner())
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert repr(found.model) == "Block(width=8, 2 heads, 8 gelu neurons, pre-norm (layer))"
+    fresh = np.random.default_rng(0).standard_normal((20, 5, 8))
+    with torch.no_grad():
+        answers = module(torch.tensor(fresh))[:, -1].numpy()
+    assert np.abs(found.model(fresh) - answers).max() < 1e-11
+
+
+def sharp_box(activation, neurons=4):
+    one = block(np.random.default_rng(5), 8, heads=2, neurons=neurons, activation=activation,
+                norm="pre")  # fmt: skip
+    secret = canonical_block(one)
+    oracle = FunctionOracle(secret, Spec(8))
+    return secret, BehindAttention(oracle, attention_of(secret), kept_plane(8, "layer"), 1e4, 1e-9)
+
+
+@pytest.mark.parametrize(("activation", "kinks"), [("relu", True), ("gelu", False)])
+def test_relus_are_told_from_smooth_networks(activation, kinks):
+    _, oracle = sharp_box(activation)
+    assert has_kinks(oracle, np.random.default_rng(0)) == kinks
+
+
+def test_relus_behind_the_attention():
+    secret, oracle = sharp_box("relu")
+    network = turn_neurons(fit_relus(oracle, np.random.default_rng(0)))
+    assert network.neurons == 4
+    points = np.random.default_rng(1).standard_normal((5, 7))
+    points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)
+    truth = secret.mlp(points @ kept_plane(8, "layer").T)
+    assert np.allclose(network(points), truth, atol=1e-6)
+
+
+def test_values_become_directions_and_points_beside_are_added():
+    _, oracle = sharp_box("relu")
+    source = ValuesOnSphere(oracle, np.random.default_rng(0), np.zeros((0, 7)), np.zeros((0, 8)))
+    source.grow(5)
+    source.grow(3)
+    points, seen = source.read(None)
+    assert points.shape == (5, 7)
+    assert np.allclose(seen[:, :-1] / seen[:, -1:], source.values)
+    rare = Directed(np.zeros((9, 8)), np.zeros((9, 1)), np.append(np.eye(7)[0], -2.5)[None], "relu")
+    source.grow(40)
+    source.grow_beside(rare)
+    assert (source.points[40:, 0] > 2.5).all()
+    assert len(source.points) > 45
