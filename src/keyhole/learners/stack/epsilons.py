@@ -1,0 +1,149 @@
+"""The epsilon of every norm of a stack.
+
+Statement.  Epsilon of a norm shows where the stream it reads is small. For a single token x the
+            stream before a norm is x plus something bounded and continuous, so every small vector
+            is reached by some x (Brouwer).
+Queries.    For each norm, in order: a token whose stream there is small; a few of them until its
+            size and the root of epsilon are alike. Then some more for the refinement.
+Algebra.    The token by Newton's method on the blocks so far, with the epsilons so far; epsilon by
+            a search in one unknown: the one with which the stack answers what the box did.
+Fails.      Where epsilon is so small that the errors of the blocks so far hide it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar, root
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block import Box, Unclear
+from keyhole.models.block import Block
+from keyhole.models.stack import Stack
+
+
+@dataclass(frozen=True, eq=False)
+class Small:
+    """Single tokens whose streams are small before some norm, the box's answers, and by how much
+    that norm enlarges roundings."""
+
+    tokens: Float[Array, "n 1 d"]
+    answers: Float[Array, "n d"]
+    enlarged: Float[Array, " n"]
+
+
+def with_epsilons(stack: Stack, epsilons: Float[Array, " n"]) -> Stack:
+    """The stack with other epsilons, two per block; fewer are those of blocks passed again."""
+    distinct = len(epsilons) // 2
+    blocks = [
+        Block(
+            block.attention,
+            block.mlp,
+            norm=block.norm,
+            kind=block.kind,
+            epsilons=epsilons.reshape(distinct, 2)[number % distinct],
+            gain=block.gain,
+            bias=block.bias,
+            parallel=block.parallel,
+        )
+        for number, block in enumerate(stack.blocks)
+    ]
+    return Stack(blocks, stack.final_norm, causal=stack.causal)
+
+
+def stream_before(stack: Stack, place: int, token: Float[Array, " d"]) -> Float[Array, " d"]:
+    """What norm number `place` reads, for a single token."""
+    stream = token[None, None]
+    for block in stack.blocks[: place // 2]:
+        stream = block(stream)[:, None]
+    if place % 2:
+        block = stack.blocks[place // 2]
+        assert block.attention is not None
+        stream = stream + block.attention(block.norms[0](stream))[:, None]
+    return np.asarray(stream[0, 0])
+
+
+def token_with(
+    stack: Stack, place: int, wanted: Float[Array, " k"], plane: Array, rng: np.random.Generator
+) -> Float[Array, " d"]:
+    """A token whose stream before the norm is this one, in the norm's plane."""
+
+    def gap(point: Array) -> Array:
+        return np.asarray(plane.T @ stream_before(stack, place, plane @ point) - wanted)
+
+    attempts = 60
+    for _ in range(attempts):
+        start = rng.uniform(0.1, 2.0) * rng.standard_normal(plane.shape[1])
+        found = root(gap, start, method="hybr", tol=1e-13)
+        if np.abs(gap(found.x)).max() < 1e-10:
+            return np.asarray(plane @ found.x)
+    raise Unclear("no token was found whose stream is small before some norm")
+
+
+def find_epsilons(
+    box: Box,
+    stack: Stack,
+    plane: Float[Array, "d k"],
+    more: int,
+    rng: np.random.Generator,
+    passes: int = 1,
+) -> tuple[Stack, list[Small]]:
+    """The stack with its epsilons to a few digits, and `more` small streams for each norm. Blocks
+    that are passed several times have one pair of epsilons."""
+    epsilons = np.full(2 * len(stack.blocks) // passes, 1e-5)
+    kept = []
+    for place in range(len(epsilons)):
+        epsilons[place], asked = search_epsilon(box, stack, place, epsilons, plane, more, rng)
+        kept.append(asked)
+    return with_epsilons(stack, epsilons), kept
+
+
+def search_epsilon(
+    box: Box,
+    stack: Stack,
+    place: int,
+    epsilons: Float[Array, " n"],
+    plane: Float[Array, "d k"],
+    more: int,
+    rng: np.random.Generator,
+) -> tuple[float, Small]:
+    """Epsilon of one norm; those before it are known."""
+    width, kept = plane.shape
+
+    def asked(size: float, count: int) -> tuple[Array, Array]:
+        known = with_epsilons(stack, epsilons)
+        tokens = []
+        for _ in range(count):
+            heading = rng.standard_normal(kept)
+            wanted = size * np.sqrt(width) * heading / np.linalg.norm(heading)
+            tokens.append(token_with(known, place, wanted, plane, rng))
+        found = box.representable(np.array(tokens))[:, None]
+        return found, box.ask(found, "epsilon")
+
+    size, doubt = 3e-3, 0.0
+    for _ in range(8):
+        tokens, answers = asked(size, 2)
+
+        def misfit(log: float, tokens: Array = tokens, answers: Array = answers) -> float:
+            other = epsilons.copy()
+            other[place] = np.exp(log)
+            return float(np.sum((with_epsilons(stack, other)(tokens) - answers) ** 2))
+
+        grid = np.log(size**2) + np.linspace(-9.0, 9.0, 73)
+        values = [misfit(log) for log in grid]
+        best = int(np.argmin(values))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found = minimize_scalar(misfit, bounds=(low, high), method="bounded",
+                                options={"xatol": 1e-10})  # fmt: skip
+        epsilon = float(np.exp(found.x))
+        doubt = float(np.sqrt(found.fun / answers.size))
+        if 0.03 < size**2 / epsilon < 30.0:
+            break
+        size = float(np.sqrt(epsilon))
+    else:
+        raise Unclear("an epsilon is too small or too large to be seen")
+    if doubt > 1e-3 * float(np.abs(answers).max()):
+        raise Unclear(f"no epsilon explains answers to small streams ({doubt:.1e} is left)")
+    epsilons[place] = epsilon
+    extra, seen = asked(np.sqrt(epsilon), more)
+    tokens, answers = np.concatenate([tokens, extra]), np.concatenate([answers, seen])
+    return epsilon, Small(tokens, answers, np.full(len(tokens), 1.0 / np.sqrt(epsilon)))

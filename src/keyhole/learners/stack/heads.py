@@ -1,0 +1,212 @@
+"""The heads of all blocks at one anchor.
+
+Statement.  At a fixed anchor a the wide layer is linear but for one key p_h per head:
+            c_0(Z) - c_0([a]) = Σ_h M_h Σ_i w_hi (z_i - a), w_h the softmax of z_i . p_h. Heads
+            with different keys are found, their number included; there may be more of them than
+            an answer has numbers.
+Queries.    Random contexts of three tokens, twice as many numbers as unknowns.
+Algebra.    Variable projection: M_h is eliminated, Levenberg-Marquardt steps (Kaufman's Jacobian)
+            move the keys. Heads come one at a time, the best of a few random ones; when the
+            answers are explained, heads that coincide are merged.
+Fails.      Heads that attend almost alike; more heads than the contexts can carry.
+Source.     Golub and Pereyra (1973), Kaufman (1975).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.learners.block import Unclear
+from keyhole.learners.stack.shallow import Shallow, Terms
+from keyhole.linalg.softmax import softmax
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """What a person might tune.
+
+    tokens: of a context. redundant: numbers per unknown. draws: random heads of which the best
+    joins. steps: of a fit with a new head; long_steps: before a number of heads is given up.
+    most: heads looked for. explained: residual of the answers in units of their error.
+    """
+
+    tokens: int = 3
+    redundant: float = 2.0
+    draws: int = 3
+    steps: int = 12
+    long_steps: int = 80
+    most: int = 24
+    explained: float = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class AnchoredHeads:
+    """Keys and value maps at one anchor; what was asked, and the answer to the anchor alone."""
+
+    anchor: Float[Array, " k"]
+    keys: Float[Array, "h k"]
+    maps: Float[Array, "h d k"]
+    alone: Terms
+    asked: Terms
+
+
+def softmax_means(
+    context: Float[Array, "n m k"], anchors: Float[Array, "n k"], keys: Float[Array, "n k"]
+) -> tuple[Float[Array, "n t"], Float[Array, "n t k"]]:
+    """Attention weights of all tokens, the anchor last, and the tokens."""
+    tokens = np.concatenate([context, anchors[:, None]], axis=1)
+    return softmax(np.einsum("ntk,nk->nt", tokens, keys)), tokens
+
+
+class Projection:
+    """The value maps eliminated at these keys: features, maps, residual."""
+
+    def __init__(
+        self,
+        keys: Float[Array, "h k"],
+        context: Float[Array, "n m k"],
+        anchor: Float[Array, " k"],
+        answers: Float[Array, "n d"],
+    ) -> None:
+        self.keys, self.context, self.anchor, self.answers = keys, context, anchor, answers
+        steps = context - anchor
+        scores = np.concatenate(
+            [np.einsum("nmk,hk->nhm", steps, keys), np.zeros((len(context), len(keys), 1))], axis=2
+        )
+        self.weights = softmax(scores)[:, :, :-1]
+        self.features = np.einsum("nhm,nmk->nhk", self.weights, steps)
+        table = self.features.reshape(len(context), -1)
+        self.basis, triangle = np.linalg.qr(table)
+        inside = self.basis.T @ answers
+        # heads that coincide leave a triangle without inverse: the shortest maps then
+        self.linear = np.linalg.lstsq(triangle, inside, rcond=1e-12)[0]
+        self.residual = answers - self.basis @ inside
+        self.cost = float((self.residual**2).sum())
+
+    @property
+    def maps(self) -> Float[Array, "h d k"]:
+        heads, width = self.keys.shape
+        return self.linear.reshape(heads, width, -1).transpose(0, 2, 1)
+
+    def jacobian(self) -> Float[Array, "numbers unknowns"]:
+        """Kaufman's: the features move, the maps stay."""
+        heads, width = self.keys.shape
+        steps = self.context - self.anchor
+        parts = []
+        for h in range(heads):
+            weighed = self.weights[:, h, :, None] * steps
+            spread = np.einsum("nmk,nmc->nkc", weighed, steps)
+            spread -= self.features[:, h, :, None] * self.features[:, h, None, :]
+            parts.append(np.einsum("nkc,kd->ndc", spread, self.linear[h * width : (h + 1) * width]))
+        tall = np.concatenate(parts, axis=2)  # (n, d, h k)
+        flat = tall.reshape(len(tall), -1)
+        flat = flat - self.basis @ (self.basis.T @ flat)
+        return np.asarray(-flat.reshape(-1, heads * width))
+
+
+def fit_keys(
+    keys: Float[Array, "h k"],
+    context: Array,
+    anchor: Array,
+    answers: Array,
+    steps: int,
+    target: float,
+) -> Projection:
+    """Damped steps of the keys; `target`: root mean square residual that is as good as zero."""
+    state = Projection(keys, context, anchor, answers)
+    damping = 1e-2
+    costs = [state.cost]
+    for _ in range(steps):
+        if state.cost <= target**2 * answers.size:
+            break
+        jacobian = state.jacobian()
+        normal = jacobian.T @ jacobian
+        gradient = jacobian.T @ state.residual.ravel()
+        size = np.sqrt(np.maximum(np.diag(normal), 1e-12 * np.diag(normal).max() + TINY))
+        scaled = normal / size[:, None] / size
+        for _ in range(8):
+            damped = scaled + damping * np.eye(len(scaled))
+            step = -np.linalg.solve(damped, gradient / size) / size
+            trial = Projection(keys + step.reshape(keys.shape), context, anchor, answers)
+            if trial.cost < state.cost:
+                break
+            damping *= 4.0
+        else:
+            break
+        state, keys, damping = trial, trial.keys, max(damping / 5.0, 1e-12)
+        costs.append(state.cost)
+        if len(costs) > 8 and costs[-1] > 0.8 * costs[-8]:
+            break
+    return state
+
+
+def find_heads(
+    shallow: Shallow, doubt: float, rng: np.random.Generator, options: HeadOptions | None = None
+) -> AnchoredHeads:
+    """All heads at a random anchor; raises Unclear."""
+    options = HeadOptions() if options is None else options
+    anchor = shallow.points(rng, 1)[0]
+    alone = shallow.ask_alone(anchor[None], "heads")
+    asked = ask_contexts(shallow, anchor, 0, options, rng)
+    keys = np.zeros((0, shallow.width))
+    scale = float(np.sqrt(np.mean((asked.limit - alone.limit) ** 2)))
+    if scale < options.explained * doubt:
+        raise Unclear("no head changes the answers")
+    target = options.explained * doubt
+    best: Projection | None = None
+    while len(keys) < options.most:
+        more = count_contexts(shallow, len(keys) + 1, options) - len(asked.anchors)
+        if more > 0:
+            asked = asked + ask_contexts(shallow, anchor, more, options, rng)
+        problem = (asked.context, anchor, asked.limit - alone.limit)
+        trials = []
+        for _ in range(options.draws):
+            new = rng.standard_normal((1, shallow.width)) / np.sqrt(shallow.width)
+            start = np.concatenate([keys, rng.uniform(0.3, 2.0) * new])
+            trials.append(fit_keys(start, *problem, options.steps, target))
+        best = min(trials, key=lambda trial: trial.cost)
+        best = fit_keys(best.keys, *problem, options.long_steps, 0.01 * target)
+        keys = best.keys
+        if best.cost <= target**2 * best.answers.size:
+            break
+    else:
+        raise Unclear(f"no {options.most} heads explain the answers at one anchor")
+    assert best is not None
+    best = merge_heads(best, target, options)
+    return AnchoredHeads(anchor, best.keys, best.maps, alone, asked)
+
+
+def count_contexts(shallow: Shallow, heads: int, options: HeadOptions) -> int:
+    width = shallow.plane.shape[0]
+    return int(options.redundant * heads * shallow.width * (width + 1) / width) + 2
+
+
+def ask_contexts(
+    shallow: Shallow, anchor: Array, count: int, options: HeadOptions, rng: np.random.Generator
+) -> Terms:
+    """So many; none said, enough for four heads."""
+    count = count or count_contexts(shallow, 4, options)
+    context = shallow.points(rng, count, options.tokens)
+    return shallow.ask(context, np.tile(anchor, (count, 1)), "heads")
+
+
+def merge_heads(best: Projection, target: float, options: HeadOptions) -> Projection:
+    """Heads that attend alike become one, heads without a value leave, while that explains the
+    answers: softmax weights of different keys are independent, so no other head is spare."""
+    while len(best.keys) > 1:
+        gaps = np.linalg.norm(best.keys[:, None] - best.keys, axis=2)
+        gaps[np.tril_indices(len(gaps))] = np.inf
+        sizes = np.linalg.norm(best.maps, axis=(1, 2))
+        nearest = np.unravel_index(np.argmin(gaps), gaps.shape)
+        for h in (int(np.argmin(sizes)), int(nearest[0])):
+            fewer = fit_keys(
+                np.delete(best.keys, h, axis=0), best.context, best.anchor, best.answers,
+                options.steps, 0.01 * target,
+            )  # fmt: skip
+            if fewer.cost <= target**2 * fewer.answers.size:
+                best = fewer
+                break
+        else:
+            return best
+    return best

@@ -1,0 +1,249 @@
+"""Stacks of Transformer blocks, recovered exactly from the answers of the whole stack.
+
+Statement.  A stack of pre-norm blocks, x + attention(norm(X)) and then + mlp(norm(x)) in each, is
+            recovered with its number of blocks, heads, ranks, neurons and its activation.
+Queries.    Huge tokens (shallow.py) make the stack one wide layer, whose heads (heads.py,
+            scores.py) and neurons (neurons.py) are found all together; the next term of the series
+            tells their blocks (order.py) and constants (biases.py); tokens with small streams the
+            epsilons (epsilons.py); sequences of all sizes refine all of it (refinement.py).
+Algebra.    One file per stage. Whether a position sees later ones is decided by which of the two
+            stacks answers like the box.
+Fails.      Norms behind the residual: huge tokens then leave no layer that could be read, and the
+            answer to one token is a network in a network. Such a box, and one that is none of
+            these, ends as ill-conditioned with the stage that failed: never with a wrong model,
+            since the refined stack must explain fresh answers to their rounding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, whole_number
+from keyhole.errors import NotIdentifiable
+from keyhole.learners.base import (
+    Diagnostics,
+    Hypothesis,
+    Inconclusive,
+    Refuted,
+    Result,
+    run_strategies,
+)
+from keyhole.learners.block import (
+    Box,
+    NotThisBlock,
+    Unclear,
+    find_kind,
+    fresh_sequences,
+    sees_context,
+    unknowns,
+)
+from keyhole.learners.block import find_order as find_norm
+from keyhole.learners.stack.biases import find_offsets
+from keyhole.learners.stack.epsilons import find_epsilons
+from keyhole.learners.stack.heads import find_heads
+from keyhole.learners.stack.neurons import find_neurons
+from keyhole.learners.stack.order import Order, find_order
+from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
+from keyhole.learners.stack.scores import WideHead, find_scores
+from keyhole.learners.stack.shallow import Shallow, measure_doubt
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import Mlp, only, outer_table
+from keyhole.models.norm import kept_plane
+from keyhole.models.stack import Stack
+from keyhole.oracles.base import Oracle, Spec
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StackDiagnostics(Diagnostics):
+    """What was found. `certificate`: distance of the order's entries from zero and one."""
+
+    layers: int
+    kind: str
+    heads: tuple[int, ...]
+    neurons: tuple[int, ...]
+    causal: bool
+    repeated: int  # times that one block is passed
+    certificate: float
+    misfit: float  # what is left of the answers, in units of their rounding
+
+
+@dataclass(frozen=True)
+class StackLearner:
+    """Learner for stacks of pre-norm Transformer blocks, read at the last position.
+
+    `layers` is a promise, not needed: the number of blocks is found.
+
+    >>> StackLearner(layers=2)
+    StackLearner(layers=2)
+    """
+
+    layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None:
+            whole_number("layers", self.layers, 1)
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        if not oracle.spec.domain.unbounded:
+            raise NotIdentifiable(
+                "a stack is recovered with tokens of any size; this box limits its tokens"
+            )
+        return run_strategies([("pre-norm blocks", lambda: self._attempt(Box(oracle), rng))])
+
+    def expected_queries(self, spec: Spec) -> int | None:
+        return None
+
+    def _attempt(self, box: Box, rng: np.random.Generator) -> Result:
+        draws = 2  # sets of queries that are drawn before the stack is given up
+        reason = ""
+        for _ in range(draws):
+            try:
+                check_form(box, rng)
+                result = self._find(box, rng)
+            except NotThisBlock as refused:
+                return Refuted(str(refused))
+            except (Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
+                reason = str(failed)
+                continue
+            if not isinstance(result, Inconclusive):
+                return result
+            reason = result.reason
+        return Inconclusive(reason)
+
+    def _find(self, box: Box, rng: np.random.Generator) -> Result:
+        kind = find_kind(box, rng)
+        plane = kept_plane(box.width, kind)
+        shallow = Shallow(box, plane)
+        doubt = measure_doubt(shallow, rng)
+        anchored = find_heads(shallow, doubt, rng)
+        scores = find_scores(shallow, anchored, doubt, rng)
+        union = find_neurons(shallow, anchored.maps.sum(axis=0), doubt, rng)
+        order, alone = find_order(shallow, scores, union.network, rng)
+        layers = order.layers * order.repeated
+        if self.layers is not None and self.layers != layers:
+            return Refuted(f"the box has {layers} blocks, not {self.layers} as promised")
+        offsets = find_offsets(scores.heads, order, plane, union.asked + alone)
+        start = assemble(scores.heads, order, offsets, plane, kind)
+        start, small = find_epsilons(box, start, plane, 4, rng, order.repeated)
+        start = decide_mask(box, start, rng)
+        data = [Answered(each.tokens, each.answers, each.enlarged) for each in small]
+        data += ask_sequences(box, start, order.repeated, rng)
+        refined = refine_stack(start, order.repeated, data, box.unit, rng)
+        if not refined.level < 8.0:
+            return Inconclusive(
+                f"the best stack of {layers} blocks leaves {refined.level:.1e} times the rounding "
+                "of the answers"
+            )
+        return describe(refined, order, kind, box, rng)
+
+
+def check_form(box: Box, rng: np.random.Generator) -> None:
+    """Raises where the box is no stack of pre-norm blocks."""
+    place = find_norm(box, rng)
+    if place == "post":
+        raise Unclear(
+            "the answers stay bounded: norms behind the residual (a post-norm stack, or a norm at "
+            "the end) hide the size of the stream. Huge tokens then leave a network of the "
+            "direction of the token that no stage here reads"
+        )
+    if place == "none":
+        raise Unclear("the answer beside the residual grows with the tokens: there are no norms")
+    if not sees_context(box, rng):
+        raise Unclear("tokens before the last one change nothing: there is no attention")
+
+
+def assemble(
+    heads: tuple[WideHead, ...],
+    order: Order,
+    offsets: tuple[Array, Array],
+    plane: Array,
+    kind: str,
+) -> Stack:
+    """The stack from its parts; epsilons are a guess."""
+    blocks = []
+    for layer in range(order.layers):
+        members = [
+            Head((plane @ head.left, head.right @ plane.T), plane @ head.key_bias,
+                 plane @ head.map.T / order.repeated)
+            for head, own in zip(heads, order.heads, strict=True) if own == layer
+        ]  # fmt: skip
+        mine = only(order.network, order.neurons == layer)
+        gate = None if mine.gate is None else mine.gate @ plane.T
+        network = Mlp(
+            mine.inner @ plane.T,
+            mine.inner_bias,
+            outer_table(mine) / order.repeated,
+            activation=mine.activation,
+            offset=offsets[1][layer] / order.repeated,
+            gate=gate,
+            gate_bias=mine.gate_bias,
+        )
+        attention = Attention(members, offsets[0][layer] / order.repeated)
+        blocks.append(Block(attention, network, norm="pre", kind=kind))
+    return Stack(blocks * order.repeated)
+
+
+def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
+    """Whether a position sees later ones: the way that answers like the box."""
+    if len(stack.blocks) == 1:
+        return stack
+    tokens = box.representable(rng.standard_normal((4, 3, box.width)))
+    answers = box.ask(tokens, "mask")
+    ways = [Stack(stack.blocks, causal=causal) for causal in (True, False)]
+    gaps = [float(np.abs(way(tokens) - answers).max()) for way in ways]
+    if min(gaps) > 0.1 * max(gaps):
+        raise Unclear("neither causal nor bidirectional blocks answer like the box")
+    return ways[int(np.argmin(gaps))]
+
+
+def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator) -> list[Answered]:
+    """Random sequences of several lengths and sizes, half as many numbers more than unknowns."""
+    width = box.width
+    distinct = stack.blocks[:1] if passes > 1 else stack.blocks
+    count = int(1.5 * sum(unknowns(block) for block in distinct) / width) + 16
+    found = []
+    for length, size in ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0)):
+        tokens = box.representable(size * rng.standard_normal((count // 6 + 1, length, width)))
+        answers = box.ask(tokens, "refinement")
+        found.append(Answered(tokens, answers, np.ones(len(tokens))))
+    return found
+
+
+def describe(
+    refined: Refined, order: Order, kind: str, box: Box, rng: np.random.Generator
+) -> Result:
+    """The hypothesis, if the stack explains answers that no fit has seen."""
+    model = refined.stack
+    fresh = box.representable(fresh_sequences(box.width, rng))
+    answers = box.ask(fresh, "refinement")
+    size = np.maximum(np.abs(answers), np.abs(fresh).max(axis=1)).max(axis=1)
+    rest = np.abs(model(fresh) - answers).max(axis=1) / (box.unit * (1.0 + size))
+    if rest.max() > 1e6:
+        return Inconclusive(
+            f"fresh answers differ from the stack's by {rest.max():.1e} times their rounding"
+        )
+    blocks = model.blocks
+    diagnostics = StackDiagnostics(
+        layers=len(blocks),
+        kind=kind,
+        heads=tuple(len(b.attention.heads) for b in blocks if b.attention is not None),
+        neurons=tuple(b.mlp.neurons for b in blocks if b.mlp is not None),
+        causal=model.causal,
+        repeated=order.repeated,
+        certificate=order.certificate,
+        misfit=refined.level,
+    )
+    distinct = blocks[:1] if order.repeated > 1 else blocks
+    notes = [f"The box is {model}."]
+    if order.repeated > 1:
+        notes.append(f"It is one block, passed {order.repeated} times with shared weights.")
+    if kind == "layer":
+        notes.append(
+            "LayerNorms do not see the mean of the stream: of the means of all biases only the sum "
+            "is known, and the last network has it."
+        )
+    floor = sum(unknowns(block) for block in distinct) / box.width
+    return Hypothesis(
+        model, refined.errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics
+    )

@@ -1,0 +1,245 @@
+"""Which head and which neuron belongs to which block.
+
+Statement.  The second term of the series tells who reads whom: with f_b what head b adds, g_j what
+            neuron j adds, Π = I - z zᵀ / d, and a context against its anchor alone,
+              c_1(Z) - c_1([z]) = Σ ψ_jb D g_j [Π (f_b(Z) - f_b(z))] + Σ θ_ba Δ(D f_a [Π f_b])
+                                  + Σ_a ΔD f_a [Π (Σ_j (1 - ψ_ja) g_j + β_a)],
+            linear in ψ_jb (one if neuron j reads head b, zero if head b reads neuron j), θ_ba (one
+            if head a reads head b) and β_a (constants in the stream that head a reads).
+Queries.    Those of heads.py and scores.py, and contexts at random anchors until there are half as
+            many numbers more than unknowns.
+Algebra.    One linear least squares. Neurons that may be turned the other way add an unknown
+            linear map per head, what the turned neurons among those that read it leave; the
+            difference of two blocks' maps is Σ_j s_j outer_j inner_jᵀ over the neurons of one
+            block, s_j one where a neuron is turned. The certificate: ψ, θ and s come out as zero
+            or one, and are the order of blocks. All ψ = (L + 1) / 2L and all θ = (L - 1) / 2L: one
+            block, passed L times.
+Fails.      Where the certificate does: parts that are shared between some blocks, or parts that are
+            none of these.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import Array, Float, Int
+from keyhole.learners.block import Unclear
+from keyhole.learners.stack.heads import softmax_means
+from keyhole.learners.stack.neurons import slopes_of
+from keyhole.learners.stack.scores import Scores, WideHead, repeat_terms
+from keyhole.learners.stack.shallow import Shallow, Terms
+from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """What a person might tune. redundant: numbers per unknown. contexts: at one anchor; tokens: of
+    a context. certain: distance from zero or one at which an entry is decided."""
+
+    redundant: float = 1.5
+    contexts: int = 3
+    tokens: int = 2
+    certain: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Numbers of the blocks of heads and neurons, from zero; the network with its neurons turned;
+    how far the entries of the certificate were from zero and one; `repeated`: how often one block
+    is passed, whose maps are then those of all passes together."""
+
+    heads: Int[Array, " h"]
+    neurons: Int[Array, " m"]
+    network: Mlp
+    certificate: float
+    repeated: int = 1
+
+    @property
+    def layers(self) -> int:
+        return int(self.heads.max()) + 1
+
+
+def couple_heads(
+    heads: tuple[WideHead, ...],
+    context: Float[Array, "n m k"],
+    anchors: Float[Array, "n k"],
+) -> tuple[Float[Array, "n h d"], Float[Array, "n h d k"]]:
+    """What the heads add, and how that changes with the anchor."""
+    added, slopes = [], []
+    for head in heads:
+        keys = head.keys(anchors)
+        weights, tokens = softmax_means(context, anchors, keys)
+        means = np.einsum("nt,ntk->nk", weights, tokens)
+        # a moved anchor changes all scores through the key, and its own by itself
+        through = tokens @ head.left @ head.right  # (n, t, k): gradients of the scores
+        through[:, -1] += keys
+        slope = np.einsum("nt,ntk,ntc->nkc", weights, tokens, through, optimize=True)
+        slope -= means[:, :, None] * np.einsum("nt,ntc->nc", weights, through)[:, None]
+        slope += weights[:, -1, None, None] * np.eye(anchors.shape[1])
+        added.append(means @ head.map.T)
+        slopes.append(np.einsum("dk,nkc->ndc", head.map, slope))
+    return np.stack(added, axis=1), np.stack(slopes, axis=1)
+
+
+def project(anchors: Float[Array, "n k"], width: int) -> Float[Array, "n k k"]:
+    """Π: what a norm of width d sees of a small change of its input."""
+    return np.asarray(np.eye(anchors.shape[1]) - anchors[:, :, None] * anchors[:, None, :] / width)
+
+
+def find_order(
+    shallow: Shallow,
+    scores: Scores,
+    network: Mlp,
+    rng: np.random.Generator,
+    options: OrderOptions | None = None,
+) -> tuple[Order, Terms]:
+    """The order, and the single tokens that were asked; raises Unclear."""
+    options = OrderOptions() if options is None else options
+    plane, heads = shallow.plane, scores.heads
+    count, neurons, (outputs, width) = len(heads), network.neurons, plane.shape
+    turnable = ACTIVATIONS[network.activation].slope != 0.0 and network.gate is None
+    maps = outputs * width if turnable else 0
+    unknowns = count * (neurons + maps + count + width)
+    pairs = [(scores.asked, scores.alone)]
+    missing = int(options.redundant * unknowns / outputs) - len(scores.asked.anchors)
+    # keys at one anchor say nothing of the neurons elsewhere: at least half is asked anew
+    missing = max(missing, int(0.75 * unknowns / outputs))
+    places = -(-missing // options.contexts)
+    anchors = shallow.points(rng, places)
+    alone = shallow.ask_alone(anchors, "order")
+    repeated = np.repeat(anchors, options.contexts, axis=0)
+    context = shallow.points(rng, len(repeated), options.tokens)
+    asked = shallow.ask(context, repeated, "order")
+    pairs.append((asked, repeat_terms(alone, options.contexts)))
+    tables, rights = zip(
+        *(write_equations(heads, network, plane, *pair, turnable) for pair in pairs), strict=True
+    )
+    table, right = np.concatenate(tables), np.concatenate(rights)
+    sizes = np.linalg.norm(table, axis=0)
+    sizes = np.where(sizes > 0, sizes, 1.0)
+    solution, *_ = np.linalg.lstsq(table / sizes, right, rcond=None)
+    solution = solution / sizes
+    ends = np.cumsum([neurons * count, count * count, count * width])
+    reads, before, _, linear = np.split(solution, ends)
+    reads, before = reads.reshape(count, neurons).T, before.reshape(count, count)
+    linear = linear.reshape(count, outputs, width) if turnable else np.zeros((count, 0, 0))
+    return decide_order(reads, before, linear, network, options), alone
+
+
+def write_equations(
+    heads: tuple[WideHead, ...],
+    network: Mlp,
+    plane: Float[Array, "d k"],
+    asked: Terms,
+    alone: Terms,
+    turnable: bool,
+) -> tuple[Float[Array, "equations unknowns"], Float[Array, " equations"]]:
+    """Columns: ψ by head, θ (row a reads column b), β by head, and the linear maps by head."""
+    outputs = len(plane)
+    points = asked.anchors
+    count, total = len(heads), len(points)
+    seen = project(points, outputs)
+    added, slopes = couple_heads(heads, asked.context, points)
+    lone, lone_slopes = couple_heads(heads, alone.context, points)
+    into = np.einsum("nkc,dc->nkd", seen, plane)  # Π Eᵀ
+    read, lone_read = (np.einsum("nkd,nhd->nhk", into, part) for part in (added, lone))
+    change = slopes - lone_slopes
+    outer = outer_table(network)
+    hidden = network.hidden(points)
+    bends = slopes_of(network, points)  # (n, m, k)
+    pushed = np.einsum("nhdk,nkc->nhdc", change, seen)  # ΔD f_a Π
+    right = asked.first - alone.first
+    columns = []
+    for b in range(count):
+        forward = np.einsum("nmk,nk->nm", bends, read[:, b] - lone_read[:, b])
+        reading = outer[None] * forward[:, None]  # (n, d, m)
+        moved = pushed[:, b] @ plane.T  # (n, d, d)
+        back = np.einsum("nde,em->ndm", moved, outer) * hidden[:, None]
+        columns.append(reading - back)
+        right = right - back.sum(axis=2)
+        if turnable:
+            right = right - np.einsum("nde,ek,nk->nd", moved, network.linear, points)
+    for a in range(count):
+        for b in range(count):
+            one = np.einsum("ndk,nk->nd", slopes[:, a], read[:, b])
+            other = np.einsum("ndk,nk->nd", lone_slopes[:, a], lone_read[:, b])
+            columns.append((one - other)[:, :, None])
+    columns += [pushed[:, a] for a in range(count)]
+    if turnable:
+        for b in range(count):
+            own = np.einsum("de,nk->ndek", np.eye(outputs), read[:, b] - lone_read[:, b])
+            moved = pushed[:, b] @ plane.T
+            own = own - moved[:, :, :, None] * points[:, None, None, :]
+            columns.append(own.reshape(total, outputs, -1))
+    return np.concatenate(columns, axis=2).reshape(total * outputs, -1), right.ravel()
+
+
+def decide_order(
+    reads: Float[Array, "m h"],
+    before: Float[Array, "h h"],
+    linear: Float[Array, "h d k"],
+    network: Mlp,
+    options: OrderOptions,
+) -> Order:
+    """The certificate, read: ψ (neuron, head), θ (row a reads column b), linear maps by head."""
+    mean = float(reads.mean())
+    passes = round(1.0 / max(2.0 * mean - 1.0, 1e-3))
+    shared = max(
+        np.abs(reads - (passes + 1) / (2 * passes)).max(),
+        np.abs(before - (passes - 1) / (2 * passes)).max(),
+    )
+    if passes > 1 and shared < min(options.certain, 0.25 / passes**2):
+        heads, neurons = (np.zeros(size, dtype=int) for size in reads.shape[::-1])
+        back, doubt = decide_sides(network, np.ones(len(neurons), bool), network.linear, options)
+        return Order(heads, neurons, turned(network, back), max(shared, doubt), passes)
+    off = before[~np.eye(len(before), dtype=bool)]
+    decided = np.concatenate([reads.ravel(), off])
+    doubt = float(np.abs(decided - np.clip(np.round(decided), 0.0, 1.0)).max())
+    if doubt > options.certain:
+        raise Unclear(
+            f"heads and neurons have no order: an entry of the certificate is {doubt:.1e} away "
+            "from zero and one (parts may be shared between blocks)"
+        )
+    ahead = np.round(before).clip(0, 1).astype(int) * (1 - np.eye(len(before), dtype=int))
+    earlier = ahead.sum(axis=1)
+    levels, heads = np.unique(earlier, return_inverse=True)
+    if (ahead != (heads[None, :] < heads[:, None])).any():
+        raise Unclear("heads have no order: who reads whom is no order of blocks")
+    seen = np.round(reads).clip(0, 1).astype(int)
+    neurons = np.array([int(heads[row == 1].max(initial=-1)) for row in seen])
+    if (neurons < 0).any() or (seen != (heads[None, :] <= neurons[:, None])).any():
+        raise Unclear("neurons have no order: some of them read heads of later blocks only")
+    if linear.size:
+        back = np.zeros(len(neurons), dtype=bool)
+        layers = len(levels)
+        # the neurons that read the heads of a block are its own and those of later blocks
+        behind = [linear[heads == layer].mean(axis=0) for layer in range(layers)]
+        behind[0] = network.linear
+        behind.append(np.zeros_like(behind[0]))
+        for layer in range(layers):
+            own = neurons == layer
+            part = behind[layer] - behind[layer + 1]
+            turn, far = decide_sides(network, own, part, options)
+            back |= turn
+            doubt = max(doubt, far)
+        network = turned(network, back)
+    return Order(heads, neurons, network, doubt)
+
+
+def decide_sides(
+    network: Mlp, own: Array, linear: Float[Array, "d k"], options: OrderOptions
+) -> tuple[Array, float]:
+    """Which of these neurons are turned: linear = -Σ s_j outer_j inner_jᵀ, s_j zero or one."""
+    back = np.zeros(len(own), dtype=bool)
+    if not ACTIVATIONS[network.activation].slope or network.gate is not None or not own.any():
+        return back, 0.0
+    outer, inner = outer_table(network)[:, own], network.inner[own]
+    table = np.einsum("dj,jk->dkj", outer, inner).reshape(-1, int(own.sum()))
+    if table.shape[1] > table.shape[0]:
+        raise Unclear("a block has more neurons than its linear part tells the sides of")
+    share, *_ = np.linalg.lstsq(table, -linear.ravel(), rcond=None)
+    far = float(np.abs(share - np.clip(np.round(share), 0.0, 1.0)).max())
+    if far > options.certain:
+        raise Unclear(f"which way neurons are turned was not seen (one is {far:.1e} off)")
+    back[np.flatnonzero(own)[np.round(share) == 1.0]] = True
+    return back, far

@@ -1,0 +1,254 @@
+"""All parameters of a stack, refined together on all answers.
+
+Statement.  From a start that is right to a few digits, Gauss-Newton steps converge to the stack
+            that explains the answers to their rounding.
+Queries.    None: sequences of all sizes and tokens with small streams are given, at least 1.3
+            numbers per unknown.
+Algebra.    The exact stack in torch, in coordinates of what the norms keep, all positions of all
+            blocks. Scores and values are in factors, whose gauge the damping holds. First all
+            answers count alike, then in units of their rounding. A block that is passed several
+            times has its unknowns once. Standard errors: the least squares solutions for random
+            roundings.
+Fails.      At a residual above rounding: `Refined.level` tells.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.extras import need
+from keyhole.fitting.bootstrap import bootstrap_errors
+from keyhole.fitting.gauss_newton import Blocks, FitOptions, fit_least_squares, form_jacobian
+from keyhole.fitting.torch_model import Batch, TorchModel
+from keyhole.learners.block import inverse_of
+from keyhole.models.attention import Attention, Head
+from keyhole.models.block import Block
+from keyhole.models.mlp import Mlp, outer_table
+from keyhole.models.norm import kept_plane
+from keyhole.models.stack import Stack
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """Sequences of one length, the box's answers, and how much roundings are enlarged in them."""
+
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n d"]
+    enlarged: Float[Array, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Refined:
+    """The stack, its standard errors (scores multiplied out), and what is left of the answers: root
+    mean square in units of their rounding."""
+
+    stack: Stack
+    errors: Stack
+    level: float
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is not fitted. `passes`: how often the blocks, which are one, are passed."""
+
+    kind: str
+    width: int
+    heads: tuple[int, ...]
+    activation: str
+    gated: bool
+    causal: bool
+    passes: int = 1
+
+    @property
+    def plane(self) -> Float[Array, "d k"]:
+        return kept_plane(self.width, self.kind)
+
+    @property
+    def distinct(self) -> int:
+        """Blocks with parameters of their own."""
+        return len(self.heads)
+
+
+def form_of(stack: Stack, passes: int) -> Form:
+    first = stack.blocks[0]
+    assert first.mlp is not None
+    own = stack.blocks[:1] if passes > 1 else stack.blocks
+    heads = [0 if block.attention is None else len(block.attention.heads) for block in own]
+    return Form(first.kind, first.width, tuple(heads), first.mlp.activation,
+                first.mlp.gated, stack.causal, passes)  # fmt: skip
+
+
+def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
+    """The parameters that are fitted, by name."""
+    plane, parts = form.plane, dict[str, Array]()
+    for number, block in enumerate(stack.blocks[: form.distinct]):
+        layer, network = block.attention, block.mlp
+        assert layer is not None
+        assert network is not None
+        own: dict[str, Array] = {"epsilons": np.log(block.epsilons)}
+        for h, head in enumerate(layer.heads):
+            assert head.score_factors is not None
+            left, right = plane.T @ head.score_factors.left, head.score_factors.right @ plane
+            # both factors alike in size
+            ratio = np.sqrt(np.linalg.norm(right) / np.linalg.norm(left))
+            left, right = ratio * left, right / ratio
+            bias, *_ = np.linalg.lstsq(left, plane.T @ head.key_bias, rcond=None)
+            axes, sizes, rows = np.linalg.svd(head.value.T @ plane, full_matrices=False)
+            rank = int(np.sum(sizes > 1e-6 * sizes[0]))
+            root = np.sqrt(sizes[:rank])
+            own |= {f"left{h}": left, f"right{h}": right, f"key{h}": bias}
+            own |= {f"out{h}": axes[:, :rank] * root, f"value{h}": root[:, None] * rows[:rank]}
+        own["offset"] = plane.T @ layer.offset
+        own |= {"inner": network.inner @ plane, "inner_bias": network.inner_bias,
+                "outer": outer_table(network)}  # fmt: skip
+        if network.gate is not None and network.gate_bias is not None:
+            own |= {"gate": network.gate @ plane, "gate_bias": network.gate_bias}
+        last = number == form.distinct - 1  # of the means only the sum over all blocks is seen
+        own["added"] = network.offset if last else plane.T @ network.offset
+        parts |= {f"{number}.{name}": part for name, part in own.items()}
+    return parts
+
+
+def join_stack(parts: dict[str, Array], form: Form) -> Stack:
+    """The stack with these parameters."""
+    plane, blocks = form.plane, []
+    for number, heads in enumerate(form.heads):
+        own = {name.partition(".")[2]: part for name, part in parts.items()
+               if name.startswith(f"{number}.")}  # fmt: skip
+        members = []
+        for h in range(heads):
+            left, right = plane @ own[f"left{h}"], own[f"right{h}"] @ plane.T
+            value = own[f"out{h}"] @ own[f"value{h}"] @ plane.T
+            members.append(Head((left, right), left @ own[f"key{h}"], value.T))
+        gated = "gate" in own
+        network = Mlp(
+            own["inner"] @ plane.T,
+            own["inner_bias"],
+            own["outer"],
+            activation=form.activation,
+            offset=own["added"] if number == form.distinct - 1 else plane @ own["added"],
+            gate=own["gate"] @ plane.T if gated else None,
+            gate_bias=own["gate_bias"] if gated else None,
+        )
+        attention = Attention(members, plane @ own["offset"])
+        epsilons = np.exp(own["epsilons"])
+        blocks.append(Block(attention, network, norm="pre", kind=form.kind, epsilons=epsilons))
+    return Stack(blocks * form.passes, causal=form.causal)
+
+
+def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
+    """The answer to one query, as a torch function of the fitted parameters."""
+    torch: Any = need("torch", "torch", "the refinement of a stack")
+    plane = torch.as_tensor(form.plane)
+    functional = torch.nn.functional
+    phi = {
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "silu": functional.silu,
+        "tanh": torch.tanh,
+    }[form.activation]
+
+    def normed(x: Any, log_epsilon: Any) -> Any:
+        """In coordinates of the plane."""
+        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) / form.width + log_epsilon.exp())
+
+    def attend(p: dict[str, Any], number: int, seen: Any, rows: int) -> Any:
+        """What the heads add at the last so many positions."""
+        length, total = seen.shape[0], 0.0
+        hidden = torch.zeros(rows, length, dtype=seen.dtype)
+        if form.causal:
+            late = torch.arange(length)[None, :] > torch.arange(length - rows, length)[:, None]
+            hidden = torch.where(late, -torch.inf, hidden)
+        for h in range(form.heads[number]):
+            at = f"{number}."
+            keys = (seen[-rows:] @ p[f"{at}right{h}"].T + p[f"{at}key{h}"]) @ p[f"{at}left{h}"].T
+            weights = torch.softmax(keys @ seen.T + hidden, dim=-1)
+            total = total + weights @ seen @ p[f"{at}value{h}"].T @ p[f"{at}out{h}"].T
+        return total
+
+    def network(p: dict[str, Any], number: int, x: Any) -> Any:
+        at = f"{number}."
+        inner = x @ p[at + "inner"].T + p[at + "inner_bias"]
+        bent = phi(inner)
+        if form.gated:
+            bent = phi(x @ p[at + "gate"].T + p[at + "gate_bias"]) * inner
+        added = p[at + "added"]
+        if number < form.distinct - 1:
+            added = plane @ added
+        return bent @ p[at + "outer"].T + added
+
+    def answer(p: dict[str, Any], tokens: Any) -> Any:
+        stream = tokens
+        places = list(range(form.distinct)) * form.passes
+        for step, number in enumerate(places):
+            rows = 1 if step == len(places) - 1 else tokens.shape[0]
+            seen = normed(stream @ plane, p[f"{number}.epsilons"][0])
+            stream = stream[-rows:] + attend(p, number, seen, rows)
+            stream = stream + plane @ p[f"{number}.offset"]
+            read = normed(stream @ plane, p[f"{number}.epsilons"][1])
+            stream = stream + network(p, number, read)
+        return stream[-1]
+
+    return answer
+
+
+def refine_stack(
+    start: Stack,
+    passes: int,
+    data: Sequence[Answered],
+    unit: float,
+    rng: np.random.Generator,
+    dense: int = 7000,
+) -> Refined:
+    """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed."""
+    form = form_of(start, passes)
+    parts = split_stack(start, form)
+    blocks = Blocks.of(parts)
+    function = forward(form)
+
+    def weighed(equal: bool) -> TorchModel:
+        batches = []
+        for each in data:
+            size = np.maximum(np.abs(each.answers), np.abs(each.tokens[:, -1])).max(axis=1)
+            rounding = 4.0 * unit * (1.0 + size) * each.enlarged
+            errors = each.enlarged if equal else rounding
+            batches.append(Batch(each.tokens, each.answers, errors))
+        return TorchModel(function, blocks, batches)
+
+    rough = FitOptions(steps=30, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
+                       target=10.0 * unit)  # fmt: skip
+    fine = replace(rough, steps=2, target=0.0, damping=1e-12)
+    first = fit_least_squares(weighed(True), blocks.join(parts), rough, rng=rng, blocks=blocks)
+    last = fit_least_squares(weighed(False), first.point, fine, rng=rng, blocks=blocks)
+    point, exact = last.point, weighed(False)
+    jacobian = form_jacobian(exact.linearize(point))
+    solve = inverse_of(jacobian)
+    moved = point - solve(last.residual)
+    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
+        point = moved  # weak directions, too
+    level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
+    best = join_stack(blocks.split(point), form)
+    told = multiplied(best)
+    names = [name for name, part in told.items() if part.size]
+
+    def repeat() -> Sequence[Array]:
+        """Parameters for answers that are rounded otherwise."""
+        step = max(level, 1.0) * solve(rng.standard_normal(len(jacobian)))
+        other = multiplied(join_stack(blocks.split(point + step), form))
+        return [other[name][None] for name in names]
+
+    found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
+    errors = {name: part[0] for name, part in zip(names, found, strict=True)}
+    return Refined(best, Stack.from_arrays({**told, **errors}), level)
+
+
+def multiplied(stack: Stack) -> dict[str, Array]:
+    """All arrays, scores multiplied out: their factors are not unique."""
+    arrays = stack.to_arrays()
+    for name in [name for name in arrays if name.endswith("score_left")]:
+        other = name.replace("score_left", "score_right")
+        arrays[name.replace("score_left", "score")] = arrays.pop(name) @ arrays.pop(other)
+    return arrays
