@@ -1,0 +1,454 @@
+"""A whole model of one attention layer on tokens: embedding, attention, unembedding.
+
+Statement.  Logits of anchor t behind tokens s_j: U (E_t + sum_h sum_j a_hj O_h E_sj) with
+            a_h = softmax_j(E_t W_h E_sj). Known are the tables direct, ov_h and qk_h up to what
+            does not show (`models.canonical`); heads, width and ranks are found, not given, and
+            whether input and output share their embedding.
+Queries.    Tokens alone (`coordinates`); a few prompts that only positions tell apart; pairs of
+            tokens in proportions (`multiplicities`), three anchors to choose from; mixed prompts
+            and random contexts (`algebra`).
+Algebra.    As in these files; then all answers at once (`refinement`).
+When it fails. Positions: copies of a token are no longer alike, which is refuted with the prompt. A
+            network or norm behind the attention: answers depend on proportions as no heads do.
+            Heads that hardly differ, or weights below the noise: ill-conditioned.
+Source.     The statement in this form is ours; the tables are the circuits of Elhage et al., "A
+            mathematical framework for transformer circuits" (2021).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.errors import Counterexample, InvalidArgument
+from keyhole.learners.base import (
+    Diagnostics,
+    Hypothesis,
+    Inconclusive,
+    Refuted,
+    Result,
+    run_strategies,
+)
+from keyhole.learners.output_layer import estimate_format
+from keyhole.learners.token_attention.algebra import (
+    Maps,
+    choose_contexts,
+    match_heads,
+    solve_scores,
+    solve_values,
+)
+from keyhole.learners.token_attention.contexts import Asker, Contexts
+from keyhole.learners.token_attention.coordinates import Coordinates, find_coordinates
+from keyhole.learners.token_attention.multiplicities import (
+    Pair,
+    choose_proportions,
+    count_heads,
+    exceeds_attention,
+    solve_pair,
+)
+from keyhole.learners.token_attention.refinement import (
+    Answered,
+    Refined,
+    choose_rank,
+    refine,
+)
+from keyhole.models.language_model import Table, TokenAttention, TokenHead
+from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.queries import QueryBatch
+
+ORDER, PAIRS, MIXED, CONTEXTS = "order of tokens", "proportions", "mixed tokens", "contexts"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TokenAttentionDiagnostics(Diagnostics):
+    """What was found beside the tables."""
+
+    width: int
+    heads: int
+    tied: bool
+    value_ranks: tuple[int, ...]
+    score_ranks: tuple[int, ...]
+    misfit: float  # root mean square residual, in units of what noise leaves
+
+
+@dataclass(frozen=True)
+class TokenAttentionLearner:
+    """heads: their number, found where it is None. most_heads: that are looked for. anchors: of
+    which the best is chosen for the pairs. surplus: contexts relative to what the scores need.
+    tolerance: misfit, relative to what noise leaves, up to which a fit counts as reached."""
+
+    heads: int | None = None
+    most_heads: int = 6
+    anchors: int = 3
+    surplus: float = 1.15
+    tolerance: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.heads is not None and not 1 <= self.heads <= self.most_heads:
+            raise InvalidArgument(
+                f"heads must be between 1 and most_heads={self.most_heads}, got {self.heads}"
+            )
+
+    def expected_queries(self, spec: Spec) -> int | None:
+        return None if spec.domain.tokens is None else 2 * spec.domain.tokens
+
+    def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        asker = open_asker(oracle, rng)
+        found = find_coordinates(asker, rng)
+        box = Box(asker, found)
+        return run_strategies([("attention on tokens", lambda: attempt(box, self, rng))])
+
+
+def open_asker(oracle: Oracle, rng: np.random.Generator) -> Asker:
+    """Number format of the answers, and whether they are log-probabilities, from two tokens."""
+    spec = oracle.spec
+    if spec.domain.tokens is None:
+        raise InvalidArgument(
+            "attention on tokens is learned from a language model: open the box with "
+            "keyhole.open_language_model"
+        )
+    if spec.answers in ("top_k", "labels"):
+        raise InvalidArgument(
+            f"this box answers with {spec.answers}; the logits or log-probabilities of the whole "
+            "vocabulary are needed"
+        )
+    if (spec.domain.max_length or 3) < 3:
+        raise InvalidArgument("attention is seen in prompts of three tokens or more")
+    if spec.precision is not None:
+        return Asker(oracle, spec.answers == "logprobs", spec.precision)
+    tokens = rng.choice(spec.domain.tokens, 2, replace=False)[:, None, None].astype(np.float64)
+    answers = oracle.ask(QueryBatch.of(tokens, ORDER))
+    return Asker(oracle, spec.answers == "logprobs", estimate_format(answers))
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The box in coordinates of its output space."""
+
+    asker: Asker
+    coordinates: Coordinates
+
+    @property
+    def tokens(self) -> Float[Array, "V d"]:
+        return self.coordinates.tokens
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of a difference of two answers, in every coordinate."""
+        return float(np.sqrt(2.0)) * self.coordinates.sigma
+
+    @property
+    def precise(self) -> bool:
+        """Whether answers have the digits of double precision."""
+        return bool(self.sigma < 1e-10 * np.abs(self.tokens).max())
+
+    def ask(self, contexts: Contexts, purpose: str) -> Float[Array, "n d"]:
+        """Answers less those of the anchors alone."""
+        answers = self.asker.ask(contexts, purpose)
+        return np.asarray(answers @ self.coordinates.basis - self.tokens[contexts.anchors])
+
+    def whole(self, coordinates: Float[Array, " d"]) -> Float[Array, " V"]:
+        return np.asarray(self.coordinates.basis @ coordinates)
+
+
+def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
+    """The steps of the statement, in their order."""
+    refuted = check_order(box, rng)
+    if refuted is not None:
+        return refuted
+    pilots = ask_pilots(box, options, rng)
+    heads = options.heads or max(pilot.heads for pilot in pilots)
+    if heads > min(options.most_heads, box.coordinates.width):
+        return judge_smoothness(box, pilots[0], heads)
+    if heads == 0:
+        return Refuted("the tokens before the last do not change the answer: no attention is seen")
+    pairs, steps, contexts, answers = ask_pairs(box, pilots, heads, rng)
+    if np.median([pair.residual for pair in pairs]) > 1e4 * box.sigma:
+        # not one pair fits: the start of a fit would be nothing
+        return judge_smoothness(box, pilots[0], heads)
+    values = solve_values(steps, pairs)
+    width = box.coordinates.width
+    # more tokens than a head's values have ranks leave its weights undetermined
+    told = min(width // heads, *(choose_rank(value, box.precise) for value in values))
+    others = max(1, min(told, box.asker.longest - 1, box.asker.tokens - 1))
+    # the more tokens a context has, the more an error of the values weighs in its weights: where no
+    # fit is reached from there, more contexts of half as many, once
+    for again in (False, True):
+        count = int(np.ceil(options.surplus * width * width / others)) + 1
+        more = choose_contexts(values, box.tokens, np.arange(box.asker.tokens), count, others, rng)
+        seen = box.ask(more, CONTEXTS)
+        scores = solve_scores(values, box.tokens, more, seen, box.sigma)
+        contexts, answers = contexts.joined(more), np.concatenate([answers, seen])
+        data = Answered(
+            contexts, answers, box.tokens, box.coordinates.sigma, box.coordinates.errors
+        )
+        refined = fit(Maps(values, scores), data, options, box.precise, rng)
+        if refined.level <= options.tolerance or others < 4 or again:
+            break
+        others //= 2
+    if refined.level > options.tolerance:
+        outcome = judge_smoothness(box, pilots[0], heads)
+        if isinstance(outcome, Refuted):
+            return outcome
+        return Inconclusive(
+            f"{heads} heads leave {refined.level:.0e} standard errors of the answers unexplained: "
+            "heads that hardly differ, or not attention alone"
+        )
+    return describe(box, refined)
+
+
+def fit(
+    maps: Maps,
+    data: Answered,
+    options: TokenAttentionLearner,
+    precise: bool,
+    rng: np.random.Generator,
+) -> Refined:
+    """All answers at once: of the ranks that the start shows, and of full rank where that fails;
+    then of lower ranks, as long as they explain the answers as well. Heads mostly share one rank,
+    which is often the width over their number."""
+    width = maps.values.shape[1]
+    ranks = [
+        (choose_rank(v, precise), choose_rank(w, precise))
+        for v, w in zip(maps.values, maps.scores, strict=True)
+    ]
+    best = refine(maps, ranks, data, rng, steps=40)
+    if best.level > options.tolerance and min(map(min, ranks)) < width:
+        full = refine(maps, [(width, width)] * maps.heads, data, rng, steps=40)
+        best = full if full.level < best.level else best
+    tried = {rank for both in ranks for rank in both} | {width // maps.heads}
+    for rank in sorted(tried - {0, width}):
+        found = Maps(
+            np.array([part.matrix for part in best.point[::2]]),
+            np.array([part.matrix for part in best.point[1::2]]),
+        )
+        if max(part.rank for part in best.point) <= rank:
+            break
+        other = refine(found, [(rank, rank)] * maps.heads, data, rng, steps=20)
+        if other.level < 1.5 * max(best.level, 1.0):
+            best = other
+            break
+    return best
+
+
+# -- Positions, proportions -----------------------------------------------------------------------
+
+
+def check_order(box: Box, rng: np.random.Generator) -> Refuted | None:
+    """Copies of a token are alike and the order before the last does not matter, unless the box
+    knows positions."""
+    one, other, last = (int(token) for token in rng.choice(box.asker.tokens, 3, replace=False))
+    prompts = [np.array(p) for p in ([one, other, last], [other, one, last], [last, last, last])]
+    answers = box.asker.ask_sequences(prompts, ORDER)
+    alone = box.whole(box.tokens[last])
+    gaps = [answers[0] - answers[1], answers[2] - alone]
+    size = max(float(np.abs(answers).max()), TINY)
+    allowed = 64.0 * (box.sigma + box.asker.noise.apart(size))
+    for gap, prompt, answer, expected in zip(
+        gaps, (prompts[0], prompts[2]), (answers[0], answers[2]), (answers[1], alone), strict=True
+    ):
+        if np.abs(gap).max() > allowed:
+            shown = Counterexample(
+                prompt[:, None].astype(np.float64),
+                answer,
+                expected,
+                "tokens in another order, or copies of one token",
+            )
+            return Refuted(
+                "the box knows positions: tokens in another order (or copies of one token) are "
+                "answered differently, which attention without positions does not do",
+                shown,
+            )
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """An anchor and a token in many proportions."""
+
+    anchor: int
+    token: int
+    contexts: Contexts
+    proportions: Float[Array, " n"]
+    answers: Float[Array, "n d"]
+    heads: int
+
+
+def ask_proportions(box: Box, anchor: int, token: int, count: int) -> Pilot:
+    both = choose_proportions(count, box.asker.longest)
+    contexts = Contexts.of([[(anchor, one), (token, copies)] for copies, one in both])
+    answers = box.ask(contexts, PAIRS)
+    proportions = np.array([copies / one for copies, one in both])
+    # sums over long prompts round more than those of a token alone
+    heads = count_heads(answers, 30.0 * box.sigma)
+    return Pilot(anchor, token, contexts, proportions, answers, heads)
+
+
+def ask_pilots(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> list[Pilot]:
+    """Several anchors, each with a token in more proportions than there may be heads."""
+    chosen = rng.choice(box.asker.tokens, (options.anchors, 2), replace=False)
+    heads = options.most_heads if options.heads is None else options.heads
+    return [ask_proportions(box, int(a), int(s), heads + 2) for a, s in chosen]
+
+
+def judge_smoothness(box: Box, pilot: Pilot, heads: int) -> Result:
+    """Whether any number of heads explains the answers to one pair in many proportions."""
+    many = ask_proportions(box, pilot.anchor, pilot.token, 32)
+    width = box.coordinates.width
+    odd = exceeds_attention(many.proportions, many.answers, box.sigma)
+    if odd is None and many.heads < min(width, len(many.answers) // 2):
+        # as many heads as the rank of the answers must explain them
+        # of many starts: a search that ends early must not refute an honest box
+        rng = np.random.default_rng(0)
+        pair = solve_pair(many.proportions, many.answers, many.heads, rng, starts=64)
+        if pair.residual > 1e3 * box.sigma:
+            odd = int(np.argmax(np.linalg.norm(many.answers, axis=1)))
+    if odd is None:
+        return Inconclusive(
+            f"answers to two tokens in changing proportions look like {heads} heads or more"
+        )
+    prompt = many.contexts.sequences()[odd]
+    alone = box.tokens[pilot.anchor]
+    return Refuted(
+        "answers depend on the proportion of two tokens as those of no attention layer do: there "
+        "is a network or a norm behind it",
+        Counterexample(
+            prompt[:, None].astype(np.float64),
+            box.whole(alone + many.answers[odd]),
+            None,
+            "two tokens in changing proportions",
+        ),
+    )
+
+
+def ask_pairs(
+    box: Box, pilots: list[Pilot], heads: int, rng: np.random.Generator
+) -> tuple[list[Pair], Array, Contexts, Array]:
+    """The pairs of the best anchor with their heads in one order, the steps from the anchor to
+    their tokens, and all prompts with their answers."""
+    solved = [solve_pair(p.proportions, p.answers, heads, rng) for p in pilots]
+    best = int(np.argmin([np.max(pair.move_errors) for pair in solved]))
+    pilot, reference = pilots[best], solved[best]
+    anchor, width = pilot.anchor, box.coordinates.width
+    pool = np.setdiff1d(np.arange(box.asker.tokens), [anchor, pilot.token])
+    drawn = rng.choice(pool, min(width + 1, len(pool)), replace=False)
+    contexts, answers = pilots[0].contexts, pilots[0].answers
+    for other in pilots[1:]:
+        contexts = contexts.joined(other.contexts)
+        answers = np.concatenate([answers, other.answers])
+    # coarse boxes need more proportions: a head is told from the next by small differences
+    count = heads + (1 if box.precise else 4)
+    both = choose_proportions(count, box.asker.longest)
+    proportions = np.array([copies / one for copies, one in both])
+    asked = Contexts.of(
+        [[(anchor, one), (int(token), copies)] for token in drawn for copies, one in both]
+    )
+    seen = box.ask(asked, PAIRS).reshape(len(drawn), len(both), -1)
+    pairs = [solve_pair(proportions, part, heads, rng) for part in seen]
+    contexts = contexts.joined(asked)
+    answers = np.concatenate([answers, seen.reshape(-1, width)])
+    if heads > 1:
+        pairs, mixed, told = order_pairs(box, pilot, reference, drawn, pairs)
+        contexts, answers = contexts.joined(mixed), np.concatenate([answers, told])
+    steps = box.tokens[[pilot.token, *drawn]] - box.tokens[anchor]
+    return [reference, *pairs], steps, contexts, answers
+
+
+def order_pairs(
+    box: Box, pilot: Pilot, reference: Pair, drawn: Array, pairs: list[Pair]
+) -> tuple[list[Pair], Contexts, Array]:
+    """Heads in the order of the reference, by prompts that mix its token with two of the others
+    (one, where there are many orders)."""
+    size = 2 if len(reference.odds) <= 4 else 1
+    groups = [list(range(k, min(k + size, len(pairs)))) for k in range(0, len(pairs), size)]
+    mixed = Contexts.of(
+        [
+            [(pilot.anchor, 1), (pilot.token, 1), *((int(drawn[k]), 1) for k in group)]
+            for group in groups
+        ]
+    )
+    told = box.ask(mixed, MIXED)
+    found: list[Pair] = []
+    for group, answer in zip(groups, told, strict=True):
+        found += match_heads(reference, [pairs[k] for k in group], answer)
+    return found, mixed, told
+
+
+# -- The model ------------------------------------------------------------------------------------
+
+
+def describe(box: Box, refined: Refined) -> Hypothesis:
+    """The tables, their standard errors, and what to say about them."""
+    tokens, basis = box.tokens, box.coordinates.basis
+    values, scores = refined.point[::2], refined.point[1::2]
+    heads, doubts = [], []
+    width = box.coordinates.width
+    kept = np.eye(width) - sum((part.matrix for part in values), np.zeros((width, width)))
+    moved = np.zeros((len(tokens), width))
+    start = 0
+    noise = box.coordinates.errors[:, None]
+    for value, score in zip(values, scores, strict=True):
+        tables, errors = [], []
+        for part in (value, score):
+            steps = [part.split(step[start : start + part.unknowns]) for step in refined.draws]
+            start += part.unknowns
+            root = np.sqrt(np.maximum(part.singular, TINY))
+            first = np.array([x / root for x, _ in steps])  # of left sqrt(singular)
+            second = np.array([(y.T / root) for _, y in steps])  # of (sqrt(singular) right)'
+            left, right = part.left * root, part.right.T * root
+            outer, inner = (basis, tokens) if part is value else (tokens, tokens)
+            errors_left = np.hypot(
+                _rms(outer @ first), 0.0 if part is value else noise * _size(left)
+            )
+            errors_right = np.hypot(_rms(inner @ second), noise * _size(right))
+            if part is value:  # rows are the tokens that are seen
+                tables.append(Table(tokens @ right, (basis @ left).T))
+                errors.append(Table(errors_right, errors_left.T))
+                moved += _rms(tokens @ np.array([part.change_of(x, y).T for x, y in steps])) ** 2
+            else:
+                tables.append(Table(tokens @ left, (tokens @ right).T))
+                errors.append(Table(errors_left, errors_right.T))
+        heads.append(TokenHead(qk=tables[1], ov=tables[0]))
+        doubts.append(TokenHead(qk=errors[1], ov=errors[0]))
+    direct = Table(tokens @ kept.T, basis.T)
+    outside = box.coordinates.sigma / max(float(np.linalg.norm(tokens)) / width, TINY)
+    doubt = Table(
+        np.hypot(np.sqrt(moved), noise * _size(kept.T)), np.full((width, len(basis)), outside)
+    )
+    logprobs = box.asker.shifted
+    model = TokenAttention(direct, heads, logprobs=logprobs)
+    diagnostics = TokenAttentionDiagnostics(
+        width=width,
+        heads=len(heads),
+        tied=box.coordinates.tied,
+        value_ranks=tuple(part.rank for part in values),
+        score_ranks=tuple(part.rank for part in scores),
+        misfit=refined.level,
+    )
+    maps = sum(part.unknowns for part in refined.point)
+    shared = len(tokens) if not box.coordinates.tied else (width + 1) / 2
+    notes = [f"The box is {model}, of width {width}."]
+    if box.coordinates.tied:
+        notes.append("Input and output tokens share their embedding: a linear fit says so.")
+    return Hypothesis(
+        model,
+        TokenAttention(doubt, doubts, logprobs=logprobs),
+        shared + maps / width,
+        tuple(notes),
+        noise=fitted_noise(box),
+        diagnostics=diagnostics,
+    )
+
+
+def _rms(draws: Float[Array, "k n r"]) -> Float[Array, "n r"]:
+    return np.asarray(np.sqrt(np.mean(draws**2, axis=0)))
+
+
+def _size(columns: Float[Array, "d r"]) -> Float[Array, " r"]:
+    return np.asarray(np.linalg.norm(columns, axis=0))
+
+
+def fitted_noise(box: Box) -> NoiseModel:
+    """The number format of the box; its sums round a little more than one number does."""
+    return box.asker.noise
