@@ -7,7 +7,12 @@ from keyhole.models.position import Position
 
 
 def placed_layer(
-    kind: str, width: int, heads: int, seed: int, window: int | None = None
+    kind: str,
+    width: int,
+    heads: int,
+    seed: int,
+    window: int | None = None,
+    masked: int | None = None,
 ) -> Attention:
     """A layer of heads that share out the width, biases included, with one kind of positions."""
     rng = np.random.default_rng(seed)
@@ -37,5 +42,5 @@ def placed_layer(
     elif kind == "position vectors":
         position = Position(vectors=0.5 * rng.standard_normal((24, width)))
     else:
-        position = Position(window=window)
+        position = Position(window=window, masked=masked)
     return Attention(made, offset, None, position)

@@ -16,7 +16,7 @@ corrected Jacobian, without further queries.
 When it fails. r < 3, H r < d, or heads whose s_h coincide at the points chosen (another pair of
 points is tried); scalar answers. All these are left to random_queries.
 
-Source. Keyhole's own; docs/learners/multi_head.md.
+Source. Keyhole's own; docs/methods/multi_head.md.
 """
 
 from collections.abc import Sequence
@@ -46,12 +46,6 @@ from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
-NARROWEST = 3  # head width below which eigenspaces of two points cannot be matched
-SINGULAR = 1e10  # condition of the total value map that leaves differences no digits
-TIGHT = 0.05  # width of a cluster of eigenvalues, relative to their range, of one head
-CORRECTIONS = 15  # rounds of defect correction
-BOOTSTRAP_SAMPLES = 4
-
 
 def learn_bounded(ask: Asker, rng: np.random.Generator, prior: PriorKnowledge) -> Result:
     """The whole recovery of a layer with bounded tokens; inconclusive for layers of other kinds."""
@@ -64,7 +58,8 @@ def learn_bounded(ask: Asker, rng: np.random.Generator, prior: PriorKnowledge) -
     if ask.scalar or len(offset) != width:
         return Inconclusive("answers are not vectors of the tokens' width")
     total = frame.T @ ask(radius * frame[:, None], "values") / radius
-    if np.linalg.cond(total) > SINGULAR:
+    singular = 1e10  # condition of the total value map that leaves differences no digits
+    if np.linalg.cond(total) > singular:
         return Inconclusive("the total value map is singular")
     trouble: object = None
     for number in range(prior.attempts):
@@ -116,7 +111,8 @@ def attempt_with_eigenvalues(
         ask, maps, box.frame, FLOAT64, rng, radius=box.radius, expect_ranks=True
     )
     scores, biases = answers.solve_keys(maps)
-    for _ in range(CORRECTIONS):
+    corrections = 15  # rounds of defect correction
+    for _ in range(corrections):
         slopes = [correct_slopes(box, point, scores, biases, maps) for point in points]
         ranges = update_ranges([part @ inverse for part in slopes], ranges)
         maps, before = ValueMaps.of_ranges(ranges, box.total), scores
@@ -138,7 +134,8 @@ def attempt_with_eigenvalues(
         return (*answers.perturb(lambda _: level, rng).solve_keys(other), other.products)
 
     best = (scores, biases, maps.products)
-    bars = bootstrap_errors(best, sample, BOOTSTRAP_SAMPLES)
+    bootstrap_samples = 4
+    bars = bootstrap_errors(best, sample, bootstrap_samples)
     offset = np.asarray(ask.offset)
     model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
     doubt = ask.unit * np.abs(offset) + ask.additive
@@ -197,8 +194,9 @@ def cluster_eigenvectors(
     values, vectors = np.linalg.eig(matrix)
     order = np.argsort(values.real, kind="stable")
     values, vectors = values[order].real, vectors[:, order]
-    for count in [heads] if heads else range(1, width // NARROWEST + 1):
-        if width % count or width // count < NARROWEST:
+    narrowest = 3  # head width below which eigenspaces of two points cannot be matched
+    for count in [heads] if heads else range(1, width // narrowest + 1):
+        if width % count or width // count < narrowest:
             continue
         size = width // count - 1
         starts = find_disjoint_windows(values, size, count)
@@ -229,7 +227,8 @@ def find_disjoint_windows(values: Float[Array, " n"], size: int, count: int) -> 
     """Starts of `count` disjoint windows of `size` neighbouring values, each tight; None where
     there are not so many."""
     widths = values[size - 1 :] - values[: len(values) - size + 1]
-    allowed = TIGHT * float(values[-1] - values[0]) / count
+    tight = 0.05  # width of a cluster of eigenvalues, relative to their range, of one head
+    allowed = tight * float(values[-1] - values[0]) / count
     chosen: list[int] = []
     for start in np.argsort(widths, kind="stable"):
         if widths[start] > allowed or len(chosen) == count:

@@ -50,7 +50,6 @@ CANDIDATE_SETS = 4  # sets of candidates tried before the family is doubted
 SAFE_SHIFT = 3e-3  # shift of a selected token, relative, that changes nobody's choice
 MISFIT = 1e3  # misfit of an answer, in its rounding errors, that is not rounding
 SAME_SIDE = 1e-6  # relative deviation within which an answer counts as the expected one
-ACCURATE = 1e-10  # rounding error below which the selected tokens need no check of their own
 NO_VALUE = "every answer is zero: no head has a value, so no score can be known"
 NEVER_HARD = (
     "no number of heads explains the answers to huge tokens: attention never settles on single "
@@ -361,6 +360,7 @@ def find_selected_tokens_by_vectors(
     as outputs."""
     size, scale = count_candidates(ask), HARD_SCALE / float(np.linalg.norm(anchor))
     counterexample = None
+    accurate = 1e-10  # rounding error below which the selected tokens need no check of their own
     for _ in range(CANDIDATE_SETS):
         seen = shift_candidates(ask, anchor, heads, shift, rng, size, scale)
         if seen.explained:
@@ -368,7 +368,7 @@ def find_selected_tokens_by_vectors(
                 surplus = describe_surplus(len(seen.support.nodes), heads)
                 raise WrongFamily(surplus, seen.refute(heads))
             pattern = seen.select()
-            if ask.unit < ACCURATE or keeps_choices(ask, pattern, seen.base):
+            if ask.unit < accurate or keeps_choices(ask, pattern, seen.base):
                 return pattern, seen.support.weights
             continue
         if len(seen.support.nodes) >= ask.outputs:

@@ -7,9 +7,10 @@ few more (scalar_outputs), or for real layers, whose answers are vectors, about 
 
 Queries, algebra, when it fails: see those two files. Sequences with no room for a token per head:
 short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads share out the width,
-random_queries for all others. Few digits and a budget: least_squares.
+random_queries for all others. Few digits and a budget: least_squares. Boxes that compute in half
+precision: half_precision.
 
-Source. docs/learners/multi_head.md.
+Source. docs/methods/multi_head.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from keyhole.learners.base import (
     run_strategies,
 )
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
+from keyhole.learners.multi_head.half_precision import learn_half_precision
 from keyhole.learners.multi_head.hard_attention import CANDIDATES
 from keyhole.learners.multi_head.least_squares import refine_by_least_squares
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
@@ -41,7 +43,7 @@ from keyhole.oracles.base import Oracle, Spec
 
 Strategy = tuple[str, Callable[[], Result]]
 
-NARROW = 2  # dimensions in which no token can be made that only one head prefers
+PLANE_WIDTH = 2  # dimensions in which no token can be made that only one head prefers
 ROOM = 5  # tokens: two heads with their separators, a probe of one of them, and the anchor
 
 
@@ -66,6 +68,11 @@ class MultiHead:
         whole_number("attempts", self.attempts, 1)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        stated = oracle.spec.precision
+        if stated is not None and stated.half and oracle.spec.domain.unbounded:
+            ask = Asker(oracle)
+            strategy = ("half precision", lambda: learn_half_precision(ask, rng, self))
+            return run_strategies([strategy])
         return learn_beside_skip(oracle, rng, self.learn_heads)
 
     def learn_heads(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
@@ -75,7 +82,7 @@ class MultiHead:
         if domain.max_length == 1:
             raise NotIdentifiable("queries of a single token show nothing of the scores")
         ask = Asker(oracle)
-        if ask.width <= NARROW:
+        if ask.width <= PLANE_WIDTH:
             return run_strategies([("random queries", lambda: learn_random(ask, rng, self))])
         if not domain.unbounded:
             return run_strategies(self.list_bounded_strategies(ask, rng))
@@ -83,6 +90,7 @@ class MultiHead:
         if ask.additive:  # noise that does not scale with the answer is outgrown
             frame = 1e8 * frame
         first = ask(frame[:1, None], "values")
+        oracle.expect(self.expected_queries(replace(oracle.spec, outputs=first.shape[1])))
         recording = oracle.remaining is not None and bool(ask.low_precision or ask.additive)
         ask = replace(ask, recording=recording)
         found = run_strategies(self.list_strategies(ask, rng, frame, first))
@@ -148,7 +156,7 @@ class MultiHead:
         d, heads = spec.width, self.heads or 4
         domain, rank = spec.domain, self.rank or d
         each = 2 * rank * d - rank**2 + d
-        if d <= NARROW:
+        if d <= PLANE_WIDTH:
             return count_random_queries(d, heads, spec.outputs or 1) + 50
         if domain.unbounded and (domain.max_length or ROOM) < ROOM:
             return heads * (each + 2 * d + 22)  # about so many to find where a head switches
@@ -156,6 +164,8 @@ class MultiHead:
             inner = self.rank or max(1, d // heads)
             again = max(0, 4 * d - inner - 8) if few_digits(spec) else 0  # a second set of columns
             return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12) + again
+        if self.heads is None:
+            return None
         if not domain.unbounded:
             return count_random_queries(d, heads, 1) + 50
         return heads * each + 3 * heads + 6

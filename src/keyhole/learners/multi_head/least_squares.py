@@ -25,11 +25,6 @@ from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
 
-MOST_FLOORS = 20.0  # extra queries put to use at most, in floors
-LARGEST_FIT = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
-LONGEST_SEQUENCE = 64  # tokens in a query that takes part in the fit
-PEAK = 1.5  # largest log-odds of a soft query
-
 
 def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Hypothesis:
     """The hypothesis fitted to all answers, where budget and box make it worthwhile."""
@@ -37,7 +32,8 @@ def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Genera
     if not ask.recording or left is None:
         return found
     start = factor_layer(found)
-    extra = int(min(left - 10, MOST_FLOORS * found.floor))  # ten are left for verification
+    most_floors = 20.0  # extra queries put to use at most, in floors
+    extra = int(min(left - 10, most_floors * found.floor))  # ten are left for verification
     if extra < 0.3 * found.floor:  # less would not pay for the fit
         return found
     for tokens in draw_soft_queries(found.model, extra, rng):
@@ -46,7 +42,8 @@ def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Genera
     numbers = sum(part.answers.size for part in data)
     size = sum(part.tokens.size for part in data)
     # with fewer numbers least squares would not know its own errors
-    if numbers < 1.5 * start.unknowns or size > LARGEST_FIT:
+    largest_fit = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
+    if numbers < 1.5 * start.unknowns or size > largest_fit:
         return found
     better = replace_layer(found, fit_layer(start, data, rng))
     if ask.oracle.remaining is None or ask.oracle.remaining < 2:
@@ -76,11 +73,12 @@ def factor_layer(found: Hypothesis) -> Layer:
 def draw_soft_queries(
     model: Attention, count: int, rng: np.random.Generator
 ) -> list[Float[Array, "n length d"]]:
-    """Queries whose largest log-odds is about PEAK, in batches of one length."""
+    """Queries whose largest log-odds is about `peak`, in batches of one length."""
     width, natural = model.width, model.natural_length()
     most = 2 if model.outputs is None else max(2, min(8, model.outputs // len(model.heads)))
     lengths = rng.integers(1, most + 1, count)
     batches = []
+    peak = 1.5  # largest log-odds of a soft query
     for length in range(1, most + 1):
         n = int((lengths == length).sum())
         # anchors are up to twice as long or half as long as is natural to the model
@@ -89,7 +87,7 @@ def draw_soft_queries(
         moves = rng.standard_normal((n, length, width))
         keys = np.stack([head.keys(anchor) for head in model.heads], axis=2)
         peaks = np.abs(moves @ keys).max(axis=(1, 2))
-        moves *= (PEAK / np.maximum(peaks, TINY))[:, None, None]
+        moves *= (peak / np.maximum(peaks, TINY))[:, None, None]
         batches.append(np.concatenate([anchor[:, None] + moves, anchor[:, None]], axis=1))
     return [batch for batch in batches if len(batch)]
 
@@ -98,8 +96,9 @@ def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
     """All recorded answers by length, with their standard errors."""
     lengths = sorted({tokens.shape[1] for tokens, _ in ask.transcript.queries})
     data = []
+    longest_sequence = 64  # tokens in a query that takes part in the fit
     for length in lengths:
-        if length > LONGEST_SEQUENCE:
+        if length > longest_sequence:
             continue
         parts = [(t, a) for t, a in ask.transcript.queries if t.shape[1] == length]
         tokens = np.concatenate([t for t, _ in parts])

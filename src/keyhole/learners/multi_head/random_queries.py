@@ -2,7 +2,7 @@
 
 Statement. Where no token may be long, no head can be isolated; but random queries inside the
 domain show a layer like any examples do (learners/examples), scalar answers included, at
-REDUNDANCY times as many numbers as it has unknowns.
+several times as many numbers as it has unknowns.
 
 Queries. A few pairs to find the length of tokens at which attention is neither uniform nor hard;
 then random sequences of LENGTH tokens, enough for two heads (or as many as claimed), and twice as
@@ -12,9 +12,9 @@ Algebra. Variable projection and Levenberg-Marquardt from random starts, number 
 the way: learners/examples.
 
 When it fails. Heads that differ only at high order in a small domain are told apart badly
-(inconclusive); more than MOST_HEADS, or another family, do not end in an exact fit (refuted).
+(inconclusive); more heads than are fitted, or another family, do not end in an exact fit (refuted).
 
-Source. Keyhole's own; docs/learners/multi_head.md.
+Source. Keyhole's own; docs/methods/multi_head.md.
 """
 
 from dataclasses import dataclass, replace
@@ -33,17 +33,13 @@ from keyhole.models.attention import Attention
 from keyhole.oracles.noise import ROUNDINGS
 from keyhole.oracles.wrappers.restrict import WithPrior
 
-REDUNDANCY = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
 LENGTH = 4  # tokens in a query: with two most descents fail, with more nothing is gained
-MOST_HEADS = 8  # heads after which an unknown number of them is no longer looked for
-RESTARTS = 2  # starts of a search, per head, before more is asked
-SECONDS = 120.0  # of a search, at most
+MOST_FITTED_HEADS = 8  # heads after which an unknown number of them is no longer looked for
 NEARLY_EXPLAINED = 1e-3  # share of the answers left over by a layer that may lack a similar head
-AMPLIFICATION = 1e6  # relative error of parameters per relative error of answers: nothing is known
 
 
 def learn_random(
-    ask: Asker, rng: np.random.Generator, prior: PriorKnowledge, most_heads: int = MOST_HEADS
+    ask: Asker, rng: np.random.Generator, prior: PriorKnowledge, most_heads: int = MOST_FITTED_HEADS
 ) -> Result:
     """The whole recovery from random queries, with up to so many heads (or as many as claimed)."""
     noise, _, _ = estimate_noise(ask.oracle, rng)
@@ -88,7 +84,8 @@ def count_random_queries(width: int, heads: int, outputs: int, length: int = LEN
     """Random queries asked for so many heads, biases included."""
     unknowns = heads * width * (width + 1 + outputs) + outputs
     numbers = max(unknowns / outputs, width * (width + 1) / (length - 1))
-    return int(np.ceil(REDUNDANCY * numbers))
+    redundancy = 2.2  # numbers asked per unknown: most descents succeed, and a share is kept aside
+    return int(np.ceil(redundancy * numbers))
 
 
 def draw_tokens(
@@ -169,9 +166,11 @@ def fit_examples(
     """The layer of up to so many heads that reproduces the examples."""
     ask, answers = examples.ask, examples.answers
     level = ask.additive / max(float(np.sqrt(np.mean(answers**2))), TINY)
+    restarts = 2  # starts of a search, per head, before more is asked
+    seconds = 120.0  # that a search may take
     learner = FromExamples(
-        restarts=RESTARTS * heads,
-        seconds=SECONDS,
+        restarts=restarts * heads,
+        seconds=seconds,
         most_heads=heads,
         bias=bias,
         noise=min(level, 0.5),  # beyond, noise is all the same
@@ -194,7 +193,9 @@ def fit_examples(
         )
     if not explains_longer(examples, fit.learned.model, rng):
         return Refuted("a layer that explains short random queries does not explain longer ones")
-    if found.deficient or found.amplification > AMPLIFICATION:
+    # relative error of parameters per relative error of answers: nothing is known
+    amplification = 1e6
+    if found.deficient or found.amplification > amplification:
         return Inconclusive(
             "in this domain the heads cannot be told apart: relative errors of the answers are "
             f"amplified {found.amplification:.1e} times"

@@ -48,7 +48,7 @@ from keyhole.learners.multi_head.hard_attention import (
 )
 from keyhole.learners.multi_head.separators import design_separators, measure_margins
 from keyhole.learners.multi_head.soft_probe import (
-    ROUNDS,
+    SHORTENINGS,
     Isolation,
     SeparatorIsolation,
     SoftProbes,
@@ -72,11 +72,8 @@ from keyhole.models.attention import Attention, Head
 TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
 TILT = 0.5  # how far a probe leans towards the head's value
 MARGIN = 80.0  # log-odds by which designed separators hold at the first anchor, float64
-WIDE_SEPARATORS = 1e4  # size of the first separators, in units of a head's soft length
 VALUE_ROUNDINGS = 1e4  # rounding errors that a value may carry after hard attention
-REFINED_VALUE_ROUNDINGS = 30.0  # the same after it was measured again
 CLOSE_HEADS = 12.0  # norm of the separators beyond which two heads count as almost alike
-BOOTSTRAP_SAMPLES = 8  # repetitions of the algebra on perturbed answers
 
 
 # --- what the stages hand on ----------------------------------------------------------------------
@@ -224,7 +221,9 @@ class IsolatedHeads:
     values: HeadValues
     isolation: Isolation
 
-    def probe(self, heads: Array, probes: Array, purpose: str, rounds: int = ROUNDS) -> SoftProbes:
+    def probe(
+        self, heads: Array, probes: Array, purpose: str, rounds: int = SHORTENINGS
+    ) -> SoftProbes:
         return probe_heads(self.problem.ask, self.isolation, heads, probes, purpose, rounds)
 
     def estimate_change_errors(self, head: int, probes: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -402,19 +401,21 @@ def find_bias(
 ) -> tuple[Float[Array, " outputs"], bool]:
     """The offset, and whether there are key biases: at the anchor 0 all scores vanish without them,
     and two tokens count half each."""
-    nothing = np.zeros(answers.shape[1])
+    nothing, width = np.zeros(answers.shape[1]), len(frame)
     if claimed is False:
         return nothing, False
-    width = len(frame)
-    if claimed is None:
-        token = random_directions(rng, 1, width)[0] * np.sqrt(width)
-        pair = np.stack([token, np.zeros(width)])[None]
-        half = 0.5 * (frame @ token) @ answers / float(frame[0] @ frame[0])
-        scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
-        noise = 50 * (ask.unit * scale * np.sqrt(width) + ask.additive)
-        if np.abs(ask(pair, "bias?")[0] - half).max() <= noise:
-            return nothing, False
-    return ask(np.zeros((1, 1, width)), "bias?")[0], True
+    zero = np.zeros((1, 1, width))
+    token = random_directions(rng, 1, width)[0] * np.sqrt(width)
+    shares = 0.5 * (frame @ token) / float(frame[0] @ frame[0])
+    scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
+    noise = 50 * (ask.unit * scale * np.sqrt(width) + ask.additive)
+    pair = ask(np.concatenate([token[None, None], zero], axis=1), "bias?")[0]
+    if np.abs(pair - shares @ answers).max() <= noise:
+        return nothing, False
+    offset = ask(zero, "bias?")[0]
+    even = offset + shares @ (answers - offset)
+    noise += 50 * ask.unit * float(np.abs(offset).max())
+    return offset, bool(np.abs(pair - even).max() > noise)
 
 
 def attempt_with_separators(problem: ScalarProblem, rng: np.random.Generator) -> Draft:
@@ -518,7 +519,8 @@ def use_as_separators(
     problem: ScalarProblem, values: HeadValues, pattern: HardAttentionPattern, size: float
 ) -> IsolatedHeads:
     """The selected tokens as separators, as small as they still hold."""
-    tokens = pattern.tokens * (WIDE_SEPARATORS / size)
+    wide_separators = 1e4  # size of the first separators, in units of a head's soft length
+    tokens = pattern.tokens * (wide_separators / size)
     for _ in range(6):
         isolation = problem.isolate(values, tokens)
         expected = float(np.einsum("hd,hd->", tokens, values.choosing))
@@ -733,7 +735,8 @@ def check_single_heads(progress: Progress) -> None:
     """Doubles the probes of each head that tell most: two heads behind one separator would answer
     otherwise. The same queries before the separators were designed cannot tell heads that differ
     little."""
-    longest, roundings = progress.isolation.longest, REFINED_VALUE_ROUNDINGS
+    refined_value_roundings = 30.0  # of a value map that was measured again
+    longest, roundings = progress.isolation.longest, refined_value_roundings
     plans, before, errors = [], [], []
     for head, table in enumerate(progress.tables):
         first = table.columns[0]
@@ -770,7 +773,8 @@ def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress
         rows = frame if problem.bias else frame[1:]
         others = [start + progress.step * problem.reach * row for row in rows]
     trouble = IllConditioned("the separating tokens do not hold at any other anchor")
-    for anchor in others:
+    for place, anchor in enumerate(others):
+        problem.ask.oracle.expect(*forecast_keys(progress, len(others) - place))
         near = start + choose_distance(progress) * (anchor - start)
         for _ in range(8):
             result = measure_keys_at(progress, near, rng)
@@ -782,6 +786,15 @@ def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress
         else:
             raise trouble
     return progress
+
+
+def forecast_keys(progress: Progress, anchors: int) -> tuple[int | None, int]:
+    """Queries for the keys at so many anchors: expected once all ranks are known, and at most."""
+    width = progress.problem.width
+    ranks = [table.rank for table in progress.tables]
+    known = [rank for rank in ranks if rank is not None]
+    expected = anchors * sum(known) if len(known) == len(ranks) else None
+    return expected, 2 * anchors * width * len(ranks)  # an anchor may be tried twice
 
 
 def choose_distance(progress: Progress) -> float:
@@ -909,7 +922,7 @@ def probe_all(isolated: IsolatedHeads, plans: list[Array]) -> list[SoftProbes]:
         return [SoftProbes(probes, nothing, nothing) for _ in plans]
     heads = np.repeat(np.arange(len(plans)), counts)
     # isolated heads that saturate need an anchor closer by rather than shorter probes
-    rounds = ROUNDS if isolated.isolation.alone else 3
+    rounds = SHORTENINGS if isolated.isolation.alone else 3
     return isolated.probe(heads, probes, "keys", rounds).split(counts)
 
 
@@ -943,7 +956,8 @@ def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
         choosing = (blocks @ values.mix)[: len(values.choosing)]
         return (*compute_parameters(progress, choosing, rng), blocks)
 
-    errors = bootstrap_errors((scores, biases, values.blocks), sample, BOOTSTRAP_SAMPLES)
+    bootstrap_samples = 8  # repetitions of the algebra on perturbed answers
+    errors = bootstrap_errors((scores, biases, values.blocks), sample, bootstrap_samples)
     score_errors, bias_errors, value_errors = errors
     ranks = key_ranks = tuple(problem.width if t.rank is None else t.rank for t in progress.tables)
     if problem.bias:

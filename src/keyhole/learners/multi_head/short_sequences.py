@@ -25,7 +25,7 @@ heads, or bad luck: another circle). A box whose attention never hardens switche
 other anchors a_h . k_h is no longer zero: they must lie closer to the first one than separators
 require.
 
-Source. Keyhole's own; docs/learners/multi_head.md.
+Source. Keyhole's own; docs/methods/multi_head.md.
 """
 
 from dataclasses import dataclass, replace
@@ -71,8 +71,8 @@ from keyhole.linalg.linear_system import LinearSystem
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention
 
-ROUNDINGS = 30.0  # standard errors by which an answer, or a sum of values, may be off
-NARROW = 1e-4  # width, in radians, of an interval with one switch angle
+MISFIT_ERRORS = 30.0  # standard errors by which an answer, or a sum of values, may be off
+ANGLE_WIDTH = 1e-4  # width, in radians, of an interval with one switch angle
 VISIBLE = 1e-3  # misfit, relative to the answers, that shows that a head has switched
 CANCEL = 1e-6  # relative size that counts as zero in scores and sums of values
 KEPT = 0.8  # share of the margins at the first anchor that must be left at another
@@ -212,7 +212,7 @@ class AngularSweep:
     def estimate_error(self, arc: LinearArc) -> float:
         """By how much an arc may be off."""
         noise = self.ask.unit * self.output_scale + self.ask.additive / self.hard_size
-        return ROUNDINGS * noise * arc.amplification
+        return MISFIT_ERRORS * noise * arc.amplification
 
     def find_switches(self) -> list[tuple[float, float, Float[Array, "two outputs"]]]:
         """Angle and sharpness of every head, and the coefficients before it switches."""
@@ -224,7 +224,7 @@ class AngularSweep:
             change = np.abs(before.coefficients - after.coefficients).max()
             if change <= self.estimate_error(before) + self.estimate_error(after):
                 continue
-            if right - left < NARROW:
+            if right - left < ANGLE_WIDTH:
                 place = self.locate(left, before.coefficients, right, after.coefficients)
                 found.append((*place, before.coefficients))
                 if len(found) > MOST_HEADS:
@@ -348,7 +348,7 @@ def sweep_angles(
     if not heads:
         return SweptHeads(sweep, angles, sharpness, total[None][:0], np.zeros((0, 0)))
     before = np.append(angles[-1] - np.pi, angles[:-1])
-    if (angles - before < 30 * NARROW).any():
+    if (angles - before < 30 * ANGLE_WIDTH).any():
         raise IllConditioned("two heads switch at almost the same angle")
     middles = (before + angles) / 2
     # a small share of the way to the next switch
@@ -383,7 +383,7 @@ def measure_uniform_value(
         once = ask(np.concatenate([huge, last], axis=1), "uniform head?") / hard
         twice = ask(np.concatenate([huge, huge, last], axis=1), "uniform head?") / hard
         scale = float(np.abs(once).max() + np.linalg.norm(total))
-        noise = ROUNDINGS * (ask.unit * scale + ask.additive / hard)
+        noise = MISFIT_ERRORS * (ask.unit * scale + ask.additive / hard)
         if not found and np.abs(twice - once).max() <= noise:
             return None
         found.append(6 * (twice - once))
@@ -432,7 +432,7 @@ def choose_signs(
     target = (problem.total - (0.0 if uniform is None else uniform)).ravel()
     spread = float(np.linalg.norm(found.inverse, axis=1).max()) * float(np.sqrt(heads))
     scale = float(np.linalg.norm(flat, axis=1).sum() + np.linalg.norm(target))
-    allowed = max(CANCEL, ROUNDINGS * ask.unit * spread) * scale
+    allowed = max(CANCEL, MISFIT_ERRORS * ask.unit * spread) * scale
     good = find_signs(flat, target, allowed)
     if len(good) == 1:
         return np.asarray(good[0])

@@ -12,7 +12,7 @@ Algebra.    Differences over the step. A head that leaves its token for another 
             the anchor on that depends on the length: one token more shows it.
 When it fails.  Tokens of bounded norm, where no attention is hard; sequences of fewer than four
             tokens. S is told from the layer's own value of x_N by attention to other tokens only.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,8 @@ PURPOSE = "skip"
 ANCHOR = 1e6  # length of the anchor: attention is hard unless all scores are below 1e-10
 TOKENS = 4.0  # length of the other tokens, in anchors
 STEP = 0.015  # length of a step, in anchors: one head in a hundred leaves its token on the way
-SHORTER = 8.0  # how much shorter a step is when it is repeated
-JUMP = 0.05  # response, relative to the answer itself, that may be a head that left its token
 TERMS = 2.0  # the terms of an answer, which round each by itself, relative to their sum
-FEWEST = 4  # tokens of a query, the anchor among them
 SETUPS = 8  # anchors tried
-PORTION = 4  # directions asked at once, after which an undecided head shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +105,17 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
     where tokens are too short or too few to tell, and where the anchor acts as no linear map."""
     domain, width = oracle.spec.domain, oracle.spec.width
     room = domain.max_length or np.inf
-    if not domain.unbounded or room < FEWEST:
+    fewest = 4  # tokens of a query, the anchor among them
+    if not domain.unbounded or room < fewest:
         return None
     directions = np.linalg.qr(rng.standard_normal((width, width)))[0]
+    shorter = 8.0  # how much shorter a step is when it is repeated
     for _ in range(SETUPS):
         setup = Setup.draw(oracle, rng)
         first = setup.measure(directions[:1])
         if not setup.is_signal(first)[0]:
             return None
-        if setup.agree(first, setup.measure(directions[:1], STEP / SHORTER), STEP / SHORTER)[0]:
+        if setup.agree(first, setup.measure(directions[:1], STEP / shorter), STEP / shorter)[0]:
             break
     else:
         return None  # heads do not keep their tokens: attention is not hard
@@ -206,7 +204,9 @@ class Setup:
 
     def may_jump(self, slopes: Float[Array, "n D"]) -> Array:
         """Which responses are so large that a head may have left its token."""
-        large = JUMP * float(np.linalg.norm(self.base))
+        # response, relative to the answer itself, that may be a head that left its token
+        jump = 0.05
+        large = jump * float(np.linalg.norm(self.base))
         return np.asarray(np.linalg.norm(slopes, axis=1) * STEP * ANCHOR > large)
 
 
@@ -224,10 +224,11 @@ def collect_slopes(
     slopes[0] = first[0]
     settled = np.arange(len(directions)) < 1
     mixed = rng.choice((-1.0, 1.0), len(directions)) / np.sqrt(len(directions))
+    portion = 4  # directions asked at once, after which an undecided head shows
     for number in range(SETUPS):
         setup = setup if number == 0 else Setup.draw(setup.oracle, rng, setup.extra)
         left = np.flatnonzero(~settled)
-        for part in np.array_split(left, max(1, -(-len(left) // PORTION))):
+        for part in np.array_split(left, max(1, -(-len(left) // portion))):
             if not len(part):
                 break
             found = setup.measure(directions[part])

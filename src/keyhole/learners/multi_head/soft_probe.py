@@ -22,8 +22,7 @@ from keyhole.linalg.softmax import logit
 from keyhole.measurement.asking import Asker
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a query
-HOLDING_MARGIN = 14.0  # log-odds from which on separators hold: what leaks can be computed
-ROUNDS = 40  # shortenings of a probe: from 1e20 times too long to right
+SHORTENINGS = 40  # of a probe, at most: from 1e20 times too long to right
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +119,8 @@ class SeparatorIsolation(Isolation):
 
     def holds(self, keys: Float[Array, "h d"]) -> bool:
         margins = measure_margins(self.separators, keys, self.anchor)
-        return bool(margins.min() > HOLDING_MARGIN)
+        holding_margin = 14.0  # log-odds from which on separators hold: what leaks can be computed
+        return bool(margins.min() > holding_margin)
 
     def output_scale(self, sizes: Float[Array, " h"]) -> float:
         lengths = np.linalg.norm(self.separators, axis=1)
@@ -171,7 +171,7 @@ def probe_heads(
     heads: Int[Array, " n"],
     probes: Float[Array, "n d"],
     purpose: str,
-    rounds: int = ROUNDS,
+    rounds: int = SHORTENINGS,
 ) -> SoftProbes:
     """Probes head `heads[i]` along `probes[i]`, shortening the probes that saturate."""
     probes = probes.copy()

@@ -45,6 +45,7 @@ class MultiHeadDiagnostics(Diagnostics):
     separator_norm: float | None = None  # of the longest separating token, in units of its margin
     unit: float | None = None  # relative rounding error of an answer
     condition: float | None = None  # of the output maps that keep the heads apart
+    key_value_groups: int | None = None  # sets of keys and values, where heads share them
     misfit: float | None = None  # of a least-squares refinement, in standard errors
 
 

@@ -18,7 +18,7 @@ When it fails. More inner dimensions than outputs (sum of r over D): then heads 
 at a time (scalar_outputs). Nearly dependent O_h cost digits: standard errors, by repetition of the
 algebra on perturbed answers, say so.
 
-Source. Keyhole's own; docs/learners/multi_head.md.
+Source. Keyhole's own; docs/methods/multi_head.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,11 +51,10 @@ from keyhole.linalg.linear_system import LinearSystem
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
+from keyhole.models.factors import find_groups, tell_groups
 
-SPECTRAL_GAP = 1e-4  # ratio of neighbouring singular values that ends a spectrum
 NOISE_NORMS = 30.0  # singular values below this many norms of the noise are noise
 LENGTHENINGS = 12  # corrections of a soft query's length
-BOOTSTRAP_SAMPLES = 6  # repetitions of the algebra on perturbed answers
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,8 @@ def attempt_with_vectors(
         other = responses.perturb(noise(1.0), rng).solve_maps()
         return (*answers.perturb(noise, rng).solve_keys(other), other.products)
 
-    bars = bootstrap_errors(best, sample, BOOTSTRAP_SAMPLES)
+    bootstrap_samples = 6  # repetitions of the algebra on perturbed answers
+    bars = bootstrap_errors(best, sample, bootstrap_samples)
     offset = np.asarray(ask.offset)
     model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
     doubt = ask.unit * np.abs(offset) + ask.additive
@@ -449,9 +449,10 @@ def count_singular_values(sizes: Float[Array, " n"], noise: float) -> int:
     """How many singular values are real: up to a gap, or to where they drown in noise of this
     norm."""
     above = max(1, int((sizes > NOISE_NORMS * noise).sum()))
+    spectral_gap = 1e-4  # ratio of neighbouring singular values that ends a spectrum
     for k in range(1, len(sizes)):
         # a gap is believed where what follows is small beside the largest
-        if sizes[k] < SPECTRAL_GAP * sizes[k - 1] and sizes[k] < 1e-5 * sizes[0]:
+        if sizes[k] < spectral_gap * sizes[k - 1] and sizes[k] < 1e-5 * sizes[0]:
             return min(k, above)
     return above
 
@@ -730,5 +731,9 @@ def report_layer(
         value_ranks=tuple(maps.ranks),
         condition=maps.condition,
     )
-    notes = note_missing_heads(heads, found)
+    groups = find_groups(model)
+    told = tell_groups(groups)
+    if told:
+        diagnostics = replace(diagnostics, key_value_groups=len(groups))
+    notes = (*note_missing_heads(heads, found), *told)
     return Hypothesis(model, errors, unknowns / outputs, notes, diagnostics=diagnostics)

@@ -4,13 +4,14 @@ Statement.  s_h(D) = x . (W_h y + c_h) + b_h(D), b_h(0) = 0, is recovered from a
             queries behind the value maps and one query per r distances of the table.
 Queries.    At r + r/8 anchors tokens next to each other cover all directions (d / r queries each,
             one more at the first, which tells b_h(1 ... r)); one query at each of the others; then
-            blocks of r further distances, nearer places filled with copies of the anchor.
+            blocks of r further distances, nearer places filled with copies of the anchor. A table
+            that is zero so far is asked at r distances more, spread over the decades.
 Algebra.    Log-ratios minus the table are linear in the key W_h y + c_h. The keys of the first
             anchors span the range of the scores, so that r numbers tell the others. The sum L over
             the copies is known from the part of the table that is known already.
 When it fails.  Distances that cannot be asked are not known: a table that is linear, or constant
             at its end, is taken to stay so, which fresh sequences longer than it check.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,9 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 
-ANCHOR = 0.5  # entries of the anchors
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
+FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
 TABLE = 136  # distances of the table that are asked one by one
-LINEAR = 1e-6  # deviation of a table that is linear, relative to its largest entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,8 @@ class Additive:
         distances = np.arange(self.table.shape[1])
         slopes = -(self.table @ distances) / (distances @ distances)
         off = np.abs(self.table + slopes[:, None] * distances).max()
-        return slopes if off <= LINEAR * np.abs(self.table).max() else None
+        linear = 1e-6  # deviation of a table that is linear, relative to its largest entry
+        return slopes if off <= linear * np.abs(self.table).max() else None
 
 
 def learn_additive(
@@ -75,10 +76,20 @@ def learn_additive(
     if flat or (found.slopes is not None and np.abs(near).max() > 0):
         return found
     reach = min(TABLE, (longest or TABLE + 1) - 1)
+    if np.abs(near).max() <= FLAT * error and reach > 2 * rank:
+        spread = np.unique(np.geomspace(rank + 1, reach, rank).astype(int))
+        zeros = np.zeros((values.heads, reach + 1 - len(spread)))
+        block = measure_block(reader, rng, scores, zeros, spread, size)
+        far = 1e2  # standard error of a weight among so many copies, in that of near tokens
+        if not isinstance(block, Inconclusive) and np.abs(block).max() <= far * FLAT * error:
+            return found
     while table.shape[1] <= reach:
         start = table.shape[1]
         distances = np.arange(start, min(start + rank, reach + 1))
-        table = np.column_stack([table, measure_block(reader, rng, scores, table, distances, size)])
+        block = measure_block(reader, rng, scores, table, distances, size)
+        if isinstance(block, Inconclusive):
+            return block
+        table = np.column_stack([table, block])
     return Additive(scores, table, error)
 
 
@@ -95,8 +106,9 @@ def measure_scores(
     distances = np.arange(1, rank + 1)
     full = min(width + 1, rank + max(1, rank // 8))
     anchors = np.zeros((width + 1, width))
+    anchor = 0.5  # entries of the anchors
     anchors[1:] = (
-        size * ANCHOR * np.sqrt(width) * np.linalg.qr(rng.standard_normal((width, width)))[0]
+        size * anchor * np.sqrt(width) * np.linalg.qr(rng.standard_normal((width, width)))[0]
     )
     keys = np.zeros((heads, width + 1, width))
     near = np.zeros((heads, rank))
@@ -130,7 +142,7 @@ def measure_block(
     table: Float[Array, "heads n"],
     distances: Int[Array, " m"],
     size: float,
-) -> Float[Array, "heads m"]:
+) -> Float[Array, "heads m"] | Inconclusive:
     """The table at further distances, all nearer places filled with copies of the anchor."""
     values, width = reader.values, reader.ask.width
     bases = [np.linalg.qr(ins)[0] for ins in values.ins]
@@ -143,7 +155,7 @@ def measure_block(
         except Saturated:
             steps = steps * 1.5  # far tokens must be preferred to be seen
     else:
-        raise Saturated
+        return Inconclusive("no tokens are so strong that their weights show at every distance")
     keys = scores[:, :, -1]
     copies = logsumexp(table, axis=1)
     return np.asarray(ratios.ratios[0] - keys @ steps.T + copies[:, None])

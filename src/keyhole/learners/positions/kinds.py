@@ -1,27 +1,27 @@
 """What kind of positions a box of attention has: about a dozen queries.
 
-[x, x] against [x]: tokens carry a vector of their place. Huge tokens far away that change nothing,
-bit for bit: a window, whose length is found by halving. A bag of huge tokens, all of them scaled:
+A huge token at the first place, and its opposite, that change nothing: where the
+sequence is short, the first places are masked, and their number is found by halving; where it is
+long, a window, whose length is found so. [x, x] against [x], behind masked places: tokens carry a
+vector of their place. A bag of huge tokens, all of them scaled:
 where scores are bounded nobody wins, and the answer is linear in the factors. The same bag in
 another order: where other tokens win, the part of the score that grows with the token depends on
 the place (rotary positions), else places add to the score.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.measurement.asking import Asker
 from keyhole.oracles.noise import ROUNDINGS
+from keyhole.oracles.wrappers.places import BehindMasked
 
 PURPOSE = "positions"
-FAR = 512  # distance beyond which no window is looked for
 EDGE = 8  # huge tokens at the far end: one of them is preferred by some head
 HUGE = 1e8  # entries of tokens that outweigh whatever places add
 BAG = 64  # tokens of which some win
-SCALINGS = 4  # random factors that must all leave the answer linear: a winner may keep its place
-BAGS = 2  # bags whose winners must not depend on their order
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class PositionKind:
 
     name: str
     window: int | None = None
+    masked: int = 0  # places at the start that are not seen
 
     @property
     def sentence(self) -> str:
@@ -40,26 +41,79 @@ class PositionKind:
             "bounded": "scores are bounded",
         }[self.name]
         seen = "" if self.window is None else f"; a window of {self.window} tokens is seen"
-        return f"Positions: {words}{seen}."
+        start = f"; the first {self.masked} places are not seen" if self.masked else ""
+        return f"Positions: {words}{seen}{start}."
 
 
 def recognise_positions(ask: Asker, rng: np.random.Generator, longest: int | None) -> PositionKind:
     """The kind of positions of a box in which the order of the earlier tokens matters."""
+    far = 512  # tokens of a sequence whose first place is looked at
+    own = rng.spawn(1)[0]
+    if is_place_seen(ask, own, min(far, longest or far), 0):
+        return recognise_unmasked(ask, rng, longest, windowed=False)
+    masked = count_masked(ask, own, longest)
+    if not masked:
+        return recognise_unmasked(ask, rng, longest, windowed=True)
+    behind = replace(ask, oracle=BehindMasked(ask.oracle, masked))
+    left = behind.oracle.spec.domain.max_length
+    return replace(recognise_unmasked(behind, rng, left, windowed=True), masked=masked)
+
+
+def is_place_seen(ask: Asker, rng: np.random.Generator, length: int, place: int) -> bool:
+    """Whether a huge token at this place, or its opposite, changes the answer: of two opposites
+    every head prefers one to zeros."""
+    plain = np.zeros((length, ask.width))
+    plain[-1] = rng.standard_normal(ask.width)
+    marked = np.stack([plain, plain, plain])
+    marked[1:, place] = np.outer((HUGE, -HUGE), rng.standard_normal(ask.width))
+    one, *others = ask(marked, PURPOSE)
+    return any(differ(ask, one, other) for other in others)
+
+
+def count_masked(ask: Asker, rng: np.random.Generator, longest: int | None) -> int:
+    """How many places at the start of a sequence no anchor sees."""
+    shortest = 4  # tokens: a window is wider
+    if (longest or np.inf) < shortest or is_place_seen(ask, rng, shortest, 0):
+        return 0
+    start = 65  # tokens of the sequence in which places are looked at
+    length = min(start, longest or start)
+    hidden, seen = 0, 1
+    while not is_place_seen(ask, rng, length, seen):
+        if seen == length - 2:
+            return 0  # nothing but the nearest token is seen: that is a window
+        hidden, seen = seen, min(2 * seen, length - 2)
+    while seen - hidden > 1:
+        middle = (hidden + seen) // 2
+        if is_place_seen(ask, rng, length, middle):
+            seen = middle
+        else:
+            hidden = middle
+    return seen
+
+
+def recognise_unmasked(
+    ask: Asker, rng: np.random.Generator, longest: int | None, windowed: bool
+) -> PositionKind:
+    """The kind where the first place is seen, at least by near anchors; by far ones as well, if
+    nothing may be `windowed`."""
     width = ask.width
     token = rng.standard_normal(width)
     one, two = (ask(np.repeat(token[None, None], n, axis=1), PURPOSE)[0] for n in (1, 2))
     if differ(ask, one, two):
         return PositionKind("vectors")
-    window = find_window(ask, rng, longest)
+    window = find_window(ask, rng, longest) if windowed else None
     room = min(window or BAG + 1, longest or BAG + 1) - 1
     count = min(BAG, room)
-    for _ in range(BAGS):
+    # random factors that must all leave the answer linear: a winner may keep its place
+    scalings = 4
+    bags = 2  # bags whose winners must not depend on their order
+    for _ in range(bags):
         bag = HUGE * rng.standard_normal((count, width))
         anchor = rng.standard_normal((1, width))
         answer = ask(np.concatenate([bag, anchor])[None], PURPOSE)[0]
         turned = ask(np.concatenate([bag[rng.permutation(count)], anchor])[None], PURPOSE)[0]
         if differ(ask, answer, turned):
-            bounded = all(is_bounded(ask, rng, bag, anchor) for _ in range(SCALINGS))
+            bounded = all(is_bounded(ask, rng, bag, anchor) for _ in range(scalings))
             return PositionKind("bounded" if bounded else "rotary", window)
     return PositionKind("additive", window)
 
@@ -84,7 +138,8 @@ def is_bounded(
 
 def find_window(ask: Asker, rng: np.random.Generator, longest: int | None) -> int | None:
     """The number of distances that are seen; None where the far end of a sequence is."""
-    reach = min(FAR, longest or FAR)
+    far = 512  # distance beyond which no window is looked for
+    reach = min(far, longest or far)
     edge = HUGE * rng.standard_normal((EDGE, ask.width))
     anchor = rng.standard_normal(ask.width)
 

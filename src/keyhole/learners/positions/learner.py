@@ -6,36 +6,34 @@ Statement.  The kind of positions is found with a dozen queries (kinds), the val
 When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised queries and keys):
             the error says what was recognised. A hypothesis that does not predict fresh sequences,
             short and long, is WrongFamily.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
+from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import Counterexample, DomainError, WrongFamily
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
-from keyhole.learners.positions.additive import learn_additive
-from keyhole.learners.positions.kinds import PositionKind, recognise_positions
-from keyhole.learners.positions.rotary import Rotary, learn_rotary
+from keyhole.learners.positions.additive import FLAT, learn_additive
+from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
+from keyhole.learners.positions.partial_rotary import learn_partial_rotary
+from keyhole.learners.positions.rotary import Rotary, learn_rotary, measure_first_anchor
+from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import perturb_model
+from keyhole.models.factors import find_groups, tell_groups
 from keyhole.models.position import Position
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.wrappers.places import WithoutPlaces
+from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
+from keyhole.oracles.wrappers.places import BehindMasked, WithoutPlaces
 
-LENGTHS = (7, 90, 400)  # tokens of fresh sequences
-LONG_ANCHOR = 30.0  # entries of an anchor beside which vectors of places are short
-SIZE = 0.7  # entries of their tokens
-TOLERANCE = 1e-5  # deviation, relative to the answers, that a hypothesis may show at most
-VALUE_LOSS = 10.0  # relative error of a value map, in that of what all maps predict together
-KEY_LOSS = 30.0  # standard error of a score or table entry, in those of a log-ratio
-FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
 SAME = 1e-6  # relative difference of two entries of a table that are one bucket
-ATTEMPTS = 2  # anchors before which rotary positions are measured
-POWER_LAW = 1e-6  # relative deviation of frequencies that follow one base
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,11 +44,17 @@ class PositionDiagnostics(Diagnostics):
     ranks: tuple[int, ...]
     positions: str
     rotary_base: float | None = None
+    key_value_groups: int | None = None  # sets of keys and values, where heads share them
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Recovers `Attention` with a `position`, from vector answers and tokens of any size."""
+    """Recovers `Attention` with a `position`, from vector answers and tokens of any size.
+
+    sink: whether the weights of the tokens do not sum to one; then places are none.
+    """
+
+    sink: bool = False
 
     def expected_queries(self, spec: Spec) -> int | None:
         return 4 * spec.width + 40
@@ -60,9 +64,14 @@ class Positions:
         if not domain.unbounded:
             raise DomainError("positions are learned with tokens of any size")
         ask, longest = Asker(oracle), domain.max_length
+        if self.sink:
+            return run_strategies([("sink", lambda: learn_beside_sink(ask, rng, longest))])
         kind = recognise_positions(ask, rng, longest)
         if ask.scalar:
             raise WrongFamily("positions behind scalar answers are not learned")
+        if kind.masked:
+            behind = BehindMasked(oracle, kind.masked)
+            ask, longest = replace(ask, oracle=behind), behind.spec.domain.max_length
         if kind.window is not None:
             longest = min(kind.window, longest or kind.window)
         strategies = {
@@ -73,7 +82,41 @@ class Positions:
         if kind.name not in strategies:
             raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
         learn = strategies[kind.name]
-        return run_strategies([(kind.name, lambda: learn(ask, rng, kind, longest))])
+
+        def learn_seen_places() -> Hypothesis | Refuted | Inconclusive:
+            found = learn(ask, rng, kind, longest)
+            return add_mask(oracle, rng, found, kind.masked) if kind.masked else found
+
+        return run_strategies([(kind.name, learn_seen_places)])
+
+
+def add_mask(
+    oracle: Oracle,
+    rng: np.random.Generator,
+    found: Hypothesis | Refuted | Inconclusive,
+    masked: int,
+) -> Hypothesis | Refuted | Inconclusive:
+    """The hypothesis with the places at the start that it was learned behind; one token tells
+    whether an anchor there sees itself."""
+    if not isinstance(found, Hypothesis):
+        return found
+    ask, model, errors = Asker(oracle), found.model, found.errors
+    token = rng.standard_normal((1, 1, model.width))
+    answer = ask(token, "positions")
+    for alone in (None, True):
+        position = replace(model.position or Position(), masked=masked, masked_anchor=alone)
+        if position.vectors is not None:  # of the places behind the mask; the others do not show
+            hidden = np.zeros((masked, model.width))
+            position = replace(position, vectors=np.concatenate([hidden, position.vectors]))
+        placed = Attention(model.heads, model.offset, model.skip, position)
+        if not differ(ask, placed(token)[0], answer[0]):
+            doubt = errors.position
+            if doubt is not None and doubt.vectors is not None:
+                doubt = replace(doubt, vectors=np.concatenate([hidden, doubt.vectors]))
+            bars = Attention(errors.heads, errors.offset, errors.skip, doubt)
+            return replace(found, model=placed, errors=bars)
+    reason = "an anchor at a masked place sees neither itself nor nothing"
+    return Refuted(reason, Counterexample(token[0], answer[0], placed(token)[0], reason))
 
 
 def learn_as_rotary(
@@ -82,12 +125,20 @@ def learn_as_rotary(
     values = measure_value_maps(ask, rng, longest)
     if isinstance(values, Inconclusive):
         return Refuted(values.reason)
-    result: Hypothesis | Refuted = Refuted("no anchor was tried")
-    for _ in range(ATTEMPTS):
-        found = learn_rotary(ask, rng, values, longest)
-        if isinstance(found, Inconclusive):
-            result = Refuted(found.reason)
+    result: Hypothesis | Refuted | Inconclusive = Inconclusive("no anchor was tried")
+    attempts = 2  # anchors before which rotary positions are measured
+    for _ in range(attempts):
+        first = measure_first_anchor(ask, rng, values, longest)
+        if isinstance(first, Inconclusive):
+            result = first
             continue
+        found = learn_rotary(first, rng)
+        if isinstance(found, Inconclusive):
+            partial = learn_partial_rotary(first, rng)
+            if partial is None:
+                result = found
+                continue
+            found = partial
         result = judge_rotary(ask, rng, values, kind, *found)
         if isinstance(result, Hypothesis):
             break
@@ -101,20 +152,79 @@ def judge_rotary(
     kind: PositionKind,
     best: Rotary,
     errors: Rotary,
-) -> Hypothesis | Refuted:
-    model = assemble(values, rotary_position(best, kind.window))
-    doubt = assemble_errors(ask, values, rotary_position(errors, None))
+) -> Hypothesis | Refuted | Inconclusive:
+    model = assemble(values, rotary_position(best, kind.window), best.scores)
+    doubt = assemble_errors(ask, values, rotary_position(errors, None), errors.scores)
     base = rotary_base(best.frequencies)
     notes = [kind.sentence]
     if base is not None:
         notes.append(f"The frequencies follow the base {base:.6g}.")
+    if best.single:
+        notes.append("The box computes angles, cosines and sines in float32.")
     diagnostics = PositionDiagnostics(
         heads=values.heads, ranks=values.ranks, positions="rotary", rotary_base=base
     )
     pairs = len(best.frequencies)
     unknowns = values.heads * (2 * pairs * (2 * (ask.width + 1)) - 2 * pairs)
+    if best.scores is not None:
+        still = values.ranks[0] - 2 * pairs
+        unknowns += values.heads * (still * (2 * ask.width + 1) - still**2)
+        notes.append(f"{2 * pairs} of the {values.ranks[0]} dimensions of a head turn.")
     floor = count_values(values, ask) + unknowns / ask.outputs
-    return judge(ask, rng, model, doubt, floor, notes, diagnostics, kind.window)
+    result = judge(ask, rng, model, doubt, floor, notes, diagnostics, kind.window)
+    if isinstance(result, Hypothesis) and best.single:
+        noise = replace(ask.oracle.spec.precision or NoiseModel(), relative=SINGLE_ROUNDOFF)
+        return replace(result, noise=noise)
+    return result
+
+
+def learn_beside_sink(
+    ask: Asker, rng: np.random.Generator, longest: int | None
+) -> Hypothesis | Refuted | Inconclusive:
+    attempts = 2  # sets of tokens and anchors
+    result: Hypothesis | Refuted | Inconclusive = Inconclusive("nothing was tried")
+    for _ in range(attempts):
+        result = learn_as_sink(ask, rng, longest)
+        if isinstance(result, Hypothesis):
+            break
+    return result
+
+
+def learn_as_sink(
+    ask: Asker, rng: np.random.Generator, longest: int | None
+) -> Hypothesis | Refuted | Inconclusive:
+    values = measure_value_maps(ask, rng, longest)
+    if isinstance(values, Inconclusive):
+        return Refuted(values.reason)
+    known = measure_biases(ask, rng, values)
+    if isinstance(known, Inconclusive):
+        return known
+    found = learn_sinks(ask, rng, known)
+    if isinstance(found, Inconclusive):
+        return found
+    plain, values, (best, errors) = values.offset, known.values, found
+    lost = np.stack([-b @ out for b, out in zip(known.biases, values.outs, strict=True)])
+    doubt = np.full(lost.shape, 8.0 * known.error)  # of differences of a few such answers
+    sinks, sink_errors = best.sinks, errors.sinks
+    constant = bool((np.abs(sinks[:, :-1]) <= ROUNDINGS * sink_errors[:, :-1]).all())
+    if constant:
+        sinks, sink_errors = sinks[:, -1], sink_errors[:, -1]
+    biased = bool((np.abs(lost) > ROUNDINGS * doubt).any())
+    if not biased:
+        values = replace(values, offset=plain)  # a zero shows the offset alone
+    model = assemble(
+        values, Position(sinks=sinks, sink_values=lost if biased else None), best.scores
+    )
+    uncertain = Position(sinks=sink_errors, sink_values=doubt if biased else None)
+    bars = assemble_errors(ask, values, uncertain, errors.scores)
+    if biased:
+        bars = Attention(bars.heads, doubt[0], None, uncertain)
+    unknowns = sinks.size + biased * sum(values.ranks)
+    unknowns += sum(r * (2 * ask.width + 1) - r**2 for r in values.ranks)
+    floor = count_values(values, ask) + unknowns / ask.outputs
+    notes = ["The weights of the tokens do not sum to one: every head has a sink."]
+    diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions="sink")
+    return judge(ask, rng, model, bars, floor, notes, diagnostics, None)
 
 
 def learn_as_additive(
@@ -129,15 +239,20 @@ def learn_as_additive(
 def learn_as_vectors(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    values = measure_value_maps(ask, rng, longest, LONG_ANCHOR)
-    if isinstance(values, Inconclusive):
-        return Refuted(values.reason)
-    if longest is None:
-        return Inconclusive("how many places have a vector is not known: give max_length")
-    vectors = measure_vectors(ask, values, longest)
-    if isinstance(vectors, Inconclusive):
-        return vectors
-    return learn_scores(ask, rng, values, kind, longest, vectors)
+    long_anchor = 30.0  # entries of an anchor beside which vectors of places are short
+    attempts = 3  # anchors before which a token is sought that no head likes
+    trouble = Inconclusive("no anchor was tried")
+    for _ in range(attempts):
+        values = measure_value_maps(ask, rng, longest, long_anchor)
+        if isinstance(values, Inconclusive):
+            return Refuted(values.reason)
+        if longest is None:
+            return Inconclusive("how many places have a vector is not known: give max_length")
+        vectors = measure_vectors(ask, values, longest)
+        if not isinstance(vectors, Inconclusive):
+            return learn_scores(ask, rng, values, kind, longest, vectors)
+        trouble = vectors
+    return trouble
 
 
 def learn_scores(
@@ -172,17 +287,18 @@ def learn_scores(
         name, tells = "bias by distance", sum(len(np.unique(row.round(6))) - 1 for row in table)
     heads, doubts = [], []
     rank = max(values.ranks)
+    key_loss = 30.0  # standard error of a score or table entry, in those of a log-ratio
     for scores, value in zip(found.scores, values.maps, strict=True):
         u, s, vt = np.linalg.svd(scores[:, :-1])
         root = np.sqrt(s[:rank])
         heads.append(Head((u[:, :rank] * root, root[:, None] * vt[:rank]), scores[:, -1], value))
-        doubt = np.full(scores.shape, KEY_LOSS * found.error)
+        doubt = np.full(scores.shape, key_loss * found.error)
         doubts.append(Head(doubt[:, :-1], doubt[:, -1], np.zeros(value.shape)))
     model = Attention(heads, values.offset, None, None if position.kind == "none" else position)
     plain = assemble_errors(ask, values, Position())
     doubts = [Head(a.score, a.key_bias, b.value) for a, b in zip(doubts, plain.heads, strict=True)]
     uncertain = Position(
-        bias=None if position.bias is None else np.full(table.shape, KEY_LOSS * found.error),
+        bias=None if position.bias is None else np.full(table.shape, key_loss * found.error),
         vectors=None if vectors is None else np.full(vectors.shape, place_error(ask, values)),
         slopes=None if position.slopes is None else np.full(len(slopes), found.error),  # type: ignore[arg-type]
     )
@@ -216,28 +332,39 @@ def rotary_base(frequencies: np.ndarray) -> float | None:
     """The base of frequencies base^(-j / n), j = 0 ... n - 1, times one number; None where they
     are another list."""
     count = len(frequencies)
+    power_law = 1e-6  # relative deviation of frequencies that follow one base
+    if count == 2 and abs(frequencies[0] - 1.0) < power_law:  # else two are no law
+        return float(frequencies[1] ** -2.0)
     if count < 3:
         return None
     slope, start = np.polyfit(np.arange(count), np.log(frequencies), 1)
     off = np.abs(np.log(frequencies) - start - slope * np.arange(count)).max()
-    return float(np.exp(-slope * count)) if off < POWER_LAW else None
+    return float(np.exp(-slope * count)) if off < power_law else None
 
 
-def assemble(values: ValueMaps, position: Position) -> Attention:
-    """The layer; heads without a score that knows no places have the score zero."""
+def assemble(values: ValueMaps, position: Position, scores: np.ndarray | None = None) -> Attention:
+    """The layer; heads whose score knows places alone have the score zero beside it. Scores that
+    know none are given as [W | c] of every head."""
     width = len(values.ins[0])
-    blank = np.zeros((width, width))
-    heads = [Head(blank, None, value) for value in values.maps]
+    found = np.zeros((values.heads, width, width + 1)) if scores is None else scores
+    heads = [
+        Head(keys[:, :-1], keys[:, -1], value)
+        for keys, value in zip(found, values.maps, strict=True)
+    ]
     return Attention(heads, values.offset, None, position)
 
 
-def assemble_errors(ask: Asker, values: ValueMaps, position: Position) -> Attention:
+def assemble_errors(
+    ask: Asker, values: ValueMaps, position: Position, scores: np.ndarray | None = None
+) -> Attention:
     """Standard errors in the same structure; those of the values from their condition."""
     width = len(values.ins[0])
-    blank = np.zeros((width, width))
-    loss = VALUE_LOSS * values.error
+    found = np.zeros((values.heads, width, width + 1)) if scores is None else scores
+    value_loss = 10.0  # relative error of a value map, in that of what all maps predict together
+    loss = value_loss * values.error
     heads = [
-        Head(blank, None, np.full(v.shape, loss * np.sqrt(np.mean(v**2)))) for v in values.maps
+        Head(keys[:, :-1], keys[:, -1], np.full(v.shape, loss * np.sqrt(np.mean(v**2))))
+        for keys, v in zip(found, values.maps, strict=True)
     ]
     return Attention(heads, ask.unit * np.abs(values.offset), None, position)
 
@@ -257,19 +384,35 @@ def judge(
     notes: list[str],
     diagnostics: PositionDiagnostics,
     window: int | None,
-) -> Hypothesis | Refuted:
-    """The hypothesis, if it predicts fresh sequences, short and long."""
+) -> Hypothesis | Refuted | Inconclusive:
+    """The hypothesis, if it predicts fresh sequences, short and long, within its standard errors;
+    where these are so large that answers say little, nothing is said of the family."""
     limit = ask.oracle.spec.domain.max_length
-    for length in LENGTHS:
+    lengths = (7, 90, 400)  # tokens of fresh sequences
+    size = 0.7  # entries of their tokens
+    vague = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
+    tolerance = 1e-5  # deviation, relative to the answers, that a hypothesis may show at most
+    for length in lengths:
         count = length if limit is None else min(length, limit)
-        tokens = SIZE * rng.standard_normal((1, count, model.width))
+        tokens = size * rng.standard_normal((1, count, model.width))
         answer, guess = ask(tokens, "validation")[0], model(tokens)[0]
-        gap = float(np.abs(answer - guess).max())
-        if gap > TOLERANCE * float(np.abs(answer).max()) + ask.undetected:
+        gap, scale = float(np.abs(answer - guess).max()), float(np.abs(answer).max())
+        others = islice(perturb_model(model, errors, ask.unit, rng.spawn(1)[0]), 4)
+        spread = REJECTION * max(float(np.abs(m(tokens)[0] - guess).max()) for m in others)
+        if gap > tolerance * scale + ask.undetected and spread > vague * scale:
+            return Inconclusive(
+                "the answers do not determine the scores: slow pairs turn too little within the "
+                "longest sequence, or weights are too small"
+            )
+        if gap > max(tolerance * scale, spread) + ask.undetected:
             reason = f"{count} random tokens"
             return Refuted(
                 "the hypothesis disagrees with the box on a fresh query: it is not attention with "
                 f"{diagnostics.positions} positions",
                 Counterexample(tokens[0], answer, guess, reason),
             )
-    return Hypothesis(model, errors, floor, tuple(notes), diagnostics=diagnostics)
+    groups = find_groups(model)
+    told = tell_groups(groups)
+    if told:
+        diagnostics = replace(diagnostics, key_value_groups=len(groups))
+    return Hypothesis(model, errors, floor, (*notes, *told), diagnostics=diagnostics)

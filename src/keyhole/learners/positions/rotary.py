@@ -11,10 +11,12 @@ Algebra.    (1) gives p_h(D) = dS/dx at r distances: with q_h(a) = 1 it is the s
             distances, where they have rank r: t is a frequency where cos(t D) and sin(t D) are
             orthogonal to what they leave out. Constants: the copies of a sum to L, an equation in
             one unknown with at most two roots, of which (2) names the right one. (3) is linear in
-            q_h.
+            q_h. Libraries compute angles, cosines and sines in float32, by place: where exact
+            waves leave the span and rounded ones do not, the frequencies are float32 numbers, and
+            the equations have the rounded waves.
 When it fails.  Slow pairs turn too little within the longest sequence: digits are lost like the
             reciprocal of the angle that the slowest pair makes. Equal frequencies.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ from scipy.linalg import qr
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
 from keyhole.learners.base import Inconclusive
 from keyhole.learners.positions.soft import Ratios, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
@@ -33,16 +35,33 @@ from keyhole.measurement.asking import Asker
 
 REACH = 512  # longest distance that is asked, per inner dimension of a head: slow pairs come
 LONGEST = 4096  # with many dimensions; and at most
-LEVELS = 1e3  # size within which the logarithm of the copies' sum is sought
-REPLICATES = 6  # repetitions of the algebra for the standard errors
-USUAL_BASE = 1e4  # of the frequencies for which distances are chosen; others are found as well
-RESIDUES = (2, 3, 4, 5)  # distances that agree modulo one of these cannot tell mirrored frequencies
 GRID = 0.15  # step of the search for frequencies, in radians at the longest distance
-SPARE = 2  # signals beyond their rank that show the rank
-CLEAR = 1e-3  # misfit of a frequency, relative to the best that is none
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
-ROTATIONS = 150  # sets of tokens of which the best conditioned is asked
+
+
+@dataclass(frozen=True, eq=False)
+class Waves:
+    """How pairs turn. `single`: angle, cosine and sine of every place are rounded to float32."""
+
+    frequencies: Float[Array, " n"]
+    single: bool = False
+
+    def turn(self, distances: Array, last: int) -> Array:
+        """e^{i t D}, (distances, n), before an anchor at the place `last`, counted from zero."""
+        if not self.single:
+            return np.exp(1j * np.outer(distances, self.frequencies))
+        anchor, tokens = (self.round_waves(p) for p in (np.array([last]), last - distances))
+        return np.asarray(anchor * tokens.conj())
+
+    def round_waves(self, places: Array) -> Array:
+        """Computed in float64 from the angle in float32: the box's own functions differ from that
+        by an ulp here and there."""
+        angles = np.multiply.outer(
+            np.asarray(places, np.float32), self.frequencies.astype(np.float32)
+        ).astype(np.float64)
+        cos, sin = (wave(angles).astype(np.float32).astype(float) for wave in (np.cos, np.sin))
+        return np.asarray(cos + 1j * sin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +71,8 @@ class Rotary:
     frequencies: Float[Array, " n"]
     keys: Float[Array, "heads pairs e"]
     queries: Float[Array, "heads pairs e"]
+    scores: Float[Array, "heads d e"] | None = None  # [W | c] of the dimensions that do not turn
+    single: bool = False  # angles are those of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +123,19 @@ class AtOthers:
     ratios: Ratios
 
 
-def learn_rotary(
+@dataclass(frozen=True, eq=False)
+class FirstAnchor:
+    """What was measured before the first anchor, and how far tokens are from anchors."""
+
+    reader: Reader
+    at: AtAnchor
+    size: float
+
+
+def measure_first_anchor(
     ask: Asker, rng: np.random.Generator, values: ValueMaps, longest: int | None
-) -> tuple[Rotary, Rotary] | Inconclusive:
-    """Rotary positions and their standard errors; `longest` is the longest sequence that may be
-    asked."""
+) -> FirstAnchor | Inconclusive:
+    """(1) and (2); `longest` is the longest sequence that may be asked."""
     rank = values.ranks[0]
     if rank % 2 or len(set(values.ranks)) > 1:
         return Inconclusive("rotary positions need heads of one even rank")
@@ -117,44 +146,57 @@ def learn_rotary(
     reader, size = Reader(ask, values), 1.0
     for _ in range(HALVINGS):
         try:
-            at = measure_at_anchor(reader, rng, near, far, size)
-            break
+            return FirstAnchor(reader, measure_at_anchor(reader, rng, near, far, size), size)
         except Saturated:
             size *= 0.5
-    else:
-        return Inconclusive("no tokens are so near to the anchor that every weight shows")
-    frequencies = find_frequencies(at, rank // 2)
+    return Inconclusive("no tokens are so near to the anchor that every weight shows")
+
+
+def learn_rotary(
+    first: FirstAnchor, rng: np.random.Generator
+) -> tuple[Rotary, Rotary] | Inconclusive:
+    """Rotary positions of which all dimensions turn, and their standard errors."""
+    reader, at, size = first.reader, first.at, first.size
+    frequencies = find_frequencies(at, len(at.near) // 2)
     if frequencies is None:
         return Inconclusive("the scores over distances are no sum of as many rotations")
-    keys = solve_keys(at, frequencies)
-    others = measure_others(reader, rng, frequencies, keys, at.anchor, size)
+    waves = recognise_rounding(at, frequencies)
+    keys = solve_keys(at, waves)
+    others = measure_others(reader, rng, waves, keys, at.anchor, size)
     if others is None:
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
-    best = Rotary(frequencies, keys, solve_queries(at, others, frequencies, keys))
+    queries = solve_queries(at, others, waves, keys)
+    best = Rotary(waves.frequencies, keys, queries, single=waves.single)
     return best, estimate_errors(best, at, others, rng)
 
 
 def estimate_errors(
     best: Rotary, at: AtAnchor, others: AtOthers, rng: np.random.Generator
 ) -> Rotary:
-    """Spread of the algebra over log-ratios with other rounding."""
+    """Spread of the algebra over log-ratios with other rounding, of the waves as well."""
+    if best.single:
+        others = replace(others, ratios=others.ratios.round_scores())
+        near, far = (part.round_scores() for part in (at.near_ratios, at.far_ratios))
+        at = replace(at, near_ratios=near, far_ratios=far)
     squares = [np.zeros_like(p) for p in (best.frequencies, best.keys, best.queries)]
-    for _ in range(REPLICATES):
+    replicates = 6  # repetitions of the algebra for the standard errors
+    for _ in range(replicates):
         other = replace(
             at, near_ratios=at.near_ratios.perturb(rng), far_ratios=at.far_ratios.perturb(rng)
         )
-        frequencies = refine_frequencies(other, best.frequencies)
-        keys = solve_keys(other, frequencies)
+        waves = refine_waves(other, Waves(best.frequencies, best.single))
+        keys = solve_keys(other, waves)
         moved = replace(others, ratios=others.ratios.perturb(rng))
-        queries = solve_queries(other, moved, frequencies, keys)
-        found = (frequencies, keys, queries)
+        queries = solve_queries(other, moved, waves, keys)
+        found = (waves.frequencies, keys, queries)
         for total, one, own in zip(
             squares, found, (best.frequencies, best.keys, best.queries), strict=True
         ):
             total += (one - own) ** 2
-    spread = [np.sqrt(total / REPLICATES) for total in squares]
+    spread = [np.sqrt(total / replicates) for total in squares]
     spread[1:] = [np.maximum(s, np.sqrt((s**2).mean(axis=2, keepdims=True))) for s in spread[1:]]
-    return Rotary(*spread)
+    frequencies, keys, queries = spread
+    return Rotary(frequencies, keys, queries)
 
 
 def choose_distances(
@@ -162,18 +204,21 @@ def choose_distances(
 ) -> tuple[Int[Array, " r"], Int[Array, " r"]]:
     """Distances at which usual frequencies are told apart best, and as many others spread evenly
     over the decades, with all residues modulo small numbers."""
-    usual = USUAL_BASE ** (-np.arange(rank // 2) / (rank // 2))
+    usual_base = 1e4  # distances are chosen for its frequencies; others are found as well
+    usual = usual_base ** (-np.arange(rank // 2) / (rank // 2))
     candidates = np.arange(1, reach + 1)
     turns = np.outer(usual, candidates)
     _, _, order = qr(np.concatenate([np.cos(turns), np.sin(turns)]), pivoting=True, mode="economic")
     near = np.sort(candidates[order[:rank]])
     left = np.setdiff1d(candidates, near)
+    # distances that agree modulo one of these cannot tell mirrored frequencies
+    residues = (2, 3, 4, 5)
     for _ in range(1000):
         share = np.exp(rng.uniform(0.0, np.log(reach), 8 * rank)).astype(int)
         far = np.unique(left[np.searchsorted(left, share).clip(0, len(left) - 1)])
         far = np.sort(rng.permutation(far)[:rank])
         every = np.concatenate([near, far])
-        mixed = all(len(set(every % q)) == q for q in RESIDUES)
+        mixed = all(len(set(every % q)) == q for q in residues)
         if len(far) == rank and mixed:
             return near, far
     return near, np.sort(rng.permutation(left)[:rank])
@@ -194,7 +239,8 @@ def measure_at_anchor(
     tokens = [anchor + frame[b * rank : (b + 1) * rank][shifts] for b in range(blocks)]
     opposite = anchor - frame[:rank]
     near_ratios = reader.log_ratios(anchor, alone, np.concatenate([*tokens, opposite[None]]), near)
-    count = -(-(rank + SPARE) // values.heads)
+    spare = 2  # signals beyond their rank that show the rank
+    count = -(-(rank + spare) // values.heads)
     moves = size * rng.standard_normal((count, width)) / np.sqrt(width)
     still = anchor + frame[:rank]
     moved = np.concatenate([still[None], still + moves[:, None]])
@@ -202,17 +248,20 @@ def measure_at_anchor(
     return AtAnchor(anchor, frame, near, near_ratios, far, moves, far_ratios)
 
 
-def span_of_signals(at: AtAnchor, count: int) -> tuple[Array, Array]:
-    """Distances, and what the scores over them leave out, given the number of pairs."""
+def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
+    """Distances, and what the scores over them leave out, given the number of pairs, and whether
+    constants are among them."""
     known = np.einsum("nd,hrd->nhr", at.moves, at.slopes())
     signals = np.concatenate([known, at.far_slopes()], axis=2).reshape(-1, 2 * len(at.near))
     scale = np.linalg.norm(signals, axis=1, keepdims=True)
     _, _, vt = np.linalg.svd(signals / np.where(scale > 0, scale, 1.0), full_matrices=True)
-    return np.concatenate([at.near, at.far]).astype(float), vt[2 * count :]
+    return np.concatenate([at.near, at.far]).astype(float), vt[2 * count + constant :]
 
 
-def refine_frequencies(at: AtAnchor, start: Float[Array, " n"]) -> Float[Array, " n"]:
-    distances, outside = span_of_signals(at, len(start))
+def refine_frequencies(
+    at: AtAnchor, start: Float[Array, " n"], constant: bool = False
+) -> Float[Array, " n"]:
+    distances, outside = span_of_signals(at, len(start), constant)
     nearby = 0.1 / float(distances.max())  # radians per place: less than a tenth of a turn off
     return np.array(
         [
@@ -222,9 +271,9 @@ def refine_frequencies(at: AtAnchor, start: Float[Array, " n"]) -> Float[Array, 
     )
 
 
-def find_frequencies(at: AtAnchor, count: int) -> Float[Array, " n"] | None:
+def find_frequencies(at: AtAnchor, count: int, constant: bool = False) -> Float[Array, " n"] | None:
     """Frequencies whose cosines and sines lie in what the signals span."""
-    distances, outside = span_of_signals(at, count)
+    distances, outside = span_of_signals(at, count, constant)
     longest = float(distances.max())
     slow = np.exp(np.arange(np.log(1e-3 / longest), np.log(1.0 / longest), 0.1))
     grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, GRID / longest)])
@@ -240,9 +289,54 @@ def find_frequencies(at: AtAnchor, count: int) -> Float[Array, " n"] | None:
     candidates.sort()
     if len(candidates) < count:
         return None
-    if len(candidates) > count and candidates[count - 1][0] > CLEAR * candidates[count][0]:
+    clear = 1e-3  # misfit of a frequency, relative to the best that is none
+    if len(candidates) > count and candidates[count - 1][0] > clear * candidates[count][0]:
         return None
     return np.sort([frequency for _, frequency in candidates[:count]])[::-1]
+
+
+def refine_waves(at: AtAnchor, start: Waves, constant: bool = False) -> Waves:
+    """The frequencies again, from other log-ratios."""
+    if start.single:
+        return round_frequencies(at, start.frequencies, constant)[0]
+    return Waves(refine_frequencies(at, start.frequencies, constant))
+
+
+def recognise_rounding(
+    at: AtAnchor, frequencies: Float[Array, " n"], constant: bool = False
+) -> Waves:
+    """Whether angles are exact or those of float32: exact waves then leave the span by more than
+    the noise of the log-ratios, and rounded ones by what two libraries differ."""
+    distances, outside = span_of_signals(at, len(frequencies), constant)
+    exact = float(rotation_misfit(frequencies, distances, outside).sum())
+    doubt = np.median(at.far_ratios.errors) / np.median(np.abs(at.far_slopes()))
+    ulp = SINGLE_ROUNDOFF**2 * len(frequencies)  # misfits are squares
+    noisy = 1e2  # misfit that noise may cause, in that of one log-ratio, before it is squared
+    if exact <= max(ulp / 16.0, (noisy * doubt) ** 2):
+        return Waves(frequencies)
+    rounded, misfit = round_frequencies(at, frequencies, constant)
+    return rounded if misfit <= 16.0 * ulp else Waves(frequencies)
+
+
+def round_frequencies(
+    at: AtAnchor, frequencies: Float[Array, " n"], constant: bool
+) -> tuple[Waves, float]:
+    """The float32 numbers near the frequencies whose rounded waves lie in the span, and by how
+    much all of them leave it."""
+    _, outside = span_of_signals(at, len(frequencies), constant)
+    near = np.arange(-8, 9)  # float32 numbers on both sides; they tell slow frequencies barely
+    chosen, total = [], 0.0
+    for frequency in frequencies.astype(np.float32):
+        candidates = frequency + near * np.spacing(frequency)
+        waves = Waves(candidates.astype(float), single=True)
+        turned = np.concatenate([waves.turn(d, int(d.max())) for d in (at.near, at.far)])
+        misfits = np.zeros(len(near))
+        for part in (turned.real, turned.imag):
+            misfits += ((outside @ part) ** 2).sum(axis=0) / (part**2).sum(axis=0)
+        best = int(np.argmin(misfits))
+        chosen.append(waves.frequencies[best])
+        total += float(misfits[best])
+    return Waves(np.array(chosen), single=True), total
 
 
 def rotation_misfit(
@@ -278,20 +372,23 @@ def refine_frequency(
     return frequency
 
 
-def wave_table(frequencies: Float[Array, " n"], distances: Array) -> Float[Array, "m p"]:
-    """Rows [cos, -sin, cos, -sin, ...]: a score is the row times the parts of k_j where q_j = 1."""
-    angles = np.outer(distances, frequencies)
-    table = np.empty((len(distances), 2 * len(frequencies)))
-    table[:, ::2], table[:, 1::2] = np.cos(angles), -np.sin(angles)
+def wave_table(waves: Waves, distances: Array, last: int) -> Float[Array, "m p"]:
+    """Rows [cos, -sin, cos, -sin, ...]: a score is the row times the parts of k_j where q_j = 1.
+    The anchor stands at the place `last`."""
+    turned = waves.turn(distances, last)
+    table = np.empty((len(distances), 2 * len(waves.frequencies)))
+    table[:, ::2], table[:, 1::2] = turned.real, -turned.imag
     return table
 
 
-def solve_keys(at: AtAnchor, frequencies: Float[Array, " n"]) -> Float[Array, "heads p e"]:
+def solve_keys(at: AtAnchor, waves: Waves) -> Float[Array, "heads p e"]:
     """Keys in units of the queries at the first anchor."""
-    inverse = np.linalg.inv(wave_table(frequencies, at.near))
+    last, far_last = int(at.near.max()), int(at.far.max())
+    inverse = np.linalg.inv(wave_table(waves, at.near, last))
     slopes, constants = at.slopes(), at.constants()
     filled, others = (np.setdiff1d(np.arange(d.max() + 1), d) for d in (at.near, at.far))
-    copies, far_copies, far = (wave_table(frequencies, d) for d in (filled, others, at.far))
+    copies = wave_table(waves, filled, last)
+    far_copies, far = (wave_table(waves, d, far_last) for d in (others, at.far))
     growing = inverse @ np.ones(len(at.near))
     keys = []
     for h in range(len(slopes)):
@@ -313,12 +410,13 @@ def copy_levels(fixed: Float[Array, " n"], growing: Float[Array, " n"]) -> list[
     def excess(level: float) -> float:
         return float(logsumexp(fixed + level * growing)) - level
 
-    lowest = float(minimize_scalar(excess, bounds=(-LEVELS, LEVELS), method="bounded").x)
+    levels = 1e3  # size within which the logarithm of the copies' sum is sought
+    lowest = float(minimize_scalar(excess, bounds=(-levels, levels), method="bounded").x)
     if excess(lowest) >= 0:  # the roots coincide within rounding
         return [lowest]
     return [
         float(brentq(excess, *sorted((lowest, end)), xtol=1e-14, rtol=1e-15))
-        for end in (-LEVELS, LEVELS)
+        for end in (-levels, levels)
         if excess(end) > 0
     ] or [lowest]
 
@@ -329,15 +427,16 @@ def evaluate(rows: Float[Array, "p e"], tokens: Float[Array, "*n d"]) -> Array:
 
 
 def query_equations(
-    frequencies: Array, keys: Float[Array, "p e"], anchor: Array, tokens: Array, distances: Array
+    waves: Waves, keys: Float[Array, "p e"], anchor: Array, tokens: Array, distances: Array
 ) -> Float[Array, "m p"]:
-    """Rows of score(token) - score(anchor) in the real and imaginary parts of q_j."""
-    angles = np.outer(distances, frequencies)
+    """Rows of score(token) - score(anchor) in the real and imaginary parts of q_j; no token stands
+    before the farthest of these."""
+    last = int(distances.max())
     parts = evaluate(keys, tokens)
-    turned = (parts[:, ::2] + 1j * parts[:, 1::2]) * np.exp(1j * angles)
+    turned = (parts[:, ::2] + 1j * parts[:, 1::2]) * waves.turn(distances, last)
     own = evaluate(keys, anchor)
-    turned = turned - (own[::2] + 1j * own[1::2])
-    rows = np.empty((len(tokens), 2 * len(frequencies)))
+    turned = turned - (own[::2] + 1j * own[1::2]) * waves.turn(np.zeros(1), last)
+    rows = np.empty((len(tokens), 2 * len(waves.frequencies)))
     rows[:, ::2], rows[:, 1::2] = turned.real, -turned.imag
     return rows
 
@@ -345,7 +444,7 @@ def query_equations(
 def measure_others(
     reader: Reader,
     rng: np.random.Generator,
-    frequencies: Array,
+    waves: Waves,
     keys: Float[Array, "heads p e"],
     first: Float[Array, " d"],
     size: float,
@@ -358,7 +457,7 @@ def measure_others(
         reach, near = float(np.linalg.norm(first)), size
         for _ in range(HALVINGS):
             anchor = first + reach * step
-            tokens = choose_tokens(reader, rng, frequencies, keys, anchor, distances, near)
+            tokens = choose_tokens(reader, rng, waves, keys, anchor, distances, near)
             try:
                 found.append(reader.log_ratios(anchor, None, tokens[None], distances))
             except Saturated:
@@ -376,7 +475,7 @@ def measure_others(
 
 
 def solve_queries(
-    at: AtAnchor, others: AtOthers, frequencies: Array, keys: Float[Array, "heads p e"]
+    at: AtAnchor, others: AtOthers, waves: Waves, keys: Float[Array, "heads p e"]
 ) -> Float[Array, "heads p e"]:
     """The queries at every anchor, one at the first, and from them everywhere."""
     heads, parts, size = keys.shape
@@ -384,7 +483,7 @@ def solve_queries(
     found[0, :, ::2] = 1.0
     for n, (anchor, tokens) in enumerate(zip(others.anchors, others.tokens, strict=True)):
         for h in range(heads):
-            rows = query_equations(frequencies, keys[h], anchor, tokens, others.distances)
+            rows = query_equations(waves, keys[h], anchor, tokens, others.distances)
             found[n + 1, h] = np.linalg.solve(rows, others.ratios.ratios[n, h])
     places = np.concatenate([at.anchor[None], others.anchors])
     places = np.column_stack([places, np.ones(len(places))])
@@ -395,7 +494,7 @@ def solve_queries(
 def choose_tokens(
     reader: Reader,
     rng: np.random.Generator,
-    frequencies: Array,
+    waves: Waves,
     keys: Array,
     anchor: Array,
     distances: Array,
@@ -403,12 +502,13 @@ def choose_tokens(
 ) -> Float[Array, "m d"]:
     """Tokens near the anchor for which the equations of the worst head are conditioned best."""
     best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
-    for _ in range(ROTATIONS):
+    rotations = 150  # sets of tokens of which the best conditioned is asked
+    for _ in range(rotations):
         steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
         tokens = anchor + size * steps
         worst = 1.0
         for h, ins in enumerate(reader.values.ins):
-            rows = query_equations(frequencies, keys[h], anchor, tokens, distances)
+            rows = query_equations(waves, keys[h], anchor, tokens, distances)
             worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ ins)))
             if worst >= best:
                 break

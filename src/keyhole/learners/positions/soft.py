@@ -14,14 +14,15 @@ from functools import cached_property
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
+from keyhole.errors import IllConditioned
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asking import Asker
 
 PURPOSE = "scores"
 
 
-class Saturated(Exception):
+class Saturated(IllConditioned):
     """A weight is too small, or not positive: tokens must come nearer to the anchor."""
 
 
@@ -36,6 +37,11 @@ class Ratios:
         """The same with other rounding."""
         noise = self.errors * rng.standard_normal(self.errors.shape)
         return Ratios(self.ratios + noise, self.errors)
+
+    def round_scores(self) -> "Ratios":
+        """The same with standard errors for scores whose waves are rounded to float32."""
+        rounding = SINGLE_ROUNDOFF * np.maximum(1.0, np.abs(self.ratios))
+        return Ratios(self.ratios, np.hypot(self.errors, rounding))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +85,7 @@ class Reader:
                 doubt = noise * self.amplification[h] * np.linalg.norm(inverse, axis=1)
                 rest = 1.0 - weights.sum()
                 if min(weights.min(), rest) < self.smallest:
-                    raise Saturated
+                    raise Saturated("a weight is too small to be read, or not positive")
                 ratios[n, h] = np.log(weights) - np.log(rest)
                 errors[n, h] = doubt / weights + np.linalg.norm(doubt) / rest
         return Ratios(ratios, errors)

@@ -13,7 +13,7 @@ Algebra.    Every head attends to one token, so that the answer is linear in the
 When it fails.  Two heads on one token look like one of twice the rank: unequal ranks, a single
             token in use and sums that do not fit ask for another bag. More inner dimensions than
             outputs, and scalar answers, are left to others.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,7 @@ from keyhole.measurement.asking import Asker
 
 PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
-CANDIDATES = 256  # tokens of a bag: two heads seldom prefer the same
-NAMING = 1e-3  # moves of all tokens, relative to their size
-MOVE = 0.02  # moves of single tokens, relative to their size
 NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers
-BAGS = 6  # bags that are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +72,8 @@ def measure_value_maps(
     offset = ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
     best: ValueMaps | None = None
     trouble = "no bag of huge tokens led to value maps"
-    for _ in range(BAGS):
+    bags = 6  # bags that are tried
+    for _ in range(bags):
         found = measure_with_bag(ask, rng, offset, longest, size)
         if isinstance(found, str):
             trouble = found
@@ -94,7 +91,8 @@ def measure_with_bag(
 ) -> ValueMaps | str:
     """The value maps by one bag of tokens, or why it does not lead to them."""
     width = ask.width
-    count = min(CANDIDATES, (longest or CANDIDATES + 1) - 1)
+    candidates = 256  # tokens of a bag: two heads seldom prefer the same
+    count = min(candidates, (longest or candidates + 1) - 1)
     bag = HUGE * rng.standard_normal((count, width))
     anchor = size * rng.standard_normal((1, width))
     base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
@@ -104,7 +102,8 @@ def measure_with_bag(
     tokens = np.zeros((count, width))
     tokens[used] = bag[used]
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
-    step = MOVE * HUGE * np.sqrt(width)
+    move = 0.02  # moves of single tokens, relative to their size
+    step = move * HUGE * np.sqrt(width)
 
     def respond(moves: Float[Array, "n heads d"]) -> Float[Array, "n D"]:
         moved = np.broadcast_to(tokens, (len(moves), *tokens.shape)).copy()
@@ -158,10 +157,11 @@ def name_tokens_in_use(
     direction = rng.standard_normal(width)
     patterns: list[Array] = []
     responses: list[Array] = []
+    naming = 1e-3  # moves of all tokens, relative to their size
     while len(patterns) <= min(width, ask.outputs, count):
         wanted = 2 if not patterns else 1
         drawn = rng.standard_normal((wanted, count))
-        moved = bag + NAMING * HUGE * drawn[:, :, None] * direction
+        moved = bag + naming * HUGE * drawn[:, :, None] * direction
         last = np.broadcast_to(anchor, (wanted, 1, width))
         answers = ask(np.concatenate([moved, last], axis=1), PURPOSE) - base
         patterns.extend(drawn)

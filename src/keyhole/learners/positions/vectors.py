@@ -7,7 +7,7 @@ Algebra.    y = offset + (x + e_P) M, M the sum of the value maps, which must be
             u is minus a sum of the tokens that the heads liked before the same anchor; a head that
             takes it all the same shows in the answer, and its part of the sum grows.
 When it fails.  Fewer inner dimensions than the width: e_p is then not determined by the values.
-Source.     Keyhole's own; docs/learners/positions.md.
+Source.     Keyhole's own; docs/methods/positions.md.
 """
 
 import numpy as np
@@ -18,9 +18,7 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asking import Asker
 
 PURPOSE = "places"
-PUSH = 1.7  # factor on the part of a head that still likes the token
 TRIES = 40  # tokens tried until no head likes one
-LARGE = 0.1  # share of a head in what it would add if it took the token, from which it did
 
 
 def measure_vectors(
@@ -35,6 +33,7 @@ def measure_vectors(
     shares = np.ones(values.heads)
     vectors = np.zeros((places, ask.width))
     tries = 0
+    push = 1.7  # factor on the part of a head that still likes the token
     for place in range(1, places):
         while True:
             silent = -(shares @ values.liked)
@@ -43,7 +42,7 @@ def measure_vectors(
             took = find_takers(values, answer, silent)
             if not took.any():
                 break
-            shares = np.where(took, PUSH * shares, shares)
+            shares = np.where(took, push * shares, shares)
             tries += 1
             if tries > TRIES:
                 return Inconclusive("no token was found that every head leaves alone")
@@ -54,9 +53,10 @@ def measure_vectors(
 def find_takers(values: ValueMaps, answer: Float[Array, "one D"], silent: Array) -> Array:
     """Which heads attend to the token that they should leave alone."""
     parts = values.split(answer)
+    large = 0.1  # share of a head in what it would add if it took the token, from which it did
     return np.array(
         [
-            np.linalg.norm(part) > LARGE * np.linalg.norm(silent @ ins)
+            np.linalg.norm(part) > large * np.linalg.norm(silent @ ins)
             for part, ins in zip(parts, values.ins, strict=True)
         ]
     )

@@ -52,7 +52,8 @@ def test_queries_stay_inside_the_domain() -> None:
 
     ask = asker(box, 5, domain=Domain(max_norm=0.5, max_length=9))
     find_counterexample(ask, MODEL, scaled(MODEL, 0.0), np.random.default_rng(3), 0.5)
-    assert [part.shape[1] for part in seen] == [7, 9]
+    assert len(seen) == 2
+    assert all(3 <= part.shape[1] <= 9 for part in seen)
     assert max(np.linalg.norm(part, axis=2).max() for part in seen) <= 0.5 + 1e-12
 
 

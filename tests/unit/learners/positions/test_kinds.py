@@ -36,3 +36,11 @@ def test_the_length_of_a_window(window: int) -> None:
     found = recognise_positions(Asker(box), np.random.default_rng(0), None)
     assert found.window == window
     assert found.name == "additive"
+
+
+@pytest.mark.parametrize("masked", [1, 4, 9])
+def test_places_at_the_start_that_nobody_sees(masked: int) -> None:
+    box = FunctionOracle(placed_layer("none", 8, 2, 1, masked=masked), Spec(8))
+    found = recognise_positions(Asker(box), np.random.default_rng(0), None)
+    assert (found.masked, found.window, found.name) == (masked, None, "additive")
+    assert f"the first {masked} places are not seen" in found.sentence

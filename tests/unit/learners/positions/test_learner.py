@@ -1,5 +1,7 @@
 """Attention with positions is recovered, and what only looks like it is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,26 @@ def test_a_window_is_found_with_its_length() -> None:
     found = keyhole.recover(truth, seed=2)
     assert found.model.position.window == 20
     assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_masked_places_at_the_start_are_found() -> None:
+    truth = placed_layer("none", 8, 2, 4, masked=2)
+    found = keyhole.recover(truth, seed=2)
+    assert found.model.position.masked == 2
+    assert found.model.position.masked_anchor is None
+    assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_a_masked_anchor_shows_the_offset_alone() -> None:
+    plain = placed_layer("none", 8, 2, 4, masked=1)
+    truth = keyhole.Attention(
+        plain.heads, plain.offset, None, replace(plain.position, masked_anchor=True)
+    )
+    assert np.allclose(truth(np.ones((1, 1, 8))), plain.offset)
+    found = keyhole.recover(truth, seed=2)
+    assert found.model.position.masked_anchor
+    assert keyhole.distance(found.model, truth) < 1e-6
+    assert keyhole.distance(found.model, plain) == np.inf
 
 
 def test_vectors_of_places_are_found() -> None:
@@ -87,6 +109,8 @@ def test_bounded_tokens_are_refused() -> None:
 
 def test_the_base_of_frequencies() -> None:
     assert rotary_base(1e4 ** (-np.arange(4) / 4)) == pytest.approx(1e4)
+    assert rotary_base(np.array([1.0, 0.01])) == pytest.approx(1e4)
+    assert rotary_base(np.array([0.9, 0.01])) is None
     assert rotary_base(np.array([1.0, 0.3, 0.2, 0.01])) is None
 
 

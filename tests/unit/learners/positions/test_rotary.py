@@ -3,6 +3,7 @@
 import numpy as np
 
 from keyhole.learners.positions.rotary import (
+    Waves,
     choose_distances,
     copy_levels,
     query_equations,
@@ -26,7 +27,7 @@ def test_frequencies_are_where_waves_lie_in_the_span() -> None:
     true = np.array([1.0, 0.1, 0.01])
     near, far = choose_distances(6, 512, rng)
     distances = np.concatenate([near, far]).astype(float)
-    signals = rng.standard_normal((9, 6)) @ wave_table(true, distances).T
+    signals = rng.standard_normal((9, 6)) @ wave_table(Waves(true), distances, 0).T
     outside = np.linalg.svd(signals)[2][6:]
     assert (rotation_misfit(true, distances, outside) < 1e-20).all()
     assert (rotation_misfit(np.array([0.5, 0.05]), distances, outside) > 1e-3).all()
@@ -53,5 +54,17 @@ def test_equations_of_queries_are_scores() -> None:
         for token, distance in zip(tokens, distances, strict=True)
     ]
     own = (pairs(keys, anchor) * query).real.sum()
-    rows = query_equations(frequencies, keys, anchor, tokens, distances)
+    rows = query_equations(Waves(frequencies), keys, anchor, tokens, distances)
     assert np.allclose(rows @ parts, np.array(scores) - own)
+
+
+def test_waves_of_float32_are_those_of_the_rounded_angles() -> None:
+    frequencies = np.float32([1.0, 0.1, 0.01]).astype(float)
+    exact, rounded = Waves(frequencies), Waves(frequencies, single=True)
+    distances = np.array([0, 1, 700, 3000])
+    gap = np.abs(exact.turn(distances, 3000) - rounded.turn(distances, 3000))
+    assert 1e-7 < gap.max() < 1e-4  # 3000 places at frequency 0.1
+    assert gap[:, 0].max() < 3e-7  # angles that are whole numbers are exact
+    angle = np.float32(3000) * np.float32(0.1)
+    last = rounded.round_waves(np.array([3000]))[0, 1]
+    assert last.real == np.float32(np.cos(float(angle)))

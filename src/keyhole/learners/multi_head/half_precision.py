@@ -1,0 +1,554 @@
+"""Layers that compute in half precision: two or three honest digits, from tokens of ordinary size.
+
+Statement.  A layer of H heads of rank r whose arithmetic has 8 or 11 bits (bfloat16, float16) is
+            recovered until its answers are within the box's own rounding, from three to ten times
+            as many queries as there are unknowns per number in an answer; number of heads unknown.
+Queries.    All tokens are numbers of the box's format. [x] for a frame of x; bags of tokens so long
+            that attention is hard, with groups of tokens set to zero; the tokens in use alone, one
+            of them moved; then random sequences of a few tokens at which attention is soft.
+Algebra.    A bag whose answer doubles with its tokens is decided: every head attends to one token.
+            The tokens that matter are those whose absence changes the answer (halving). The changes
+            that moves of one of them cause span the rows of that head's output map; all spans
+            together split the sum of the value maps, which single tokens show exactly, into heads.
+            With the value maps, one soft answer tells the weights of every head by linear least
+            squares, and their log-ratios are linear in the scores. From there, all soft answers are
+            fitted at once (fitting/layer_gauss_newton), which forgives a start off by a third.
+            The rounding of the box is measured by asking neighbours of the same sequences.
+When it fails.  Scalar answers; more inner dimensions than outputs; heads that attend to all tokens
+            alike. A fit that leaves more than rounding is not believed, and another bag is tried.
+Source.     Keyhole's own; docs/methods/positions.md.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.fitting.gauss_newton import FitOptions
+from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
+from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
+from keyhole.learners.multi_head.least_squares import estimate_answer_errors, replace_layer
+from keyhole.learners.multi_head.validation import (
+    MultiHeadDiagnostics,
+    PriorKnowledge,
+    note_missing_heads,
+)
+from keyhole.linalg.low_rank_fit import Factored
+from keyhole.measurement.asking import Asker
+from keyhole.models.attention import Attention, Head
+from keyhole.oracles.noise import NoiseModel
+
+
+@dataclass(frozen=True)
+class HalfPrecisionOptions:
+    """What a person might tune.
+
+    candidates: tokens of a bag, of which each head prefers one. bags: tried until a fit leaves no
+    more than rounding. move: of a token in use, relative to its length. floors: numbers in soft
+    answers per unknown, at least. rows: log-ratios per entry of a score, at least. softness: 0
+    where attention is even, 1 where it is hard. neighbours: soft queries asked again, rounded
+    otherwise. misfit: of a fit that is believed, in standard deviations of the rounding.
+    """
+
+    candidates: int = 128
+    bags: int = 12
+    move: float = 0.25
+    floors: float = 5.5
+    rows: float = 1.6
+    softness: float = 0.5
+    neighbours: int = 16
+    misfit: float = 1.5
+
+
+# Far from the fit a step needs one digit; the last ones are taken until the cost stays.
+FIT = FitOptions(
+    steps=40, damping=1e-2, dense_unknowns=0, accuracy=0.03, inner_steps=150, tolerance=1e-3,
+    probes=0,
+)  # fmt: skip
+
+
+def learn_half_precision(
+    ask: Asker,
+    rng: np.random.Generator,
+    prior: PriorKnowledge,
+    options: HalfPrecisionOptions | None = None,
+) -> Result:
+    """The whole recovery of a box that computes in half precision."""
+    options = options or HalfPrecisionOptions()
+    box = Box(ask, rng, options)
+    single = measure_single_tokens(box)
+    if not isinstance(single, SingleTokens):
+        return single
+    hard = find_hard_size(box, single)
+    if isinstance(hard, Inconclusive):
+        return hard
+    soft: SoftAnswers | None = None
+    level = 0.0
+    trouble = Inconclusive("no bag of long tokens showed the heads")
+    for _ in range(options.bags):
+        maps = measure_value_maps(box, single, hard)
+        if isinstance(maps, str):
+            trouble = Inconclusive(maps)
+            continue
+        length = choose_length(box, maps)
+        if soft is None or soft.length > length:
+            soft = SoftAnswers.draw(box, single, length)
+        soft = soft.extend(box, count_start_queries(box, maps, soft.length))
+        longer = soft.lengthen(box, count_further_queries(box, maps, soft))
+        start = solve_scores(single, maps, soft)
+        fit, errors = fit_soft_answers(box, start, (soft, longer))
+        found = describe(box, start, fit, prior)
+        level = level or measure_rounding(box, longer, found.model)
+        off = fit.misfit * errors / level
+        if off > options.misfit:
+            trouble = Inconclusive(
+                f"a layer of {len(maps)} heads leaves {off:.1f} times as much as rounding does"
+            )
+            continue
+        odd = check_long_query(box, found.model, soft.size, level)
+        return found if odd is None else odd
+    return trouble
+
+
+# -- Asking ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The box, asked with tokens of its own number format."""
+
+    ask: Asker
+    rng: np.random.Generator
+    options: HalfPrecisionOptions
+
+    @property
+    def width(self) -> int:
+        return self.ask.width
+
+    @property
+    def unit(self) -> float:
+        return self.ask.unit
+
+    def draw(self, *shape: int) -> Float[Array, "*shape d"]:
+        return self.rng.standard_normal((*shape, self.width))
+
+    def answer(
+        self, tokens: Float[Array, "n length d"], purpose: str
+    ) -> tuple[Float[Array, "n length d"], Float[Array, "n D"]]:
+        """The tokens as the box sees them, and its answers."""
+        seen = round_to_format(tokens, self.unit)
+        return seen, self.ask(seen, purpose)
+
+
+def round_to_format(tokens: Array, unit: float) -> Array:
+    """The nearest numbers with so many bits that half their last one is `unit`, relatively."""
+    mantissa, exponent = np.frexp(tokens)
+    bits = round(-np.log2(unit))
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))
+
+
+# -- Single tokens -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SingleTokens:
+    """f([x]) = offset + x total."""
+
+    offset: Float[Array, " D"]
+    total: Float[Array, "d D"]
+
+    def predict(self, tokens: Float[Array, "n d"]) -> Float[Array, "n D"]:
+        return np.asarray(tokens @ self.total + self.offset)
+
+
+def measure_single_tokens(box: Box) -> SingleTokens | Refuted | Inconclusive:
+    """The sum of the value maps. Eight further tokens, longer and shorter, show that it is one."""
+    _, zero = box.answer(np.zeros((1, 1, box.width)), "values")
+    if box.ask.scalar:
+        return Inconclusive("half precision and scalar answers: heads cannot be told apart")
+    frame = 8.0 * np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
+    others = box.draw(8) * np.repeat([0.5, 4.0], 4)[:, None]
+    tokens, answers = box.answer(np.concatenate([frame, others])[:, None], "values")
+    linear = np.linalg.lstsq(tokens[:, 0], answers - zero, rcond=None)[0]
+    found = SingleTokens(zero[0], linear)
+    off = np.linalg.norm(answers - found.predict(tokens[:, 0]), axis=1)
+    # terms of an answer may cancel: rounding is judged by the largest of them
+    sizes = np.linalg.norm(tokens[:, 0], axis=1) * np.linalg.norm(linear, 2)
+    if (off > 16.0 * box.unit * (sizes + np.linalg.norm(zero))).any():
+        return Refuted("single tokens do not act linearly", conclusive=True)
+    return found
+
+
+# -- Hard attention ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """Tokens before an anchor, and the answer, less the offset."""
+
+    tokens: Float[Array, "n d"]
+    anchor: Float[Array, " d"]
+    answer: Float[Array, " D"]
+
+
+def ask_bags(
+    box: Box, single: SingleTokens, tokens: Float[Array, "n length d"]
+) -> tuple[Float[Array, "n length d"], Float[Array, "n D"]]:
+    seen, answers = box.answer(tokens, "hard attention")
+    return seen, answers - single.offset
+
+
+def draw_bags(box: Box, count: int, size: float) -> Float[Array, "count length d"]:
+    """Bags of long tokens before short anchors, which no head then attends to itself."""
+    domain = box.ask.oracle.spec.domain
+    length = min(box.options.candidates, (domain.max_length or np.inf) - 1)
+    bags = size * box.draw(count, int(length) + 1)
+    bags[:, -1] *= 0.25
+    return np.asarray(bags)
+
+
+def is_decided(box: Box, answers: Float[Array, "n D"], doubled: Float[Array, "n D"]) -> Array:
+    """Which answers double with their tokens: attention is hard there."""
+    gap = np.linalg.norm(doubled - 2.0 * answers, axis=1)
+    return np.asarray(gap <= 8.0 * box.unit * np.linalg.norm(doubled, axis=1))
+
+
+def find_hard_size(box: Box, single: SingleTokens) -> float | Inconclusive:
+    """Entries of tokens at which most bags are decided."""
+    size = 4.0
+    bags = draw_bags(box, 4, 1.0)
+    _, answers = ask_bags(box, single, size * bags)
+    while size < 2.0**9:  # squares of entries are still far from the largest float16
+        _, doubled = ask_bags(box, single, 2.0 * size * bags)
+        if is_decided(box, answers, doubled).any():
+            return size
+        size, answers = 2.0 * size, doubled
+    return Inconclusive("no tokens that half precision can hold make attention hard")
+
+
+def measure_value_maps(
+    box: Box, single: SingleTokens, size: float
+) -> list[Float[Array, "d D"]] | str:
+    """Value maps of all heads by one bag, or why it does not lead to them."""
+    bag = draw_decided_bag(box, single, size)
+    if bag is None:
+        return "no bag of long tokens is decided"
+    used = name_tokens_in_use(box, single, bag)
+    tokens = np.concatenate([bag.tokens[used], bag.anchor[None]])
+    tokens, base = ask_bags(box, single, tokens[None])
+    count, outputs = len(used), len(single.offset)
+    scale = float(np.linalg.norm(bag.answer))
+    if not count or np.linalg.norm(base[0] - bag.answer) > 16.0 * box.unit * scale:
+        return "the tokens in use alone are answered otherwise than the bag"
+    rank, rest = divmod(min(box.width, outputs), count)
+    if rest:
+        return f"{count} tokens in use do not share out the width"
+    outs = []
+    for number in range(count):
+        responses = move_token(box, single, tokens[0], base[0], number, rank)
+        if len(responses) < rank:
+            return "heads leave the tokens in use when these are moved"
+        outs.append(np.linalg.svd(responses)[2][:rank])
+    stacked = np.concatenate(outs)
+    shares = np.linalg.lstsq(stacked.T, single.total.T, rcond=None)[0].T
+    return [np.asarray(shares[:, h * rank : (h + 1) * rank] @ outs[h]) for h in range(count)]
+
+
+def draw_decided_bag(box: Box, single: SingleTokens, size: float) -> Bag | None:
+    for _ in range(4):
+        bags = draw_bags(box, 2, size)
+        tokens, answers = ask_bags(box, single, np.concatenate([bags, 2.0 * bags]))
+        decided = np.flatnonzero(is_decided(box, answers[:2], answers[2:]))
+        if len(decided):
+            chosen = tokens[2 + decided[0]]
+            return Bag(chosen[:-1], chosen[-1], answers[2 + decided[0]])
+    return None
+
+
+def name_tokens_in_use(box: Box, single: SingleTokens, bag: Bag) -> Int[Array, " k"]:
+    """Tokens without which the answer is another, by halving groups of them."""
+
+    def matters(groups: list[Array]) -> list[bool]:
+        if not groups:
+            return []
+        tokens = np.repeat(np.concatenate([bag.tokens, bag.anchor[None]])[None], len(groups), 0)
+        for place, group in enumerate(groups):
+            tokens[place, group] = 0.0
+        _, answers = ask_bags(box, single, tokens)
+        gaps = np.linalg.norm(answers - bag.answer, axis=1)
+        return (gaps > 16.0 * box.unit * np.linalg.norm(bag.answer)).tolist()
+
+    active = [np.arange(len(bag.tokens))]
+    while any(len(group) > 1 for group in active):
+        halves = [np.array_split(group, 2) for group in active if len(group) > 1]
+        kept = [group for group in active if len(group) == 1]
+        left = matters([first for first, _ in halves])
+        # one half of a group that matters must matter: the second is asked only beside the first
+        unsure = [second for (_, second), seen in zip(halves, left, strict=True) if seen]
+        right = iter(matters(unsure))
+        for (first, second), seen in zip(halves, left, strict=True):
+            if seen:
+                kept.append(first)
+            if not seen or next(right):
+                kept.append(second)
+        active = kept
+    return np.sort(np.concatenate(active)) if active else np.zeros(0, int)
+
+
+def move_token(
+    box: Box,
+    single: SingleTokens,
+    tokens: Float[Array, "length d"],
+    base: Float[Array, " D"],
+    number: int,
+    rank: int,
+) -> Float[Array, "n D"]:
+    """Changes of the answer per move of one token, each made to and fro: a head that leaves its
+    token on the way does so on one side only. Shorter moves replace those."""
+    wanted = min(box.width, rank + 2)
+    length = box.options.move * float(np.linalg.norm(tokens[number]))
+    rounding = 8.0 * box.unit * float(np.linalg.norm(base))
+    kept: list[Array] = []
+    for _ in range(4):
+        frame = np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
+        steps = length * frame[: wanted - len(kept)]
+        moved = np.repeat(tokens[None], 2 * len(steps), axis=0)
+        moved[:, number] += np.concatenate([steps, -steps])
+        _, answers = ask_bags(box, single, moved)
+        forth, back = (answers - base).reshape(2, len(steps), -1)
+        odd = np.linalg.norm(forth + back, axis=1)
+        fine = odd <= 0.2 * np.linalg.norm(forth - back, axis=1) + rounding
+        kept.extend((forth - back)[fine] / (2.0 * length))
+        if len(kept) >= wanted:
+            break
+        length *= 0.5
+    return np.array(kept).reshape(len(kept), -1)
+
+
+# -- Soft attention ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SoftAnswers:
+    """Random sequences of one length, and their answers."""
+
+    size: float  # of the entries of tokens
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n D"]
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+    @classmethod
+    def draw(cls, box: Box, single: SingleTokens, length: int) -> "SoftAnswers":
+        """Sequences of a size at which attention is as soft as wished: the answer then lies
+        between the mean of what the tokens give alone, and one of them."""
+        sequences, size, factor = box.draw(8, length), 1.0, 2.0
+        found: list[tuple[float, Array, Array]] = []
+        for _ in range(10):
+            tokens, answers = box.answer(size * sequences, "soft")
+            found.append((size, tokens, answers))
+            gap = answers - single.predict(tokens.mean(axis=1))
+            hard = (np.linalg.norm(size * single.total) ** 2) * (1.0 - 1.0 / length)
+            softness = float(np.mean(np.sum(gap**2, axis=1)) / hard)
+            if 0.8 < softness / box.options.softness < 1.25:
+                break
+            grow = softness < box.options.softness
+            if len(found) > 1 and grow != (found[-1][0] > found[-2][0]):
+                factor = np.sqrt(factor)
+            size *= factor if grow else 1.0 / factor
+        size = found[-1][0]
+        near = [part for part in found if 0.6 < part[0] / size < 1.7]
+        return cls(size, np.concatenate([p[1] for p in near]), np.concatenate([p[2] for p in near]))
+
+    def lengthen(self, box: Box, count: int) -> "SoftAnswers":
+        """Fresh sequences of more and longer tokens: attention is harder there, and tells more."""
+        length = int(min(2 * self.length, box.ask.oracle.spec.domain.max_length or np.inf))
+        empty = np.zeros((0, length, box.width)), np.zeros((0, self.answers.shape[1]))
+        return SoftAnswers(1.2 * self.size, *empty).extend(box, count)
+
+    def extend(self, box: Box, count: int) -> "SoftAnswers":
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        tokens, answers = box.answer(self.size * box.draw(missing, self.length), "soft")
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, tokens]),
+            answers=np.concatenate([self.answers, answers]),
+        )
+
+
+def measure_rounding(box: Box, soft: SoftAnswers, model: Attention) -> float:
+    """Standard deviation of the rounding of a soft answer: neighbours of its tokens in the number
+    format are rounded otherwise. The model says what else the neighbours change, which is hardly
+    more than rounding itself: a rough model will do."""
+    old, answers = soft.tokens[-box.options.neighbours :], soft.answers[-box.options.neighbours :]
+    signs = box.rng.choice((-1.0, 1.0), old.shape)
+    new, others = box.answer(old * (1.0 + 2.0 * box.unit * signs), "precision")
+    gaps = (others - answers) - (model(new) - model(old))
+    # the rounding of neighbours is related: 0.75 to 0.97 of it is seen
+    return max(float(np.sqrt(np.mean(gaps**2) / 2.0)) / 0.86, TINY)
+
+
+def choose_length(box: Box, maps: list[Array]) -> int:
+    """Tokens of a soft query: its answer has twice as many numbers as there are weights, but long
+    sequences have small weights."""
+    rank = min(maps[0].shape) // len(maps)
+    return int(min(max(2, rank // 2 + 1), 12, box.ask.oracle.spec.domain.max_length or 12))
+
+
+def count_start_queries(box: Box, maps: list[Array], length: int) -> int:
+    """As many log-ratios as the entries of a score and its key bias ask for."""
+    width = box.width
+    return int(np.ceil(box.options.rows * width * (width + 1) / (length - 1)))
+
+
+def count_further_queries(box: Box, maps: list[Array], soft: "SoftAnswers") -> int:
+    """Up to so many numbers per unknown, and one at least."""
+    width, outputs = maps[0].shape
+    rank = min(width, outputs) // len(maps)
+    floor = len(maps) * 2 * (2 * rank * width - rank**2) / outputs + 2
+    return int(np.ceil(max(floor, box.options.floors * floor - len(soft.tokens))))
+
+
+def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> Layer:
+    """Scores with key biases from the log-ratios of weights."""
+    weights = solve_weights(single, maps, soft)
+    width, outputs = maps[0].shape
+    score_rank, rank = (max(1, n // len(maps)) for n in (width, min(width, outputs)))
+    anchors = np.concatenate([soft.tokens[:, -1], np.ones((len(soft.tokens), 1))], axis=1)
+    apart = soft.tokens[:, :-1] - soft.tokens[:, -1:]
+    scores = []
+    for h in range(len(maps)):
+        own = np.clip(weights[:, h], 0.01, 1.0)  # a weight below has no logarithm worth a row
+        ratios = np.log(own[:, :-1] / own[:, -1:])
+        trust = 1.0 / np.hypot(1.0 / own[:, :-1], 1.0 / own[:, -1:])
+        scores.append(
+            Factored.of(np.eye(width), fit_bilinear(apart, anchors, ratios, trust), score_rank)
+        )
+    values = [Factored.of(np.eye(width), part, rank) for part in maps]
+    return Layer(tuple(scores), tuple(values), single.offset)
+
+
+def solve_weights(
+    single: SingleTokens, maps: list[Array], soft: SoftAnswers
+) -> Float[Array, "n heads length"]:
+    """Weights of every head by linear least squares, each head's of sum one."""
+    apart = soft.tokens[:, :-1] - soft.tokens[:, -1:]
+    design = np.stack([apart @ value for value in maps], axis=1)  # (n, heads, length - 1, D)
+    count, heads, others, outputs = design.shape
+    design = design.reshape(count, heads * others, outputs)
+    rest = soft.answers - single.predict(soft.tokens[:, -1])
+    normal = design @ design.transpose(0, 2, 1)
+    # few outputs for many weights: those that the answer does not tell stay at their mean
+    trace = np.trace(normal, axis1=1, axis2=2) / normal.shape[1]
+    ridge = 1e-2 * trace[:, None, None] * np.eye(normal.shape[1])
+    even = np.full(normal.shape[1], 1.0 / (others + 1))
+    right = np.einsum("nkd,nd->nk", design, rest) + ridge @ even
+    found = np.linalg.solve(normal + ridge, right[..., None])[..., 0]
+    found = found.reshape(count, heads, others)
+    return np.concatenate([found, 1.0 - found.sum(axis=2, keepdims=True)], axis=2)
+
+
+def fit_bilinear(
+    tokens: Float[Array, "n m d"],
+    anchors: Float[Array, "n e"],
+    products: Float[Array, "n m"],
+    trust: Float[Array, "n m"],
+) -> Float[Array, "d e"]:
+    """P with tokens P anchors = products, weighted; stopped early, since the rows are rough."""
+    shape = tokens.shape[2], anchors.shape[1]
+
+    def push(flat: Array) -> Array:
+        matrix = flat.reshape(shape)
+        return np.asarray((trust * np.einsum("nmd,nd->nm", tokens, anchors @ matrix.T)).ravel())
+
+    def pull(flat: Array) -> Array:
+        pulled = np.einsum("nmd,nm->nd", tokens, trust * flat.reshape(trust.shape))
+        return np.asarray((pulled.T @ anchors).ravel())
+
+    operator = LinearOperator(
+        (trust.size, shape[0] * shape[1]), matvec=push, rmatvec=pull, dtype=np.float64
+    )
+    return np.asarray(lsmr(operator, (trust * products).ravel(), maxiter=60)[0].reshape(shape))
+
+
+# -- The fit -----------------------------------------------------------------------------------
+
+
+def fit_soft_answers(
+    box: Box, start: Layer, soft: tuple[SoftAnswers, ...]
+) -> tuple[Polished, float]:
+    """The layer fitted to all soft answers, and the typical standard error that these have by the
+    sizes of their terms: how much larger than the rounding that is, the misfit tells."""
+    model, data = build_attention(start), []
+    for part in soft:
+        errors = estimate_answer_errors(box.ask, model, part.tokens)
+        data.append(Answered(part.tokens, part.answers, errors))
+    # half precision rounds every step, not only sums: its errors are nearly independent
+    fit = fit_layer(start, data, box.rng, FIT, dependent=1.2)
+    return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
+
+
+def build_attention(layer: Layer) -> Attention:
+    heads = []
+    for keys, value in zip(layer.scores, layer.values, strict=True):
+        score = (keys.left * keys.singular) @ keys.right
+        heads.append(Head(score[:, :-1], score[:, -1], (value.left * value.singular) @ value.right))
+    return Attention(heads, layer.offset)
+
+
+def describe(box: Box, start: Layer, fit: Polished, prior: PriorKnowledge) -> Hypothesis:
+    """The fitted layer as a hypothesis."""
+    layer = fit.layer
+    ranks = tuple(part.rank for part in layer.scores)
+    values = tuple(part.rank for part in layer.values)
+    model = build_attention(start)
+    found = Hypothesis(
+        model,
+        model,
+        layer.unknowns / len(layer.offset),
+        ("The box computes in half precision.", *note_missing_heads(prior.heads, len(ranks))),
+        noise=box.ask.oracle.spec.precision or NoiseModel(box.unit),
+        diagnostics=MultiHeadDiagnostics(
+            heads=len(ranks), ranks=ranks, key_ranks=ranks, value_ranks=values, unit=box.unit
+        ),
+    )
+    return drop_faint_biases(replace_layer(found, fit))
+
+
+def drop_faint_biases(found: Hypothesis) -> Hypothesis:
+    """Key biases and an offset that are nothing but error are zero, as in many layers; their
+    standard errors stay."""
+
+    def is_seen(block: Array, error: Array) -> bool:
+        return float(np.linalg.norm(block)) > 1.5 * float(np.linalg.norm(error))
+
+    model, errors = found.model, found.errors
+    heads = []
+    for head, error in zip(model.heads, errors.heads, strict=True):
+        factors = head.score_factors
+        score = head.score if factors is None else (factors.left, factors.right)
+        bias = head.key_bias if is_seen(head.key_bias, error.key_bias) else None
+        heads.append(Head(score, bias, head.value))
+    offset = model.offset if is_seen(model.offset, errors.offset) else np.zeros_like(model.offset)
+    return replace(found, model=Attention(heads, offset))
+
+
+def check_long_query(box: Box, model: Attention, size: float, level: float) -> Inconclusive | None:
+    """Sequences longer than those of the fit: a window or a mask does not show in these."""
+    limit = box.ask.oracle.spec.domain.max_length
+    for length in (20, 300):
+        count = length if limit is None else min(limit, length)
+        tokens, answers = box.answer(size * box.draw(1, count), "validation")
+        off = float(np.sqrt(np.mean((answers - model(tokens)) ** 2)))
+        # sums over many tokens round more often, and the model has errors of its own
+        if off > 12.0 * level:
+            return Inconclusive(
+                f"a layer that explains short sequences misses one of {count} tokens by "
+                f"{off / level:.0f} times the rounding"
+            )
+    return None
