@@ -16,26 +16,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.errors import DomainError, KeyholeError, WrongFamily
+from keyhole.errors import (
+    DomainError,
+    IllConditioned,
+    InvalidArgument,
+    KeyholeError,
+    OracleError,
+    WrongFamily,
+)
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
-from keyhole.learners.positions import Positions
+from keyhole.learners.positions import Positions, has_sink
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
-from keyhole.measurement.family import Facts, examine_family
+from keyhole.measurement.family import Facts, bends_between_opposites, examine_family
 from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.restrict import WithPrior
-
-COARSE = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-SPARE = 0.08  # share of the queries that may be spent to have few rounds of them
-FINDING_OUT = 40  # queries that naming the family takes at most, noise apart
-ATTEMPTS = 2  # of MultiHead where one head was tried first
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class Auto:
     """
 
     def expected_queries(self, spec: Spec) -> int | None:
-        return SingleHead().expected_queries(spec)
+        """Not known before the family is; then the learner that was chosen tells."""
+        return None
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
+        if domain.tokens is not None:
+            raise InvalidArgument(
+                "this box takes the numbers of tokens: name what is to be learned of it, as in "
+                "OutputLayerLearner() or TokenAttentionLearner()"
+            )
         if domain.vocabulary is not None or domain.radius <= 0:
             return learn_among_given_tokens(oracle, rng)
         if has_tight_budget(oracle):
@@ -64,6 +72,8 @@ class Auto:
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
+        if computes_in_half(facts, oracle):
+            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
         if facts.labels:
             choice = Choice.of(facts, "label-only head", "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
@@ -71,12 +81,20 @@ class Auto:
             reason = "single tokens act linearly, and the places of the others matter"
             choice = Choice.of(facts, "attention with positions", reason)
             return choice.learn(Positions(), oracle, rng)
+        if facts.smooth and facts.sequence:
+            return learn_sink(oracle, rng, facts)
         refuse_unknown_families(facts)
         if facts.bent:
             return learn_network(oracle, rng, facts)
-        if facts.several:
-            return learn_several_heads(oracle, rng, facts)
-        return learn_one_head(oracle, rng, facts)
+        learn_heads = learn_several_heads if facts.several else learn_one_head
+        try:
+            return learn_heads(oracle, rng, facts)
+        except (WrongFamily, IllConditioned, OracleError) as refused:
+            if facts.half:
+                return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
+            if not isinstance(refused, WrongFamily):
+                raise
+            return learn_bent_after_all(oracle, rng, facts, refused)
 
 
 @dataclass(frozen=True)
@@ -87,17 +105,20 @@ class Choice:
     family: str
     reason: str
     precision: NoiseModel | None = None  # of the box, for learners that do not tell
+    outputs: int | None = None  # numbers in an answer
 
     @classmethod
     def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
         precision = None if facts.labels else facts.noise
-        return cls(facts.sentences, family, reason, precision)
+        return cls(facts.sentences, family, reason, precision, facts.outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:
         return (f"Taken for {self.family}: {self.reason}.", *self.findings)
 
     def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+        spec = replace(oracle.spec, outputs=oracle.spec.outputs or self.outputs)
+        oracle.expect(learner.expected_queries(spec))
         return self.annotate(lambda: learner.learn(oracle, rng))
 
     def annotate(self, learn: Callable[[], Hypothesis]) -> Hypothesis:
@@ -129,7 +150,8 @@ def has_tight_budget(oracle: Oracle) -> bool:
     left, width = oracle.remaining, oracle.spec.width
     if left is None or np.isinf(oracle.spec.domain.radius):
         return False
-    return left < fewest_queries(width) + FINDING_OUT
+    finding_out = 40  # queries that naming the family takes at most, noise apart
+    return left < fewest_queries(width) + finding_out
 
 
 def choose_stated_noise(facts: Facts, stated: NoiseModel | None) -> NoiseModel | None:
@@ -138,6 +160,14 @@ def choose_stated_noise(facts: Facts, stated: NoiseModel | None) -> NoiseModel |
     known = noise.format != DECIMAL  # to every learner, from the answers
     plain = known and noise.repeatable and noise.error_floor == 0
     return None if stated is not None or plain else noise
+
+
+def computes_in_half(facts: Facts, oracle: Oracle) -> bool:
+    """Whether the arithmetic of the box, not only its answers, has half precision: then tokens of
+    ordinary size are all there is. (One head is learned with such tokens anyway.)"""
+    stated = oracle.inner.spec.precision if isinstance(oracle, WithPrior) else None
+    half = (facts.half and bool(facts.several)) or (stated is not None and stated.half)
+    return half and not (facts.labels or facts.bent) and oracle.spec.domain.unbounded
 
 
 def in_order(facts: Facts, oracle: Oracle) -> bool:
@@ -173,8 +203,47 @@ def refuse_unknown_families(facts: Facts) -> None:
     else:
         return
     error = WrongFamily(message, facts.against)
-    error.findings = facts.sentences
+    error.findings, error.certain = facts.sentences, facts.against is not None
     raise error
+
+
+def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Single tokens act smoothly and the rest matters: attention with a sink, or unknown."""
+    vectors = facts.outputs is not None and oracle.spec.domain.unbounded
+    if not vectors or not has_sink(Asker(oracle), rng.spawn(1)[0]):
+        refuse_unknown_families(facts)
+    if facts.order:
+        error = IllConditioned("a sink beside positions cannot be learned yet")
+        error.findings = facts.sentences
+        raise error
+    reason = "single tokens act smoothly, and linearly once they are large"
+    choice = Choice.of(facts, "attention with a sink", reason)
+    try:
+        return choice.learn(Positions(sink=True), oracle, rng)
+    except WrongFamily:
+        refuse_unknown_families(facts)
+        raise
+
+
+def judge_family(oracle: Oracle, facts: Facts) -> tuple[str, str]:
+    """The family that a recovery will start from, or "" and why there is none."""
+    vectors = facts.outputs is not None and oracle.spec.domain.unbounded
+    if facts.smooth and facts.sequence and vectors and not facts.order:
+        return "attention with a sink, the only family in which one token acts smoothly", ""
+    try:
+        if not (facts.labels or in_order(facts, oracle) or computes_in_half(facts, oracle)):
+            refuse_unknown_families(facts)
+    except WrongFamily as refused:
+        return "", str(refused)
+    if facts.labels:
+        return "label-only head", ""
+    if in_order(facts, oracle):
+        return "attention with positions", ""
+    if facts.bent:
+        if facts.smooth:
+            return "network with one hidden layer", ""
+        return ("Transformer" if facts.sequence else "ReLU network"), ""
+    return ("several heads" if facts.several else "single head"), ""
 
 
 def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
@@ -188,6 +257,19 @@ def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hyp
         return choice.learn(ReluNetworkLearner(), oracle, rng)
     reason = "single tokens bend, and the rest of a sequence matters"
     return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
+
+
+def learn_bent_after_all(
+    oracle: Oracle, rng: np.random.Generator, facts: Facts, refused: WrongFamily
+) -> Hypothesis:
+    """No heads explain the box: before it is refused, single tokens are looked at once more. What
+    looked linear along one chord may bend elsewhere."""
+    if not bends_between_opposites(oracle, rng, facts.noise):
+        raise refused
+    try:
+        return learn_network(oracle, rng, replace(facts, bent=True))
+    except WrongFamily:
+        raise refused from None
 
 
 def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
@@ -206,6 +288,8 @@ def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypoth
 
 def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
+    if oracle.spec.precision is not None and oracle.spec.precision.half:
+        reason = "single tokens act linearly, in half precision"
     choice = Choice.of(facts, "several heads", reason)
     return choice.learn(MultiHead(), oracle, rng)
 
@@ -234,7 +318,8 @@ def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hy
 def learn_head_alone(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """Every entry of the score, or those that its rank needs: whichever can be cheaper."""
     if np.isinf(oracle.spec.domain.radius):
-        search = RankSearch(spare=SPARE, patient=False)
+        spare = 0.08  # share of the queries that may be spent to have few rounds of them
+        search = RankSearch(spare=spare, patient=False)
         return learn_head(oracle, rng, search, looked=(facts.noise, *facts.looked))
     return learn_head(oracle, rng, None)
 
@@ -250,11 +335,13 @@ def learn_beyond_one_head(
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
-    exact = facts.noise.relative <= COARSE
+    coarse = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
+    exact = facts.noise.relative <= coarse
     oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
-        return choice.learn(MultiHead(attempts=ATTEMPTS), oracle, rng)
+        attempts = 2  # MultiHead has fewer where one head was tried first
+        return choice.learn(MultiHead(attempts=attempts), oracle, rng)
     except WrongFamily as other:
         message = f"neither one head ({error}) nor several ({other})"
         found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)

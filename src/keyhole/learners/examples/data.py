@@ -20,7 +20,6 @@ from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import MASKED, Rows
 
 SMALL_ARCHIVE = 2**30  # bytes that the arrays of any file may take
-UNPACKED_SHARE = 8  # and times the size of the file: numbers hardly shrink
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +216,8 @@ def _read_archive(path: Path) -> tuple[dict[str, Array], list[str]]:
             )
         if not start.startswith(b"PK"):
             raise ValueError("it is neither a NumPy archive nor a NumPy array")
-        room = max(SMALL_ARCHIVE, UNPACKED_SHARE * path.stat().st_size)
+        unpacked_share = 8  # times the size of the file: numbers hardly shrink
+        room = max(SMALL_ARCHIVE, unpacked_share * path.stat().st_size)
         found: dict[str, Array] = {}
         others = []
         with zipfile.ZipFile(file) as archive:

@@ -28,7 +28,6 @@ from keyhole.fitting.variable_projection import DENSE_LIMIT, project
 from keyhole.learners.examples.restarts import Chain, ChainRunner, Effort
 
 SETTLING_STARTS = 2  # independent starts that must reach the same minimum before it counts
-PENALTY = 4.0  # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
 HASTY = DescentOptions(stall_window=10, stall_share=0.1, conjugate_steps=60)  # most starts are vain
 
 Ending = Literal["exact", "noise", "spent", "interrupted"]
@@ -245,7 +244,9 @@ class HeadSearch:
 
     def weigh(self, tally: Tally) -> float:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
-        penalty = PENALTY + 2 * PENALTY / np.sqrt(self.rows.unknowns(1))
+        # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
+        per_unknown = 4.0
+        penalty = per_unknown + 2 * per_unknown / np.sqrt(self.rows.unknowns(1))
         fit = np.log(max(tally.relative, TINY))
         return float(fit - penalty * np.log(1 - self.share_of_unknowns(tally)))
 

@@ -17,7 +17,6 @@ from keyhole.learners.published.chen_li_sculpting import Certificates
 from keyhole.models.attention import Attention, Head
 
 HELD_SHARE = 0.05  # of the rows, kept aside to judge the fit
-LAST_STEPS = DescentOptions(iterations=60, damping=1e-8)  # the search ended beside a minimum
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,7 +129,8 @@ def fit_layer(
     rng: np.random.Generator,
 ) -> Fitted:
     """Last descent, standard errors and held-out rows for the scores a search has found."""
-    steps = LAST_STEPS
+    last_steps = DescentOptions(iterations=60, damping=1e-8)  # the search ended beside a minimum
+    steps = last_steps
     if found.ending not in ("exact", "noise"):
         steps = replace(steps, iterations=5)  # time is up, the fit is not one to rely on
     elif found.theta.size <= DENSE_LIMIT:

@@ -12,7 +12,7 @@ Fails.      value = 0 or one label only (NotIdentifiable). An offset, a key bias
             anything else shows as a wrong label close to the border where labels change
             (WrongFamily). No room around zero, or a vocabulary: DomainError before any query.
 Source.     Appendix B of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Anchors" (2026); the free threshold, scales and predictions are ours.
+            Queries" (2026); the free threshold, scales and predictions are ours.
 """
 
 from dataclasses import dataclass, replace
@@ -35,9 +35,6 @@ from keyhole.linalg.bases import Basis, equal_overlap
 from keyhole.models.attention import Attention, Head
 from keyhole.models.sign_attention import NO_ERROR, LabelledAttention
 from keyhole.oracles.base import Oracle, Spec
-
-MOST_BITS = 40  # beyond, a float64 box's own rounding decides the labels
-MAGNITUDE_STEP = 8.0  # factor between the magnitudes of the score that are tried
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,8 +60,9 @@ class LabelOnly:
     bits: int = 20
 
     def __post_init__(self) -> None:
-        if whole_number("bits", self.bits, 1) > MOST_BITS:
-            raise InvalidArgument(f"bits must lie in 1 … {MOST_BITS}, got {self.bits}")
+        most_bits = 40  # beyond, a float64 box's own rounding decides the labels
+        if whole_number("bits", self.bits, 1) > most_bits:
+            raise InvalidArgument(f"bits must lie in 1 … {most_bits}, got {self.bits}")
 
     def expected_queries(self, spec: Spec) -> int | None:
         d = spec.width
@@ -146,17 +144,18 @@ def scout_magnitude(direction: Direction, asked: Thresholds, roundoff: float) ->
     free = replace(asked, spread=TINY)  # scaled by the threshold and the domain
     feigned = LabelTable(direction, free, roundoff).entry_error(bracket_zero(0.0, d))
     least = 4.0 * float(np.median(feigned))
+    magnitude_step = 8.0  # factor between the magnitudes of the score that are tried
     _, level, seen = find_magnitude(
         free.above,
         Brackets.unknown(d * d, asked.spread),
         chosen,
         max(asked.spread, least),
-        factor=MAGNITUDE_STEP,
+        factor=magnitude_step,
         most=16,  # 2^48 up or down, beyond which the score counts as zero
         least=least,
     )
-    # The largest of six, 1.5 root mean squares, lies in (level, MAGNITUDE_STEP * level].
-    return (level * np.sqrt(MAGNITUDE_STEP) / 1.5 if seen else level), seen
+    # The largest of six, 1.5 root mean squares, lies in (level, magnitude_step * level].
+    return (level * np.sqrt(magnitude_step) / 1.5 if seen else level), seen
 
 
 def choose_value_width(trial: Thresholds, bits: int) -> float:

@@ -20,10 +20,8 @@ from keyhole.oracles.noise import REJECTION
 from keyhole.oracles.queries import QueryBatch
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"
-LENGTHS = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
 NEAR_LENGTHS = (1.0, 2.0**-4, 2.0**-8, 4.0)  # beside the border: none may underflow in float16
 CHECKS = 24  # labels that are checked beside the border: a multiple of the number of lengths
-ROUNDINGS = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +42,15 @@ class Reader:
         signs = self.coding.signs(labels)
         if np.isnan(signs).any():
             k = int(np.argmax(np.isnan(signs)))
-            raise WrongFamily(
+            error = WrongFamily(
                 f"the box answered {labels[k]:.6g}, which is none of its labels "
                 f"{self.coding.negative:g}, {self.coding.positive:g}",
                 Counterexample(
                     queries[k : k + 1].tokens()[0], labels[k], self.coding.positive, "no label"
                 ),
             )
+            error.certain = True
+            raise error
         return signs
 
     def tokens(self, tokens: Float[Array, "n d"], purpose: str) -> Float[Array, " n"]:
@@ -87,9 +87,10 @@ def find_radius(domain: Domain) -> float:
 def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
     """Finds the coding; raises where the labels of x and -x show that this is no such head."""
     size = find_radius(oracle.spec.domain)
-    unit = rng.standard_normal((len(LENGTHS), oracle.spec.width))
+    lengths = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
+    unit = rng.standard_normal((len(lengths), oracle.spec.width))
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    tokens = np.minimum(np.array(LENGTHS) * min(1.0, size), size)[:, None] * unit
+    tokens = np.minimum(np.array(lengths) * min(1.0, size), size)[:, None] * unit
     batch = np.concatenate([np.zeros((1, oracle.spec.width)), tokens, -tokens])
     labels = flatten_labels(oracle.ask(QueryBatch.of(batch[:, None, :], PURPOSE_CODING)))
     kinds, pairs = np.unique(labels), labels[1:].reshape(2, -1)
@@ -112,8 +113,8 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
             "a head without offset gives opposite labels to a token and its opposite, however "
             "short they are; this box does not (it has an offset, or is something else)",
             Counterexample(
-                batch[1 + len(LENGTHS) + k : 2 + len(LENGTHS) + k] if k >= 0 else batch[:1],
-                labels[1 + len(LENGTHS) + k] if k >= 0 else labels[0],
+                batch[1 + len(lengths) + k : 2 + len(lengths) + k] if k >= 0 else batch[:1],
+                labels[1 + len(lengths) + k] if k >= 0 else labels[0],
                 float(pairs.min() + pairs.max() - pairs[0, k]) if k >= 0 else 0.0,
                 "labels of a token and its opposite",
             ),
@@ -225,8 +226,9 @@ def find_roundoff(found: Direction, roundoff: float, rng: np.random.Generator) -
 def _choose_coarser(roundoff: float, margin: float) -> float | None:
     """The next roundoff that explains wrong labels at this margin: float64 with rounding errors
     that add up, else a shorter format."""
-    steps = sorted({ROUNDINGS * UNIT_ROUNDOFF, *(2.0**-bits for _, bits in FORMATS)})
-    enough = (r for r in steps if r > roundoff and ROUNDINGS * REJECTION * r > margin)
+    roundings = 16.0  # rounding errors of one answer, in units of the roundoff, at the most
+    steps = sorted({roundings * UNIT_ROUNDOFF, *(2.0**-bits for _, bits in FORMATS)})
+    enough = (r for r in steps if r > roundoff and roundings * REJECTION * r > margin)
     return next(enough, None)
 
 

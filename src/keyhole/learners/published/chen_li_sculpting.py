@@ -34,10 +34,7 @@ from keyhole.fitting.initial_guess import draw_start
 from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
 from keyhole.fitting.variable_projection import project
 
-MOST_HEADS = 2  # the net is a grid over pairs of points of the hull
-EXACT_ROWS = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
-CLEAR = 1e-2  # distance of a certified row from its token's image, relative to the images' size
-LARGEST_BODY = 1500  # inequalities that take part in programs; all are reported
+GRID_HEADS = 2  # the net is a grid over pairs of points of the hull
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +57,8 @@ class Certificates:
 
     def normals(self) -> Float[Array, "n dd"]:
         """The inequalities as vectors against theta = score^t, evenly thinned if many."""
-        keep = np.linspace(0, len(self) - 1, min(LARGEST_BODY, len(self))).astype(int)
+        largest_body = 1500  # inequalities that take part in programs; all are reported
+        keep = np.linspace(0, len(self) - 1, min(largest_body, len(self))).astype(int)
         steps = self.preferred[keep] - self.others[keep]
         return np.asarray((self.anchors[keep, :, None] * steps[:, None, :]).reshape(len(keep), -1))
 
@@ -131,16 +129,17 @@ def find_agreement(rows: Rows, values: Float[Array, "d D"]) -> Agreement:
 def refine_values(rows: Rows, values: Float[Array, "d D"]) -> Float[Array, "d D"]:
     """Phase 3: alternate between the best rows for the values and the best values for the rows."""
     scale = float(np.sqrt(measure_label_power(rows) / max(rows.counted, 1)))
+    exact_rows = 1e-10  # residual, relative to the outputs, at which trimming has found exact rows
     for share in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02):  # of the rows
         for _ in range(10):
             seen = find_agreement(rows, values)
             cut = float(np.quantile(seen.distance[rows.weights > 0], share))
-            if cut <= EXACT_ROWS * scale:
+            if cut <= exact_rows * scale:
                 return values
             fresh = _regress(rows, seen, seen.distance <= cut)
             if fresh is None:
                 return values
-            if np.allclose(fresh, values, rtol=0, atol=EXACT_ROWS * scale):
+            if np.allclose(fresh, values, rtol=0, atol=exact_rows * scale):
                 break
             values = fresh
     return values
@@ -164,7 +163,9 @@ def certify(rows: Rows, values: Float[Array, "d D"]) -> Certificates:
     """
     seen = find_agreement(rows, values)
     size = float(np.linalg.norm(values)) / np.sqrt(values.shape[0])
-    clear = (seen.distance <= CLEAR * size) & (seen.runner_up > 10.0 * CLEAR * size)
+    # distance of a certified row from its token's image, relative to the images' size
+    clear_share = 1e-2
+    clear = (seen.distance <= clear_share * size) & (seen.runner_up > 10.0 * clear_share * size)
     halves = []
     for part in (0, 1):
         keep = clear.copy()
@@ -274,7 +275,7 @@ def search_by_sculpting(
     best: tuple[float, Array] | None = None
     residuals: dict[int, float] = {}
     restarts = 0
-    for m in range(1, MOST_HEADS + 1) if heads is None else (heads,):
+    for m in range(1, GRID_HEADS + 1) if heads is None else (heads,):
         for start in _choose_finalists(rows, sculpted.certificates, m, rng):
             end = descend(rows, start, limits)
             restarts += 1
@@ -308,8 +309,8 @@ def _choose_finalists(
 
 
 def _check(rows: Rows, heads: int | None) -> None:
-    if heads is not None and heads > MOST_HEADS:
-        raise InvalidArgument(f'method="sculpting" knows at most {MOST_HEADS} heads, got {heads}')
+    if heads is not None and heads > GRID_HEADS:
+        raise InvalidArgument(f'method="sculpting" knows at most {GRID_HEADS} heads, got {heads}')
     if rows.weights.shape[1] != rows.tokens.shape[1] or rows.padding is not None or rows.offset:
         raise InvalidArgument(
             'method="sculpting" needs outputs at every position, one length and bias=False'

@@ -15,7 +15,7 @@ Fails.      A matrix is returned only if it has fewer unknowns than there are me
             of them to their errors and predicts those held out: too few measurements, or a score
             that is not of low rank, end as IllConditioned.
 Source.     Theorem 5.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Anchors" (2026). Held-out measurements, standard errors and the fit of the factors are
+            Queries" (2026). Held-out measurements, standard errors and the fit of the factors are
             ours.
 """
 

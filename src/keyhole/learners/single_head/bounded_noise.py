@@ -21,7 +21,7 @@ Errors.     Standard errors from the Fisher information (own noise, and that of 
             certainty.
 Fails.      A value that noise hides, or scores that a tolerance leaves unbounded: NotIdentifiable.
 Source.     Theorem 6.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Anchors" (2026), whose margin condition (no small entry of v) is not needed here.
+            Queries" (2026), whose margin condition (no small entry of v) is not needed here.
 """
 
 from collections.abc import Sequence
@@ -57,8 +57,6 @@ from keyhole.oracles.queries import QueryBatch
 
 PILOTS = 3  # queries each that look for a key bias, and for the scale of the scores
 RESERVE = 5  # queries of a budget that are left for verification
-OVERHEAD = 3 + 3 * PILOTS + REPEATS  # queries beyond the unknowns: noise, offset, key bias, scale
-SHORTENINGS = 8  # attempts to find lengths at which the scores are moderate
 CERTAINTY = 1.0 + 1e-9  # factor for the rounding of our own arithmetic on intervals
 PROBE_OVER_ANCHOR = np.sqrt(2.0)  # |u| / |x| that maximises |u|²|x|, what an answer tells
 
@@ -67,7 +65,9 @@ RankWanted = int | Literal["full", "unknown"]
 
 def fewest_queries(width: int) -> int:
     """Queries of a budget that is enough where the noise of the box has to be measured too."""
-    return width * width + width + OVERHEAD + RESERVE
+    # queries beyond the unknowns: noise, offset, key bias, scale
+    overhead = 3 + 3 * PILOTS + REPEATS
+    return width * width + width + overhead + RESERVE
 
 
 def learn_bounded_noise(
@@ -437,7 +437,7 @@ def _find_share(oracle: Oracle, linear: NoisyLinear, reading: PairReading, radiu
     """Of the longest lengths, at which the scores of a few pairs are moderate: above 1.5, shorter
     tokens tell more."""
     share, pairs, moderate = 1.0, reading.pairs, 1.5
-    for _ in range(SHORTENINGS):
+    for _ in range(8):  # lengths at which the scores may be moderate
         anchor = share * pairs.longest(radius)
         probe = pairs.probe_lengths(anchor)
         tokens = pairs.tokens(slice(0, 1), probe, anchor)[:PILOTS]
@@ -624,7 +624,7 @@ def _bound(
     intervals, pairs = Intervals(reading, linear.value_error, linear.blur), reading.pairs
     asked = list(asked)
     low, high = intervals.of_scores(asked, bias.vector, bias.slack)
-    for _ in range(SHORTENINGS):
+    for _ in range(8):  # lengths at which the scores may be moderate
         unbounded = np.argwhere(~np.isfinite(high - low))
         if not len(unbounded):
             break

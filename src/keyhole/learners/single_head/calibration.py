@@ -39,7 +39,6 @@ from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, SumBank, TokenBank
 
-MARGIN = 2.0**20  # probe over anchor length, and probe value over offset, where both are free
 LONGEST_ACROSS = 2.0**10  # length of a probe across a key bias over that along it, at most
 
 
@@ -443,9 +442,10 @@ def choose_lengths(
     `worth` is the value of a probe of length one. Short number formats have a short range.
     """
     offset = float(np.linalg.norm(linear.offset))
-    imbalance = min(MARGIN, 2.0**-4 / linear.noise.relative)
-    probe = max(np.sqrt(product * imbalance), MARGIN * offset / worth)
-    probe = max(probe, MARGIN**2 * linear.noise.error_floor / worth)
+    margin = 2.0**20  # probe over anchor length, and probe value over offset, where both are free
+    imbalance = min(margin, 2.0**-4 / linear.noise.relative)
+    probe = max(np.sqrt(product * imbalance), margin * offset / worth)
+    probe = max(probe, margin**2 * linear.noise.error_floor / worth)
     probe = min(probe, longest)
     return float(probe), float(min(product / probe, longest))
 

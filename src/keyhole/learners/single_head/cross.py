@@ -57,6 +57,11 @@ class RankSearch:
     spare: float = 0.0  # share of the unknowns that may be asked for nothing, to save rounds
     patient: bool = True  # False: every entry is measured where that is hardly dearer
 
+    def count(self, width: int, group: int) -> int:
+        """Queries for a score of the prescribed rank, where one tells `group` numbers."""
+        rank = width if self.rank is None else self.rank
+        return -(-count_unknowns(width, rank) // group) + 2 * rank
+
 
 def measure_cross(
     calibration: Calibration, anchors: Basis, rng: np.random.Generator, search: RankSearch

@@ -18,7 +18,7 @@ Fails.      value = 0: nothing of the score can be seen (NotIdentifiable). A box
             values below the box's precision cannot be seen: the rank found is a numerical rank.
             What lies outside it is measured and added to the standard errors.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Anchors" (2026); equal-overlap probes, operating point and calibration are ours.
+            Queries" (2026); equal-overlap probes, operating point and calibration are ours.
             Their Theorems 5.1 (`LowRank(method="convex")`) and 6.1 (`SingleHead(method="paper")`)
             are in learners/published.
 """
@@ -46,6 +46,7 @@ from keyhole.learners.single_head.score_table import measure_table, solve_table
 from keyhole.learners.single_head.vocabulary import learn_from_vocabulary, sample_vocabulary
 from keyhole.linalg.bases import DENSE_LIMIT
 from keyhole.measurement.linear_response import measure_values
+from keyhole.measurement.noise import estimate_noise
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
@@ -173,6 +174,10 @@ def learn_head(
     if noisy is not None:
         return noisy
 
+    looked = estimate_noise(oracle, rng) if looked is None else looked
+    if search is None:  # value, score and three queries: the rest is said when more is known
+        outputs = 1 if looked[2].ndim == 1 else looked[2].shape[1]
+        oracle.expect(-(-(width**2) // min(outputs, width)) + width + 3)
     linear = measure_values(oracle, rng, looked)
     overlap = draw_probes(oracle.spec, linear, rng)
     bias = measure_key_bias(oracle, linear, overlap)
@@ -184,11 +189,13 @@ def learn_head(
         return assemble_head(calibration, score)
     anchors = calibration.draw_anchors(rng)
     column, group = -(-width // calibration.group), calibration.group  # queries of one column
+    most = int(1.1 * column * width) + 2 * width  # pilots and tests of the rank included
     if search is not None and not search.patient:
         # Where one query tells a column, low rank saves nothing; few digits do not show a rank.
         coarse = linear.noise.relative > 2.0**-20 or linear.noise.error_floor > 0
         search = None if coarse or column == 1 else search
     if search is None:
+        oracle.expect(column * width)
         table = measure_table(
             calibration.meter(),
             anchors,
@@ -199,7 +206,9 @@ def learn_head(
         )
         score = solve_table(calibration, anchors, table)
         del table  # as large as the score and its errors
-    elif group == 1 and width <= DENSE_LIMIT:
+        return assemble_head(calibration, score)
+    oracle.expect(None if search.rank is None else search.count(width, group), most)
+    if group == 1 and width <= DENSE_LIMIT:
         score = measure_cross(calibration, anchors, rng, search)
     else:
         # Where a column costs fewer than twenty queries, looking for the rank is dear beside it.

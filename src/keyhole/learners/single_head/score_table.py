@@ -24,8 +24,6 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
 BLOCK_GROWTH = 4  # times the answers so far that are asked next, while the scale is being learned
-BLOCK_NUMBERS = 6 * 2**10  # measurements handled at once: bounds the memory beside the results
-WEAKEST = 2.0**-5  # share of its best length below which an anchor is worth another query
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,8 @@ def measure_table(
     bias = np.zeros(len(anchor_values)) if anchor_bias is None else anchor_bias
     table = _Filling(meter, anchors, anchor_values, bias, spread, longest, seen)
     groups, size, count = table.product.shape
-    limit = max(1, BLOCK_NUMBERS // size)
+    block_numbers = 6 * 2**10  # measurements handled at once: bounds the memory beside the results
+    limit = max(1, block_numbers // size)
 
     # 1. All queries once. The first come from all over the table, so that the scale learned from
     #    them is not that of a single anchor.
@@ -87,9 +86,10 @@ def measure_table(
             table.spread, block = 16.0 * table.spread, BLOCK_GROWTH
 
     # 2. Again what was saturated or steep, and what was asked with too short anchors.
-    short = WEAKEST * TARGET_SPREAD / table.spread / table.unit
+    weakest = 2.0**-5  # share of its best length below which an anchor is worth another query
+    short = weakest * TARGET_SPREAD / table.spread / table.unit
     group, anchor = np.nonzero((table.length > 0) & (table.length < short))
-    weak = table.unit * table.length[group, anchor] < WEAKEST * table.best_lengths(group, anchor)
+    weak = table.unit * table.length[group, anchor] < weakest * table.best_lengths(group, anchor)
     numbers = np.union1d(np.concatenate(again), (anchor * groups + group)[weak])
     for _ in range(ROUNDS):
         if not len(numbers):
@@ -101,7 +101,7 @@ def measure_table(
         numbers, old, lengths = numbers[better], old[better], lengths[better]
         anchor, group = anchor[better], group[better]
         rest = table.ask(numbers, lengths)
-        weak = (old < 0) & (lengths < WEAKEST * table.best_lengths(group, anchor))
+        weak = (old < 0) & (lengths < weakest * table.best_lengths(group, anchor))
         numbers = np.union1d(rest, numbers[weak])
     raise IllConditioned("the scores span more decades than the box's precision can show")
 

@@ -22,7 +22,7 @@ Fails.      Tokens in a flat of lower dimension: only the score between directio
             determined (NotIdentifiable). Scores too large for the box's precision between all
             tokens, and no scale to turn: IllConditioned.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-            Anchors" (2026), whose queries are differences of two tokens; the design is ours.
+            Queries" (2026), whose queries are differences of two tokens; the design is ours.
 """
 
 from dataclasses import dataclass, replace
@@ -48,11 +48,10 @@ from keyhole.oracles.base import Domain, Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, QueryBatch
 
-POOL = 1024  # tokens considered for a design: more cost time and hardly improve it
 UNSEEN = 16.0  # standard errors below which an offset or a key bias is called zero
 CAUTION = 1.5  # standard deviations of a forecast score that a replacement allows for
 OVERFLOW = 300.0  # log-odds beyond are cut in forecasts: their error is as good as infinite
-ROUNDS = 12  # of calibration, of completion and of replacements
+REPAIR_ROUNDS = 12  # rounds of calibration, of completion and of replacements
 
 
 def learn_from_vocabulary(
@@ -89,7 +88,7 @@ def learn_from_vocabulary(
 
 
 def choose_pool(table: Float[Array, "m d"], rng: np.random.Generator) -> Float[Array, "n d"]:
-    """Distinct tokens, at most about POOL, that span affinely; NotIdentifiable if none do."""
+    """Distinct tokens, at most about `pool`, that span affinely; NotIdentifiable if none do."""
     table = np.unique(table + 0.0, axis=0)
     width = table.shape[1]
     centred = table - table.mean(axis=0)
@@ -104,9 +103,10 @@ def choose_pool(table: Float[Array, "m d"], rng: np.random.Generator) -> Float[A
             f"nothing is of the other {width - dimension}. {width + 1} affinely independent "
             "tokens are needed"
         )
-    if len(table) <= POOL:
+    pool = 1024  # tokens considered for a design: more cost time and hardly improve it
+    if len(table) <= pool:
         return table
-    chosen = np.union1d(order[: 2 * width], rng.choice(len(table), size=POOL, replace=False))
+    chosen = np.union1d(order[: 2 * width], rng.choice(len(table), size=pool, replace=False))
     return table[chosen]
 
 
@@ -487,7 +487,7 @@ class _Columns:
 
     def calibrate(self, anchors: Int[Array, " n"]) -> Int[Array, " n"]:
         """The scale of the score from eight answers at the first anchor, and a plan that fits."""
-        for _ in range(ROUNDS):
+        for _ in range(REPAIR_ROUNDS):
             column = self.predict(int(anchors[0]))
             probes = column.first_probes()[:8]
             found = self.pairs.ask(probes, np.full(len(probes), anchors[0]), "score")
@@ -546,7 +546,7 @@ class _Columns:
 
     def _complete(self, columns: list[Column], purpose: str = "score") -> list[Column]:
         """Replaces saturated answers until every column is determined."""
-        for _ in range(ROUNDS):
+        for _ in range(REPAIR_ROUNDS):
             if not any(column.missing for column in columns):
                 return columns
             none = np.zeros(0, dtype=np.int64)
@@ -570,7 +570,7 @@ class _Columns:
         """Replaces the measurements that carry most of the score's variance: a replacement is
         worth a query if it removes eight average shares of the variance."""
         weight = np.sum(self._inverse() ** 2, axis=0)
-        for _ in range(ROUNDS):
+        for _ in range(REPAIR_ROUNDS):
             share = np.array([np.trace(c.covariance) for c in self.columns]) * weight
             best = [column.best_probes(1) for column in self.columns]
             gain = np.array([g for _, g in best]) * weight

@@ -56,10 +56,6 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.restrict import SingleToken
 
 NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
-POOREST_NETWORK = 1e-4  # error of a network, relative to its answers, behind which no score is read
-NETWORK_CHECKS = 16  # fresh points at which a network of unknown error is compared with the box
-VALIDATION_LENGTHS = (3, 5, 8)  # of the random sequences that are compared at the end
-RESIDUAL_ERROR = 1e-8  # relative error of what is read off small steps, a generous bound
 RESIDUAL_NOTE = (
     "The anchor goes around the attention (a residual connection). Seen are only products: "
     "mixed_weight is the first layer times the value map, and mixed_skip what the linear part "
@@ -147,11 +143,14 @@ class Transformer:
             )
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        longest = oracle.spec.domain.max_length
+        longest, width = oracle.spec.domain.max_length, oracle.spec.width
         if longest is not None and longest < 2:
             raise DomainError("with queries of length one only, attention cannot be seen")
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, None)
-        network = learn_network(SingleToken(oracle), self.ffn, region, rng)
+        network = learn_network(
+            SingleToken(oracle, self._count_score(width)), self.ffn, region, rng
+        )
+        oracle.expect(self._count_score(width))
         if self.method == "antisymmetric":
             found = learn_by_antisymmetry(oracle, network, self.attention, rng)
             if (refuted := validate(oracle, found.model, region, rng)) is not None:
@@ -171,8 +170,12 @@ class Transformer:
         inner = self.ffn.expected_queries(spec)
         if inner is None:
             return None
+        return inner + self._count_score(spec.width)
+
+    def _count_score(self, width: int) -> int:
+        """Queries for the score, once the network is known."""
         per_entry = 1 if self.method == "segment" else 2
-        return inner + per_entry * spec.width**2 + spec.width
+        return per_entry * width**2 + width
 
 
 def learn_network(
@@ -189,12 +192,15 @@ def learn_network(
     if isinstance(stated, NetworkDiagnostics):
         error, scale = stated.function_error, stated.scale
         return KnownNetwork(network, found.errors, error, scale, found, found.notes)
-    points = region.points(rng, NETWORK_CHECKS)
+    network_checks = 16  # fresh points at which a network of unknown error is compared with the box
+    points = region.points(rng, network_checks)
     answers = np.asarray(oracle.ask(QueryBatch.of(points[:, None, :], "validation")), np.float64)
     gaps = (answers - network(points)).reshape(len(points), -1)
     error = float(np.linalg.norm(gaps, axis=1).max())
     scale = float(np.linalg.norm(np.std(answers, axis=0)))
-    if error > POOREST_NETWORK * scale:
+    # error of a network, relative to its answers, behind which no score is read
+    poorest_network = 1e-4
+    if error > poorest_network * scale:
         raise IllConditioned(
             f"the network that the ffn learner returned is off by {error:.2g} at a fresh point, "
             f"where answers vary by {scale:.2g}: too far to read a score behind it. It must agree "
@@ -206,7 +212,7 @@ def learn_network(
         errors = derive_standard_errors(
             network, np.full(network.neurons, error), error, region.scale
         )
-        notes = (*notes, UNSTATED_NOTE.format(points=NETWORK_CHECKS, error=error))
+        notes = (*notes, UNSTATED_NOTE.format(points=network_checks, error=error))
     return KnownNetwork(network, errors, error, scale, found, notes)
 
 
@@ -237,14 +243,15 @@ def learn_residual_layer(
 ) -> Result:
     """A layer whose anchor also goes around the attention."""
     probe = ResidualProbe(oracle, network.model, region, rng)
+    residual_error = 1e-8  # relative error of what is read off small steps, a generous bound
     try:
         score, key_bias = probe.measure_score()
-        if float(np.linalg.norm(key_bias)) <= RESIDUAL_ERROR * float(np.linalg.norm(score)):
+        if float(np.linalg.norm(key_bias)) <= residual_error * float(np.linalg.norm(score)):
             key_bias = np.zeros_like(key_bias)
         mixed, skip = probe.measure_mixed(score, key_bias)
     except NotIdentifiable as hidden:
         return Inconclusive(str(hidden))
-    relative = max(RESIDUAL_ERROR, NETWORK_GAIN * network.relative_error)
+    relative = max(residual_error, NETWORK_GAIN * network.relative_error)
     if np.abs(skip).max(initial=0.0) <= 10 * relative * network.scale / region.scale:
         skip = np.zeros_like(skip)  # within ten errors of none
     model = TransformerModel(score, key_bias, network.model, mixed, skip)
@@ -322,7 +329,8 @@ def validate(
     the network, relative to its answers."""
     valid = max(1e-6, NETWORK_GAIN * known)
     longest = oracle.spec.domain.max_length
-    for length in VALIDATION_LENGTHS:
+    validation_lengths = (3, 5, 8)  # of the random sequences that are compared at the end
+    for length in validation_lengths:
         if longest is not None and length > longest:
             continue
         tokens: Float[Array, "n d"] = region.points(rng, length)
