@@ -9,6 +9,10 @@ a kind tells most, and now and then any length that the box accepts. A box that 
 some lengths, sizes or inputs cannot be safe from all seeds. Sizes of the first round through the
 kinds lie closer to those that tell most than the sizes of later rounds.
 
+Lengths are spread over the declared range: of a few that are drawn for a query, the one is taken
+of whose classes (odd ones beyond 8, multiples of 5, 32 to 63 …) the fewest were met by an earlier
+query. A box that is another model on such a class is met sooner than by chance.
+
 The query on which one changed parameter shows is the most telling of a few candidates: one number
 of one random block of the parameters is changed, and the candidate whose answer moves most, in
 units of what its own rounding may do, is asked. Blocks that random queries hardly see (a neuron
@@ -16,20 +20,17 @@ that is rarely on, a weak head) get their queries this way. It takes the model o
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float
-from keyhole.models.base import replace_parameters
+from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.models.base import replace_parameters, takes_numbers
 from keyhole.oracles.base import Spec
 
-LONGEST = 512  # tokens of the longest sequence, where the box states no limit
-ANY_LENGTH = 0.25  # share of the queries whose length is any that the box accepts
-CANDIDATES = 6  # queries of which the most telling is asked
 CHANGE = 2.0**-10  # change of a parameter, relative to its block, by which candidates are compared
-LARGEST_MODEL = 2**22  # parameters of a model from which changing copies of it is too dear
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,6 @@ class SizeRange:
 
     first: tuple[float, float]
     later: tuple[float, float]
-
-
-PLAIN = SizeRange((0.8, 1.25), (0.25, 3.0))  # natural lengths of plain tokens
-SHIFT = SizeRange((16.0, 36.0), (4.0, 400.0))  # natural lengths of a common shift of all tokens
-HARD = SizeRange((4.0, 6.0), (1.5, 16.0))  # natural lengths of tokens that make attention hard
-ANCHOR = SizeRange((3.0, 5.0), (0.125, 8.0))  # length of the anchor relative to the other tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,26 +57,37 @@ class Designer:
     natural: float
     rng: np.random.Generator
     model: Any = None  # where given, some queries are chosen for what would show on them
+    longest: int = 512  # tokens of the longest sequence, where the box states no limit
+    any_length: float = 0.25  # share of the queries whose length is any that the box accepts
+    candidates: int = 6  # queries, and lengths, of which the most telling is asked
+    plain: SizeRange = SizeRange((0.8, 1.25), (0.25, 3.0))  # of plain tokens, in natural lengths
+    shift: SizeRange = SizeRange((16.0, 36.0), (4.0, 400.0))  # of a common shift, likewise
+    hard: SizeRange = SizeRange((4.0, 6.0), (1.5, 16.0))  # of tokens that make attention hard
+    anchor: SizeRange = SizeRange((3.0, 5.0), (0.125, 8.0))  # relative to the other tokens
 
     def stream(self, count: int) -> Iterator[Fresh]:
         """The first `count` queries of endless rounds through the kinds."""
         kinds: tuple[tuple[Callable[[int, bool], Fresh], tuple[int, int]], ...] = (
-            (self.draw_plain, (17, LONGEST)),
+            (self.draw_plain, (17, self.longest)),
             (self.draw_shifted, (2, 20)),
             (self.draw_hard, (2, 40)),
             (self.draw_repeated, (9, 64)),
             (self.draw_telling, (2, 16)),
             (self.draw_sorted, (5, 128)),
         )
+        classes = list_length_classes(self.spec.domain.max_length or self.longest)
         for number in range(count):
             lap, place = divmod(number, len(kinds))
-            draw, lengths = kinds[place]
-            yield draw(self.draw_length(lengths), lap == 0)
+            draw, bounds = kinds[place]
+            lengths = [self.draw_length(bounds) for _ in range(self.candidates)]
+            length = max(lengths, key=classes.rate_novelty)
+            classes = classes.meet(length)
+            yield draw(length, lap == 0)
 
     def draw_length(self, bounds: tuple[int, int]) -> int:
         """A number of tokens between two, or now and then any that the box accepts."""
-        longest = self.spec.domain.max_length or LONGEST
-        low, high = (2, longest) if self.rng.random() < ANY_LENGTH else bounds
+        longest = self.spec.domain.max_length or self.longest
+        low, high = (2, longest) if self.rng.random() < self.any_length else bounds
         low, high = min(low, longest), min(high, longest)
         return min(int(low * ((high + 1) / low) ** self.rng.random()), high)
 
@@ -103,22 +109,22 @@ class Designer:
         """The same tokens with a longer or shorter anchor: a box may look at its length."""
         if self.spec.domain.vocabulary is not None:
             return tokens
-        factor = self.draw_size(ANCHOR, first)
+        factor = self.draw_size(self.anchor, first)
         return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
 
     def draw_plain(self, length: int, first: bool) -> Fresh:
-        tokens = self.draw_tokens(length, self.draw_size(PLAIN, first))
+        tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
         return Fresh(tokens if first else self.stretch_anchor(tokens, first), "plain tokens")
 
     def draw_shifted(self, length: int, first: bool) -> Fresh:
         tokens = self.draw_tokens(length)
         if self.spec.domain.vocabulary is None:
-            shift = self.draw_tokens(1, self.draw_size(SHIFT, first))
+            shift = self.draw_tokens(1, self.draw_size(self.shift, first))
             tokens = self.spec.domain.drawn_in(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
         return Fresh(tokens, "tokens with a large common part: near ties of large scores")
 
     def draw_hard(self, length: int, first: bool) -> Fresh:
-        tokens = self.draw_tokens(length, self.draw_size(HARD, first))
+        tokens = self.draw_tokens(length, self.draw_size(self.hard, first))
         return Fresh(self.stretch_anchor(tokens, first), "long tokens")
 
     def draw_repeated(self, length: int, first: bool) -> Fresh:
@@ -126,12 +132,13 @@ class Designer:
         return Fresh(few[self.rng.integers(len(few), size=length)], "repeated tokens")
 
     def draw_telling(self, length: int, first: bool) -> Fresh:
-        if self.model is None or not can_change_parameters(self.model):
-            tokens = self.draw_tokens(length, self.draw_size(PLAIN, first))
+        answers = callable(self.model) and can_change_parameters(self.model)
+        if not answers:
+            tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
             return Fresh(tokens, "a few random tokens")
         candidates = [
-            self.stretch_anchor(self.draw_tokens(length, self.draw_size(PLAIN, False)), False)
-            for _ in range(CANDIDATES)
+            self.stretch_anchor(self.draw_tokens(length, self.draw_size(self.plain, False)), False)
+            for _ in range(self.candidates)
         ]
         chosen = candidates[choose_most_telling(self.model, candidates, self.rng)]
         return Fresh(chosen, "tokens on which a change of one parameter shows")
@@ -143,12 +150,51 @@ class Designer:
         return Fresh(np.concatenate([tokens[:-1][order], tokens[-1:]]), "tokens sorted by length")
 
 
+@dataclass(frozen=True, eq=False)
+class LengthClasses:
+    """Classes of lengths, a row each: from `low` to below `high`, with a remainder by a modulus."""
+
+    low: Int[Array, " n"]
+    high: Int[Array, " n"]
+    modulus: Int[Array, " n"]
+    remainder: Int[Array, " n"]
+    met: Array  # whether some query was of the class
+
+    def hold(self, length: int) -> Array:
+        """Which of the classes the length belongs to."""
+        inside = (self.low <= length) & (length < self.high)
+        return np.asarray(inside & (length % self.modulus == self.remainder))
+
+    def rate_novelty(self, length: int) -> float:
+        """Share of the length's classes that no query was of; a class counts as it is frequent."""
+        own = self.hold(length) / self.modulus
+        return float(own[~self.met].sum() / own.sum())
+
+    def meet(self, length: int) -> "LengthClasses":
+        """The same classes after a query of this length."""
+        return replace(self, met=self.met | self.hold(length))
+
+
+def list_length_classes(longest: int, moduli: int = 8) -> LengthClasses:
+    """All remainders by small numbers, between all powers of two up to the longest length."""
+    borders = [2**k for k in range(longest.bit_length())] + [longest + 1]
+    rows = [
+        (low, high, modulus, remainder)
+        for low, high in combinations(borders, 2)
+        for modulus in range(1, moduli + 1)
+        for remainder in range(modulus)
+    ]
+    low, high, modulus, remainder = np.array(rows, dtype=np.int64).T
+    return LengthClasses(low, high, modulus, remainder, np.zeros(len(rows), dtype=bool))
+
+
 def can_change_parameters(model: Any) -> bool:
     """Whether copies of the model with changed parameters can be asked."""
     if not hasattr(model, "to_arrays") or hasattr(model, "margin"):
         return False
     arrays = model.to_arrays().values()
-    return any(map(np.any, arrays)) and sum(array.size for array in arrays) <= LARGEST_MODEL
+    few = sum(array.size for array in arrays) <= 2**22  # larger ones are too dear to copy
+    return few and any(map(np.any, arrays))
 
 
 def choose_most_telling(model: Any, candidates: list[Array], rng: np.random.Generator) -> int:
@@ -172,7 +218,8 @@ def _rate_visibility(model: Any, other: Any, tokens: Array, rng: np.random.Gener
     """How far the answer moves, in units of what rounding its tokens may do to it."""
     blur = CHANGE**2
     answer = np.asarray(model(tokens))
-    blurred = model(tokens * (1.0 + blur * rng.standard_normal(tokens.shape)))
+    blurs = 0.0 if takes_numbers(model) else blur * rng.standard_normal(tokens.shape)
+    blurred = model(tokens * (1.0 + blurs))
     moved = float(np.linalg.norm(other(tokens) - answer)) / CHANGE
     rounding = float(np.linalg.norm(blurred - answer)) / blur + float(np.linalg.norm(answer))
     return moved / max(rounding, TINY)

@@ -15,15 +15,9 @@ from scipy.special import chdtri, fdtri, ndtri  # quantiles; scipy.stats takes l
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.results import Verdict
-from keyhole.verification.statement import CONFIDENCE
+from keyhole.verification.statement import CONFIDENCE, share_conceded
 
 ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
-NOISE_CEILING = 0.3  # unexplained share of the labels, root mean square, still called noise
-CLUSTERING = 2.5  # times the spread of independent Gaussian noise that row residuals may show
-FEWEST = 8  # rows whose residuals can be said to cluster
-DEVIATIONS = 6.0  # of a sample variance that are chance
-EXACT_NOISE = 1e-8  # residual, relative to the labels' size, below which doubles are exact
-EXACT_TOLERANCE = 1e-6  # deviation of a held-out number that an exact fit may show
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +40,8 @@ class Evidence:
 
 def held_out_verdict(seen: Evidence) -> Verdict:
     """Agreement of a fit with rows it has not seen, or the row on which they differ most."""
-    exact = seen.noise <= EXACT_NOISE * max(seen.roundoff / UNIT_ROUNDOFF, 1.0) * seen.power
+    # residuals below 1e-8 of the labels' size are those of doubles that are fitted exactly
+    exact = seen.noise <= 1e-8 * max(seen.roundoff / UNIT_ROUNDOFF, 1.0) * seen.power
     ratios = _exact(seen) if exact else _noisy(seen)
     test, worst = max(ratios.items(), key=lambda item: item[1])
     agrees = worst <= 1.0
@@ -62,7 +57,8 @@ def held_out_verdict(seen: Evidence) -> Verdict:
 
 
 def _exact_limit(seen: Evidence) -> float:
-    return float(EXACT_TOLERANCE * np.sqrt(max(seen.roundoff / UNIT_ROUNDOFF, 1.0)))
+    """Deviation of a held-out number that an exact fit may show."""
+    return float(1e-6 * np.sqrt(max(seen.roundoff / UNIT_ROUNDOFF, 1.0)))
 
 
 def _noise_limit(seen: Evidence) -> float:
@@ -86,8 +82,10 @@ def _noisy(seen: Evidence) -> dict[str, float]:
     return {
         "a held-out row": float(np.abs(seen.refitted).max(initial=0.0)) / _noise_limit(seen),
         "the held-out rows together": float(np.sqrt(max(gained, 0.0) / limit)) / level,
-        "the unexplained share": float(max(seen.noise, unexplained)) / (NOISE_CEILING * seen.power),
-        "clustering of residuals": clustering(seen.residuals) / CLUSTERING,
+        # beyond 30% of the labels, root mean square, nobody would speak of noise
+        "the unexplained share": float(max(seen.noise, unexplained)) / (0.3 * seen.power),
+        # rows may spread 2.5 times as much as independent Gaussian noise
+        "clustering of residuals": clustering(seen.residuals) / 2.5,
         "what follows a power of the predictions": _follows(
             seen.residuals.reshape(-1, 1), _powers(seen.fitted), seen.noise
         ),
@@ -115,23 +113,22 @@ def _follows(
 
 def clustering(residuals: Float[Array, "rows D"]) -> float:
     """Spread of the rows' squared residuals, in units of what independent Gaussian noise shows."""
-    if len(residuals) < FEWEST:
+    if len(residuals) < 8:  # too few to cluster
         return 0.0
     sizes = np.einsum("rd,rd->r", residuals, residuals)
     mean = float(sizes.mean())
     if mean == 0.0:
         return 0.0
     expected = 2.0 / residuals.shape[1]  # variance over squared mean of a chi-square
-    scatter = 1.0 + DEVIATIONS * np.sqrt(
-        24.0 / (len(sizes) * residuals.shape[1])
-    )  # of a sample variance
+    # six standard deviations of a sample variance are chance
+    scatter = 1.0 + 6.0 * np.sqrt(24.0 / (len(sizes) * residuals.shape[1]))
     return float(sizes.var() / mean**2 / expected / scatter)
 
 
 def _bound(rows: int, test: str, agrees: bool) -> str:
     if not agrees:
         return f"The model does not explain the labels: {test} is beyond what noise allows."
-    share = 1.0 - (1.0 - CONFIDENCE) ** (1.0 / max(rows, 1))
+    share = share_conceded(max(rows, 1))
     return (
         f"A fit to the other rows agrees with all {rows} rows kept aside: of rows drawn like "
         f"these, at most {share:.2%} can differ by more than the tolerance, with {CONFIDENCE:.0%} "

@@ -5,10 +5,10 @@ without value hides its score; the order of heads, and of a factored score every
 product, is convention. A witness makes this concrete: a second parameter set, different from
 the first, with the same function. What remains, the canonical form, is identifiable, but near
 the degenerate cases only just: at relative distance t between two heads, parameters carry
-errors of about `NEAR_LOSS` times the box's rounding error over t².
+errors of about `near_loss` times the box's rounding error over t².
 
 Source. Proposition 7.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
-Queries"; docs/identifiability.md.
+Queries"; docs/methods/identifiability.md.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,6 @@ from keyhole.models.canonical import (
     score_gap,
     score_norm,
 )
-
-NEAR_LOSS = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
-NEAR = 0.3  # relative distance below which two heads are reported as near
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +101,12 @@ def identifiability(model: Attention) -> Identifiability:
     dead = tuple(i for group, quiet in zip(groups, silent, strict=True) if quiet for i in group)
     live = [group for group, quiet in zip(groups, silent, strict=True) if not quiet]
     near = []
+    near_loss = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
     for a, first in enumerate(live):
         for second in live[a + 1 :]:
             apart = attention_distance(heads[first[0]], heads[second[0]])
-            if apart < NEAR:
-                error = min(1.0, NEAR_LOSS * UNIT_ROUNDOFF / apart**2)
+            if apart < 0.3:  # relative: heads this near are reported
+                error = min(1.0, near_loss * UNIT_ROUNDOFF / apart**2)
                 near.append(NearPair(first[0], second[0], apart, error))
     return Identifiability(
         heads=len(heads),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.models.base import predict
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.sample import Kept
 from keyhole.results import Trace
 
 POINTS = 400  # queries compared: enough for a picture
-SAMPLE_BYTES = 2**25  # tokens of the sample, at most: the comparison stays cheap beside the run
 
 
 def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
@@ -23,7 +23,8 @@ def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
     if isinstance(model, LabelledAttention) or not past:
         return None
     largest = max(8 * kept.queries.length * kept.queries.width for kept in past)
-    count = max(1, min(POINTS, total, SAMPLE_BYTES // largest))
+    # at most 32 MB of tokens: the comparison stays cheap beside the run
+    count = max(1, min(POINTS, total, 2**25 // largest))
     known = np.sort(np.concatenate([kept.numbers for kept in past]))
     spread = np.linspace(0, known[-1], count).astype(int)
     chosen = np.unique(known[np.searchsorted(known, spread)])
@@ -36,7 +37,8 @@ def traced(model: Any, past: list[Kept], total: int) -> Trace | None:
         queries, here = kept.queries, np.searchsorted(kept.numbers, chosen[first:last])
         if len(here):
             tokens = QueryBatch(queries.bank, queries.index[here], queries.purpose).tokens()
-            predicted, seen = np.asarray(model(tokens)), kept.answers[here]
+            seen = kept.answers[here]
+            predicted = predict(model, tokens, seen)
             if predicted.shape != seen.shape:
                 return None
             gaps.append(_size(predicted - seen.astype(np.float64)))

@@ -16,17 +16,12 @@ import numpy as np
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
-from keyhole.models.base import perturb_model, replace_parameters
+from keyhole.models.base import perturb_model, predict, replace_parameters, takes_numbers
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 DRAWS = 6  # disturbed copies of the model per query
-SECOND_OPINIONS = 4  # times as many judge an answer before it counts as another model's
-ANY_LABEL = 2.0  # the widest gap between two labels: a tie can turn into either
-LABEL_ROUNDOFF = 2.0**-8  # unit roundoff of the shortest number format that holds all labels
-REPLAYED = 256  # past answers compared, spread over the run
 PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
-CHANGE = 2.0**-10  # relative change of a block of parameters by which its visibility is measured
 OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"
 
@@ -40,23 +35,28 @@ def allow(
     noise: NoiseModel,
     rng: np.random.Generator,
     draws: int = DRAWS,
+    seen: list[Array] | None = None,
 ) -> list[Array]:
     """Largest plausible |box − model| of each answer to batches of queries, if the model is the
-    box. Disturbed copies of the model are drawn one after the other and asked everything: only one
-    of them is held at a time."""
+    box, whose own answers `seen` are only needed by a model that compares them. Disturbed copies
+    of the model are drawn one after the other and asked everything: only one of them is held at a
+    time."""
     if hasattr(model, "margin"):
         return [allow_labels(model, errors, part, noise, rng) for part in batches]
-    answers = [np.asarray(model(tokens)) for tokens in batches]
+    told = batches if seen is None else seen
+    answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
     copies = perturb_model(model, errors, noise.relative, rng)
     for _ in range(draws):
         other = next(copies)
-        for tokens, part, spread in zip(batches, answers, spreads, strict=True):
-            near = rng.standard_normal(tokens.shape)
-            near *= noise.relative
-            near += 1.0
-            near *= tokens
-            np.maximum(spread, np.abs(other(near) - part), out=spread)
+        for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
+            near = tokens
+            if not takes_numbers(model):
+                near = rng.standard_normal(tokens.shape)
+                near *= noise.relative
+                near += 1.0
+                near *= tokens
+            np.maximum(spread, np.abs(predict(other, near, own) - part), out=spread)
         del other, near  # before the next is drawn
     return [
         # rounding errors are not independent: the largest disturbance seen is taken eight times
@@ -74,6 +74,13 @@ def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[
     return np.asarray(relative + 6.0 * noise.additive + 0.5 * noise.step + noise.tolerance)
 
 
+def allow_underflow(tokens: Array, largest: float, noise: NoiseModel) -> float:
+    """What is lost where weights of terms of this size are below the box's smallest number: an
+    answer may then be zero, however large the scores between two tokens are."""
+    reach = max(1.0, float(np.max(np.abs(tokens), initial=0.0)))
+    return noise.underflow * reach * largest
+
+
 def allow_labels(
     model: Any,
     errors: Any,
@@ -86,10 +93,12 @@ def allow_labels(
     Labels have too few bits to tell in which format the box computes; a format as coarse as that
     of the labels themselves is not believed, and their step is not one of the margin.
     """
-    believed = noise.relative if noise.relative < LABEL_ROUNDOFF else UNIT_ROUNDOFF
+    shortest = 2.0**-8  # unit roundoff of the shortest number format: it holds all labels
+    believed = noise.relative if noise.relative < shortest else UNIT_ROUNDOFF
     inner, inner_errors = model.model, getattr(errors, "model", errors)
     (uncertain,) = allow(inner, inner_errors, [tokens], NoiseModel(relative=believed), rng)
-    return np.where(np.abs(inner(tokens)) <= uncertain, ANY_LABEL, 0.0)
+    # two is the widest gap between two labels: a tie can turn into either
+    return np.where(np.abs(inner(tokens)) <= uncertain, 2.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +112,15 @@ class Case:
 
     @classmethod
     def of(cls, model: Any, tokens: Array, answers: Array, reason: str) -> "Case":
-        predicted = np.atleast_1d(model(tokens))
-        return cls(tokens, np.asarray(answers, dtype=np.float64), predicted, reason)
+        answers = np.asarray(answers, dtype=np.float64)
+        return cls(tokens, answers, np.atleast_1d(predict(model, tokens, answers)), reason)
+
+    @property
+    def difference(self) -> float:
+        """The largest |box − model|; infinite where the two cannot be compared."""
+        if not self.comparable:
+            return np.inf
+        return float(np.max(np.abs(self.answers - self.predicted), initial=0.0))
 
     @property
     def comparable(self) -> bool:
@@ -138,7 +154,7 @@ def sample_past(model: Any, past: Past) -> Iterator[Case]:
         for queries, answers in past:
             if queries.length != length:
                 continue
-            share = max(1, round(REPLAYED * len(queries) / total))
+            share = max(1, round(256 * len(queries) / total))  # of about so many in all
             chosen = np.unique(np.linspace(0, len(queries) - 1, share).astype(int))
             tokens = QueryBatch(queries.bank, queries.index[chosen], "").tokens()
             sample.append((tokens, np.asarray(answers)[chosen]))
@@ -175,28 +191,54 @@ def judge(
     asked for the rest, and since a few of them may all happen to be close to the model, more where
     these do not explain it either. Answers of another shape are as far apart as can be."""
     labels = hasattr(model, "margin")
-    found = [_judge_by_rounding(case, noise, labels) for case in cases]
-    for draws in (DRAWS, SECOND_OPINIONS * DRAWS):
+    sizes = np.concatenate([_sizes(case.predicted) for case in cases])
+    typical = float(np.median(sizes))
+    largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+    lost = [allow_underflow(case.tokens, largest, noise) for case in cases]
+    found = [
+        _judge_by_rounding(case, noise, labels, part)
+        for case, part in zip(cases, lost, strict=True)
+    ]
+    for draws in (DRAWS, 4 * DRAWS):  # more opinions before an answer counts as another model's
         odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
         doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
         if not doubtful:
             break
         tokens = [cases[k].tokens[odd[k]] for k in doubtful]
-        limits = allow(model, errors, tokens, noise, rng, draws)
+        seen = [cases[k].answers[odd[k]] for k in doubtful]
+        limits = allow(model, errors, tokens, noise, rng, draws, seen)
         for k, limit in zip(doubtful, limits, strict=True):
             one, part = found[k], odd[k]
+            limit = limit + lost[k]
             ratios, allowed = one.ratios.copy(), one.allowed.copy()
+            if draws > DRAWS and errors is not None:
+                limit = widen(limit, cases[k].predicted[part], typical, noise)
             ratios[part] = np.minimum(ratios[part], _worst_ratio(cases[k], limit, part))
-            if draws == DRAWS:
-                allowed[part] = limit
+            allowed[part] = np.maximum(allowed[part], limit)
             found[k] = Judged(one.case, ratios, allowed)
     return found
 
 
-def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool) -> Judged:
+def widen(
+    limit: Array, answers: Array, typical: float, noise: NoiseModel, doubt: float = 100.0
+) -> Array:
+    """What is allowed where standard errors themselves are in doubt: an estimate from few answers
+    may be too small by this factor. A model with half of the box's digits is the box's all the
+    same; what is allowed then is stated with the verdict."""
+    size = np.maximum(_sizes(answers), typical).reshape(-1, *[1] * (answers.ndim - 1))
+    half = np.sqrt(noise.relative) * size
+    return np.asarray(np.maximum(limit, np.minimum(doubt * limit, half)))
+
+
+def _sizes(answers: Array) -> Float[Array, " n"]:
+    """The largest number of each answer."""
+    return np.asarray(np.abs(answers).reshape(len(answers), -1).max(axis=1, initial=0.0))
+
+
+def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool, lost: float) -> Judged:
     """What is known before disturbed models are asked; of fresh queries, nothing."""
     if case.reason == OLD and case.comparable and not labels:
-        limit = allow_rounding(case.predicted, noise)
+        limit = allow_rounding(case.predicted, noise) + lost
         return Judged(case, _worst_ratio(case, limit, slice(None)), limit)
     return Judged(case, np.full(len(case.tokens), np.inf), np.zeros_like(case.predicted))
 
@@ -215,6 +257,7 @@ def find_noticed_changes(
     have shown: of its scale and in a random direction, whichever shows less. Infinite for a block
     that none of them sees; a change in the least visible direction may be larger."""
     found: dict[str, float] = {}
+    step = 2.0**-10  # relative change of a block: small, and far above rounding
     comparable = [one for one in judged if one.case.comparable]
     for name, array in model.to_arrays().items():
         if not np.any(array) or name.endswith("score_right") or array.dtype.kind != "f":
@@ -223,18 +266,21 @@ def find_noticed_changes(
         noise *= np.linalg.norm(array) / max(float(np.linalg.norm(noise)), TINY)
         rates = []
         for direction in (array, noise):
-            changed = np.asarray(CHANGE * direction)
+            changed = np.asarray(step * direction)
             changed += array
             changed.flags.writeable = False  # so that the model keeps it as it is
             other = replace_parameters(model, {name: changed})
             shown = [
                 np.max(
-                    np.abs(np.atleast_1d(other(one.case.tokens)) - one.case.predicted)
+                    np.abs(
+                        np.atleast_1d(predict(other, one.case.tokens, one.case.answers))
+                        - one.case.predicted
+                    )
                     / np.maximum(one.allowed, TINY)
                 )
                 for one in comparable
             ]
-            rates.append(max(map(float, shown), default=0.0) / CHANGE)
+            rates.append(max(map(float, shown), default=0.0) / step)
             del other, changed  # before the next is made: scores may be large
         least = min(rates)
         found[name.removesuffix("_left")] = 1.0 / least if least > 0 else np.inf

@@ -4,6 +4,7 @@ Agreement is not equality. The verdict says what the agreements allow one to cla
 drawn like these, at most a certain fraction can be answered differently, with 95% confidence.
 """
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.measurement.noise import bound_noise
+from keyhole.models.base import predict, takes_numbers
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
@@ -19,10 +21,11 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.oracles.wrappers.validate import Validator
-from keyhole.results import Verdict
+from keyhole.results import Recovery, Verdict
 from keyhole.verification.challenge_queries import Designer, can_change_parameters
 from keyhole.verification.statement import (
     state_difference,
+    state_format,
     state_hidden,
     state_noticed,
     state_verdict,
@@ -40,7 +43,6 @@ from keyhole.verification.tolerance import (
     split_by_memory,
 )
 
-DEFAULT_QUERIES = 60
 PURPOSE = "verification"
 
 
@@ -57,12 +59,30 @@ def verify(
     """Compares the model with the box on `queries` fresh queries, and with `past` answers for
     free. Where the precision of the box is not known, a few queries more measure it.
 
-    `box` is anything `open_oracle` takes, `model` anything callable like the box.
+    `box` is anything `open_oracle` takes, `model` anything callable like the box, or a `Recovery`:
+    its standard errors are then used, and a box that computes in another number format than it did
+    is told. The two may be swapped where it is plain which is which.
     """
-    if isinstance(model, type) or not callable(model):
+    if _is_claim(box) and model is not None and not _is_claim(model):
+        box, model = model, box
+    before = ""
+    if isinstance(model, Recovery):
+        if model.model is None:
+            raise InvalidArgument(f"this run ended without a model ({model.outcome.name})")
+        before = "" if model.verdict is None else model.verdict.format
+        model, errors = model.model, model.errors if errors is None else errors
+    if isinstance(model, type) or not (callable(model) or hasattr(model, "nearest")):
         raise InvalidArgument(f"model must be a model, callable like the box, got {model!r}")
     with opened(box) as oracle:
-        return _verdict(Validator(oracle), model, errors, queries, seed, past or [], precision)
+        verdict = _verdict(Validator(oracle), model, errors, queries, seed, past or [], precision)
+    changed = state_format(before, verdict.format)
+    bound = f"{verdict.bound} {changed}".strip()
+    return replace(verdict, bound=bound, format_before=before if changed else verdict.format)
+
+
+def _is_claim(given: Any) -> bool:
+    """Whether this is a model or a run, and not a box of another kind."""
+    return isinstance(given, Recovery) or hasattr(given, "to_arrays")
 
 
 def _verdict(
@@ -74,8 +94,12 @@ def _verdict(
     past: Past,
     precision: NoiseModel | None,
 ) -> Verdict:
-    count = DEFAULT_QUERIES if queries is None else whole_number("queries", queries, 1)
-    if getattr(model, "width", box.spec.width) != box.spec.width:
+    count = 60 if queries is None else whole_number("queries", queries, 1)
+    if takes_numbers(model):
+        told = box.spec.outputs or box.spec.domain.tokens  # fewer where some were chosen
+        if model.tokens != told:
+            raise InvalidArgument(f"the model has {model.tokens} tokens, the box {told}")
+    elif getattr(model, "width", box.spec.width) != box.spec.width:
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
     rng = np.random.default_rng([whole_number("seed", seed, 0), 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
@@ -123,6 +147,9 @@ def _verdict(
         counterexample=example,
         precision=own,
         noticed=noticed,
+        format=noise.format,
+        difference=max((one.case.difference for one in judged), default=0.0) / scale,
+        absolute=max((one.case.difference for one in judged), default=0.0),
     )
 
 
@@ -142,16 +169,16 @@ def _recall(
     """One old query again: has the box changed meanwhile?"""
     if not past:
         return 0.0, None
-    longest = max(q.length for q, _ in past)
-    queries, answers = next((q, a) for q, a in past if q.length == longest)
+    queries, answers = max(past, key=lambda kept: kept[0].different)
     again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
     first = np.asarray(answers[0], dtype=np.float64)
     allowed = noise.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
     tokens = queries[:1].tokens()
-    if gap > allowed and np.shape(model(tokens))[1:] == first.shape:
+    if gap > allowed and predict(model, tokens, first[None]).shape[1:] == first.shape:
         # terms that cancel round at their own size
-        own = float(np.max(allow(model, errors, [tokens], noise, rng)[0]))
+        seen = [first[None]]
+        own = float(np.max(allow(model, errors, [tokens], noise, rng, seen=seen)[0]))
         allowed = max(allowed, noise.apart(0.0) + own)
     if gap <= allowed:
         return gap / max(allowed, TINY), None

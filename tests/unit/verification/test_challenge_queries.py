@@ -5,14 +5,14 @@ import pytest
 
 from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.models.sign_attention import LabelledAttention
+from keyhole.models.sign_attention import Coding, LabelledAttention
 from keyhole.oracles.base import Domain, Spec
-from keyhole.oracles.wrappers.degrade import SIGNS
 from keyhole.verification.challenge_queries import (
     Designer,
     can_change_parameters,
     change_one_number,
     choose_most_telling,
+    list_length_classes,
 )
 
 WIDTH = 5
@@ -70,10 +70,34 @@ def test_later_laps_go_over_decades_of_lengths_and_sizes() -> None:
 
 def test_every_length_and_every_pairing_of_kind_and_length_comes_with_some_seed() -> None:
     met: dict[str, set[int]] = {}
-    for seed in range(1500):
-        for query in designed(6, seed, max_length=24):
+    for seed in range(750):
+        for query in designed(12, seed, max_length=24):  # as many as end a recovery
             met.setdefault(query.reason, set()).add(len(query.tokens))
     assert all(set(range(2, 25)) <= lengths for lengths in met.values())
+
+
+@pytest.mark.parametrize("longest", [16, 64, 500])
+def test_twelve_queries_meet_odd_and_even_lengths_and_most_remainders(longest: int) -> None:
+    """Of long lengths too: a box that is another model at some of them would be met by chance in
+    many runs, and in many it would not."""
+    seeds, left = 40, 0
+    for seed in range(seeds):
+        lengths = np.array([len(q.tokens) for q in designed(12, seed, max_length=longest)])
+        beyond = lengths[lengths > 8]
+        assert set(beyond % 2) == {0, 1}
+        assert set(lengths % 3) == {0, 1, 2}
+        left += sum(m - len(set(lengths % m)) for m in range(4, 9))
+    assert left < 0.06 * seeds * sum(range(4, 9))  # lengths drawn by chance leave 13 to 16%
+
+
+def test_a_length_is_rated_by_the_classes_that_no_other_was_of() -> None:
+    classes = list_length_classes(64)
+    assert {classes.rate_novelty(length) for length in (1, 2, 31, 64)} == {1.0}
+    after = classes.meet(33)
+    assert after.rate_novelty(33) == 0.0
+    assert after.rate_novelty(35) < after.rate_novelty(34)  # both in 32 to 64, one of them even
+    assert after.rate_novelty(34) < after.rate_novelty(6)
+    assert classes.rate_novelty(33) == 1.0  # meeting changes a copy
 
 
 MODEL = attention(np.random.default_rng(0), 5, heads=2, bias=True)
@@ -98,7 +122,7 @@ def test_what_has_no_parameters_is_left_alone() -> None:
     assert not can_change_parameters(lambda tokens: tokens)
     assert not can_change_parameters(ReluNetwork(np.zeros((1, 2)), None, np.zeros(1)))
     assert not can_change_parameters(
-        LabelledAttention(attention(np.random.default_rng(0), 3), SIGNS)
+        LabelledAttention(attention(np.random.default_rng(0), 3), Coding())
     )
 
 

@@ -6,7 +6,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.base import replace_parameters
 from keyhole.models.random import attention
 from keyhole.oracles.noise import NoiseModel
-from keyhole.verification.tolerance import Case, allow, find_noticed_changes, judge
+from keyhole.verification.tolerance import OLD, Case, allow, find_noticed_changes, judge
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 TOKENS = np.random.default_rng(1).standard_normal((50, 7, 6))
@@ -81,3 +81,24 @@ def test_a_change_beyond_the_noticed_one_is_noticed_and_a_smaller_one_is_not() -
             case = Case.of(MODEL, TOKENS, other(TOKENS), "fresh")
             (one,) = judge(MODEL, None, [case], noise, np.random.default_rng(10))
             assert (one.ratios.max() > 1.0) == seen, (name, factor)
+
+
+@pytest.mark.parametrize("reason", [OLD, "fresh"])
+def test_a_weight_below_the_smallest_number_of_the_format_may_be_zero(reason: str) -> None:
+    """exp(-329) is a double, and zero in single precision."""
+    head = Attention([Head(np.zeros((2, 2)), np.array([-1.0, 0.0]), np.ones(2))])
+    faint = np.array([[[329.0, 1.0], [0.0, 0.0]]])
+    plain = np.random.default_rng(11).standard_normal((3, 2, 2))
+    assert 0.0 < head(faint)[0] < 1e-138
+
+    def ratio(answer: float, precision: NoiseModel) -> float:
+        cases = [
+            Case.of(head, plain, head(plain), reason),
+            Case.of(head, faint, np.array([answer]), reason),
+        ]
+        return float(judge(head, None, cases, precision, np.random.default_rng(12))[1].ratios[0])
+
+    single = NoiseModel(relative=2.0**-24, format="float32")
+    assert ratio(0.0, single) < 1.0
+    assert ratio(1e-30, single) > 1.0
+    assert ratio(0.0, NoiseModel()) > 1.0  # doubles have it

@@ -222,3 +222,59 @@ def test_noise_as_large_as_the_answers_lets_nobody_agree_and_wrongs_nobody() -> 
         assert verdict.counterexample is None
         assert verdict.word == "hides in noise"
         assert "More queries are needed" in verdict.bound
+
+
+def test_a_run_brings_its_own_errors_and_may_stand_on_either_side() -> None:
+    box = open_oracle(in_float32(MODEL), width=8)
+    run = keyhole.recover(box, keyhole.SingleHead())
+    assert verify(box, run).agrees
+    assert verify(run, box).agrees
+    assert verify(run, box).format == "float32"
+    assert not verify(open_oracle(nudged(0.05)), run).agrees
+
+
+def test_a_redeployment_in_another_number_format_is_told() -> None:
+    run = keyhole.recover(MODEL, keyhole.SingleHead())
+    verdict = verify(Rounded(BOX, bits=11), run)
+    assert "answers in float16; when the model was recovered, it did so in float64" in verdict.bound
+    assert "recovered, it did" not in verify(BOX, run).bound
+
+
+def test_the_format_before_is_part_of_the_verdict() -> None:
+    run = keyhole.recover(MODEL, keyhole.SingleHead())
+    again = verify(BOX, run)
+    assert (again.format, again.format_before, again.format_changed) == (
+        "float64", "float64", False,
+    )  # fmt: skip
+    changed = verify(Rounded(BOX, bits=11), run)
+    assert (changed.format_before, changed.format_changed) == ("float64", True)
+
+
+def test_a_query_map_off_by_half_a_percent_is_noticed_or_said_to_be_too_small() -> None:
+    """A float32 layer of two heads, recovered, and redeployed with one head's queries × 1.005."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    run = keyhole.recover(layer)
+    verdict = verify(layer, run)
+    assert verdict.agrees
+    assert verdict.format == "float32"
+    assert verdict.absolute > 0
+    with torch.no_grad():
+        layer.in_proj_weight[:4] *= 1.005
+        layer.in_proj_bias[:4] *= 1.005
+    moved = verify(layer, run)
+    unseen = max(change for name, change in verdict.noticed.items() if "score" in name)
+    assert not moved.agrees or unseen > 0.005
+    if moved.agrees:
+        assert "would go unnoticed" in moved.bound
+
+
+def test_a_run_without_a_model_cannot_be_compared() -> None:
+    run = keyhole.recover(
+        open_oracle(lambda x: np.sin(x).sum(axis=(1, 2)), width=3),
+        keyhole.SingleHead(),
+        throw=False,
+    )
+    with pytest.raises(keyhole.InvalidArgument, match="ended without a model"):
+        verify(BOX, run)
