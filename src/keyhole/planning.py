@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
-from keyhole.errors import KeyholeError
+from keyhole.errors import KeyholeError, OracleError
 from keyhole.learners.base import Learner
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
@@ -23,7 +23,8 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
-from keyhole.measurement.family import examine_family
+from keyhole.measurement.family import Facts, examine_family
+from keyhole.measurement.limits import Within
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.models.attention import Attention
 from keyhole.models.canonical import distance
@@ -31,7 +32,7 @@ from keyhole.models.mlp import Mlp
 from keyhole.models.random import attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
@@ -43,10 +44,6 @@ from keyhole.oracles.wrappers.validate import Validator
 from keyhole.recovery import recover
 
 PURPOSE = "plan"
-TIMED = 8  # queries of the batch that is timed
-STAGES = 12  # batches that wait for each other, beyond those that are full
-REHEARSED = 12  # width of the rehearsal, at most: a moment's work
-USUAL_HEADS, USUAL_SHARE = 2, 4  # heads, and width per rank, where nothing is known
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Survey:
     spec: Spec
     precision: NoiseModel
     format: str
-    kind: str  # "attention", "network", "layer" (both), "labels" or "" where nothing was asked
+    kind: str  # attention, network, smooth network, layer, labels; "" where nothing was asked
     latency: float | None = None  # seconds of a query on its own
     each: float | None = None  # seconds of a further query in the same batch
     asked: int = 0
@@ -78,7 +75,8 @@ class Survey:
     def seconds(self, queries: int) -> float | None:
         if self.latency is None or self.each is None:
             return None
-        return self.latency * (STAGES + queries // CHUNK_QUERIES) + self.each * queries
+        stages = 12  # batches that wait for each other, beyond those that are full
+        return self.latency * (stages + queries // CHUNK_QUERIES) + self.each * queries
 
 
 @dataclass(frozen=True)
@@ -110,23 +108,39 @@ def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
         noise, _, answers = estimate_noise(oracle, rng)
         kind, outputs = "attention", None if answers.ndim == 1 else int(answers.shape[1])
     else:
-        facts = examine_family(oracle, rng)
+        facts, domain = examine_within_limits(oracle, rng)
         kind, noise, outputs = facts.kind, facts.noise, facts.outputs
+        if facts.smooth and kind == "network":
+            kind = "smooth network"
     number_format = "labels" if kind == "labels" else noise.format
-    spec = replace(oracle.spec, outputs=oracle.spec.outputs or outputs)
+    spec = replace(oracle.spec, outputs=oracle.spec.outputs or outputs, domain=domain)
     return Survey(spec, noise, number_format, kind, latency, each, oracle.paid)
+
+
+def examine_within_limits(oracle: Oracle, rng: np.random.Generator) -> tuple[Facts, Domain]:
+    """The family, and the domain that the box answers."""
+    within = Within(oracle)
+    while True:
+        try:
+            return examine_family(within, rng), within.spec.domain
+        except OracleError:
+            narrower = within.narrow(rng)
+            if narrower is None:
+                raise
+            within = narrower
 
 
 def _measure_speed(oracle: Oracle, rng: np.random.Generator) -> tuple[float, float]:
     """Seconds of a call and seconds per further query."""
     length = min(2, oracle.spec.domain.max_length or 2)
-    tokens = inside(oracle, rng.standard_normal((TIMED, length, oracle.spec.width)), rng)
+    timed = 8  # queries of the batch that is timed
+    tokens = inside(oracle, rng.standard_normal((timed, length, oracle.spec.width)), rng)
     times = []
-    for count in (1, 1, TIMED):  # the first call of all may set things up
+    for count in (1, 1, timed):  # the first call of all may set things up
         start = time.perf_counter()
         oracle.ask(QueryBatch.of(tokens[:count], PURPOSE))
         times.append(time.perf_counter() - start)
-    each = max(0.0, (times[2] - times[1]) / (TIMED - 1))
+    each = max(0.0, (times[2] - times[1]) / (timed - 1))
     return max(0.0, times[1] - each), each
 
 
@@ -154,7 +168,8 @@ class Draws:
     def layer(
         self, rng: np.random.Generator, width: int, heads: int = 1, low_rank: bool = False
     ) -> Attention:
-        rank = min(self.size.rank or max(1, width // USUAL_SHARE), width) if low_rank else None
+        usual_share = 4  # width per rank, where nothing is known
+        rank = min(self.size.rank or max(1, width // usual_share), width) if low_rank else None
         return attention(rng, width, outputs=self.answer(width), heads=heads, rank=rank)
 
     def network(self, rng: np.random.Generator, width: int) -> ReluNetwork:
@@ -173,7 +188,8 @@ class Draws:
 
 
 def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
-    heads, draws = size.heads or USUAL_HEADS, Draws(size, outputs)
+    usual_heads = 2  # where nothing is known
+    heads, draws = size.heads or usual_heads, Draws(size, outputs)
     hidden = ReluNetworkLearner(neurons=size.neurons)
     assumed = f"{heads} heads" + ("" if size.heads else " (assumed)")
     return {
@@ -206,7 +222,7 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
             MlpLearner(neurons=size.neurons),
             "one hidden layer of GELUs, SiLUs, tanhs, gated or not",
             "give --neurons",
-            ("network",),
+            ("smooth network",),
             draws.smooth_network,
         ),
         "transformer": Candidate(
@@ -255,7 +271,8 @@ def plan(
 
 def _rehearse(name: str, size: Size, target: Survey, seed: int) -> tuple[float | None, str]:
     """The learner on a random box of its family, as exact as the real one."""
-    width = min(target.spec.width, REHEARSED)
+    rehearsed = 12  # width of the rehearsal, at most: a moment's work
+    width = min(target.spec.width, rehearsed)
     small = Size(
         size.heads,
         None if size.rank is None else min(size.rank, width),

@@ -19,6 +19,7 @@ from keyhole.errors import (
     InvalidArgument,
     JournalMismatch,
     KeyholeError,
+    NotFinite,
     NotIdentifiable,
     OracleError,
     WrongFamily,
@@ -27,14 +28,18 @@ from keyhole.learners.auto import Auto
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.examples import ExamplesDiagnostics, Fitted, FromExamples
 from keyhole.learners.examples import Progress as SearchProgress
-from keyhole.measurement.noise import LOOKS, noise_of_type, recognise_format
+from keyhole.learners.names import make_learner
+from keyhole.measurement.limits import Within, tell_limits
+from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
 from keyhole.models.base import multiply_out_scores
 from keyhole.models.canonical import product_norm
+from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.language_model.restricted import Reader, choose_for_check, refuse_closed
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
 from keyhole.oracles.wrappers.batch import Batcher
-from keyhole.oracles.wrappers.count import QueryCounter
+from keyhole.oracles.wrappers.count import Forecast, QueryCounter, senders
 from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWatch
 from keyhole.oracles.wrappers.journal import Journal
 from keyhole.oracles.wrappers.sample import AnswerSample
@@ -44,9 +49,6 @@ from keyhole.verification.held_out import Evidence, held_out_verdict
 from keyhole.verification.residuals import traced
 from keyhole.verification.verify import verify as verify_model
 
-RECOVERY_QUERIES = 6  # one fresh query of each kind
-LEAST_QUERIES = 4  # fresh queries below which a model counts as not verified
-USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
 TELLING_STARTS = 10  # starts below which a search without success says nothing about the labels
 
 OUTCOMES: dict[type[KeyholeError], Outcome] = {
@@ -70,11 +72,12 @@ class Progress:
     expected: int | None
     seconds: float  # since the start
     under_way: int = 0  # queries sent and not answered yet; none after a chunk
+    at_most: int | None = None  # an upper bound where `expected` is not known yet
 
 
 def recover(
     box: Any,
-    learner: Learner | None = None,
+    learner: Learner | str | None = None,
     *,
     budget: int | None = None,
     journal: str | Path | None = None,
@@ -83,7 +86,8 @@ def recover(
     progress: Callable[[Progress], None] | None = None,
     throw: bool = True,
 ) -> Recovery:
-    """Recovers the model behind a box and says whether it *is* the box.
+    """Recovers the model behind a box and says whether it *is* the box. A learner may be given by
+    name, as in "multi-head".
 
     With `throw`, every outcome but RECOVERED (and UNVERIFIED) raises the error that tells why; the
     error carries the unfinished `recovery`. Without, look at `recovery.outcome`.
@@ -96,15 +100,17 @@ def recover(
     (Outcome.RECOVERED, True)
     """
     learner = Auto() if learner is None else learner
+    if isinstance(learner, str):
+        learner = make_learner(learner)
     if isinstance(learner, type) or not isinstance(learner, Learner):
         raise InvalidArgument(f"learner must be a learner such as SingleHead(), got {learner!r}")
     if budget is not None:
         budget = whole_number("budget", budget, 1)
     seed = whole_number("seed", seed, 0)
     with opened(box) as oracle:
-        run = _Run(oracle, learner, budget, journal, seed, progress)
+        run = _Run(oracle, learner, budget, journal, seed, progress, verify)
         try:
-            recovery, error = run.finish(verify)
+            recovery, error = run.finish()
         finally:
             run.close()
     if error is not None:
@@ -125,10 +131,16 @@ class _Run:
         journal: str | Path | None,
         seed: int,
         progress: Callable[[Progress], None] | None,
+        check: bool,
     ) -> None:
-        self.learner, self.seed, self.box = learner, seed, Validator(box)
+        if box.spec.domain.bias is not None:
+            refuse_closed(box)
+        # of a restricted interface the questions are checked, recorded and counted
+        reader = box if isinstance(box, Reader) else None
+        self.learner, self.seed, self.spec, self.check = learner, seed, box.spec, check
+        self.box = Validator(box if reader is None else reader.inner)
         self.budget = budget
-        self.expected, self.start = learner.expected_queries(box.spec), time.monotonic()
+        self.start = time.monotonic()
         inner: Oracle = self.box
         self.journal: Journal | None = None
         if journal is not None:
@@ -146,6 +158,9 @@ class _Run:
             self._report(progress)
         self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
         self.oracle = AnswerSample(Batcher(self.watch))
+        self.reader = None if reader is None else reader.over(self.oracle)
+        self.within = Within(self.oracle)
+        self.exchanges = self._count_exchanges()
         self.learned: Hypothesis | None = None
         self.verdict: Verdict | None = None
 
@@ -153,13 +168,39 @@ class _Run:
         """Lets the counter tell how far the run has come."""
 
         def tell(stage: str, asked: int, under_way: int = 0) -> None:
-            seconds = time.monotonic() - self.start
-            progress(Progress(stage, asked, self.expected, seconds, under_way))
+            seconds, ends = time.monotonic() - self.start, self._forecast()
+            progress(Progress(stage, asked, ends.expected, seconds, under_way, ends.at_most))
 
         def opening(stage: str, count: int) -> None:
             tell(stage, self.counting.paid, count)
 
         self.counting.listener, self.counting.opening = tell, opening
+
+    def _forecast(self) -> Forecast:
+        """What the learner expects, corrected on the way, and the queries of the verification."""
+        seen = replace(self.spec, outputs=self.counting.outputs)
+        told = self.counting.forecast or Forecast(self.learner.expected_queries(seen))
+
+        def add_verification(learning: int) -> int:  # and one old query again
+            return learning + self._count_fresh(learning) + 1 if self.check else learning
+
+        least = add_verification(self.counting.paid)
+        expected, most = (
+            None if n is None else add_verification(n) for n in (told.expected, told.at_most)
+        )
+        if expected is None and most is not None and most <= 1.6 * least:
+            expected = min((least + most) // 2, int(1.25 * least))  # within 25% wherever it ends
+        return Forecast(expected, most)
+
+    @property
+    def asked(self) -> Oracle:
+        """What the learner asks, within the limits that were found."""
+        return self.reader or self.within
+
+    def _count_exchanges(self) -> int:
+        """Requests to endpoints so far."""
+        traffic = [getattr(sender, "traffic", None) for sender in senders(self.box)]
+        return sum(one.exchanges for one in traffic if one is not None)
 
     def close(self) -> None:
         """Frees the journal; the box itself belongs to whoever opened it."""
@@ -167,12 +208,13 @@ class _Run:
         if self.journal is not None:
             self.journal.release()
 
-    def finish(self, check: bool) -> tuple[Recovery, KeyholeError | None]:
+    def finish(self) -> tuple[Recovery, KeyholeError | None]:
         error: KeyholeError | None = None
         outcome, reason = Outcome.UNVERIFIED, ""
         try:
-            self.learned = self.learner.learn(self.oracle, np.random.default_rng(self.seed))
-            if check:
+            self.learned = self._learn()
+            self.counting.expect(0)
+            if self.check:
                 outcome, reason = self._judge(self.learned)
                 if outcome is Outcome.REJECTED:
                     error = self._disagreement(reason)
@@ -188,35 +230,55 @@ class _Run:
                     else "with journal= a stopped run can be continued"
                 )
             )
-        except (ArithmeticError, np.linalg.LinAlgError) as broken:
+        except (ArithmeticError, np.linalg.LinAlgError, NotFinite) as broken:
             error = IllConditioned.after(broken)
         except KeyholeError as raised:
             if not any(isinstance(raised, kind) for kind in OUTCOMES):
                 raise
             error = raised
         if error is not None:
-            error = self._drift(error) or error
+            error = self._drift(error) or self._excuse(error) or error
             outcome = next(o for kind, o in OUTCOMES.items() if isinstance(error, kind))
             reason = str(error)
             self._explain(error)
         return self._recovery(outcome, reason, error), error
 
+    def _learn(self) -> Hypothesis:
+        """The learner's hypothesis; where the box refuses a query for its length or the size of its
+        tokens, the learner starts again within these limits."""
+        while True:
+            try:
+                learned = self.learner.learn(self.asked, np.random.default_rng(self.seed))
+                break
+            except OracleError:
+                narrower = self.within.narrow(np.random.default_rng([self.seed, 5]))
+                if narrower is None:
+                    raise
+                self.within = narrower
+        told = tell_limits(self.spec.domain, self.asked.spec.domain)
+        return replace(learned, notes=(*learned.notes, *told))
+
     def _judge(self, learned: Hypothesis) -> tuple[Outcome, str]:
-        left = self.oracle.remaining
+        left = self.asked.remaining
         few = Outcome.UNVERIFIED, "the budget left too few queries for verification"
         known = learned.noise or self.box.spec.precision
         spare = 1 if known else 1 + LOOKS  # an old query again, and the noise where it is not known
-        count = RECOVERY_QUERIES if left is None else min(RECOVERY_QUERIES, left - spare)
-        if count < LEAST_QUERIES:
+        wanted = self._count_fresh(self.counting.paid)
+        count = wanted if left is None else min(wanted, left - spare)
+        least_queries = 4  # fresh queries below which a model counts as not verified
+        if count < least_queries:
             return few
         try:
+            if self.reader is not None:  # past answers are no log-probabilities: look here
+                self.watch.look()
+            asked, model, errors = self._spare_questions(learned)
             self.verdict = verify_model(
-                self.oracle,
-                learned.model,
-                errors=learned.errors,
+                asked,
+                model,
+                errors=errors,
                 queries=count,
                 seed=self.seed,
-                past=self.oracle.past,
+                past=self.oracle.past if self.reader is None else [],
                 precision=learned.noise,
             )
         except BudgetExhausted:  # the precision of the box was not known, and had to be measured
@@ -224,13 +286,40 @@ class _Run:
         if self.verdict.counterexample is not None:
             return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
         loose = loosest(learned)
-        if loose > USELESS:
+        useless = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
+        if loose > useless:
             return Outcome.ILL_CONDITIONED, (
                 f"the standard error of some parameter block is {loose:.0%} of the block itself"
             )
         if not self.verdict.agrees:
             return Outcome.UNVERIFIED, self.verdict.bound
         return Outcome.RECOVERED, ""
+
+    def _spare_questions(self, learned: Hypothesis) -> tuple[Oracle, Any, Any]:
+        """What is asked and compared for a verdict. An answer that takes several questions is read
+        for fewer tokens, more than the hidden state has numbers."""
+        if self.reader is None or not isinstance(learned.model, OutputLayer):
+            return self.asked, learned.model, learned.errors
+        rng = np.random.default_rng([self.seed, 2])
+        reader = choose_for_check(self.reader, learned.model.matrix, rng)
+        if reader.chosen is None or self.reader.chosen is not None:
+            return self.asked, learned.model, learned.errors
+        errors: Any = learned.errors
+        if isinstance(errors, OutputLayer):
+            rows = np.asarray(reader.chosen)
+            errors = OutputLayer(errors.matrix[rows], errors.offset[rows], level=errors.level)
+        return reader, learned.model.choose(reader.chosen), errors
+
+    def _count_fresh(self, paid: int) -> int:
+        """Fresh queries that verify: one of each kind where the family was named, two of each where
+        the run found it, and one for every 128 queries paid, until they leave less than a tenth
+        of such queries open. Through a restricted interface, where each takes many questions,
+        one of each kind."""
+        kinds, enough = 6, 30
+        if self.reader is not None:
+            return kinds
+        least = 2 * kinds if isinstance(self.learner, Auto) else kinds
+        return min(least + paid // 128, enough)
 
     def _disagreement(self, reason: str) -> KeyholeError:
         example = self.verdict.counterexample if self.verdict else None
@@ -254,6 +343,33 @@ class _Run:
         except (OracleError, BudgetExhausted, KeyboardInterrupt):
             return None  # what was found out already stands
         return None
+
+    def _excuse(self, error: KeyholeError) -> IllConditioned | None:
+        """A hypothesis from answers with few digits may be far off, and says little about the
+        family: a box is refused for it only if its answers contradict each other."""
+        if not isinstance(error, WrongFamily) or error.certain or not self._few_digits():
+            return None
+        excused = IllConditioned(
+            f"{error}. But the answers are too coarse to refuse the box for that: one of the "
+            "family may look like this when it answers with few digits or noise. Ask for more "
+            "digits, or average answers"
+        )
+        excused.findings, excused.family = error.findings, error.family
+        excused.__cause__ = error
+        return excused
+
+    def _few_digits(self) -> bool:
+        """Whether answers are noisy, rounded, or shorter than single precision (labels apart)."""
+        past = [np.ravel(answers) for _, answers in self.oracle.past]
+        if self.watch.labels or self.reader is not None or not past:
+            return False
+        if self._precision is not None:
+            return self._precision.low_precision
+        numbers = np.concatenate(past)
+        known = recognise_format(noise_of_type(None, past[0]), numbers)
+        # large numbers have few decimals anyway
+        plain = numbers[(numbers != 0) & (np.abs(numbers) < 1e3)]
+        return self.watch.noisy or known.low_precision or bool(len(plain) and decimal_step(plain))
 
     def _explain(self, error: KeyholeError) -> None:
         """The verdict of a run that was rejected before it came to one, or for another reason."""
@@ -295,8 +411,10 @@ class _Run:
         ledger = Ledger(
             self.counting.by_purpose,
             None if learned is None else learned.floor,
-            0 if self.journal is None else self.journal.replayed,
+            self.box.opening_replayed + (0 if self.journal is None else self.journal.replayed),
             self.counting.repeats.spent,
+            self._count_exchanges() - self.exchanges,
+            self.counting.prompt_tokens,
         )
         if learned is None:
             notes = () if error is None else error.findings
@@ -315,7 +433,9 @@ class _Run:
             learned.report_notes(),
             learned.report_details(),
             self._how(),
-            traced(learned.model, self.oracle.kept, self.oracle.total),
+            None
+            if self.reader is not None
+            else traced(learned.model, self.oracle.kept, self.oracle.total),
         )
 
     @property
@@ -325,7 +445,7 @@ class _Run:
 
     def _how(self) -> dict[str, Any]:
         """What was run, and what was stated or measured about the box."""
-        spec, precision = self.box.spec, self._precision
+        spec, precision = self.asked.spec, self._precision
         domain = {name: part for name, part in vars(spec.domain).items() if np.isscalar(part)}
         return {
             "version": __version__,
@@ -408,7 +528,7 @@ def learn(
         error = find_fault(fitted, verdict)
     except KeyboardInterrupt:
         error = Interrupted("stopped before a fit was settled; run again, or allow fewer seconds")
-    except (ArithmeticError, np.linalg.LinAlgError) as broken:
+    except (ArithmeticError, np.linalg.LinAlgError, NotFinite) as broken:
         error = IllConditioned.after(broken)
     except tuple(OUTCOMES) as raised:
         error = raised

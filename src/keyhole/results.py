@@ -4,7 +4,7 @@ import enum
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from keyhole.errors import Counterexample, FileFormatError, InvalidArgument
 from keyhole.models.files import load_model, replacing, save_model
 from keyhole.schema import WrongType, parse_json, read_record
-from keyhole.text import clean, clean_all
+from keyhole.text import clean, clean_all, html_table
 
 RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
 # what a record that is not one raises (RecursionError: JSON nested without end)
@@ -51,8 +51,16 @@ class Outcome(enum.Enum):
         return f"Outcome.{self.name}"
 
 
+class Portable:
+    """Can be copied and pickled, although its mappings are read-only views."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (getattr(self, part.name) for part in fields(self))  # type: ignore[arg-type]
+        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
+
+
 @dataclass(frozen=True)
-class Ledger:
+class Ledger(Portable):
     """Queries the box was paid for, by purpose, and the floor (the number of unknowns per
     number in an answer)."""
 
@@ -60,11 +68,19 @@ class Ledger:
     floor: float | None = None
     replayed: int = 0  # of these, answered from the journal of an earlier run
     repeated: int = 0  # sent again because the box or the way to it failed; not in `paid`
+    requests: int = 0  # exchanges with an endpoint in this run: one may hold several queries
+    prompt_tokens: int = 0  # of a language model: tokens in all prompts that were paid for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_purpose", MappingProxyType(dict(self.by_purpose)))
-        if min([self.replayed, self.repeated, *self.by_purpose.values()]) < 0:
+        counts = (self.replayed, self.repeated, self.requests, self.prompt_tokens)
+        if min([*counts, *self.by_purpose.values()]) < 0:
             raise InvalidArgument("a ledger holds no negative numbers of queries")
+
+    def money(self, price: float) -> float:
+        """What a language model's answers cost at a price per million tokens: those of the prompts,
+        and one for each answer."""
+        return price * (self.prompt_tokens + self.paid) / 1e6
 
     @property
     def paid(self) -> int:
@@ -72,7 +88,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class Verdict(Portable):
     """Agreement with its bound, or a counterexample. Agreement is not equality: `bound` says in
     words what the agreements allow one to claim."""
 
@@ -86,6 +102,10 @@ class Verdict:
     precision: float = 0.0  # what the box's own rounding and noise allow, in the same unit
     noticed: Mapping[str, float] = field(default_factory=dict)  # smallest relative change of each
     # block of parameters that one of the fresh answers would have shown
+    format: str = ""  # number format of the answers, "stated" or "decimal" among them
+    difference: float = 0.0  # largest |box − model| seen, relative to the size of the answers
+    absolute: float = 0.0  # the same as it is
+    format_before: str = ""  # number format when the model was recovered, where a run tells
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noticed", MappingProxyType(dict(self.noticed)))
@@ -96,6 +116,33 @@ class Verdict:
         if self.agrees:
             return "agrees"
         return "hides in noise" if self.counterexample is None else "differs"
+
+    @property
+    def format_changed(self) -> bool:
+        """Whether the box computes in another number format than when it was recovered."""
+        return bool(self.format_before) and self.format != self.format_before
+
+    @property
+    def fraction(self) -> float:
+        """Of queries drawn like these, the share that may be answered differently, with 95%
+        confidence; 1 where nothing was compared or something differs."""
+        return 1.0 - 0.05 ** (1.0 / self.queries) if self.agrees and self.queries else 1.0
+
+    def __str__(self) -> str:
+        return f"The box {self.word}. {self.bound}"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "verdict": f"the box {self.word}",
+            "fresh queries": f"{self.queries:,}",
+            "largest difference": f"{self.difference:.1e} of the answers' size",
+            "tolerance (median)": f"{self.tolerance:.1e}",
+            "largest difference / its tolerance": f"{self.worst:.2g}",
+            "number format": self.format or "unknown",
+        }
+        if self.format_changed:
+            rows["number format"] += f" (was {self.format_before})"
+        return html_table(rows, self.bound)
 
 
 @dataclass(frozen=True)
@@ -116,7 +163,7 @@ class Trace:
 
 
 @dataclass(frozen=True, eq=False)
-class Recovery:
+class Recovery(Portable):
     """Everything a recovery found out."""
 
     outcome: Outcome
@@ -135,6 +182,25 @@ class Recovery:
         object.__setattr__(self, "notes", tuple(clean(note) for note in self.notes))
         object.__setattr__(self, "details", MappingProxyType(clean_all(dict(self.details))))
         object.__setattr__(self, "run", MappingProxyType(clean_all(dict(self.run))))
+
+    def __str__(self) -> str:
+        asked = f"{self.ledger.paid:,} queries"
+        if self.ledger.floor:
+            asked += f", {self.ledger.paid / self.ledger.floor:.3g} times the floor"
+        what = self.reason or repr(self.model)
+        return f"{self.outcome.name} after {asked}: {what}"
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "outcome": self.outcome.name,
+            "model": "none" if self.model is None else repr(self.model),
+            "queries": f"{self.ledger.paid:,}",
+            "floor": "unknown" if self.ledger.floor is None else f"{self.ledger.floor:,.0f}",
+            "learner": str(self.run.get("learner", "")) or "unknown",
+            "seed": str(self.run.get("seed", "")) or "unknown",
+        }
+        said = self.reason or ("" if self.verdict is None else self.verdict.bound)
+        return html_table(rows, " ".join([said, *self.notes]))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder: model and errors as safetensors, the rest as JSON."""
@@ -163,6 +229,8 @@ class Recovery:
                 "floor": self.ledger.floor,
                 "replayed": self.ledger.replayed,
                 "repeated": self.ledger.repeated,
+                "requests": self.ledger.requests,
+                "prompt_tokens": self.ledger.prompt_tokens,
                 "by_purpose": dict(self.ledger.by_purpose),
             },
             "verdict": verdict,

@@ -13,7 +13,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
-WIDEST = 2**63  # whole numbers beyond are no counts
 
 
 class WrongType(ValueError):
@@ -61,15 +60,16 @@ def _read_as_one(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
 
 
 def _read_plain(kind: Any, value: Any, place: str) -> Any:
+    widest = 2**63  # whole numbers beyond are no counts
     if kind is float:
         if value is None:
             return math.inf
         _need(type(value) in (int, float), "a number", value, place)
-        number = float(value) if abs(value) < WIDEST or type(value) is float else math.inf
+        number = float(value) if abs(value) < widest or type(value) is float else math.inf
         _need(math.isfinite(number), "a finite number", value, place)
         return number
     if kind is int:
-        _need(type(value) is int and abs(value) < WIDEST, "a whole number", value, place)
+        _need(type(value) is int and abs(value) < widest, "a whole number", value, place)
         return value
     names = {str: "text", bool: "true or false", type(None): "null"}
     _need(type(value) is kind, names.get(kind, kind.__name__), value, place)

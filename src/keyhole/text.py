@@ -18,7 +18,6 @@ from urllib.parse import quote
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-SHORTEST = 4  # characters of a secret: shorter ones are parts of ordinary words
 MARK = "[token]"
 
 _secrets: dict[str, re.Pattern[str]] = {}
@@ -27,7 +26,8 @@ _secrets: dict[str, re.Pattern[str]] = {}
 def keep_secret(word: str) -> None:
     """From now on `word` is cut out of everything that leaves, as it is, as a URL, JSON or HTML
     would write it, and whatever the case of its letters (hosts are lower case)."""
-    if len(word) < SHORTEST or word in _secrets:
+    shortest = 4  # characters of a secret: shorter ones are parts of ordinary words
+    if len(word) < shortest or word in _secrets:
         return
     forms = {word, quote(word, safe=""), quote(word), json.dumps(word)[1:-1], html.escape(word)}
     longest_first = sorted(forms, key=len, reverse=True)
@@ -55,3 +55,15 @@ def clean_all(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(clean_all(item) for item in value)
     return value
+
+
+def html_table(rows: Mapping[str, str], text: str = "") -> str:
+    """Rows of a name and what it is, and a paragraph, for notebooks: HTML without style of its
+    own, so that it follows the notebook's light or dark theme."""
+    lines = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(clean(value))}</td></tr>"
+        for name, value in rows.items()
+    )
+    paragraph = f"<p>{html.escape(clean(text))}</p>" if text else ""
+    return f"<div><table>{lines}</table>{paragraph}</div>"

@@ -170,8 +170,8 @@ def test_rejected_is_1_with_the_counterexample(folder: Path) -> None:
         (["recover", "missing.safetensors"], "is no file"),
         (["recover", "mine.py"], "is Python code: name what is in it as mine:attribute"),
         (["recover", "mine:told", "--learner", "psychic"], "unknown learner 'psychic'"),
-        (["recover", "mine:told", "--exact"], "--exact is for relu-network and transformer"),
-        (["recover", "mine:told", "--method", "convex"], "auto has no method 'convex'"),
+        (["recover", "mine:told", "--exact"], "Auto has no option exact"),
+        (["recover", "mine:told", "--method", "convex"], "Auto has no option method"),
         (["recover", "mine:told", "--budget", "0"], "budget must be a whole number of at least 1"),
         (["recover", "mine:told", "--max-norm", "-1"], "max_norm must be a finite number above 0"),
         (["recover", "mine:told", "--journal", "none/run.journal"], "not a folder"),
@@ -245,6 +245,8 @@ def test_check_tells_what_the_box_can_do(folder: Path) -> None:
     assert found["width"] == 6
     assert found["number_format"] == "float64"
     assert found["deterministic"] is True
+    assert found["recover"].startswith("will try: ")
+    assert found["asked"] < 30
     assert "number format" in run(folder, "check", "mine:told").stdout
     assert "cable" in sentence(run(folder, "check", "mine:broken", code=3))
     assert "shape" in sentence(run(folder, "check", "mine:misshapen", code=3))

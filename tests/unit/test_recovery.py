@@ -51,7 +51,10 @@ def test_progress_counts_up_to_the_total() -> None:
     assert asked == sorted(asked)
     assert asked[-1] == recovery.ledger.paid
     assert {event.stage for event in events} == set(recovery.ledger.by_purpose)
-    assert all(event.expected == events[0].expected and event.seconds >= 0 for event in events)
+    assert all(event.seconds >= 0 for event in events)
+    # what comes next is corrected on the way, and in the end it is what was asked
+    assert all(abs(event.expected - recovery.ledger.paid) <= 0.1 * asked[-1] for event in events)
+    assert events[-1].expected == recovery.ledger.paid
 
 
 @pytest.mark.parametrize("budget", [1, 5, 50, 120])

@@ -1,5 +1,7 @@
 import json
-from dataclasses import FrozenInstanceError
+import pickle
+from copy import deepcopy
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,28 @@ def test_values_of_wrong_types_are_refused(
     (tmp_path / RUN_FILE).write_text(json.dumps(record))
     with pytest.raises(FileFormatError, match="not the folder of a keyhole run"):
         load(tmp_path)
+
+
+def test_results_can_be_copied_and_pickled() -> None:
+    run = recovery()
+    for copy in (pickle.loads(pickle.dumps(run)), deepcopy(run)):
+        assert copy.outcome is run.outcome
+        assert dict(copy.ledger.by_purpose) == dict(run.ledger.by_purpose)
+        assert copy.verdict.bound == run.verdict.bound
+        with pytest.raises(TypeError):
+            copy.ledger.by_purpose["more"] = 1
+
+
+def test_results_tell_themselves_in_words_and_in_a_notebook() -> None:
+    assert str(AGREED) == "The box agrees. It agrees."
+    assert str(recovery()).startswith("RECOVERED after")
+    shown = replace(AGREED, bound="<script>")._repr_html_()
+    assert "the box agrees" in shown
+    assert "&lt;script&gt;" in shown
+    assert "<script>" not in shown
+    assert "RECOVERED" in recovery()._repr_html_()
+
+
+def test_what_an_agreement_allows_to_claim_in_numbers() -> None:
+    assert replace(AGREED, queries=60).fraction == pytest.approx(0.0487, abs=1e-4)
+    assert REFUSED.fraction == 1.0

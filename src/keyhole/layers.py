@@ -1,0 +1,181 @@
+"""A whole model block by block, where the inside can be asked.
+
+Every block of a local `transformers` folder is a box of its own: it is asked in place and recovered
+with a journal of its own, several at a time where there are processes for it. A block whose run is
+saved is not asked again, and one that was stopped half way continues from its journal, so that the
+same command, typed again after any kind of end, pays for no query twice.
+"""
+
+import html
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from keyhole.arrays import whole_number
+from keyhole.errors import FileFormatError, InvalidArgument
+from keyhole.models.block import Block
+from keyhole.models.files import replacing
+from keyhole.models.stack import Stack
+from keyhole.oracles.hugging_face import load_folder
+from keyhole.recovery import recover
+from keyhole.results import RUN_FILE, Outcome, Recovery, load
+from keyhole.targets import FOLDER
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What was found in each block, in order."""
+
+    names: tuple[str, ...]  # of the parts that were asked
+    runs: tuple[Recovery, ...]
+
+    @property
+    def recovered(self) -> bool:
+        return all(run.outcome is Outcome.RECOVERED for run in self.runs)
+
+    @property
+    def paid(self) -> int:
+        return sum(run.ledger.paid for run in self.runs)
+
+    def to_stack(self, *, causal: bool = False) -> Stack:
+        """The blocks as one model; of whole blocks only."""
+        models = [run.model for run in self.runs]
+        if not all(isinstance(model, Block) for model in models):
+            raise InvalidArgument("a stack needs whole blocks; not all of these were recovered")
+        return Stack(models, causal=causal)
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {run}" for name, run in zip(self.names, self.runs, strict=True)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = (
+            (name, run.outcome.name, f"{run.ledger.paid:,}", repr(run.model), run.reason)
+            for name, run in zip(self.names, self.runs, strict=True)
+        )
+        head = "".join(f"<th>{n}</th>" for n in ("part", "outcome", "queries", "model", "reason"))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in cells
+        )
+        return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def recover_layers(
+    target: str,
+    out: str | Path,
+    *,
+    part: str = "",
+    learner: str = "block",
+    dtype: str | None = None,
+    processes: int = 1,
+    seed: int = 0,
+    progress: Callable[[str, Recovery], None] | None = None,
+) -> Layers:
+    """Recovers every block of the model in hf:FOLDER, or the same `part` of each
+    ("attention.self"), and saves run, journal and report of each below `out`."""
+    if not target.startswith(FOLDER):
+        raise InvalidArgument(f"blocks are those of a transformers folder, hf:FOLDER; got {target}")
+    whole_number("processes", processes, 1)
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    names = name_parts(load_folder(target.removeprefix(FOLDER)), part)
+    tasks = [_Task(f"{target}#{name}", str(out / name), learner, dtype, seed) for name in names]
+    runs: dict[str, Recovery] = {}
+    for task, run in _finish(tasks, processes):
+        runs[task.place] = run
+        if progress is not None:
+            progress(Path(task.place).name, run)
+    layers = Layers(tuple(names), tuple(runs[task.place] for task in tasks))
+    _write_page(layers, out)
+    return layers
+
+
+def name_parts(model: Any, part: str) -> list[str]:
+    """The dotted names of all blocks, or of one part of each: the entries of the longest list."""
+    lists: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if type(module).__name__ == "ModuleList" and len(module):
+            lists[name] = [f"{name}.{number}" for number in range(len(module))]
+    blocks = max(lists.values(), key=len, default=[])
+    if not blocks:
+        raise InvalidArgument(f"{type(model).__name__} has no list of blocks")
+    return [f"{block}.{part}" if part else block for block in blocks]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One part: what is asked, where its run is kept, and how it is learned."""
+
+    target: str
+    place: str
+    learner: str
+    dtype: str | None
+    seed: int
+
+
+def _finish(tasks: list[_Task], processes: int) -> Iterator[tuple[_Task, Recovery]]:
+    """The runs as they end; those that are saved come first."""
+    waiting = []
+    for task in tasks:
+        saved = _saved(task)
+        if saved is None:
+            waiting.append(task)
+        else:
+            yield task, saved
+    if processes == 1 or len(waiting) < 2:
+        for task in waiting:
+            yield task, _recover_part(task)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_recover_part, task): task for task in waiting}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _saved(task: _Task) -> Recovery | None:
+    """The run of an earlier call that ended well."""
+    if not (Path(task.place) / RUN_FILE).is_file():
+        return None
+    try:
+        run: Recovery = load(task.place)
+    except FileFormatError:
+        return None  # its journal is still there
+    same = run.run.get("seed") == task.seed and run.run.get("part") == task.target
+    return run if same and run.outcome is Outcome.RECOVERED else None
+
+
+def _recover_part(task: _Task) -> Recovery:
+    from dataclasses import replace
+
+    from keyhole.oracles.open import open_oracle
+    from keyhole.report.html import write_report
+
+    options: dict[str, Any] = {} if task.dtype is None else {"dtype": task.dtype}
+    with open_oracle(task.target, **options) as box:
+        run = recover(
+            box, task.learner, journal=f"{task.place}.journal", seed=task.seed, throw=False
+        )
+    run = replace(run, run={**run.run, "part": task.target})
+    run.save(task.place)
+    write_report(run, Path(task.place) / "report.html", task.place)
+    return run
+
+
+def _write_page(layers: Layers, out: Path) -> None:
+    links = "".join(
+        f"<li><a href='{html.escape(name)}/report.html'>{html.escape(name)}</a></li>"
+        for name in layers.names
+    )
+    page = (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Blocks</title>"
+        "<style>body{font-family:system-ui;margin:2rem;color-scheme:light dark}"
+        "td,th{text-align:left;padding:.2rem .8rem}</style>"
+        f"<h1>{len(layers.names)} parts, {layers.paid:,} queries</h1>"
+        f"{layers._repr_html_()}<ul>{links}</ul></html>"
+    )
+    with replacing(out / "index.html") as temporary:
+        temporary.write_text(page, "utf-8")
