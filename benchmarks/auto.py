@@ -2,7 +2,7 @@
 
     python benchmarks/auto.py [--only WORD] [--seeds N]
 
-The figures of docs/learners/auto.md come from here. An impostor is named
+The figures of docs/methods/auto.md come from here. An impostor is named
 right where it is rejected; its queries are compared with nothing.
 """
 

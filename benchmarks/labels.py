@@ -18,10 +18,11 @@ import numpy as np
 from keyhole.learners.label_only import LabelOnly
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
+from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.count import QueryCounter
-from keyhole.oracles.wrappers.degrade import BITS, SIGNS, Labels
+from keyhole.oracles.wrappers.degrade import BITS, Labels
 
 Draw = Callable[[np.random.Generator, int], Attention]
 
@@ -68,7 +69,7 @@ def opened(model: Attention, setting: str) -> Oracle:
         return Labels(open_oracle(lambda x: single(x.astype(np.float32)), width=model.width))
     if setting == "unit ball":
         return Labels(open_oracle(model, max_norm=1.0))
-    return Labels(open_oracle(model), BITS if setting == "0/1" else SIGNS)
+    return Labels(open_oracle(model), BITS if setting == "0/1" else Coding())
 
 
 def measure(draw: Draw, setting: str, width: int, bits: int, seed: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The figures of docs/learners/single_head/low_rank.md, measured in one run.
+"""The figures of docs/methods/low_rank.md, measured in one run.
 
     python benchmarks/low_rank.py [--quick] [--only methods,growth,grid,high,convex]
     python benchmarks/low_rank.py --scale [--width 4096] [--rank 128]       one head of an LLM

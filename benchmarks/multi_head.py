@@ -3,7 +3,7 @@
     python benchmarks/multi_head.py [JOB ...] [--quick] [--models N] [--first SEED]
                                     [--widths D ...] [--heads H ...]
 
-Every figure of docs/learners/multi_head.md comes from here.
+Every figure of docs/methods/multi_head.md comes from here.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The figures of docs/learners/single_head.md, measured in one run.
+"""The figures of docs/methods/single_head.md, measured in one run.
 
     python benchmarks/single_head.py [--quick] [--only grid,lopsided,vector,seeds,time,memory]
 

@@ -1,12 +1,12 @@
 """The power of `keyhole.verify`: which lies it catches, and whether it wrongs honest boxes.
 
-    python benchmarks/verifier.py [lies] [honest] [--count N] [--quick]
+    python benchmarks/verifier.py [lies] [honest] [--count N] [--seeds N] [--every N] [--queries N]
 
 A lie is a box that is nearly the model. Its size is its function error in units of the box's own
 precision: root mean squares over a fixed broad distribution of queries (six lengths up to 200,
 tokens from 0.3 to 10 natural lengths, 24 cells), the largest ratio of all cells. The box's
 precision in a cell is what a unit roundoff of tokens and parameters, noise and rounding of answers
-do there. The figures of docs/verification.md come from here.
+do there. The figures of docs/methods/verification.md come from here.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import SingleHead
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import perturb_model
 from keyhole.models.random import attention
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.wrappers.degrade import Noisy, Rounded, round_bits
 from keyhole.recovery import recover
-from keyhole.verification.tolerance import disturbed
 from keyhole.verification.verify import verify
 from networks import layer
 
@@ -78,12 +79,12 @@ def broad(model: Any) -> Iterator[np.ndarray]:
 def function_error(truth: Truth, function: Function) -> float:
     """Size of a lie in units of the box's precision."""
     rng, worst, exact = np.random.default_rng(7), 0.0, truth.precision
-    others = [disturbed(truth.model, None, exact.relative, rng) for _ in range(COPIES)]
+    others = list(islice(perturb_model(truth.model, None, exact.relative, rng), COPIES))
     for tokens in broad(truth.model):
         answers = truth.model(tokens)
         blurred = tokens * (1.0 + exact.relative * rng.standard_normal(tokens.shape))
         spread = np.mean([(other(blurred) - answers) ** 2 for other in others])
-        spread += exact.floor**2 + exact.relative**2 * np.mean(answers**2)
+        spread += exact.error_floor**2 + exact.relative**2 * np.mean(answers**2)
         worst = max(worst, float(np.sqrt(np.mean((function(tokens) - answers) ** 2) / spread)))
     return worst
 
@@ -181,38 +182,38 @@ def truths(seed: int) -> Iterator[Truth]:
             yield Truth(f"{name}, {kind}", model, precision)
 
 
-def power(count: int) -> None:
-    """Detection rate by size of the lie, kind and number of queries."""
+def power(count: int, every: int, counts: list[int]) -> None:
+    """Detection rate by size of the lie, kind and number of queries, of every n-th lie."""
     by_size: dict[Any, list[bool]] = defaultdict(list)
     by_kind: dict[Any, list[bool]] = defaultdict(list)
     by_truth: dict[Any, list[bool]] = defaultdict(list)
     for seed in range(count):
         for truth in truths(seed):
-            for kind, function in lies(truth, seed):
+            for kind, function in islice(lies(truth, seed), seed % every, None, every):
                 size = function_error(truth, function)
                 decade = next(i for i, d in enumerate(DECADES) if size < d)
-                for queries in QUERIES:
+                for queries in counts:
                     box = truth.box(function)
                     stated = truth.precision
                     verdict = verify(box, truth.model, queries=queries, precision=stated, seed=seed)
                     by_size[decade, queries].append(not verdict.agrees)
-                    if size < 1 and not verdict.agrees and queries == QUERIES[-1]:
+                    if size < 1 and not verdict.agrees and queries == counts[-1]:
                         print(f"  below: {truth.name}: {kind}, size {size:.3g}", flush=True)
                     if size > 100:
                         by_kind[kind.split(" by")[0], queries].append(not verdict.agrees)
                         by_truth[truth.name, queries].append(not verdict.agrees)
-                        if verdict.agrees and queries == QUERIES[-1]:
+                        if verdict.agrees and queries == counts[-1]:
                             print(f"  missed: {truth.name}: {kind}, size {size:.3g}", flush=True)
-    print("\nsize of the lie     boxes " + "".join(f"{q:>9d}" for q in QUERIES))
+    print("\nsize of the lie     boxes " + "".join(f"{q:>9d}" for q in counts))
     for i, top in enumerate(DECADES):
         low = DECADES[i - 1] if i else 0
-        show(f"{low:.0e} to {top:.0e}", [by_size[i, q] for q in QUERIES])
+        show(f"{low:.0e} to {top:.0e}", [by_size[i, q] for q in counts])
     print("\nlies beyond 100 precisions, by kind")
     for table in (by_kind, by_truth):
         for name in sorted({key for key, _ in table}):
-            show(name, [table[name, q] for q in QUERIES])
+            show(name, [table[name, q] for q in counts])
         print()
-    columns = [[v for (_, k), vs in by_kind.items() if k == q for v in vs] for q in QUERIES]
+    columns = [[v for (_, k), vs in by_kind.items() if k == q for v in vs] for q in counts]
     show("all", columns)
 
 
@@ -310,11 +311,13 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", help="lies, honest; default both")
     parser.add_argument("--count", type=int, default=500, help="honest boxes")
     parser.add_argument("--seeds", type=int, default=3, help="models of each kind")
+    parser.add_argument("--every", type=int, default=1, help="every n-th lie alone")
+    parser.add_argument("--queries", type=int, nargs="+", default=list(QUERIES), help="fresh ones")
     options = parser.parse_args()
     jobs = options.jobs or ["lies", "honest"]
     start = time.process_time()
     if "lies" in jobs:
-        power(options.seeds)
+        power(options.seeds, options.every, options.queries)
     if "honest" in jobs:
         false_alarms(options.count)
     print(f"{time.process_time() - start:.0f} s of one core")
