@@ -25,12 +25,6 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import recover
 from keyhole.results import Recovery
 
-HONEST, HONEST_LENGTH = 512, 8  # random sequences on which functions are compared
-OVERHEAD = 40  # queries of an attack beside the unknowns: precision, offset, verification
-FEWEST_BITS = 4  # labels: one multiple of the unknowns buys one bit; fewer are not worth showing
-MOST_BITS = 40
-ENOUGH = 1e-9  # relative standard error below which nobody would pay for another run
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -75,11 +69,14 @@ class Plan:
         elif "label" in names and _labels() is None:
             names.remove("label")
             notes.append("label: left out, this installation has no learner for labels.")
+        # labels: one multiple of the unknowns buys one bit; fewer are not worth showing
+        fewest_bits = 4
+        most_bits = 40
         return [
             Cell(name, bounded, multiple, repeat)
             for multiple in sorted(self.multiples, reverse=True)
             for name in names
-            if name != "label" or FEWEST_BITS <= multiple <= MOST_BITS
+            if name != "label" or fewest_bits <= multiple <= most_bits
             for bounded in ((True, False) if self.unbounded else (True,))
             for repeat in range(self.repeats)
         ], notes
@@ -140,7 +137,8 @@ def finite(number: float) -> float | None:
 def honest_tokens(model: Attention, norm: float, seed: int) -> Array:
     """Random sequences that stand for honest use, the same for every cell of a plan."""
     rng = np.random.default_rng([seed, 1])
-    tokens = rng.standard_normal((HONEST, HONEST_LENGTH, model.width)) / np.sqrt(model.width)
+    sequences, length = 512, 8
+    tokens = rng.standard_normal((sequences, length, model.width)) / np.sqrt(model.width)
     lengths = np.linalg.norm(tokens, axis=2, keepdims=True)
     size = min(norm, model.natural_length())
     return np.asarray(tokens * size * np.minimum(1.0, 1.0 / np.maximum(lengths, TINY)))
@@ -172,9 +170,11 @@ def attack(box: Any, model: Attention, cell: Cell, seed: int) -> tuple[Any, int,
     learner = learner_for(model, Protection.parse(cell.protection), cell.multiple)
     labels = cell.protection == "label"
     unit = max(learner.expected_queries(box.spec) or 0, unknowns(model))
-    budget = None if labels else cell.multiple * unit + model.width + OVERHEAD
+    overhead = 40  # queries of an attack beside the unknowns: precision, offset, verification
+    budget = None if labels else cell.multiple * unit + model.width + overhead
     runs: list[Recovery] = []
     spent, outcome, reason = 0, "", ""
+    precise_enough = 1e-9  # relative standard error below which nobody would pay for another run
     while True:
         left = None if budget is None else budget - spent
         try:
@@ -189,7 +189,7 @@ def attack(box: Any, model: Attention, cell: Cell, seed: int) -> tuple[Any, int,
         if run.model is None:
             break
         runs.append(run)
-        enough = run.errors is None or loosest(run) < ENOUGH or len(model.heads) > 1
+        enough = run.errors is None or loosest(run) < precise_enough or len(model.heads) > 1
         if enough or budget is None or spent + run.ledger.paid > budget:
             break
     return (averaged(runs) if runs else None), spent, outcome, reason

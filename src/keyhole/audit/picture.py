@@ -14,7 +14,6 @@ from keyhole.extras import need
 from keyhole.models.files import replacing
 
 SUFFIXES = (".png", ".svg", ".pdf")
-SMALLEST = 1e-16  # errors below are drawn here: they are rounding
 DOMAINS = ((True, "tokens of norm at most {norm:.3g}"), (False, "tokens of any size"))
 
 
@@ -96,13 +95,14 @@ def draw(audit: Audit, path: str | Path) -> Path:
 
 
 def _panel(axis: Any, here: list[Row]) -> None:
+    smallest = 1e-16  # errors below are drawn here: they are rounding
     for number, name in enumerate(dict.fromkeys(row.protection for row in here)):
         mine = [row for row in here if row.protection == name]
         done = [r for r in mine if r.parameter_error is not None and r.function_error is not None]
         colour, queries = f"C{number % 10}", [row.queries for row in done]
         marker = "os"[number // 10 % 2]
-        parameters = [max(row.parameter_error or 0.0, SMALLEST) for row in done]
-        answers = [max(row.function_error or 0.0, SMALLEST) for row in done]
+        parameters = [max(row.parameter_error or 0.0, smallest) for row in done]
+        answers = [max(row.function_error or 0.0, smallest) for row in done]
         axis.plot(queries, parameters, marker=marker, color=colour, label=mine[0].title, ms=4)
         axis.plot(queries, answers, marker=marker, color=colour, linestyle=":", ms=3, alpha=0.6)
     axis.axhline(1.0, color="grey", linewidth=0.5)

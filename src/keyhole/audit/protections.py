@@ -7,11 +7,11 @@ import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import InvalidArgument
+from keyhole.measurement.noise import FORMATS
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.degrade import Labels, Noisy, Rounded
 
-BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of the significand
 DEFAULT = (
     "float64",
     "float32",
@@ -46,8 +46,9 @@ class Protection:
         """
         head, _, tail = text.strip().partition(":")
         try:
-            if head in BITS and not tail:
-                return cls("bits", BITS[head], head)
+            significands = dict(FORMATS)
+            if head in significands and not tail:
+                return cls("bits", significands[head], head)
             if head == "label" and not tail:
                 return cls("label", 0.0, "label")
             if head == "decimals" and 0 <= int(tail) <= 15:

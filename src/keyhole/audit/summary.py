@@ -1,5 +1,6 @@
 """What an audit found: one row per protection and number of queries, and a sentence of advice."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -7,9 +8,9 @@ from typing import Any
 
 from keyhole.audit.protections import Protection
 from keyhole.audit.sweep import FORMAT, Audit
+from keyhole.text import clean
 
 HELPS = 0.1  # a copy that is off by this much of the answers' root mean square is no copy
-LEAST_PERCENT = 1e-3  # shares below are told as a power of ten
 LEAKS = 1e-2  # and one this close does the model's work
 
 
@@ -127,7 +128,8 @@ def _strongest(table: Any) -> list[Row]:
 
 
 def _share(number: float) -> str:
-    return f"{number:.2%}" if number >= LEAST_PERCENT else f"a fraction {number:.0e}"
+    least_percent = 1e-3  # shares below are told as a power of ten
+    return f"{number:.2%}" if number >= least_percent else f"a fraction {number:.0e}"
 
 
 def to_json(audit: Audit) -> dict[str, Any]:
@@ -143,3 +145,23 @@ def to_json(audit: Audit) -> dict[str, Any]:
         "notes": list(audit.notes),
         "advice": advice(table, audit.max_norm),
     }
+
+
+def show_rows(audit: Audit) -> str:
+    """The audit as a table of HTML, for notebooks and pages."""
+    names = ("tokens", "answers as", "queries", "outcome", "parameters", "answers", "honest change")
+    lines = [f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"]
+    found = rows(audit)
+    for row in found:
+        errors = (row.parameter_error, row.function_error)
+        cells = (
+            f"norm ≤ {audit.max_norm:.3g}" if row.bounded else "any size",
+            row.title,
+            f"{row.queries:,}",
+            row.outcome.lower().replace("_", " "),
+            *("–" if error is None else f"{error:.1e}" for error in errors),
+            f"{row.cost:.1e}",
+        )
+        lines.append(f"<tr>{''.join(f'<td>{html.escape(clean(c))}</td>' for c in cells)}</tr>")
+    text = " ".join((*[advice(found, audit.max_norm)], *audit.notes))
+    return f"<div><table>{''.join(lines)}</table><p>{html.escape(clean(text))}</p></div>"

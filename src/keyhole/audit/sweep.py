@@ -51,6 +51,11 @@ class Audit:
     notes: tuple[str, ...]
     resumed: int = 0
 
+    def _repr_html_(self) -> str:
+        from keyhole.audit.summary import show_rows  # which reads audits
+
+        return show_rows(self)
+
 
 def run_audit(
     model: Attention,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyhole.cli.ending import check_file, kept, leave, tell
+from keyhole.cli.target import LANGUAGE, open_named_language_model
 
 if TYPE_CHECKING:
     from keyhole.models.attention import Attention
@@ -18,8 +19,9 @@ def audit(
     model: Annotated[
         str,
         typer.Argument(
-            help="A model you own: a saved keyhole model, a run's folder, or "
-            "`package.module:attribute` (imports that code).",
+            help="A model you own: a saved keyhole model, a run's folder, `hf:FOLDER#part`, "
+            "`package.module:attribute` (imports that code; a torch module's weights are read), or "
+            "the address of a language model.",
             show_default=False,
         ),
     ],
@@ -51,6 +53,37 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Write the plot here (.png, .svg or .pdf).")
     ] = None,
+    language_model: Annotated[
+        bool,
+        typer.Option(
+            "--language-model",
+            help="MODEL takes the numbers of tokens: it is audited behind six interfaces. An "
+            "address always is one.",
+            rich_help_panel=LANGUAGE,
+        ),
+    ] = False,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Size of its vocabulary.", rich_help_panel=LANGUAGE),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Its longest prompt.", rich_help_panel=LANGUAGE)
+    ] = None,
+    price: Annotated[
+        float, typer.Option(min=0.0, help="Money per million tokens.", rich_help_panel=LANGUAGE)
+    ] = 0.0,
+    most: Annotated[
+        int,
+        typer.Option(
+            min=1000,
+            help="Most questions of one attack; dearer ones are computed.",
+            rich_help_panel=LANGUAGE,
+        ),
+    ] = 20_000,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the page here: one HTML file."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -61,10 +94,15 @@ def audit(
     from keyhole.audit.summary import to_json
     from keyhole.audit.sweep import run_audit
 
+    if language_model or tokens is not None or model.lower().startswith(("http://", "https://")):
+        audit_language(model, tokens, max_length, price, most, report, seed, as_json)
+        return
     owned = owned_model(model)
     if plot is not None:
         checked_plot(plot)
         check_file("--plot", plot)
+    if report is not None:
+        check_file("--report", report)
     plan = Plan(
         protections=DEFAULT if protections is None else words(protections),
         multiples=numbers(multiples),
@@ -78,6 +116,12 @@ def audit(
             owned, plan, store=store, workers=workers, scheduler=scheduler, progress=progress
         )
     failed = None if plot is None else kept("--plot", plot, lambda: draw(found, plot))
+    if report is not None and failed is None:
+        from keyhole.report.simple_page import write_simple_page
+
+        body, place = found._repr_html_(), report
+        title = "How exposed is this model?"
+        failed = kept("--report", place, lambda: write_simple_page(title, body, place))
     if as_json:
         tell(to_json(found), failed)
         leave(failed)
@@ -91,26 +135,64 @@ def audit(
         console.print(f"plot: {plot}", markup=False, highlight=False)
 
 
+def audit_language(
+    target: str,
+    tokens: int | None,
+    max_length: int | None,
+    price: float,
+    most: int,
+    report: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """A language model: one at hand behind six interfaces, or an endpoint as it is."""
+    from rich.console import Console
+
+    from keyhole.audit.language_model import audit_language_model
+    from keyhole.audit.language_model_page import show, write_page
+    from keyhole.oracles.language_model.function import TokenFunction
+
+    if report is not None:
+        check_file("--report", report)
+
+    def progress(step: str) -> None:
+        if not as_json:
+            sys.stderr.write(f"{step}\n")
+
+    with open_named_language_model(target, tokens, max_length, None, {}) as box:
+        logits = box.function if isinstance(box, TokenFunction) else None
+        found = audit_language_model(
+            box, logits=logits, price=price, most=most, seed=seed, progress=progress
+        )
+    failed = None if report is None else kept("--report", report, lambda: write_page(found, report))
+    if as_json:
+        tell(found.to_json(), failed)
+    else:
+        Console().print(show(found))
+    leave(failed)
+
+
 def owned_model(target: str) -> "Attention":
     """The model to audit. Its parameters must be known: they are what the attack is judged by."""
-    from importlib import import_module
-
     from keyhole.errors import InvalidArgument
     from keyhole.models.attention import Attention
-    from keyhole.results import Recovery, load
+    from keyhole.models.export import from_hf, from_torch
+    from keyhole.oracles.open import load_named
+    from keyhole.oracles.torch import is_module
+    from keyhole.results import load
 
-    module, colon, attribute = target.partition(":")
     value: Any
-    if colon and not Path(target).exists():
-        try:
-            value = import_module(module)
-            for name in attribute.split("."):
-                value = getattr(value, name)
-        except (ImportError, AttributeError) as error:
-            raise InvalidArgument(f"cannot import {target}: {error}") from error
+    if target.startswith("hf:"):
+        from keyhole.oracles.hugging_face import load_folder
+
+        folder, _, part = target.removeprefix("hf:").partition("#")
+        value = from_hf(load_folder(folder), part or 0)
+    elif ":" in target:
+        value = load_named(target)
+        value = from_torch(value) if is_module(value) else value
     else:
         value = load(target)
-        value = value.model if isinstance(value, Recovery) else value
+        value = getattr(value, "model", value)
     if not isinstance(value, Attention):
         raise InvalidArgument(
             f"an audit compares with the true parameters, so it needs a keyhole.Attention; "

@@ -1,7 +1,9 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
-from dataclasses import asdict
+import secrets
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,52 +12,30 @@ import typer
 from keyhole.cli.audit import audit
 from keyhole.cli.bench import bench
 from keyhole.cli.ending import check_places, finish, how_to_resume
-from keyhole.cli.main import DIFFERS, OK, app
-from keyhole.cli.options import Json, Out, Report, Seed
+from keyhole.cli.layers import layers
+from keyhole.cli.main import Exit, app
+from keyhole.cli.options import Json, Out, Price, Report, Seed
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 from keyhole.cli.target import Box, asks_a_box
 
-LEARNERS = {  # command-line name -> public name
-    "auto": "Auto",
-    "single-head": "SingleHead",
-    "low-rank": "LowRank",
-    "multi-head": "MultiHead",
-    "label-only": "LabelOnly",
-    "relu-network": "ReluNetworkLearner",
-    "mlp": "MlpLearner",
-    "transformer": "Transformer",
-}
 
+def named_learner(name: str, exact: bool | None = None, **options: Any) -> Any:
+    """The learner behind a command-line name, with the options that were given."""
+    from keyhole.learners.names import make_learner
 
-METHODS = {  # learners with a choice of method
-    "low-rank": ("adaptive", "convex"),
-    "transformer": ("segment", "antisymmetric"),
-}
-
-
-def named_learner(name: str, *, exact: bool | None = None, method: str | None = None) -> Any:
-    """The learner behind a command-line name, with the options that it has."""
-    import keyhole
-    from keyhole.errors import InvalidArgument
-
-    if name not in LEARNERS:
-        raise InvalidArgument(f"unknown learner {name!r}; choose from {', '.join(LEARNERS)}")
-    options: dict[str, Any] = {}
-    if method is not None:
-        if method not in METHODS.get(name, ()):
-            known = ", ".join(f"{key}: {' or '.join(names)}" for key, names in METHODS.items())
-            raise InvalidArgument(f"{name} has no method {method!r}; there are {known}")
-        options["method"] = method
+    given = {option: value for option, value in options.items() if value is not None}
     if exact is not None:
-        if name == "relu-network":
-            options["exact"] = exact
-        elif name == "transformer":
-            options["ffn"] = keyhole.ReluNetworkLearner(exact=exact)
-        else:
-            raise InvalidArgument(f"--exact is for relu-network and transformer, not for {name}")
-    return getattr(keyhole, LEARNERS[name])(**options)
+        network = make_learner("relu-network", exact=exact)
+        given |= {"ffn": network} if name == "transformer" else {"exact": exact}
+    return make_learner(name, **given)
+
+
+def complete_learner() -> list[str]:
+    from keyhole.learners.names import LEARNERS
+
+    return list(LEARNERS)
 
 
 @app.command(epilog="Example: `keyhole demo --width 48`")
@@ -99,7 +79,7 @@ def recover(
     box: Box,
     learner: Annotated[
         str,
-        typer.Option(help="Which family to assume.", autocompletion=lambda: list(LEARNERS)),
+        typer.Option(help="Which family to assume.", autocompletion=complete_learner),
     ] = "auto",
     exact: Annotated[
         bool | None,
@@ -107,6 +87,11 @@ def recover(
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="segment, antisymmetric (transformer); adaptive, convex.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads, where it is known.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of a score, where it is known.")] = None,
+    neurons: Annotated[
+        int | None, typer.Option(help="Number of neurons, where it is known.")
     ] = None,
     budget: Annotated[int | None, typer.Option(help="Hard limit on queries.")] = None,
     journal: Annotated[
@@ -116,18 +101,28 @@ def recover(
     report: Report = None,
     seed: Seed = 0,
     verify: Annotated[bool, typer.Option(help="Compare with fresh answers.")] = True,
+    price: Price = None,
     as_json: Json = False,
 ) -> None:
     """Recovers the model behind TARGET and says whether it is the box."""
     from keyhole.cli.interrupt import Stop
+    from keyhole.learners.names import public_name
+
+    public_name(learner)  # a slip of the pen costs no import
     from keyhole.cli.progress import shown
     from keyhole.recovery import recover as run
 
     check_places(out, report)
-    with box.opened() as oracle, shown(not as_json) as progress, Stop(progress) as stop:
+    if box.speaks and learner == "auto":
+        learner = "output-layer"
+    with (
+        box.opened(journal=journal) as oracle,
+        shown(not as_json) as progress,
+        Stop(progress) as stop,
+    ):
         recovery = run(
             oracle,
-            named_learner(learner, exact=exact, method=method),
+            named_learner(learner, exact, method=method, heads=heads, rank=rank, neurons=neurons),
             budget=budget,
             journal=journal,
             seed=seed,
@@ -135,37 +130,84 @@ def recover(
             progress=stop,
             throw=False,
         )
+    if price is not None:
+        money = recovery.ledger.money(price)
+        recovery = replace(recovery, details={**recovery.details, "money": money})
+    if recovery.outcome.name == "REJECTED" and (hint := name_parts_to_open(box.target)):
+        recovery = replace(recovery, notes=(*recovery.notes, hint))
     resume = how_to_resume(recovery, journal)
     if resume is not None:
         typer.echo(resume, err=True)
     finish(recovery, as_json, out, report)
 
 
-def with_errors(path: Path) -> tuple[Any, Any]:
-    """A saved model and its standard errors, where its run recorded them: without them, a
-    recovered model is taken for exact to the last digit, which it is not."""
+def name_parts_to_open(target: str | None) -> str:
+    """For a whole model that was refused: parts of it that are attention."""
+    from keyhole.targets import FOLDER, weight_names
+
+    if target is None or not target.startswith(FOLDER) or "#" in target:
+        return ""
+    words = [name.split(".") for name in weight_names(Path(target.removeprefix(FOLDER)))]
+    known = ("self", "attn", "self_attn", "attention")
+    ends = [max((k for k, w in enumerate(one) if w in known), default=-1) for one in words]
+    found = [".".join(one[: k + 1]) for one, k in zip(words, ends, strict=True) if k >= 0]
+    if not found:
+        return ""
+    return f"This is a whole model. A part of it is asked as {target}#{found[0]}."
+
+
+def saved_claim(path: Path) -> Any:
+    """The run that a saved model belongs to, with its standard errors: without them, a recovered
+    model is taken for exact to the last digit, which it is not. The model where there is none."""
     from keyhole.errors import InvalidArgument
     from keyhole.results import RUN_FILE, Recovery, load
 
     whole = path.name == "model.safetensors" and (path.parent / RUN_FILE).is_file()
     loaded = load(path.parent if whole else path)
-    if not isinstance(loaded, Recovery):
-        return loaded, None
-    if loaded.model is None:
+    if isinstance(loaded, Recovery) and loaded.model is None:
         raise InvalidArgument(f"the run in {path} ended without a model ({loaded.outcome.name})")
-    return loaded.model, loaded.errors
+    return loaded
+
+
+def read_seed(text: str) -> int:
+    """A seed, or a random one."""
+    if text == "random":
+        return secrets.randbits(32)
+    if not text.isdecimal():
+        raise typer.BadParameter(f"a whole number or random, got {text!r}", param_hint="--seed")
+    return int(text)
+
+
+def model_digest(model: Any) -> str:
+    """What names the parameters of a model."""
+    from keyhole.arrays import digest
+
+    return f"{type(model).__name__} {digest(*model.to_arrays().values()).hex()}"
 
 
 @app.command(
     epilog="Examples: `keyhole verify run/model.safetensors mypackage.models:head` · "
-    "`keyhole verify run https://host/v2/models/head --token-env HOST_TOKEN`"
+    "`keyhole verify run https://host/v2/models/head --token-env HOST_TOKEN` · "
+    "`keyhole verify run https://host/v2/models/head --seed random --junit verdict.xml`"
 )
 @asks_a_box
 def verify(
     model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
     box: Box,
     queries: Annotated[int | None, typer.Option(help="Fresh queries to ask.")] = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER|random",
+            help="The same seed asks the same queries; with random, a new one that is told.",
+        ),
+    ] = "0",
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
+    sarif: Annotated[Path | None, typer.Option(help="Write SARIF here.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a summary for a pull request here.")
+    ] = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Is the box behind TARGET this model?"""
@@ -173,22 +215,44 @@ def verify(
     from rich.text import Text
 
     from keyhole.oracles.wrappers.validate import Validator
+    from keyhole.report import continuous
     from keyhole.report.terminal import counterexample
-    from keyhole.results import plain
     from keyhole.verification.verify import verify as compare
 
-    claimed, errors = with_errors(model)
-    with box.opened(getattr(claimed, "width", None)) as oracle:
-        verdict = compare(Validator(oracle), claimed, errors=errors, queries=queries, seed=seed)
+    number = read_seed(seed)
+    if not model.exists() and box.target is not None and Path(box.target).exists():
+        model, box = Path(box.target), replace(box, target=str(model))  # the other way round
+        box.check()
+    claimed = saved_claim(model)
+    truth = getattr(claimed, "model", claimed)
+    with box.opened(getattr(truth, "width", None)) as oracle:
+        verdict = compare(Validator(oracle), claimed, queries=queries, seed=number)
+        facts = {
+            "box": oracle.spec.identity,
+            "model": model_digest(truth),
+            "seed": number,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    for path, write in (
+        (junit, continuous.to_junit),
+        (sarif, continuous.to_sarif),
+        (markdown, continuous.to_markdown),
+    ):
+        if path is not None:
+            path.write_text(write(verdict, facts), "utf-8")
+    if report is not None:
+        from keyhole.report.simple_page import write_simple_page
+
+        write_simple_page(f"The box {verdict.word}", continuous.to_html(verdict, facts), report)
     if as_json:
-        typer.echo(json.dumps(plain(vars(verdict))))
+        typer.echo(json.dumps(continuous.to_record(verdict, facts)))
     else:
         console = Console()
         word = Text(verdict.word, style="green" if verdict.agrees else "red")
         console.print(Text.assemble("The box ", word, f". {verdict.bound}"))
         if verdict.counterexample is not None:
             console.print(counterexample(verdict.counterexample))
-    raise typer.Exit(OK if verdict.agrees else DIFFERS)
+    raise typer.Exit(Exit.OK if verdict.agrees else Exit.DIFFERS)
 
 
 @app.command(
@@ -201,18 +265,22 @@ def check(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What can this box do: outputs, lengths, determinism, precision. Asks some fifteen
-    queries."""
+    """What can this box do: outputs, lengths, determinism, precision, which family it looks like,
+    whether `recover` has a learner for it. Asks some thirty queries."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from keyhole.measurement.language_model import examine_language_model
     from keyhole.measurement.noise import examine
     from keyhole.oracles.wrappers.validate import Validator
     from keyhole.results import plain
 
     with box.opened() as oracle:
-        found = plain(examine(Validator(oracle), seed))
+        if box.speaks:
+            found = plain(examine_language_model(oracle, seed))
+        else:
+            found = plain(examine(Validator(oracle), seed) | check_family(oracle, seed))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -222,11 +290,43 @@ def check(
     Console().print(table)
 
 
+def check_family(oracle: Any, seed: int) -> dict[str, Any]:
+    """The family that recover will start from, by the same queries, or why it will refuse."""
+    import numpy as np
+
+    from keyhole.errors import KeyholeError
+    from keyhole.learners.auto import judge_family
+    from keyhole.measurement.family import examine_family
+    from keyhole.oracles.wrappers.count import QueryCounter
+    from keyhole.oracles.wrappers.validate import Validator
+
+    domain = oracle.spec.domain
+    if domain.vocabulary is not None or domain.radius <= 0:
+        return {"family": "single head (tokens are given: the smallest family is tried)"}
+    counter = QueryCounter(Validator(oracle))
+    try:
+        facts = examine_family(counter, np.random.default_rng(seed).spawn(1)[0])
+    except KeyholeError as error:
+        return {"family": None, "recover": f"no: {error}"}
+    family, refusal = judge_family(counter, facts)
+    verdict = f"will try: {family}" if family else f"no: {refusal}"
+    found = " ".join(facts.sentences)
+    return {"family": family or None, "found": found, "recover": verdict, "asked": counter.paid}
+
+
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
+app.command(
+    epilog="Example: `keyhole layers hf:my-bert --part attention.self --learner multi-head "
+    "--dtype float64 --out runs`"
+)(layers)
 app.command(epilog="Example: `keyhole report run --out report.html`")(report)
-app.command(epilog="Example: `keyhole bench --heads 3 --seconds 1`")(bench)
-app.command(epilog="Example: `keyhole audit run/model.safetensors --plot audit.png`")(audit)
+app.command(epilog="Example: `keyhole bench single-head --quick --seconds 1`")(bench)
+app.command(
+    epilog="Examples: `keyhole audit run/model.safetensors --plot audit.png` · "
+    "`keyhole audit http://localhost:8080 --price 0.5 --report audit.html` · "
+    "`keyhole audit mypackage.models:logits --language-model`"
+)(audit)
 
 
 @app.command(epilog="Example: `keyhole learn examples.npz --out run`")
@@ -283,7 +383,8 @@ def identifiability(
     from keyhole.results import plain
     from keyhole.verification.identifiability import identifiability as examine
 
-    found, _ = with_errors(model)
+    claimed = saved_claim(model)
+    found = getattr(claimed, "model", claimed)
     if not isinstance(found, Attention):
         raise InvalidArgument(f"{model} holds a {type(found).__name__}, not attention")
     known = examine(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from keyhole.cli.main import BUDGET, DIFFERS, OK, ORACLE, STOPPED, error_record, exit_code
+from keyhole.cli.main import Exit, error_record, exit_code
 from keyhole.cli.options import typed
 from keyhole.errors import InvalidArgument
 
@@ -104,14 +104,18 @@ def outcome_code(recovery: "Recovery") -> int:
 
     unasked = recovery.verdict is None
     codes = {
-        Outcome.RECOVERED: OK,
+        Outcome.RECOVERED: Exit.OK,
         # as asked with --no-verify; no query was left for it; noise hides what it would tell
-        Outcome.UNVERIFIED: OK if not recovery.reason else BUDGET if unasked else DIFFERS,
-        Outcome.ORACLE_FAILED: ORACLE,
-        Outcome.BUDGET_EXHAUSTED: BUDGET,
-        Outcome.INTERRUPTED: STOPPED,
+        Outcome.UNVERIFIED: Exit.OK
+        if not recovery.reason
+        else Exit.BUDGET
+        if unasked
+        else Exit.DIFFERS,
+        Outcome.ORACLE_FAILED: Exit.ORACLE,
+        Outcome.BUDGET_EXHAUSTED: Exit.BUDGET,
+        Outcome.INTERRUPTED: Exit.STOPPED,
     }
-    return codes.get(recovery.outcome, DIFFERS)
+    return codes.get(recovery.outcome, Exit.DIFFERS)
 
 
 def how_to_resume(recovery: "Recovery", journal: Path | None) -> str | None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STDERR = 2
-
 
 class Stop:
     """Turns the first Ctrl-C into an end after the batch under way, the second into an end now.
@@ -44,8 +42,9 @@ class Stop:
             raise KeyboardInterrupt
         self.requested = True
         # not through sys.stderr: the signal may have come while that was being written to
+        stderr = 2
         os.write(
-            STDERR,
+            stderr,
             f"\nkeyhole: finishing the {self.under_way} queries under way; Ctrl-C again stops "
             "at once\n".encode(),
         )

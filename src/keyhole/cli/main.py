@@ -3,6 +3,7 @@
 import json
 import sys
 import traceback
+from enum import IntEnum
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,17 @@ from keyhole import __version__
 from keyhole.errors import BudgetExhausted, Interrupted, KeyholeError, OracleError
 from keyhole.text import clean
 
-OK, DIFFERS, USAGE, ORACLE, BUDGET, FAULT, STOPPED = 0, 1, 2, 3, 4, 70, 130
+
+class Exit(IntEnum):
+    """How a command ended, for scripts."""
+
+    OK = 0  # recovered, agrees
+    DIFFERS = 1  # rejected, differs
+    USAGE = 2
+    ORACLE = 3  # the box failed
+    BUDGET = 4
+    FAULT = 70  # of Keyhole's own
+    STOPPED = 130  # by Ctrl-C
 
 
 class Commands(TyperGroup):
@@ -62,14 +73,14 @@ def _root(
 
 def exit_code(error: BaseException) -> int:
     if isinstance(error, BudgetExhausted):
-        return BUDGET
+        return Exit.BUDGET
     if isinstance(error, OracleError):
-        return ORACLE
+        return Exit.ORACLE
     if isinstance(error, Interrupted):
-        return STOPPED
+        return Exit.STOPPED
     if isinstance(error, (KeyholeError, OSError, MemoryError)):
-        return USAGE
-    return int(getattr(error, "exit_code", FAULT))  # typer's own errors tell
+        return Exit.USAGE
+    return int(getattr(error, "exit_code", Exit.FAULT))  # typer's own errors tell
 
 
 def sentence(error: BaseException) -> str:
@@ -110,4 +121,4 @@ def main() -> None:
             "the lines above",
             err=True,
         )
-        raise SystemExit(FAULT) from error
+        raise SystemExit(Exit.FAULT) from error

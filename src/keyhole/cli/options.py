@@ -15,6 +15,10 @@ MaxLength = Annotated[int | None, typer.Option(help="Longest sequence the box ac
 MaxNorm = Annotated[float | None, typer.Option(help="Largest token norm the box accepts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed asks the same queries.")]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Money per million tokens, of a language model's prompts."),
+]
 Out = Annotated[Path | None, typer.Option(help="Save the run (model, errors, verdict) here.")]
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write a report to look at: one HTML file.")

@@ -117,6 +117,7 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
         kinds = {
             "attention": "single tokens act linearly: attention",
             "network": "single tokens bend, the rest does not matter: a network",
+            "smooth network": "single tokens act smoothly: a network with GELU, SiLU or the like",
             "layer": "single tokens bend, and the rest matters: attention and a network",
             "labels": "every answer is a label",
         }

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 QUIET_SECONDS = 5.0  # between two plain lines
-SETTLED = 0.5  # seconds before which a rate is no measurement
 
 Told = Callable[[Any], None]
 
@@ -35,7 +34,8 @@ def shown(enabled: bool = True) -> Iterator[Told | None]:
         task = bar.add_task("starting", total=1, words="")
 
         def update(event: Any) -> None:
-            total = max(event.expected or event.asked, event.asked, 1)
+            known = event.expected or event.at_most or event.asked
+            total = max(known, event.asked, 1)
             words = asking(event).partition(": ")[2]
             bar.update(
                 task, description=event.stage, completed=event.asked, total=total, words=words
@@ -63,12 +63,16 @@ def asking(event: Any) -> str:
     """score: 1,038 of about 1,160 queries, 850/s, 1 s left"""
     expected = event.expected or 0
     of = f" of about {expected:,}" if expected >= event.asked > 0 else ""
+    if not expected and (event.at_most or 0) >= event.asked > 0:
+        of = f" of at most {event.at_most:,}"
     text = f"{event.stage}: {event.asked:,}{of} queries"
-    if event.seconds < SETTLED or not event.asked:
+    settled = 0.5  # seconds before which a rate is no measurement
+    if event.seconds < settled or not event.asked:
         return text
     rate = event.asked / event.seconds
     text += f", {rate:,.0f}/s" if rate >= 1 else f", {1 / rate:,.1f} s each"
-    return text + (f", {left((expected - event.asked) / rate)} left" if of else "")
+    known = expected >= event.asked
+    return text + (f", {left((expected - event.asked) / rate)} left" if known else "")
 
 
 def fitting(event: Any) -> str:

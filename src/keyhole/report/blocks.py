@@ -13,10 +13,8 @@ import numpy as np
 from keyhole.arrays import Array
 
 SKIPPED = ("labels",)  # the coding of a label-only box is no parameter
-STRIP_ENTRIES = 2**20  # entries of a product held at once: 8 MB
 FULL_SPECTRUM = 1024  # smaller side of a dense matrix up to which all singular values are computed
 LEADING = 64  # singular values of a larger one, by a randomised method
-OVERSAMPLING = 16  # directions beyond those kept: the last one kept is then good to some percent
 ATTENTION = ("score", "key_bias")  # of a Transformer, whose layer has one head
 UNITS = {"heads": "Head", "network": "Network"}
 
@@ -40,7 +38,8 @@ class Matrix:
     def strips(self, height: int = 1) -> Iterator[tuple[int, Array]]:
         """Rows in order, in multiples of `height`."""
         rows, columns = self.shape
-        step = max(1, STRIP_ENTRIES // max(1, columns * height)) * height
+        strip_entries = 2**20  # entries of a product held at once: 8 MB
+        step = max(1, strip_entries // max(1, columns * height)) * height
         for start in range(0, rows, step):
             yield start, self.rows(start, min(rows, start + step))
 
@@ -56,7 +55,9 @@ class Matrix:
         if min(self.shape) <= FULL_SPECTRUM:
             return np.linalg.svd(self.rows(0, self.shape[0]), compute_uv=False), True
         whole = self.right
-        basis = leading_range(whole, LEADING + OVERSAMPLING)
+        # directions beyond those kept: the last one kept is then good to some percent
+        oversampling = 16
+        basis = leading_range(whole, LEADING + oversampling)
         return np.linalg.svd(basis.T @ whole, compute_uv=False)[:LEADING], False
 
 

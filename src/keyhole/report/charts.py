@@ -10,10 +10,7 @@ import numpy as np
 from keyhole.report.blocks import Block
 from keyhole.results import Trace
 
-DOTS = 400  # of one series, at most
 EQUAL = 1e-18  # deviations below are drawn at the foot: equal to the last bit
-ZERO = 1e-17  # singular values below, relative to the largest, are rounding of zero
-TICKS = 6  # along an axis, at most
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,8 @@ class Logarithmic:
         return 100.0 * (1.0 - min(1.0, max(0.0, level)))
 
     def ticks(self) -> tuple[Tick, ...]:
-        step = max(1, -(-(self.high - self.low) // TICKS))
+        ticks = 6  # along an axis, at most
+        step = max(1, -(-(self.high - self.low) // ticks))
         return tuple(
             Tick(self.height(10.0**power), decade(power))
             for power in range(self.low, self.high + 1, step)
@@ -109,10 +107,12 @@ def spectrum_chart(block: Block) -> Chart | None:
         return None
     doubt = None if block.errors is None else block.errors.norm()
     levels = [] if not doubt else [doubt]
-    seen = [float(x) for x in values if x > ZERO * values[0]]
+    zero = 1e-17  # singular values below, relative to the largest, are rounding of zero
+    seen = [float(x) for x in values if x > zero * values[0]]
     axis = Logarithmic.around([*seen, *levels])
     last = len(values)
-    chosen = np.unique(np.linspace(0, last - 1, min(last, DOTS)).astype(int))
+    most_dots = 400  # of one series
+    chosen = np.unique(np.linspace(0, last - 1, min(last, most_dots)).astype(int))
     points = [
         (100.0 * i / (last - 1) if last > 1 else 50.0, axis.height(float(values[i])))
         for i in chosen

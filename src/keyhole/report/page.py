@@ -13,6 +13,7 @@ from keyhole.report.rows import (
     detail_rows,
     error_rows,
     floor,
+    neuron_rows,
     purposes,
     sequence_size,
     worst_error,
@@ -20,7 +21,6 @@ from keyhole.report.rows import (
 from keyhole.results import Outcome, Recovery
 
 CONSTRUCTOR = re.compile(r"\b([A-Z]\w*)\(")  # a learner in the text of another
-LISTED = 4  # numbers of an answer written out
 TONES = {Outcome.RECOVERED: "good", Outcome.UNVERIFIED: "fair", Outcome.ILL_CONDITIONED: "fair"}
 TONES |= {Outcome.INTERRUPTED: "fair", Outcome.BUDGET_EXHAUSTED: "fair"}
 HEADLINES = {
@@ -51,6 +51,7 @@ def page(recovery: Recovery) -> dict[str, Any]:
         "facts": facts(recovery, blocks),
         "parts": parts(blocks),
         "hidden_parts": max(0, len({b.part for b in blocks}) - PARTS_SHOWN),
+        "neurons": neuron_rows(recovery.model),
         "errors": errors,
         "purposes": purposes(recovery),
         "floor": floor(recovery),
@@ -164,8 +165,9 @@ def brief(answer: Any) -> str:
         numbers = np.atleast_1d(np.asarray(answer, dtype=float)).ravel()
     except (TypeError, ValueError):
         return str(answer)
-    shown = "  ".join(f"{x:.12g}" for x in numbers[:LISTED])
-    return shown + (f" … ({numbers.size:,} numbers)" if numbers.size > LISTED else "")
+    listed = 4  # numbers of an answer written out
+    shown = "  ".join(f"{x:.12g}" for x in numbers[:listed])
+    return shown + (f" … ({numbers.size:,} numbers)" if numbers.size > listed else "")
 
 
 def repeat(recovery: Recovery) -> dict[str, str]:

@@ -14,10 +14,7 @@ from keyhole.report.charts import Chart, spectrum_chart
 
 CELLS = 180_000  # of all pictures together: with errors, 2 MB of the file
 SIDE = 256  # cells along a side, at most
-LENGTH = 256  # cells of a vector, at most
-LEAST_LENGTH = 32  # of a vector, however many there are
 PARTS_SHOWN = 64  # heads with pictures; the table of errors lists all
-OPEN_PARTS = 4  # heads shown unfolded
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,12 @@ def parts(blocks: list[Block]) -> list[Part]:
     names = list(dict.fromkeys(block.part for block in blocks))[:PARTS_SHOWN]
     tables = sum(not block.vector for block in blocks if block.part in names)
     side = min(SIDE, int(math.sqrt(CELLS / max(1, tables))))
-    length = min(LENGTH, max(LEAST_LENGTH, CELLS // max(1, 4 * len(blocks))))
+    least_length = 32  # of a vector, however many there are
+    longest = 256  # cells of a vector, at most
+    length = min(longest, max(least_length, CELLS // max(1, 4 * len(blocks))))
+    open_parts = 4  # heads shown unfolded
     return [
-        part([b for b in blocks if b.part == name], side, length, name, place < OPEN_PARTS)
+        part([b for b in blocks if b.part == name], side, length, name, place < open_parts)
         for place, name in enumerate(names)
     ]
 

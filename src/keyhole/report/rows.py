@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from keyhole.arrays import Array
+from keyhole.models.mlp import Mlp, outer_table
 from keyhole.report.blocks import Block
 from keyhole.results import Recovery
-
-DIGITS = 16.0  # decimal digits of float64: a full bar
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class PurposeRow:
 
 def error_rows(blocks: list[Block]) -> list[ErrorRow]:
     rows = []
+    full_bar = 16.0  # decimal digits of float64: a full bar
     for block in blocks:
         if block.errors is None:
             continue
@@ -48,7 +50,7 @@ def error_rows(blocks: list[Block]) -> list[ErrorRow]:
                 brief_number(error),
                 brief_number(error / size) if size > 0 else "–",
                 None if digits is None else max(0.0, digits),
-                0.0 if digits is None else min(1.0, max(0.0, digits / DIGITS)),
+                0.0 if digits is None else min(1.0, max(0.0, digits / full_bar)),
             )
         )
     return rows
@@ -149,6 +151,41 @@ def detail_rows(recovery: Recovery) -> list[tuple[str, str]]:
         elif isinstance(value, (str, int, bool)):
             rows.append((name.replace("_", " "), str(value)))
     return rows
+
+
+@dataclass(frozen=True)
+class NeuronRow:
+    neuron: int
+    norm: str  # of the row that is the argument of the activation
+    bias: str
+    distance: str  # of the plane where the argument is zero
+    outer: str  # norm of the outer weights
+    aligned: str  # largest |cosine| to another neuron's row
+
+
+def neuron_rows(model: Any, most: int = 12) -> list[NeuronRow]:
+    """The neurons of a network that act most, those with the largest product of norms first."""
+    if not isinstance(model, Mlp):
+        return []
+    rows, bias = (model.inner, model.inner_bias)
+    if model.gate is not None and model.gate_bias is not None:
+        rows, bias = model.gate, model.gate_bias
+    norms, outer = np.linalg.norm(rows, axis=1), np.linalg.norm(outer_table(model), axis=0)
+    unit = rows / np.where(norms > 0, norms, 1.0)[:, None]
+    shown = np.argsort(-norms * outer, kind="stable")[:most]
+    cosines = np.abs(unit[shown] @ unit.T)
+    cosines[np.arange(len(shown)), shown] = 0.0
+    return [
+        NeuronRow(
+            int(j),
+            f"{norms[j]:.3g}",
+            f"{bias[j]:.3g}",
+            f"{abs(bias[j]) / norms[j]:.3g}" if norms[j] > 0 else "–",
+            f"{outer[j]:.3g}",
+            f"{cosine.max(initial=0.0):.2f}",
+        )
+        for j, cosine in zip(shown, cosines, strict=True)
+    ]
 
 
 def brief_number(number: float) -> str:

@@ -16,8 +16,6 @@ from keyhole.report.rows import relative_error, sequence_size
 from keyhole.results import Outcome, Recovery, Verdict
 
 PICTURE = 28  # cells along each side of the picture, at most
-COLD, WARM = np.array([59, 111, 212]), np.array([212, 87, 42])  # negative, positive
-PAPER = np.array([24, 24, 28])  # zero
 SIGNS = "Oo.+#"  # from most negative to most positive, where there is no colour
 
 
@@ -70,6 +68,9 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append(("from the journal", f"{ledger.replayed:,}"))
     if ledger.repeated:
         rows.append(("sent again", f"{ledger.repeated:,} after failures"))
+    if ledger.prompt_tokens:
+        requests = f" in {ledger.requests:,} requests" if ledger.requests else ""
+        rows.append(("prompt tokens", f"{ledger.prompt_tokens:,}{requests}"))
     rows.append(("by purpose", ", ".join(f"{k} {v:,}" for k, v in ledger.by_purpose.items())))
     if recovery.errors is not None and recovery.model is not None:
         rows.extend(_error_rows(recovery.model, recovery.errors))
@@ -77,7 +78,8 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append(("box computes in", str(recovery.details["precision"])))
     if recovery.verdict is not None:
         verdict = recovery.verdict
-        rows.append(("verdict", f"{verdict.word} on {verdict.queries} fresh queries"))
+        asked = f"{verdict.word} on {verdict.queries} fresh queries"
+        rows.append(("verdict", asked if verdict.queries else "refused while learning"))
         if verdict.agrees:
             rows.append(("tolerance", state_tolerance_briefly(verdict)))
         if verdict.noticed:
@@ -147,6 +149,8 @@ def reduced(matrix: Array) -> Array:
 
 
 def _colour(level: float) -> str:
-    goal = WARM if level > 0 else COLD
-    red, green, blue = (PAPER + (goal - PAPER) * abs(level) ** 0.7).astype(int)
+    negative, positive = np.array([59, 111, 212]), np.array([212, 87, 42])
+    goal = positive if level > 0 else negative
+    paper = np.array([24, 24, 28])  # zero
+    red, green, blue = (paper + (goal - paper) * abs(level) ** 0.7).astype(int)
     return f"#{red:02x}{green:02x}{blue:02x}"

@@ -28,7 +28,6 @@ ROUTE = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?")
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 BODY_SECONDS = 60.0  # for a request's body to arrive, and for an answer to be taken
 REQUESTS = 128  # inference requests at a time
-QUICK_BYTES = 2**20  # of a request that may be answered at once, without another thread
 QUICK_SECONDS = 0.01  # a model that answers sooner is not worth a thread of its own
 LOGGER = logging.getLogger("keyhole.serving")
 
@@ -133,7 +132,8 @@ class App:
 
     async def _infer(self, body: bytearray, headers: dict[str, str]) -> Reply:
         length = headers.get("inference-header-content-length")
-        small = len(body) <= QUICK_BYTES
+        quick_bytes = 2**20  # of a request that may be answered at once, without another thread
+        small = len(body) <= quick_bytes
         quick = small and self._busy == 0 and self._seconds < QUICK_SECONDS
         self._busy += 1
         start = time.perf_counter()

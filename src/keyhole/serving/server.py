@@ -24,7 +24,6 @@ from keyhole.serving.inference import Inference, Limits
 
 TOKEN_VARIABLE = "KEYHOLE_SERVE_TOKEN"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
-KEPT = 31 * 2**20  # bytes; freeing a block of up to 32 MiB teaches glibc to keep as much
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,8 @@ def keep_memory() -> None:
     system after every request and pays for it again, page by page, with more time than the rest of
     a request takes. Freeing one large block raises its thresholds; with another allocator, or with
     thresholds set in the environment, nothing happens."""
-    bytearray(KEPT)
+    kept = 31 * 2**20  # bytes; freeing a block of up to 32 MiB teaches glibc to keep as much
+    bytearray(kept)
 
 
 def run(service: Service, bind: Bind, told: Callable[[str], None] | None = None) -> None:

@@ -19,7 +19,6 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.testing.contract import require
 
 WIDTH, NEURONS = 4, 5  # of the networks that are to be learned
-AGREEMENT = 1e-5  # difference to the box, relative to its answers, that a plug-in may have
 
 
 class _Recorder(Oracle):
@@ -70,7 +69,8 @@ def check_agreement(learner: FfnLearner, *, bias: bool = True, seed: int = 0) ->
     require(box.lengths == {1}, f"queries of lengths {sorted(box.lengths)} were asked, not only 1")
     points = np.random.default_rng(seed + 1).standard_normal((2000, secret.width))
     gap = float(np.abs(model(points) - secret(points)).max() / secret(points).std())
-    require(gap <= AGREEMENT, f"the model differs from the box by {gap:.1g} of its spread")
+    agreement = 1e-5  # difference to the box, relative to its answers, that a plug-in may have
+    require(gap <= agreement, f"the model differs from the box by {gap:.1g} of its spread")
 
 
 def check_same_queries(learner: FfnLearner, seed: int = 0) -> None:

@@ -12,9 +12,6 @@ from keyhole.oracles.wrappers.validate import Validator
 from keyhole.testing.contract import require
 
 COUNT = 5  # queries per batch: odd, so that halves differ in size
-LENGTHS = (1, 2, 4)
-ROUNDINGS = 256.0  # roundoffs by which a batch may differ from single queries
-DEVIATIONS = 10.0  # standard deviations of stated noise by which two answers may differ
 PURPOSE = "contract"
 
 
@@ -29,7 +26,8 @@ def check_oracle(oracle: Any, *, seed: int = 0) -> None:
     require(isinstance(oracle.spec, Spec), "oracle.spec must be a Spec")
     rng, longest = np.random.default_rng(seed), oracle.spec.domain.max_length
     shapes = set()
-    for length in LENGTHS:
+    lengths = (1, 2, 4)
+    for length in lengths:
         if longest is None or length <= longest:
             shapes.add(_check_length(Validator(oracle), length, rng))
     require(len(shapes) == 1, f"answers change their shape with the length: {sorted(shapes)}")
@@ -76,8 +74,10 @@ def _allowed(answers: Array, precision: NoiseModel | None) -> float:
     """How far two answers to one query may lie apart."""
     stated = precision or NoiseModel(relative=float(np.finfo(answers.dtype).eps))
     size = float(np.max(np.abs(answers), initial=0.0))
+    roundings = 256.0  # roundoffs by which a batch may differ from single queries
+    deviations = 10.0  # standard deviations of stated noise by which two answers may differ
     return (
-        ROUNDINGS * max(stated.relative, float(np.finfo(answers.dtype).eps)) * size
-        + DEVIATIONS * stated.additive
+        roundings * max(stated.relative, float(np.finfo(answers.dtype).eps)) * size
+        + deviations * stated.additive
         + stated.step
     )

@@ -133,7 +133,12 @@ def test_a_saved_run_has_the_same_report(tmp_path: Path) -> None:
 
 
 def test_templates_are_part_of_the_package() -> None:
-    assert {path.name for path in TEMPLATES.iterdir()} == {"report.html", "report.css", "report.js"}
+    assert {path.name for path in TEMPLATES.iterdir()} == {
+        "language_model_audit.html",
+        "report.html",
+        "report.css",
+        "report.js",
+    }
     assert TEMPLATES.is_relative_to(Path(keyhole.__file__).parent)
 
 

@@ -26,7 +26,7 @@ def test_a_recovery_tells_its_numbers() -> None:
     assert "RECOVERED" in text
     assert "× the floor of 1,681" in text
     assert "float64" in text
-    assert "agrees on 6 fresh queries" in text
+    assert "agrees on 19 fresh queries" in text
     assert "tolerance" in text
     assert "unnoticed" in text
     for block in ("offset", "score", "key bias", "value"):

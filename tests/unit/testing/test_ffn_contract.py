@@ -3,12 +3,14 @@ import pytest
 
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.queries import QueryBatch
 from keyhole.testing.ffn_contract import check_ffn_learner
 
 
 def test_our_own_learner_keeps_the_contract():
+    assert isinstance(ReluNetworkLearner(), FfnLearner)
     check_ffn_learner(ReluNetworkLearner())
 
 

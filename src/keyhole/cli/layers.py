@@ -1,0 +1,57 @@
+"""`keyhole layers`: a whole transformers model, block by block."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyhole.cli.main import Exit
+from keyhole.cli.options import Json, Seed
+
+
+def layers(
+    target: Annotated[str, typer.Argument(help="`hf:FOLDER`, a local transformers model.")],
+    out: Annotated[Path, typer.Option(help="Keep runs, journals and reports here.")],
+    part: Annotated[
+        str, typer.Option(help="The same part of each block, as in attention.self.")
+    ] = "",
+    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "block",
+    dtype: Annotated[
+        str | None, typer.Option(help="Number format the model computes in, as in float64.")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Blocks at a time.")] = 1,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Recovers every block of a model in a folder; typed again, it continues where it was."""
+    from keyhole.layers import recover_layers
+    from keyhole.results import Recovery
+
+    def tell(name: str, run: Recovery) -> None:
+        if not as_json:
+            typer.echo(f"{name}: {run}", err=True)
+
+    found = recover_layers(
+        target,
+        out,
+        part=part,
+        learner=learner,
+        dtype=dtype,
+        processes=processes,
+        seed=seed,
+        progress=tell,
+    )
+    if as_json:
+        parts = [
+            {"part": name, "outcome": run.outcome.name, "queries": run.ledger.paid}
+            for name, run in zip(found.names, found.runs, strict=True)
+        ]
+        typer.echo(json.dumps({"parts": parts, "queries": found.paid, "out": str(out)}))
+    else:
+        count = sum(run.outcome.name == "RECOVERED" for run in found.runs)
+        typer.echo(
+            f"{count} of {len(found.runs)} parts recovered with {found.paid:,} queries: "
+            f"open {out / 'index.html'} in a browser"
+        )
+    raise typer.Exit(Exit.OK if found.recovered else Exit.DIFFERS)
