@@ -1,8 +1,9 @@
 """Boxes of all families by random combination: honest ones, and ones that are not what they seem.
 
-An honest box may end in anything but REJECTED, and in RECOVERED only with its own parameters. A box
-that is something else on a good share of its inputs must not end RECOVERED with a model that
-answers differently there.
+An honest box may end in anything but REJECTED, and in RECOVERED only with a model that answers as
+the box does, within the tolerance that the verdict states. A box that is something else must not end
+RECOVERED with a model that answers differently on a larger share of queries than n fresh answers
+concede at the verdict's confidence.
 """
 
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import keyhole
 import regression as zoo
+from keyhole.verification.statement import share_conceded
 
 LENGTH = 64  # longest sequence that is declared
 FAMILIES = ("single", "low rank", "heads", "layer", "network", "block")
@@ -27,9 +29,8 @@ LEARNERS = {
 }
 CHANGES = ("lengths", "odd", "multiples", "scores", "extra head", "drift", "clipped")
 DIFFERENT = 1e-3  # of the answers' size: an answer this far off is another answer
-CONCEDED = 3.0  # over the number of fresh queries: the share of queries about which nothing is said
 OFTEN = 0.1  # share of wrong answers that is counted apart among what is conceded
-LOOSE = 0.2  # relative error of parameters, and of answers, that are called recovered
+WITHIN = 10.0  # times the tolerance of a verdict, a median: what single answers may be off
 
 
 def draw(rng):
@@ -78,8 +79,12 @@ def model_of(spec, seed=None):
 
 
 def changed(spec):
-    """The box that is another one on part of its inputs, as a function without memory of the
-    learner, and the same as it is now, for the comparison."""
+    """The box that is another one on part of its inputs, and what it is by now."""
+    box = impostor(spec)
+    return box, getattr(box, "now", lambda: box)
+
+
+def impostor(spec):
     model, other = model_of(spec), model_of(spec, spec["seed"] + 1)
     rng = np.random.default_rng(spec["which"])
     kind = spec["change"]
@@ -98,8 +103,9 @@ def changed(spec):
 
         def drifting(tokens):
             left[0] -= len(tokens)
-            return model(tokens) if left[0] > 0 else other(tokens)
+            return drifting.now()(tokens)
 
+        drifting.now = lambda: model if left[0] > 0 else other
         return drifting
     lengths = np.arange(LENGTH + 1)
     if kind == "odd":
@@ -120,7 +126,7 @@ def queries(spec, count=300):
         yield size * rng.standard_normal((1, int(rng.integers(1, longest + 1)), spec["width"]))
 
 
-def share_of_others(box, model, spec, different=DIFFERENT):
+def share_of_others(box, model, spec, different):
     """How often the recovered model answers differently than the box."""
     pairs = [(np.ravel(box(q)), np.ravel(model(q))) for q in queries(spec)]
     size = np.sqrt(np.mean([np.mean(a**2) for a, _ in pairs]))
@@ -129,12 +135,12 @@ def share_of_others(box, model, spec, different=DIFFERENT):
 
 def run(spec, folder):
     del folder
-    truth = None
-    if spec["change"] is None:
-        box, truth = zoo.answering(model_of(spec), spec["form"])
+    honest = spec["change"] is None
+    if honest:
+        box, now = zoo.answering(model_of(spec), spec["form"])[0], lambda: model_of(spec)
     else:
-        box = changed(spec)
-    longest = None if spec["change"] is None else LENGTH
+        box, now = changed(spec)
+    longest = None if honest else LENGTH
     opened = keyhole.open_oracle(box, width=spec["width"], max_length=longest)
     learner = zoo.LEARNERS[spec["learner"]]()
     title = f"{spec['family']}, {spec['change'] or spec['form']}, {spec['learner']}"
@@ -145,23 +151,19 @@ def run(spec, folder):
         return {"errors in words": 1}, [("error", f"{title}: {type(error).__name__}: {error}")]
     except Exception as error:
         return {}, [("traceback", f"{title}: {type(error).__name__}: {error}")]
-    kind = "honest" if spec["change"] is None else "impostors"
+    kind = "honest" if honest else "impostors"
     counts = {kind: 1, f"{kind} {found.outcome.name}": 1}
-    if spec["change"] is None:
-        if found.outcome is keyhole.Outcome.REJECTED:
-            return counts, [("honest box rejected", f"{title}: {found.reason}")]
-        if found.outcome is keyhole.Outcome.RECOVERED and zoo.error_of(found.model, truth) > LOOSE:
-            with np.errstate(all="ignore"):
-                share = share_of_others(model_of(spec), found.model, spec, LOOSE)
-            if share > CONCEDED / found.verdict.queries:
-                return counts, [
-                    ("wrong model recovered", f"{title}: {share:.0%} of answers differ")
-                ]
-    elif found.outcome is keyhole.Outcome.RECOVERED:
-        with np.errstate(all="ignore"):
-            share = share_of_others(box, found.model, spec)
-        if share > CONCEDED / found.verdict.queries:
-            return counts, [("wrong model recovered", f"{title}: {share:.0%} of answers differ")]
+    if honest and found.outcome is keyhole.Outcome.REJECTED:
+        return counts, [("honest box rejected", f"{title}: {found.reason}")]
+    if found.outcome is not keyhole.Outcome.RECOVERED:
+        return counts, []
+    # noise and rounding of an honest box are not the model's; an impostor may not have turned yet
+    different = WITHIN * found.verdict.tolerance if honest else DIFFERENT
+    with np.errstate(all="ignore"):
+        share = share_of_others(now(), found.model, spec, different)
+    if share > share_conceded(found.verdict.queries):
+        return counts, [("wrong model recovered", f"{title}: {share:.0%} of answers differ")]
+    if not honest:
         # conceded is not harmless: how often the model is wrong is told apart
         often = "a tenth of queries or more" if share >= OFTEN else "less than a tenth of queries"
         counts[f"impostors recovered, wrong on {often}"] = 1

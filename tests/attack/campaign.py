@@ -1,6 +1,7 @@
 """An attack of some minutes: damaged files, hostile endpoints, kills, and boxes of all kinds.
 
-    python tests/attack/campaign.py --minutes 15 --seed 0 [--page docs/reliability.md] [--keep]
+    python tests/attack/campaign.py --minutes 15 --seed 0 [--page docs/results/attack.md] [--keep]
+    python tests/attack/campaign.py --changes lengths odd multiples --cases 300 [--seed 0]
 
 The same seed draws the same cases; time alone decides how many. Figures go to a JSON file and, from
 there, to the page of the documentation. What was found is kept below `cases/open/`: a case that is
@@ -26,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 from attack import boxes, endpoints, files, kills
 
 PARTS = {"files": files, "endpoints": endpoints, "kills": kills, "boxes": boxes}
-SHARES = {"files": 0.15, "endpoints": 0.2, "kills": 0.25, "boxes": 0.4}  # of the time
+SHARES = {"files": 0.1, "endpoints": 0.15, "kills": 0.35, "boxes": 0.4}  # of the time
 PATIENCE = 120  # seconds after which a case hangs; a run that was killed often takes longer
 PAGE_START, PAGE_END = "<!-- figures: make attack -->", "<!-- end of figures -->"
 TITLES = {
@@ -66,19 +67,23 @@ def keep(part, spec, findings, folder):
     (folder / name).write_text(text + "\n")
 
 
-def campaign(minutes, seed, only=None, folder=None):
-    """Cases in turn, so that every part has its share of the time."""
+def campaign(minutes, seed, only=None, folder=None, changes=(), cases=None):
+    """Cases in turn, so that every part has its share of the time. Where changes are named, boxes
+    that are something else in another way are passed over."""
     parts = [part for part in PARTS if only in (None, part)]
     spent, number = Counter(), Counter()
     counts = {part: Counter() for part in parts}
     found = []
     end = time.monotonic() + 60 * minutes
-    while time.monotonic() < end:
+    while time.monotonic() < end and sum(seen["cases"] for seen in counts.values()) != cases:
         part = min(parts, key=lambda name: spent[name] / SHARES[name])
         begun = time.monotonic()
         spec = PARTS[part].draw(
             np.random.default_rng([seed, list(PARTS).index(part), number[part]])
         )
+        if changes and spec.get("change") not in changes:
+            number[part] += 1
+            continue
         seen, findings = run_case(part, spec)
         counts[part].update({"cases": 1, **seen})
         for kind, what in findings:
@@ -124,12 +129,15 @@ def main():
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=list(PARTS))
+    parser.add_argument("--changes", nargs="+", default=(), choices=boxes.CHANGES)
+    parser.add_argument("--cases", type=int, help="end after so many")
     parser.add_argument("--out", type=Path, default=Path("build/attack.json"))
     parser.add_argument("--page", type=Path, help="write the table into this page")
     parser.add_argument("--keep", action="store_true", help="keep what is found as open cases")
     given = parser.parse_args()
     folder = HERE / "cases" / "open" if given.keep else None
-    figures = campaign(given.minutes, given.seed, given.only, folder)
+    only = "boxes" if given.changes else given.only
+    figures = campaign(given.minutes, given.seed, only, folder, given.changes, given.cases)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(figures, indent=1) + "\n")
     if given.page is not None:

@@ -15,6 +15,7 @@ import resource
 import socket
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -192,7 +193,11 @@ def raw(status, headers, content):
 
 
 def run(spec, folder):
-    os.environ["KEYHOLE_TOKEN"] = TOKEN
+    with mock.patch.dict(os.environ, {"KEYHOLE_TOKEN": TOKEN}):
+        return recover_from(spec, folder)
+
+
+def recover_from(spec, folder):
     server, texts, findings, counts = Hostile(spec), [], [], {}
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     title = f"{spec['how']} at {spec['stage']}"

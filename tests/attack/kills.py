@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-KILLS = 12
+KILLS = 16
 PAUSE = (0.02, 0.04)  # seconds that a request takes: the slow boxes of the journal's promise
 
 
