@@ -20,6 +20,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +119,16 @@ def shell(text: str, folder: Path, code: int = 0) -> str:
     return output
 
 
+def run_workflow(text: str, folder: Path) -> None:
+    """The steps of a workflow that call keyhole."""
+    jobs = yaml.safe_load(text)["jobs"].values()
+    steps = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    called = [step for step in steps if step.startswith("keyhole ")]
+    assert called, f"no step calls keyhole:\n{text}"
+    for step in called:
+        shell(f"export GITHUB_STEP_SUMMARY=summary.md\n{step}", folder)
+
+
 def run_page(page: Path, folder: Path) -> int:
     """Runs what can be run, in the folder one stands in; the number of blocks run."""
     names: dict[str, object] = {"__name__": page.stem}
@@ -136,6 +147,8 @@ def run_page(page: Path, folder: Path) -> int:
             importlib.invalidate_caches()
         elif block.language == "sh":
             printed = shell(block.text, folder, block.exit_code)
+        elif block.language == "yaml":
+            run_workflow(block.text, folder)
         else:
             code = "\n" * block.line + block.text  # a traceback names the line of the page
             exec(compile(code, str(page), "exec"), names)

@@ -38,7 +38,9 @@ def test_page_works_as_typed(page: Path, folder: Path) -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_block_is_of_a_known_kind(block: Block) -> None:
     """A block in no language, or left out without a test that stands for it, would not be run."""
-    assert block.language in ("python", "sh", *SHOWN), f"{block}: fence it as python, sh or text"
+    assert block.language in ("python", "sh", "yaml", *SHOWN), (
+        f"{block}: fence it as python, sh or text"
+    )
     if "not run" in block.comment:
         assert block.covered_by is not None, f"{block}: say which test covers it"
         assert (ROOT / block.covered_by).exists(), f"{block}: {block.covered_by} does not exist"

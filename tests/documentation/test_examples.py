@@ -1,8 +1,10 @@
-"""Every script in examples/ runs and says what it should."""
+"""Every script in examples/ runs and says what it should, and so does the notebook."""
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +34,34 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert SAYS[name] in done.stdout
+
+
+NOTEBOOK = ROOT / "examples" / "recover_a_transformers_layer.ipynb"
+SHOWN = ("RECOVERED", "head width", "the box agrees", "W_Q", "honest change")
+
+
+def outputs(notebook: Any) -> str:
+    """Everything its cells show, as HTML where there is some."""
+    found = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    data = [out.get("data", {}) for out in found]
+    return "\n".join(one.get("text/html", one.get("text/plain", "")) for one in data)
+
+
+def test_the_notebook_runs_and_shows_what_is_saved_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the notebook is run with the extra `test`")
+    nbformat = pytest.importorskip("nbformat")
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    saved = outputs(notebook)
+    with warnings.catch_warnings():  # of the kernel's transport, which is on this machine
+        warnings.simplefilter("ignore")
+        nbclient.NotebookClient(
+            notebook, timeout=300, resources={"metadata": {"path": tmp_path}}
+        ).execute()
+    shown = outputs(notebook)
+    for words in SHOWN:
+        assert words in shown
+        assert words in saved

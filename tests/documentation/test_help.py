@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from typer.main import get_command
 
 from code_blocks import environment, shell
@@ -20,6 +21,9 @@ import numpy as np
 from keyhole.models.random import attention
 
 head = attention(np.random.default_rng(5), 64, rank=2)
+inner, outer = np.random.default_rng(6).standard_normal((2, 60, 5))
+def logits(prompts):
+    return (inner[prompts[:, -1]] + np.tanh(inner[prompts[:, 0]])) @ outer.T
 """
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 EXAMPLES = [
@@ -39,7 +43,8 @@ def test_every_command_shows_an_example_of_itself() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the examples assume it: a package of the reader's, a saved run, examples."""
+    """A folder as the examples assume it: a package of the reader's, a saved run, examples, a
+    model of `transformers`."""
     where = tmp_path_factory.mktemp("help")
     (where / "mypackage").mkdir()
     (where / "mypackage" / "__init__.py").touch()
@@ -50,6 +55,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(where / "examples.npz", inputs=X, outputs=P / P.sum(2, keepdims=True) @ X @ V)
     shell("keyhole recover mypackage.models:head --width 64 --out run", where)
     shell("keyhole demo --width 4 --out small", where)
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        vocab_size=20, initializer_range=0.3,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(where / "my-bert")
     return where
 
 

@@ -1,6 +1,10 @@
 """The site builds without a warning, is complete, and needs no network."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,7 +13,9 @@ import pytest
 import keyhole
 from code_blocks import ROOT
 
-pytest.importorskip("mkdocs", reason="the site is built with the extra `docs`")
+NAMES = (os.environ.get("KEYHOLE_BROWSER", "chromium"), "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+pytest.importorskip("material", reason="the site is built with the extra `docs`")
 
 
 class Addresses(HTMLParser):
@@ -28,10 +34,6 @@ class Addresses(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import os
-    import subprocess
-    import sys
-
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
@@ -60,6 +62,30 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not [a for a in parser.found if re.match(r"(https?:)?//", a)], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(https?:)?//", sheet.read_text()), sheet
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: set KEYHOLE_BROWSER")
+def test_site_is_read_from_the_disk_without_a_network(site: Path) -> None:
+    """Formulas are typeset, the search finds, and no page is wider than a telephone."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `test`")
+    failed: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        narrow = {"width": 390, "height": 800}
+        page = browser.new_context(viewport=narrow, offline=True, color_scheme="dark").new_page()
+        page.on("requestfailed", lambda request: failed.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        for name in ("index", "methods/single_head", "guide/choosing", "reference/api"):
+            page.goto((site / f"{name}.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+        page.goto((site / "methods" / "single_head.html").as_uri())
+        page.wait_for_selector(".katex-display .katex-html")
+        page.set_viewport_size({"width": 1400, "height": 900})
+        page.keyboard.press("/")
+        page.keyboard.type("breakpoint")
+        page.wait_for_selector(".md-search-result__item a")
+        browser.close()
+    assert not failed
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
