@@ -24,7 +24,7 @@ CLIENT = f"""
 import sys, keyhole
 from keyhole.oracles.http.retry import RetryPolicy
 url, journal, out = sys.argv[1:]
-box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=1.0,
+box = keyhole.open_oracle(url, batch={BATCH}, concurrency=4, timeout=4.0,
                           patience=RetryPolicy(attempts=12, first=0.01, longest=0.5))
 recovery = keyhole.recover(learner=keyhole.SingleHead(), box=box, journal=journal, seed=3, throw=False)
 recovery.save(out)

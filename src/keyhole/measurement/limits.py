@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.errors import OracleError
+from keyhole.errors import Inconsistent, OracleError
 from keyhole.measurement.noise import inside
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
-from keyhole.oracles.queries import QueryBatch
-
-PURPOSE = "limits"
+from keyhole.oracles.http.retry import Outage
+from keyhole.oracles.queries import LIMITS, QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +41,9 @@ class Within(Wrapper):
             self.domain.check(queries.tokens())
         try:
             return self.inner.ask(queries)
+        except (Outage, Inconsistent):  # no refusal: another query would have met the same
+            self.refused.clear()
+            raise
         except OracleError:
             self.refused[:] = [queries]
             raise
@@ -61,7 +63,9 @@ def find_limits(oracle: Oracle, refused: QueryBatch, rng: np.random.Generator) -
 
     def answers(tokens: Float[Array, "n length d"]) -> bool:
         try:
-            oracle.ask(QueryBatch.of(tokens, PURPOSE))
+            oracle.ask(QueryBatch.of(tokens, LIMITS))
+        except (Outage, Inconsistent):
+            raise
         except OracleError:
             return False
         return True

@@ -16,6 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
 
+LIMITS = "limits"  # purpose of queries that only a refusal brings about
 BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
 

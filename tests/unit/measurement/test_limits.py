@@ -1,14 +1,17 @@
 """Limits of a box are found after a refusal, and used."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import keyhole
-from keyhole.errors import DomainError
+from keyhole.errors import DomainError, OracleError
 from keyhole.measurement.limits import Within, find_limits, tell_limits
 from keyhole.models.random import attention
-from keyhole.oracles.base import Domain, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.http.retry import Outage
 from keyhole.oracles.queries import QueryBatch
 from keyhole.planning import survey
 
@@ -77,3 +80,61 @@ def test_a_box_with_few_positions_is_recovered_within_them() -> None:
 def test_a_box_that_fails_everywhere_has_failed() -> None:
     found = keyhole.recover(keyhole.open_oracle(Limited(0), width=6), throw=False)
     assert found.outcome is keyhole.Outcome.ORACLE_FAILED
+
+
+class Stopping(Limited):
+    """Refuses what is too long, and fails for good after so many calls, once."""
+
+    def __init__(self, length: int, calls: int) -> None:
+        super().__init__(length)
+        self.calls = calls
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        self.calls -= 1
+        if self.calls == 0:
+            raise KeyboardInterrupt
+        return super().__call__(tokens)
+
+
+@pytest.mark.parametrize("calls", [5, 12, 16, 40])
+def test_a_stopped_run_continues_within_the_limits(calls: int, tmp_path: Path) -> None:
+    whole = keyhole.recover(keyhole.open_oracle(Limited(64), width=6), seed=0)
+    box = keyhole.open_oracle(Stopping(64, calls), width=6)
+    journal = tmp_path / "run.journal"
+    stopped = keyhole.recover(box, seed=0, journal=journal, throw=False)
+    assert stopped.outcome is keyhole.Outcome.INTERRUPTED
+    resumed = keyhole.recover(box, seed=0, journal=journal)
+    assert resumed.ledger.by_purpose == whole.ledger.by_purpose
+    assert np.array_equal(resumed.model.heads[0].score, whole.model.heads[0].score)
+
+
+def test_a_failure_that_passes_leaves_no_trace_in_the_journal(tmp_path: Path) -> None:
+    layer = attention(np.random.default_rng(3), 6, heads=2, outputs=6, rank=3)
+    calls = 0
+
+    def flaky(tokens: np.ndarray) -> np.ndarray:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
+            raise RuntimeError("out of memory, this once")
+        return np.asarray(layer(tokens))
+
+    box, journal = keyhole.open_oracle(flaky, width=6), tmp_path / "run.journal"
+    failed = keyhole.recover(box, seed=0, journal=journal, throw=False)
+    assert failed.outcome is keyhole.Outcome.ORACLE_FAILED
+    assert failed.ledger.by_purpose["limits"] >= 2  # is it too long, is it too large?
+    assert keyhole.recover(box, seed=0, journal=journal).outcome is keyhole.Outcome.RECOVERED
+
+
+class Gone(Oracle):
+    spec = Spec(6)
+
+    def ask(self, queries: QueryBatch) -> np.ndarray:
+        raise Outage("gone")
+
+
+def test_an_outage_is_no_refusal() -> None:
+    box = Within(Gone())
+    with pytest.raises(OracleError):
+        box.ask(refused(5, 1.0))
+    assert box.narrow(np.random.default_rng(0)) is None

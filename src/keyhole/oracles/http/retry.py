@@ -26,6 +26,10 @@ class Transient(OracleError):
         self.after = after  # seconds the box asked us to wait
 
 
+class Outage(OracleError):
+    """The box failed until patience ended. Says nothing about the query that it failed on."""
+
+
 class Repeats:
     """Counts the queries that are sent again after a failure, over all threads, and refuses them
     beyond a limit of their own."""
@@ -37,7 +41,7 @@ class Repeats:
     def spend(self, queries: int) -> None:
         with self._lock:
             if self.limit is not None and self.spent + queries > self.limit:
-                raise OracleError(
+                raise Outage(
                     f"the box fails too often: {self.spent} queries were sent again, and {queries} "
                     f"more would exceed the {self.limit} that a budget of so many allows on top. "
                     "Run again when it answers; with the same journal nothing is paid twice"
@@ -80,9 +84,9 @@ def patiently(
             if failed is not None:
                 failed(error)
             if failures == patience.attempts:
-                raise OracleError(f"{error} (the last of {failures} attempts)") from error
+                raise Outage(f"{error} (the last of {failures} attempts)") from error
             if error.after is not None and error.after > patience.willing:
-                raise OracleError(
+                raise Outage(
                     f"{error}: it asks to come back in {error.after:.0f} seconds; run again then, "
                     "with the same journal nothing is paid twice"
                 ) from error
@@ -95,4 +99,4 @@ def pause(seconds: float, stop: threading.Event | None) -> None:
     if stop is None:
         time.sleep(seconds)
     elif stop.wait(seconds):
-        raise OracleError("given up: another part of the batch failed")
+        raise Outage("given up: another part of the batch failed")

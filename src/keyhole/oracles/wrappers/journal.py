@@ -7,11 +7,12 @@ checked, and what is not goes to the box. A process killed at any moment leaves 
 
 A request is one call of the box: a part of a batch where the oracle answers in parts (`stream`:
 an HTTP request, a call of a function with `batch=`), else the whole chunk. What a request brought
-is written before the next one goes out, and forced to the disk, unless that would take more than a
-small share of the time (`Rationed`). So a process that is killed loses the requests under way, and
-where requests take less than some four milliseconds those of the last four; a loss of power costs
-no more where requests take longer than some hundred milliseconds, and the last hundred milliseconds
-of faster ones. However a run ends otherwise, all that was answered is written.
+is written before the next one goes out, so a process that is killed loses the requests under way.
+Two things are done less often where they would take more than a small share of the time
+(`Rationed`): forcing to the disk, so that a loss of power may also cost the last hundred
+milliseconds or so, and writing where the box is a function of this process, so that a kill may
+cost the calls of the last few milliseconds. However a run ends otherwise, all that was answered is
+written.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ import numpy as np
 from keyhole.arrays import Array, digest
 from keyhole.errors import JournalError, JournalMismatch, OracleError
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.queries import LIMITS, QueryBatch
+from keyhole.oracles.wrappers.count import senders
 from keyhole.oracles.wrappers.parts import assembled
 from keyhole.oracles.wrappers.validate import checked_answers
 
@@ -45,6 +47,7 @@ CREATE TABLE IF NOT EXISTS answers (
 """
 INSERT = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 SHARE = 1 / 48  # of the time of a run that writing may take, and as much waiting for the disk
+ASIDE = 2**40  # position of the first record about limits: a run that meets no refusal asks none
 ROOM = 8 * 2**20  # bytes that must be free before a query is paid for: several chunks
 LOCKED = "another process uses it; wait for it, or name another journal"
 FULL = "the disk is full; make room and run again, nothing recorded is lost"
@@ -77,10 +80,12 @@ class Journal(Wrapper):
         self.replayed = 0  # queries answered from the file
         self.asked = 0  # queries that went to the box
         self.live = False  # while set, queries go past the file to the box
-        self._position = 0
+        self._position = 0  # of the record that is read or written
+        self._next = {False: 0, True: ASIDE}  # positions to come; True: of records about limits
         self._largest = 0  # bytes of a record
         self._writing, self._forcing = Rationed(), Rationed()
         self._forces = False  # whether SQLite is told to wait for the disk
+        self._sent = any(True for _ in senders(inner))  # to an endpoint, not called in this process
         try:
             self._file = self._open({"format": FORMAT, **header})
         except UNREADABLE as error:
@@ -174,6 +179,9 @@ class Journal(Wrapper):
     def ask(self, queries: QueryBatch) -> Array:
         if self.live:
             return self.inner.ask(queries)
+        aside = queries.purpose == LIMITS
+        self._position = self._next[aside]
+        self._next[aside] += 1  # also where the box refuses: it will again when the run is repeated
         try:
             known = dict(self._recorded(queries))
             self.replayed += sum(len(part) for part in known.values())
@@ -182,7 +190,6 @@ class Journal(Wrapper):
                 known |= self._ask_box(queries, start, stop)
         except UNREADABLE as error:
             raise self._failure(error) from error
-        self._position += 1
         return assembled(len(queries), known)
 
     def _ask_box(self, queries: QueryBatch, start: int, stop: int) -> dict[int, Array]:
@@ -192,7 +199,7 @@ class Journal(Wrapper):
         try:
             for offset, answers in _arriving(self.inner, queries[start:stop]):
                 known[start + offset] = unwritten[start + offset] = answers
-                if self._writing.due(time.monotonic()):
+                if self._sent or self._writing.due(time.monotonic()):
                     self._write(queries, unwritten)
         finally:
             self._write(queries, unwritten)
