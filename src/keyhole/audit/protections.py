@@ -7,9 +7,8 @@ import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array
 from keyhole.errors import InvalidArgument
-from keyhole.measurement.noise import FORMATS
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import FORMATS, NoiseModel
 from keyhole.oracles.wrappers.degrade import Labels, Noisy, Rounded
 
 DEFAULT = (

@@ -15,15 +15,9 @@ from scipy.special import gammaincinv
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import FORMATS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
-FORMATS = (  # name, bits of the significand (with the hidden one)
-    ("bfloat16", 8),
-    ("float16", 11),
-    ("float32", 24),
-    ("float64", 53),
-)
 DECIMAL = "decimal"  # answers rounded to decimals, behind the point or in all
 A_FEW = 16  # answers that show the longest format, if it is that
 TELLING_ANSWERS = 4  # so many different answers tell the shortest formats apart
@@ -218,12 +212,16 @@ def bound_noise(oracle: Oracle, tokens: Array, answers: list[Array], purpose: st
     numbers = np.concatenate([np.ravel(a) for a in answers])
     kind = recognise_format(noise_of_type(None, answers[0]), numbers)
     again = _ask_again(oracle, tokens, LOOKS, purpose)
-    noisy = np.max(np.ptp(again, axis=0)) > SAME * kind.relative * np.max(np.abs(again))
+    noisy = bool(np.max(np.ptp(again, axis=0)) > kind.apart(float(np.max(np.abs(again)))))
     if not noisy and (rounded := decimals(numbers)) is not None:
         return rounded
     relative, additive = _bound_scatter(oracle, tokens, purpose) if noisy else (0.0, 0.0)
     return NoiseModel(
-        max(kind.relative, relative), additive, decimal_step(numbers), format=kind.format
+        max(kind.relative, relative),
+        additive,
+        decimal_step(numbers),
+        format=kind.format,
+        repeatable=not noisy,
     )
 
 

@@ -10,6 +10,12 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, real_number
 
+FORMATS = (  # name, bits of the significand (with the hidden one)
+    ("bfloat16", 8),
+    ("float16", 11),
+    ("float32", 24),
+    ("float64", 53),
+)
 DETECTION = 5.0  # standard deviations from which a signal counts as seen
 REJECTION = 8.0  # standard deviations from which an answer contradicts a hypothesis
 ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms may differ
@@ -19,7 +25,7 @@ ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms 
 class NoiseModel:
     """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2."""
 
-    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic
+    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic, or noise that grows
     additive: float = 0.0  # standard deviation of noise that differs from call to call
     step: float = 0.0  # answers are rounded to multiples of this
     tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
@@ -52,6 +58,13 @@ class NoiseModel:
     def low_precision(self) -> bool:
         """Whether answers have fewer digits than single precision gives, or an error floor."""
         return self.relative > SINGLE_ROUNDOFF or self.error_floor > 0.0
+
+    @property
+    def roundoff(self) -> float:
+        """Unit roundoff of the arithmetic inside the box: noise that differs from call to call is
+        on its answers, not on its parameters and tokens."""
+        known = dict(FORMATS).get(self.format)
+        return self.relative if self.repeatable or known is None else float(2.0**-known)
 
     @property
     def underflow(self) -> float:

@@ -46,14 +46,14 @@ def allow(
     told = batches if seen is None else seen
     answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
-    copies = perturb_model(model, errors, noise.relative, rng)
+    copies = perturb_model(model, errors, noise.roundoff, rng)
     for _ in range(draws):
         other = next(copies)
         for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
             near = tokens
             if not takes_numbers(model):
                 near = rng.standard_normal(tokens.shape)
-                near *= noise.relative
+                near *= noise.roundoff
                 near += 1.0
                 near *= tokens
             np.maximum(spread, np.abs(predict(other, near, own) - part), out=spread)
@@ -67,10 +67,12 @@ def allow(
 
 def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[Array, "n *out"]:
     """What the box's number format and its noise may do to the answers themselves."""
-    relative = ROUNDINGS * noise.relative * np.abs(answers)
+    rounding = ROUNDINGS * noise.roundoff
+    scatter = 0.0 if noise.repeatable else REJECTION * noise.relative
+    relative = (rounding + scatter) * np.abs(answers)
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
-        relative = np.maximum(relative, ROUNDINGS / 8.0 * noise.relative * largest)
+        relative = np.maximum(relative, (rounding / 8.0 + scatter) * largest)
     return np.asarray(relative + 6.0 * noise.additive + 0.5 * noise.step + noise.tolerance)
 
 

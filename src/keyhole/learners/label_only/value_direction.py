@@ -13,10 +13,9 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.learners.label_only.bisection import Brackets, bisect
-from keyhole.measurement.noise import FORMATS
 from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import INSIDE, Domain, Oracle
-from keyhole.oracles.noise import REJECTION
+from keyhole.oracles.noise import FORMATS, REJECTION
 from keyhole.oracles.queries import QueryBatch
 
 PURPOSE_CODING, PURPOSE_VALUE, PURPOSE_CHECK = "coding", "value", "value check"

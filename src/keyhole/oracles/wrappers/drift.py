@@ -87,8 +87,11 @@ class DriftWatch(Wrapper):
 
     @property
     def noisy(self) -> bool:
-        """Whether looks had to measure noise to explain what they saw."""
-        return self._measured is not None and self._measured[0] > 0.0
+        """Whether looks saw noise: more than batches of different sizes round differently."""
+        if self._measured is None:
+            return False
+        noise, scale = self._measured
+        return NoiseModel(self.roundoff(np.concatenate(self._samples))).rejects(noise, scale)
 
     def ask(self, queries: QueryBatch) -> Array:
         answers = self.inner.ask(queries)

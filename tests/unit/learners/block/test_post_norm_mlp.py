@@ -121,12 +121,15 @@ def test_epsilon_from_tokens_of_order_one():
     assert find_epsilon(model, tokens, model(tokens)) == pytest.approx(3e-4, rel=1e-9)
 
 
-@pytest.mark.parametrize(("activation", "error"), [("relu", 1e-6), ("gelu", 5e-2)])
+@pytest.mark.parametrize(("activation", "error"), [("relu", 1e-6), ("gelu", 1e-3)])
 def test_algebra_gives_a_few_digits(activation, error):
     model = secret(activation)
     box = Box(FunctionOracle(model, Spec(8)))
-    starts, _ = find_post_norm_mlp(box, np.random.default_rng(0))
-    assert min(distance(start, model) for start in starts) < error
+    errors = []
+    for seed in range(3):  # one line in a dozen has two kinks that nearly meet
+        starts, _ = find_post_norm_mlp(box, np.random.default_rng(seed))
+        errors.append(min(distance(start, model) for start in starts))
+    assert np.median(errors) < error
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
