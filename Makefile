@@ -63,6 +63,7 @@ MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise
 
 bench: $(READY)
 	$(BIN)/keyhole bench all --out docs/results
+	$(BIN)/python .ci/summary
 	for name in $(MEASURED); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 MINUTES ?= 15

@@ -20,7 +20,6 @@ from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_sq
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
-SAMPLED = 200  # queries of each length that the units of the unknowns are judged from
 # The start is near, so steps are plain Gauss-Newton; a per cent of a per mille is not worth one.
 OPTIONS = FitOptions(
     steps=6, damping=0.0, dense_unknowns=0, accuracy=1e-4, inner_steps=400, tolerance=1e-3, probes=0
@@ -185,7 +184,8 @@ class LayerModel:
 
     @classmethod
     def of(cls, data: Sequence[Answered], rng: np.random.Generator) -> "LayerModel":
-        sampled = tuple(rng.permutation(len(part.answers))[:SAMPLED] for part in data)
+        most = 200  # queries of each length that the units of the unknowns are judged from
+        sampled = tuple(rng.permutation(len(part.answers))[:most] for part in data)
         return cls(tuple(data), sampled)
 
     def residual(self, layer: Layer) -> Array:

@@ -47,13 +47,17 @@ def allow(
     answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
     copies = perturb_model(model, errors, noise.roundoff, rng)
+    # roundings of tokens, read from another place each time: drawing all of them takes longer than
+    # asking the model
+    spare = 1024
+    pool = rng.standard_normal(max((tokens.size for tokens in batches), default=0) + spare)
     for _ in range(draws):
         other = next(copies)
         for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
             near = tokens
             if not takes_numbers(model):
-                near = rng.standard_normal(tokens.shape)
-                near *= noise.roundoff
+                start = int(rng.integers(spare))
+                near = noise.roundoff * pool[start : start + tokens.size].reshape(tokens.shape)
                 near += 1.0
                 near *= tokens
             np.maximum(spread, np.abs(predict(other, near, own) - part), out=spread)
