@@ -92,13 +92,16 @@ def read_record(path: Path) -> Record:
     try:
         stored = json.loads(path.read_text("utf-8"))
         rows = [Row(**row) for row in stored.pop("rows")]
-        growth = [
-            Slope(**{k: tuple(v) if isinstance(v, list) else v for k, v in slope.items()})
-            for slope in stored.pop("growth")
-        ]
+        growth = [Slope(**_listed_as_tuples(slope)) for slope in stored.pop("growth")]
         return Record(**stored, rows=rows, growth=growth)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FileFormatError(f"{path} is no record of a suite: {error}") from None
+
+
+def _listed_as_tuples(stored: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+    }
 
 
 def write_record(record: Record, folder: Path) -> tuple[Path, Path]:

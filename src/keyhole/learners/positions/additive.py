@@ -74,8 +74,8 @@ def learn_additive(
     found = Additive(scores, table, error)
     if flat or (found.slopes is not None and np.abs(near).max() > 0):
         return found
-    table = 136  # distances of the table that are asked one by one
-    reach = min(table, (longest or table + 1) - 1)
+    asked = 136  # distances of the table that are asked one by one
+    reach = min(asked, (longest or asked + 1) - 1)
     if np.abs(near).max() <= FLAT * error and reach > 2 * rank:
         spread = np.unique(np.geomspace(rank + 1, reach, rank).astype(int))
         zeros = np.zeros((values.heads, reach + 1 - len(spread)))
