@@ -12,9 +12,9 @@ Algebra.    One linear least squares. A neuron that is turned the other way leav
             in the linear part of the wide layer: fewer neurons than that has entries are turned
             first, Σ_j s_j outer_j inner_jᵀ, s_j one or zero. More of them add an unknown linear map
             per head, what the turned neurons among those that read it leave; the difference of two
-            blocks' maps is that sum over the neurons of one block. The certificate: ψ, θ and s come out as zero
-            or one, and are the order of blocks. All ψ = (L + 1) / 2L and all θ = (L - 1) / 2L: one
-            block, passed L times.
+            blocks' maps is that sum over the neurons of one block. The certificate: ψ, θ and s come
+            out as zero or one, and are the order of blocks. All ψ = (L + 1) / 2L and all
+            θ = (L - 1) / 2L: one block, passed L times.
 Fails.      Where the certificate does: parts that are shared between some blocks, or parts that are
             none of these.
 """
