@@ -25,8 +25,9 @@ from keyhole.linalg.softmax import softmax, softmax_jvp
 # The start is near, so steps are plain Gauss-Newton. A solution cut short is continued by the next
 # step; an excess of one per cent in the cost moves an unknown by a tenth of its standard error.
 OPTIONS = FitOptions(
-    steps=12, damping=0.0, dense_unknowns=0, accuracy=0.01, inner_steps=60, tolerance=0.01, probes=0
-)
+    steps=12, damping=0.0, dense_unknowns=0, accuracy=0.01, finest=0.01, inner_steps=60,
+    tolerance=0.01, probes=0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,7 +153,9 @@ def start_with_vectors(
             heads = assemble_heads(scores, biases, maps, answers.score_ranks)
             model = Attention(heads, np.asarray(ask.offset))
             return report_layer(maps, answers, model, model, prior.heads)
-        except (DomainError, IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
+        except (
+            DomainError, IllConditioned, Overcomplete, WrongFamily, np.linalg.LinAlgError,
+        ) as error:  # fmt: skip
             trouble = error
     return Inconclusive(f"no start for least squares: {trouble}")
 
@@ -359,8 +361,12 @@ def tell_heads_apart(
     ranks = [find_response_rank(problem, part, selected.reach) for part in shifted]
     if not seem_shared(ranks, problem.heads):
         return selected, shifted
-    again = SelectedTokens(*select(), selected.reach)
-    if len(again.pattern) <= len(pattern):
+    candidate_sets = 4  # asked until one shows more heads
+    for _ in range(candidate_sets):
+        again = SelectedTokens(*select(), problem.policy.reach)
+        if len(again.pattern) > len(pattern):
+            break
+    else:
         if problem.expect_equal_ranks:
             raise IllConditioned("two heads seem to share a token")
         return selected, shifted
