@@ -29,7 +29,7 @@ from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
-from keyhole.learners.positions import Positions, has_sink
+from keyhole.learners.positions import Positions, describe_bounded, has_sink
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
@@ -94,7 +94,27 @@ class Auto:
                 return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
             if not isinstance(refused, WrongFamily):
                 raise
+            explain_bounded_scores(oracle, rng, facts, refused)
             return learn_bent_after_all(oracle, rng, facts, refused)
+
+
+def explain_bounded_scores(
+    oracle: Oracle, rng: np.random.Generator, facts: Facts, refused: WrongFamily
+) -> None:
+    """Raises what was refused with the reason, where that is scores that do not grow with the
+    tokens: then no attention is hard."""
+    if facts.outputs is None or facts.bent or not oracle.spec.domain.unbounded:
+        return
+    if oracle.remaining is not None and oracle.remaining < 40:  # queries that this may take
+        return
+    told = describe_bounded(Asker(oracle), rng.spawn(1)[0])
+    if told is None:
+        return
+    message = f"attention is never hard: {told}. Such scores cannot be learned yet"
+    error = WrongFamily(message, refused.counterexample)
+    error.findings, error.certain = refused.findings, refused.certain
+    error.family = refused.family
+    raise error from refused
 
 
 @dataclass(frozen=True)
