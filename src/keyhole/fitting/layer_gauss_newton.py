@@ -251,9 +251,7 @@ class _Steps:
     @classmethod
     def of(cls, layer: Layer, step: Array, working: type = np.float64) -> "_Steps":
         steps, offset = split_step(layer, step.astype(working))
-        return cls(
-            steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset
-        )
+        return cls(steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset)
 
     @classmethod
     def zero(cls, layer: Layer, working: type) -> "_Steps":
@@ -275,15 +273,15 @@ class _Derivative:
 
     def __init__(self, layer: Layer, part: Answered, working: type) -> None:
         attended = [_attend(keys, part) for keys in layer.scores]
-        self.weights = np.stack([weights for weights, _ in attended], 1).astype(working)
-        self.means = [mean.astype(working) for _, mean in attended]
-        self.tokens = part.tokens.astype(working)
-        self.precision = (1.0 / part.errors[:, None]).astype(working)
-        self.anchors = part.anchors(layer.scores[0].right.shape[1]).astype(working)
-        self.lefts = [keys.left.astype(working) for keys in layer.scores]
+        self.weights: Array = np.stack([weights for weights, _ in attended], 1).astype(working)
+        self.means: list[Array] = [mean.astype(working) for _, mean in attended]
+        self.tokens: Array = part.tokens.astype(working)
+        self.precision: Array = (1.0 / part.errors[:, None]).astype(working)
+        self.anchors: Array = part.anchors(layer.scores[0].right.shape[1]).astype(working)
+        self.lefts: list[Array] = [keys.left.astype(working) for keys in layer.scores]
         self.queries = [self.anchors @ keys.right.T.astype(working) for keys in layer.scores]
         self.ins = [(v.left * v.singular).astype(working) for v in layer.values]
-        self.outs = np.concatenate([value.right for value in layer.values]).astype(working)
+        self.outs: Array = np.concatenate([value.right for value in layer.values]).astype(working)
         self.seen = np.hstack(
             [m @ v.left.astype(working) for m, v in zip(self.means, layer.values, strict=True)]
         )
@@ -399,13 +397,12 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative]) -> _Units:
             power = _add_key_information(part, h, keys[h])
             anchors[h] += _gram(part.anchors * np.sqrt(power)[:, None])
     across, along = [], []
-    for h, part in enumerate(layer.scores):
-        power = max(float(np.trace(keys[h])), TINY)
-        across.append(
-            (_inverse_root(keys[h]), _inverse_root(part.right @ anchors[h] @ part.right.T / power))
-        )
-        inner = part.left.T @ keys[h] @ part.left
-        along.append((_inverse_root(anchors[h] / power), _inverse_root(inner)))
+    for h, score in enumerate(layer.scores):
+        trace = max(float(np.trace(keys[h])), TINY)
+        outer = score.right @ anchors[h] @ score.right.T / trace
+        across.append((_inverse_root(keys[h]), _inverse_root(outer)))
+        inner = score.left.T @ keys[h] @ score.left
+        along.append((_inverse_root(anchors[h] / trace), _inverse_root(inner)))
     outs = parts[0].outs.astype(np.float64)
     return _Units(
         layer,

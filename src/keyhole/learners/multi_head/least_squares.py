@@ -74,12 +74,8 @@ def learn_by_least_squares(
     if not fit.misfit < 1.5:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
-    better = replace(
-        better,
-        **dict(
-            zip(("model", "errors"), drop_spurious_biases(better.model, better.errors), strict=True)
-        ),
-    )
+    model, errors = drop_spurious_biases(better.model, better.errors)
+    better = replace(better, model=model, errors=errors)
     if find_counterexample(ask, better.model, better.errors, rng) is not None:
         return Inconclusive("a fit to all answers misses a fresh one")
     return better
