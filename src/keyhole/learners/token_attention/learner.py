@@ -48,6 +48,7 @@ from keyhole.learners.token_attention.multiplicities import (
 )
 from keyhole.learners.token_attention.refinement import (
     Answered,
+    AttentionModel,
     Refined,
     choose_rank,
     refine,
@@ -229,6 +230,28 @@ def fit(
         if other.level < 1.5 * max(best.level, 1.0):
             best = other
             break
+    return spare_heads(best, data, rng)
+
+
+def spare_heads(best: Refined, data: Answered, rng: np.random.Generator) -> Refined:
+    """Heads that explain less than a thousandth of the answers leave, weakest first, as long as the
+    others explain them as well: a head too many has values of zero, and any score."""
+    while len(best.point) > 2:
+        values = best.point[::2]
+        weakest = int(np.argmin([np.linalg.norm(value.matrix) for value in values]))
+        rest = best.point[: 2 * weakest] + best.point[2 * weakest + 2 :]
+        missed = np.linalg.norm(AttentionModel(data).residual(rest))
+        if missed > 1e-3 * np.linalg.norm(data.answers) / data.sigma:
+            return best
+        maps = Maps(
+            np.array([part.matrix for part in rest[::2]]),
+            np.array([part.matrix for part in rest[1::2]]),
+        )
+        ranks = [(v.rank, w.rank) for v, w in zip(rest[::2], rest[1::2], strict=True)]
+        other = refine(maps, ranks, data, rng, steps=20)
+        if other.level >= 1.5 * max(best.level, 1.0):
+            return best
+        best = other
     return best
 
 

@@ -91,3 +91,12 @@ def test_wrong_arguments_end_in_a_sentence():
     box = keyhole.open_oracle(lambda tokens: tokens[:, -1], width=3)
     with pytest.raises(keyhole.InvalidArgument, match="open_language_model"):
         keyhole.recover(box, TokenAttentionLearner())
+
+
+def test_a_head_too_many_leaves():
+    secret = token_attention(np.random.default_rng(3), 40, 8, 1, 4)
+    box = keyhole.open_language_model(secret, max_length=64)
+    found = keyhole.recover(box, keyhole.TokenAttentionLearner(heads=2))
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert len(found.model.heads) == 1
+    assert keyhole.distance(found.model, secret) < 1e-6
