@@ -4,6 +4,7 @@ import pytest
 import keyhole
 from keyhole import Outcome
 from keyhole.learners.token_attention.learner import TokenAttentionLearner
+from keyhole.models.random import token_attention
 from token_models import attention_on_tokens, open_tokens
 
 
