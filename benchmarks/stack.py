@@ -1,7 +1,7 @@
 """Stacks of pre-norm blocks through recover(), nothing given: outcome, errors, queries.
 
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
-                           [--activation gelu] [--seeds 5] [--first 9000]
+                           [--activation gelu] [--gated] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors
 """
 
@@ -58,6 +58,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--kind", default="layer")
     parser.add_argument("--activation", default="gelu")
+    parser.add_argument("--gated", action="store_true")
     parser.add_argument("--impostors", action="store_true")
     chosen = parser.parse_args()
     if chosen.impostors:
@@ -68,7 +69,7 @@ def main():
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
             np.random.default_rng(seed), chosen.width, layers=chosen.layers, heads=chosen.heads,
-            neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
+            neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation, gated=chosen.gated,
         )  # fmt: skip
         compare(name, secret, seed)
 

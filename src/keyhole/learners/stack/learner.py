@@ -210,11 +210,24 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     return found
 
 
+def set_zeros(model: Stack, errors: Stack) -> tuple[Stack, Stack]:
+    """Biases that are zero within small standard errors become zero: many networks have none."""
+    parts, doubts = model.to_arrays(), errors.to_arrays()
+    zero = 12.0  # standard errors within which such a block of parameters counts as zero
+    for name, array in parts.items():
+        bias = name in doubts and name.endswith(("bias", "offset"))
+        if not bias or not np.linalg.norm(doubts[name]) < 1e-4:
+            continue
+        if np.linalg.norm(array) <= zero * np.linalg.norm(doubts[name]):
+            parts[name], doubts[name] = np.zeros_like(array), np.zeros_like(array)
+    return Stack.from_arrays(parts), Stack.from_arrays(doubts)
+
+
 def describe(
     refined: Refined, order: Order, kind: str, box: Box, rng: np.random.Generator
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
-    model = refined.stack
+    model, errors = set_zeros(refined.stack, refined.errors)
     fresh = box.representable(fresh_sequences(box.width, rng))
     answers = box.ask(fresh, "refinement")
     size = np.maximum(np.abs(answers), np.abs(fresh).max(axis=1)).max(axis=1)
@@ -244,6 +257,4 @@ def describe(
             "is known, and the last network has it."
         )
     floor = sum(unknowns(block) for block in distinct) / box.width
-    return Hypothesis(
-        model, refined.errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics
-    )
+    return Hypothesis(model, errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics)
