@@ -129,6 +129,7 @@ class FitOptions:
     relative, below which the fit has settled. target: root mean square residual that is as good as
     zero. evaluations, seconds: the budget (a product with J or its transpose is one evaluation).
     probes: random residuals for matrix-free standard errors; 0 for no standard errors at all.
+    finest: accuracy that no matrix-free step has to exceed, where many rough steps are cheaper.
     """
 
     steps: int = 50
@@ -141,6 +142,7 @@ class FitOptions:
     evaluations: float = np.inf
     seconds: float = np.inf
     probes: int = 8
+    finest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ def fit_least_squares(
             if system is None:
                 system = _build_system(meter.linearize(model, point), options, blocks, rng)
             # Steps get more accurate as the residual falls, so that convergence stays superlinear.
-            step = system.step(damping, options.accuracy * float(np.sqrt(cost / first)))
+            accuracy = options.accuracy * float(np.sqrt(cost / first))
+            step = system.step(damping, max(accuracy, options.finest))
             predicted = cost - system.predict_cost(step)
             moved = model.retract(point, step)
             trial = meter.residual(model, moved)

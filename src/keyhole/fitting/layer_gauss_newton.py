@@ -3,13 +3,15 @@
 Each head has P = [W | c] and M, kept as left · diag(singular) · right with orthonormal factors. A
 step is X right + left Y with Y orthogonal to right: as many unknowns as there are, and well scaled
 whatever the singular values are. The linear problems are solved matrix-free (gauss_newton), rows
-weighted by the answers' standard errors, blocks of unknowns by how much the answers react to them.
+weighted by the answers' standard errors, through the factors alone and in single precision. Blocks
+of unknowns are scaled by how much the answers react to them: those of a score by a Kronecker
+product, those of all values together, since their heads share every answer.
 
 Standard errors: the last linear problem solved again for residuals with random signs (the wild
 bootstrap), which needs no model of the noise, and with noise of the size of the misfit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +22,12 @@ from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_sq
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
-SAMPLED = 200  # queries of each length that the units of the unknowns are judged from
-# The start is near, so steps are plain Gauss-Newton; a per cent of a per mille is not worth one.
+# The start is near, so steps are plain Gauss-Newton. A solution cut short is continued by the next
+# step; an excess of one per cent in the cost moves an unknown by a tenth of its standard error.
 OPTIONS = FitOptions(
-    steps=6, damping=0.0, dense_unknowns=0, accuracy=1e-4, inner_steps=400, tolerance=1e-3, probes=0
-)
+    steps=12, damping=0.0, dense_unknowns=0, accuracy=0.01, finest=0.01, inner_steps=60,
+    tolerance=0.01, probes=0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +88,13 @@ def fit_layer(
 ) -> Polished:
     """Least squares over all answers from a layer close to it; farther starts need `options`.
     `dependent`: factor on standard errors, since roundings of one box are not independent."""
-    model = LayerModel.of(data, rng)
+    large_layer = 50_000  # unknowns
+    model = LayerModel(tuple(data))
     fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
     at = model.linearize(found)
     freedom = max(1, numbers - found.unknowns)
+    repetitions = 4 if found.unknowns < large_layer else 2  # large blocks average by themselves
     inflation, misfit = np.sqrt(numbers / freedom), float(np.sqrt(fit.cost / freedom))
 
     def change() -> tuple[Array, Array, Array]:
@@ -100,13 +105,13 @@ def fit_layer(
         wild = inflation * fit.residual * np.concatenate(signs)
         # Answers that the fit leans on leave no residual: what the misfit says about them is added.
         wild += misfit * rng.standard_normal(numbers)
-        step = solve_linear(at, wild, accuracy=1e-4, inner_steps=300).step
+        step = solve_linear(at, wild, accuracy=0.02, inner_steps=options.inner_steps).step
         scores, values, offset = change_maps(found, step)
         return np.stack(scores), np.stack(values), offset[None]
 
     still = change_maps(found, np.zeros(at.unknowns))
     best = (np.stack(still[0]), np.stack(still[1]), still[2][None])
-    scores, values, offset = bootstrap_errors(best, change, repetitions=4)
+    scores, values, offset = bootstrap_errors(best, change, repetitions)
     return Polished(
         found,
         [dependent * part for part in scores],
@@ -127,12 +132,15 @@ def _shapes(layer: Layer) -> list[tuple[int, ...]]:
     return [shape for part in layer.maps for shape in (part.left.shape, part.right.T.shape)]
 
 
+def _sizes(layer: Layer) -> list[int]:
+    return [int(np.prod(shape)) for shape in _shapes(layer)]
+
+
 def split_step(layer: Layer, step: Array) -> tuple[list[Array], Array]:
     """Steps (X, Y) of each map in turn, Y outside of the span of its right factor, and that of the
     offset."""
-    shapes = _shapes(layer)
-    parts = np.split(step, np.cumsum([int(np.prod(shape)) for shape in shapes]))
-    steps = [part.reshape(shape) for part, shape in zip(parts[:-1], shapes, strict=True)]
+    parts = np.split(step, np.cumsum(_sizes(layer)))
+    steps = [part.reshape(shape) for part, shape in zip(parts[:-1], _shapes(layer), strict=True)]
     for place, part in enumerate(layer.maps):
         steps[2 * place + 1] = _outside(part, steps[2 * place + 1])
     return steps, parts[-1]
@@ -178,28 +186,42 @@ def change_maps(layer: Layer, step: Array) -> tuple[list[Array], list[Array], Ar
 
 @dataclass(frozen=True, eq=False)
 class LayerModel:
-    """Predicts answers of a layer; `sampled` are queries that judge the units of the unknowns."""
+    """Predicts answers of a layer. Residuals are computed in float64, products with the derivative
+    in `working` precision: a step need not be more exact than its start is wrong."""
 
     data: tuple[Answered, ...]
-    sampled: tuple[Array, ...]
-
-    @classmethod
-    def of(cls, data: Sequence[Answered], rng: np.random.Generator) -> "LayerModel":
-        sampled = tuple(rng.permutation(len(part.answers))[:SAMPLED] for part in data)
-        return cls(tuple(data), sampled)
+    working: type = np.float32
 
     def residual(self, layer: Layer) -> Array:
-        return _Evaluated(layer, self.data).residual()
+        found = []
+        for part in self.data:
+            guess = np.broadcast_to(layer.offset, part.answers.shape).copy()
+            for keys, value in zip(layer.scores, layer.values, strict=True):
+                _, mean = _attend(keys, part)
+                guess += ((mean @ value.left) * value.singular) @ value.right
+            found.append(((guess - part.answers) / part.errors[:, None]).ravel())
+        return np.concatenate(found)
 
     def linearize(self, layer: Layer) -> Linearization:
-        at = _Evaluated(layer, self.data)
-        unknowns = sum(int(np.prod(shape)) for shape in _shapes(layer)) + len(layer.offset)
+        parts = [_Derivative(layer, part, self.working) for part in self.data]
+        ends = np.cumsum([0, *(part.answers.size for part in self.data)])
+
+        def push(step: Array) -> Array:
+            steps = _Steps.of(layer, step, self.working)
+            return np.concatenate([part.push(steps) for part in parts])
+
+        def pull(vector: Array) -> Array:
+            total = _Steps.zero(layer, self.working)
+            for part, low, high in zip(parts, ends[:-1], ends[1:], strict=True):
+                part.pull(vector[low:high], total)
+            return total.join(layer)
+
         return Linearization(
-            at.residual(),
-            unknowns,
-            at.push,
-            at.pull,
-            scaling=_scale_units(at, self.sampled),
+            self.residual(layer),
+            sum(_sizes(layer)) + len(layer.offset),
+            push,
+            pull,
+            scaling=_scale_units(layer, parts),
             freedom=layer.unknowns,
         )
 
@@ -207,121 +229,211 @@ class LayerModel:
         return move_layer(layer, step)
 
 
-class _Evaluated:
-    """A layer's answers, and products with their derivative."""
+def _attend(keys: Factored, part: Answered) -> tuple[Array, Array]:
+    """Weights (n, length) of one head, and the weighted means (n, d) of the tokens."""
+    anchors = part.anchors(keys.right.shape[1])
+    directed = ((anchors @ keys.right.T) * keys.singular) @ keys.left.T
+    weights = softmax(np.matmul(part.tokens, directed[:, :, None])[:, :, 0], overwrite=True)
+    return weights, np.matmul(weights[:, None], part.tokens)[:, 0]
 
-    def __init__(self, layer: Layer, data: Sequence[Answered]) -> None:
-        self.layer, self.data = layer, data
-        self.maps = np.stack([multiply_out(part) for part in layer.values])  # (h, d, D)
-        self.flat = self.maps.reshape(-1, self.maps.shape[2])
-        keys = [multiply_out(part) for part in layer.scores]
-        self.anchors = [part.anchors(keys[0].shape[1]) for part in data]
-        self.weights: list[Array] = []
-        self.means: list[Array] = []
-        for part, anchor in zip(data, self.anchors, strict=True):
-            scores = part.tokens @ np.stack([anchor @ key.T for key in keys], axis=2)
-            weights = softmax(scores, axis=1, overwrite=True)
-            self.weights.append(weights)
-            self.means.append(weights.transpose(0, 2, 1) @ part.tokens)
 
-    def residual(self) -> Array:
-        found = []
-        for part, mean in zip(self.data, self.means, strict=True):
-            guess = mean.reshape(len(mean), -1) @ self.flat + self.layer.offset
-            found.append(((guess - part.answers) / part.errors[:, None]).ravel())
-        return np.concatenate(found)
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """A step by kind: X and Y of the scores (`across`, `along`), those of the values (`up`,
+    `down`), heads side by side in the second and fourth."""
 
-    def push(self, step: Array) -> Array:
-        steps, offset = split_step(self.layer, step)
-        found = []
-        for place, part in enumerate(self.data):
-            anchor, weights, means = self.anchors[place], self.weights[place], self.means[place]
-            moved = np.zeros((len(anchor), part.tokens.shape[2], len(self.maps)))
-            answer = np.broadcast_to(offset, part.answers.shape).copy()
-            for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
-                across, along, up, down = steps[4 * h : 4 * h + 4]
-                moved[:, :, h] = (anchor @ s.right.T) @ across.T + (anchor @ along) @ s.left.T
-                answer += (means[:, h] @ up) @ v.right + (means[:, h] @ v.left) @ down.T
-            change = softmax_jvp(weights, part.tokens @ moved, axis=1)
-            means_change = change.transpose(0, 2, 1) @ part.tokens
-            answer += means_change.reshape(len(answer), -1) @ self.flat
-            found.append((answer / part.errors[:, None]).ravel())
-        return np.concatenate(found)
+    across: list[Array]  # (d, r)
+    along: Array  # (p, sum of r)
+    up: list[Array]  # (d, r')
+    down: Array  # (outputs, sum of r')
+    offset: Array
 
-    def pull(self, vector: Array) -> Array:
-        steps = [np.zeros(shape) for shape in _shapes(self.layer)]
-        offset = np.zeros(len(self.layer.offset))
-        start = 0
-        for place, part in enumerate(self.data):
-            anchor, weights, means = self.anchors[place], self.weights[place], self.means[place]
-            stop = start + part.answers.size
-            rest = vector[start:stop].reshape(part.answers.shape) / part.errors[:, None]
-            start = stop
-            offset += rest.sum(axis=0)
-            pulled = (rest @ self.flat.T).reshape(means.shape)
-            change = softmax_jvp(weights, part.tokens @ pulled.transpose(0, 2, 1), axis=1)
-            keys = change.transpose(0, 2, 1) @ part.tokens
-            for h, (s, v) in enumerate(zip(self.layer.scores, self.layer.values, strict=True)):
-                steps[4 * h] += keys[:, h].T @ (anchor @ s.right.T)
-                steps[4 * h + 1] += anchor.T @ (keys[:, h] @ s.left)
-                steps[4 * h + 2] += means[:, h].T @ (rest @ v.right.T)
-                steps[4 * h + 3] += rest.T @ (means[:, h] @ v.left)
-        for place, factor in enumerate(self.layer.maps):
-            steps[2 * place + 1] = _outside(factor, steps[2 * place + 1])
-        return np.concatenate([*(step.ravel() for step in steps), offset])
+    @classmethod
+    def of(cls, layer: Layer, step: Array, working: type = np.float64) -> "_Steps":
+        steps, offset = split_step(layer, step.astype(working))
+        return cls(
+            steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset
+        )
+
+    @classmethod
+    def zero(cls, layer: Layer, working: type) -> "_Steps":
+        return cls.of(layer, np.zeros(sum(_sizes(layer)) + len(layer.offset)), working)
+
+    def join(self, layer: Layer) -> Array:
+        """The step as one vector, Y outside of the spans of the right factors."""
+        along = np.split(self.along, np.cumsum([part.rank for part in layer.scores])[:-1], axis=1)
+        down = np.split(self.down, np.cumsum([part.rank for part in layer.values])[:-1], axis=1)
+        flat: list[Array] = []
+        for h, (keys, value) in enumerate(zip(layer.scores, layer.values, strict=True)):
+            flat += [self.across[h], _outside(keys, along[h])]
+            flat += [self.up[h], _outside(value, down[h])]
+        return np.concatenate([*(part.ravel() for part in flat), self.offset]).astype(np.float64)
+
+
+class _Derivative:
+    """Products with the derivative of the answers of one length, through the factors alone."""
+
+    def __init__(self, layer: Layer, part: Answered, working: type) -> None:
+        attended = [_attend(keys, part) for keys in layer.scores]
+        self.weights = np.stack([weights for weights, _ in attended], 1).astype(working)
+        self.means = [mean.astype(working) for _, mean in attended]
+        self.tokens = part.tokens.astype(working)
+        self.precision = (1.0 / part.errors[:, None]).astype(working)
+        self.anchors = part.anchors(layer.scores[0].right.shape[1]).astype(working)
+        self.lefts = [keys.left.astype(working) for keys in layer.scores]
+        self.queries = [self.anchors @ keys.right.T.astype(working) for keys in layer.scores]
+        self.ins = [(v.left * v.singular).astype(working) for v in layer.values]
+        self.outs = np.concatenate([value.right for value in layer.values]).astype(working)
+        self.seen = np.hstack(
+            [m @ v.left.astype(working) for m, v in zip(self.means, layer.values, strict=True)]
+        )
+        self.score_cuts = np.cumsum([keys.rank for keys in layer.scores])[:-1]
+        self.value_cuts = np.cumsum([value.rank for value in layer.values])[:-1]
+
+    def push(self, steps: _Steps) -> Array:
+        inner = np.split(self.anchors @ steps.along, self.score_cuts, axis=1)
+        moved = [
+            query @ across.T + part @ left.T
+            for query, across, part, left in zip(
+                self.queries, steps.across, inner, self.lefts, strict=True
+            )
+        ]
+        change = np.matmul(np.stack(moved, axis=1), self.tokens.transpose(0, 2, 1))
+        means = np.matmul(softmax_jvp(self.weights, change), self.tokens)
+        inside = [
+            means[:, h] @ self.ins[h] + self.means[h] @ steps.up[h] for h in range(len(self.ins))
+        ]
+        answer = np.hstack(inside) @ self.outs + self.seen @ steps.down.T + steps.offset
+        return np.asarray((answer * self.precision).ravel(), dtype=np.float64)
+
+    def pull(self, vector: Array, total: _Steps) -> None:
+        """Adds the product with the transpose to `total`."""
+        rest = vector.astype(self.precision.dtype).reshape(len(self.anchors), -1) * self.precision
+        inside = np.split(rest @ self.outs.T, self.value_cuts, axis=1)
+        pulled = np.stack([a @ b.T for a, b in zip(inside, self.ins, strict=True)], axis=1)
+        change = np.matmul(pulled, self.tokens.transpose(0, 2, 1))
+        keys = np.matmul(softmax_jvp(self.weights, change), self.tokens)
+        for h in range(len(self.ins)):
+            total.across[h][...] += keys[:, h].T @ self.queries[h]
+            total.up[h][...] += self.means[h].T @ inside[h]
+        inner = np.hstack([keys[:, h] @ left for h, left in enumerate(self.lefts)])
+        total.along[...] += self.anchors.T @ inner
+        total.down[...] += rest.T @ self.seen
+        total.offset[...] += rest.sum(axis=0)
+
+
+# -- Units of the unknowns ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _KroneckerRoot:
+    """(A x B + I x C)^(-1/2) for matrices (a, b): left @ (z * units) @ right."""
+
+    left: Array
+    units: Array
+    right: Array
+
+    @classmethod
+    def of(cls, rows: Array, columns: Array, rest: Array) -> "_KroneckerRoot":
+        """For the form tr(X' rows X columns) + tr(X' rest X)."""
+        back = _inverse_root(rest)
+        sizes, vectors = np.linalg.eigh(back @ rows @ back)
+        spread, right = np.linalg.eigh(columns)
+        units = 1.0 / np.sqrt(1.0 + np.outer(np.maximum(sizes, 0.0), np.maximum(spread, 0.0)))
+        return cls(back @ vectors, units, right.T)
+
+    def apply(self, z: Array) -> Array:
+        return np.asarray(self.left @ (z * self.units) @ self.right)
+
+    def adjoint(self, step: Array) -> Array:
+        return np.asarray((self.left.T @ step @ self.right.T) * self.units)
 
 
 @dataclass(frozen=True, eq=False)
 class _Units:
-    """Each step X of shape (a, b) is left Z right, symmetric matrices; the offset has one unit."""
+    """Steps of scores are left Z right, symmetric matrices; those of values are scaled over all
+    heads at once, which share the answers; the offset has one unit."""
 
-    pairs: tuple[tuple[Array, Array], ...]
+    layer: Layer
+    across: tuple[tuple[Array, Array], ...]
+    along: tuple[tuple[Array, Array], ...]
+    up: _KroneckerRoot
+    down: Array
     offset: float
 
     def apply(self, z: Array) -> Array:
-        sizes = [len(left) * len(right) for left, right in self.pairs]
-        parts = np.split(z, np.cumsum(sizes))
-        steps = [
-            (left @ part.reshape(len(left), len(right)) @ right).ravel()
-            for (left, right), part in zip(self.pairs, parts[:-1], strict=True)
-        ]
-        return np.concatenate([*steps, self.offset * parts[-1]])
+        return self._scale(z, self.up.apply)
 
-    adjoint = apply
+    def adjoint(self, step: Array) -> Array:
+        return self._scale(step, self.up.adjoint)
+
+    def _scale(self, vector: Array, scale_up: Callable[[Array], Array]) -> Array:
+        steps = _Steps.of(self.layer, vector)
+        cuts = np.cumsum([keys.rank for keys in self.layer.scores])[:-1]
+        along = np.split(steps.along, cuts, axis=1)
+        cuts = np.cumsum([value.rank for value in self.layer.values])[:-1]
+        return _Steps(
+            [a @ part @ b for (a, b), part in zip(self.across, steps.across, strict=True)],
+            np.hstack([a @ part @ b for (a, b), part in zip(self.along, along, strict=True)]),
+            np.split(scale_up(np.hstack(steps.up)), cuts, axis=1),
+            steps.down @ self.down,
+            self.offset * steps.offset,
+        ).join(self.layer)
 
 
-def _scale_units(at: _Evaluated, sampled: Sequence[Array]) -> _Units:
-    """Units in which steps of any block change the answers about alike: the blocks of the normal
+def _scale_units(layer: Layer, parts: Sequence[_Derivative]) -> _Units:
+    """Units in which steps of any block change the answers about alike: blocks of the normal
     matrix, approximated by Kronecker products, to the power -1/2."""
-    heads = len(at.maps)
-    width, rows = at.data[0].tokens.shape[2], at.anchors[0].shape[1]
-    keys, means = np.zeros((heads, width, width)), np.zeros((heads, width, width))
-    anchors, total = np.zeros((heads, rows, rows)), 0.0
-    for place, (part, chosen) in enumerate(zip(at.data, sampled, strict=True)):
-        share = len(part.answers) / len(chosen)
-        scaled = np.sqrt(share) / part.errors[chosen]
-        total += share * float((1 / part.errors[chosen] ** 2).sum())
-        tokens, anchor = part.tokens[chosen], at.anchors[place][chosen]
+    heads, width = len(layer.scores), layer.scores[0].left.shape[0]
+    rows = layer.scores[0].right.shape[1]
+    keys, anchors = np.zeros((heads, width, width)), np.zeros((heads, rows, rows))
+    common, apart, total = np.zeros((width, width)), np.zeros((width, width)), 0.0
+    seen = np.zeros((parts[0].seen.shape[1],) * 2)
+    for part in parts:
+        total += float((part.precision.astype(np.float64) ** 2).sum())
+        mean = np.mean(part.means, axis=0)
+        common += _gram(mean * part.precision)
+        seen += _gram(part.seen * part.precision)
         for h in range(heads):
-            weights, mean = at.weights[place][chosen, :, h], at.means[place][chosen, h]
-            apart = tokens - mean[:, None]
-            seen = np.einsum("nl,nld,nlo->ndo", weights, apart, apart @ at.maps[h])
-            seen *= scaled[:, None, None]
-            power = np.einsum("ndo,ndo->n", seen, seen)
-            keys[h] += np.einsum("ndo,neo->de", seen, seen, optimize=True)
-            anchors[h] += (anchor * power[:, None]).T @ anchor
-            means[h] += (mean * scaled[:, None] ** 2).T @ mean
-    pairs = []
-    for h, (s, v) in enumerate(zip(at.layer.scores, at.layer.values, strict=True)):
+            apart += _gram((part.means[h] - mean) * part.precision) / heads
+            power = _add_key_information(part, h, keys[h])
+            anchors[h] += _gram(part.anchors * np.sqrt(power)[:, None])
+    across, along = [], []
+    for h, part in enumerate(layer.scores):
         power = max(float(np.trace(keys[h])), TINY)
-        inner = s.right @ anchors[h] @ s.right.T / power
-        pairs.append((_inverse_root(keys[h]), _inverse_root(inner)))
-        inner = s.left.T @ keys[h] @ s.left
-        pairs.append((_inverse_root(anchors[h] / power), _inverse_root(inner)))
-        pairs.append((_inverse_root(means[h]), np.eye(v.rank)))
-        inner = v.left.T @ means[h] @ v.left
-        pairs.append((np.eye(v.right.shape[1]), _inverse_root(inner)))
-    return _Units(tuple(pairs), 1.0 / np.sqrt(total) if at.layer.free_offset else 0.0)
+        across.append(
+            (_inverse_root(keys[h]), _inverse_root(part.right @ anchors[h] @ part.right.T / power))
+        )
+        inner = part.left.T @ keys[h] @ part.left
+        along.append((_inverse_root(anchors[h] / power), _inverse_root(inner)))
+    outs = parts[0].outs.astype(np.float64)
+    return _Units(
+        layer,
+        tuple(across),
+        tuple(along),
+        _KroneckerRoot.of(common, outs @ outs.T, apart),
+        _inverse_root(seen),
+        1.0 / np.sqrt(total) if layer.free_offset else 0.0,
+    )
+
+
+def _add_key_information(part: _Derivative, head: int, total: Array) -> Array:
+    """Adds sum of g g' to `total`, g = sum_i w_i (x_i - mean) (x_i - mean)' M in standard errors
+    of each answer; returns the squared sizes of g."""
+    power = np.zeros(len(part.anchors))
+    at_once = max(1, 4_000_000 // (part.tokens.shape[1] * part.tokens.shape[2]))
+    for low in range(0, len(power), at_once):
+        rows = slice(low, low + at_once)
+        apart = part.tokens[rows] - part.means[head][rows, None]
+        scale = part.weights[rows, head][:, :, None] * part.precision[rows, None]
+        seen = (scale * (apart @ part.ins[head])).transpose(0, 2, 1) @ apart  # (n, r, d)
+        power[rows] = np.einsum("nrd,nrd->n", seen, seen)
+        total += _gram(seen.reshape(-1, seen.shape[2]))
+    return power
+
+
+def _gram(rows: Array) -> Array:
+    return np.asarray(rows.T @ rows, dtype=np.float64)
 
 
 def _inverse_root(matrix: Array) -> Array:

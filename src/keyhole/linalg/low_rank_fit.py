@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import svd
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import Array, Float
@@ -61,7 +62,11 @@ class Factored:
         """The best approximation of rank `rank` to left @ right."""
         q_left, r_left = np.linalg.qr(left)
         q_right, r_right = np.linalg.qr(right.T)
-        u, s, vt = np.linalg.svd(r_left @ r_right.T)
+        core = r_left @ r_right.T
+        try:
+            u, s, vt = np.linalg.svd(core)
+        except np.linalg.LinAlgError:  # divide and conquer may give up on a finite matrix
+            u, s, vt = svd(core, lapack_driver="gesvd")
         return cls(q_left @ u[:, :rank], s[:rank], vt[:rank] @ q_right.T)
 
     @classmethod

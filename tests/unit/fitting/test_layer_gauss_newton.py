@@ -35,7 +35,7 @@ def asked(layer: Layer, rng: np.random.Generator, noise: float, count: int) -> l
     for length in (1, 3):
         tokens = rng.standard_normal((count, length, WIDTH))
         blank = Answered(tokens, np.zeros((count, OUTPUTS)), np.full(count, max(noise, 1e-12)))
-        answers = LayerModel.of([blank], rng).residual(layer).reshape(count, OUTPUTS)
+        answers = LayerModel((blank,)).residual(layer).reshape(count, OUTPUTS)
         answers = answers * blank.errors[:, None] + noise * rng.standard_normal((count, OUTPUTS))
         data.append(Answered(tokens, answers, blank.errors))
     return data
@@ -45,7 +45,7 @@ def test_the_derivative_is_that_of_the_answers_and_its_transpose_fits() -> None:
     rng = np.random.default_rng(0)
     layer = drawn(rng)
     data = asked(layer, rng, 1.0, 20)
-    model = LayerModel.of(data, rng)
+    model = LayerModel(tuple(data), np.float64)
     at = model.linearize(layer)
     step = at.scaling.apply(1e-6 * rng.standard_normal(at.unknowns))
     change = model.residual(model.retract(layer, step)) - at.residual
@@ -54,10 +54,22 @@ def test_the_derivative_is_that_of_the_answers_and_its_transpose_fits() -> None:
     np.testing.assert_allclose(other @ at.jvp(step), at.vjp(other) @ step, rtol=1e-9)
 
 
+def test_single_precision_changes_the_derivative_by_rounding_alone() -> None:
+    rng = np.random.default_rng(4)
+    layer = drawn(rng)
+    data = tuple(asked(layer, rng, 1.0, 20))
+    single, double = (LayerModel(data, kind).linearize(layer) for kind in (np.float32, np.float64))
+    step = rng.standard_normal(single.unknowns)
+    np.testing.assert_allclose(single.jvp(step), double.jvp(step), atol=1e-4)
+    other = rng.standard_normal(len(single.residual))
+    np.testing.assert_allclose(single.vjp(other), double.vjp(other), atol=1e-4)
+    np.testing.assert_array_equal(single.residual, double.residual)
+
+
 def test_a_step_changes_the_maps_as_it_says_and_keeps_their_ranks() -> None:
     rng = np.random.default_rng(2)
     layer = drawn(rng)
-    at = LayerModel.of(asked(layer, rng, 1.0, 20), rng).linearize(layer)
+    at = LayerModel(tuple(asked(layer, rng, 1.0, 20))).linearize(layer)
     step = 1e-6 * rng.standard_normal(at.unknowns)
     moved = move_layer(layer, step)
     scores, values, offset = change_maps(layer, step)
@@ -75,7 +87,7 @@ def test_a_step_changes_the_maps_as_it_says_and_keeps_their_ranks() -> None:
 def test_the_units_make_the_problem_well_conditioned() -> None:
     rng = np.random.default_rng(3)
     layer = drawn(rng)
-    at = LayerModel.of(asked(layer, rng, 1.0, 300), rng).linearize(layer)
+    at = LayerModel(tuple(asked(layer, rng, 1.0, 300)), np.float64).linearize(layer)
     columns = np.stack([at.jvp(at.scaling.apply(unit)) for unit in np.eye(at.unknowns)], axis=1)
     sizes = np.linalg.svd(columns, compute_uv=False)
     assert at.freedom == layer.unknowns

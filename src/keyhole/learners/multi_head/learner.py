@@ -31,7 +31,11 @@ from keyhole.learners.base import (
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
 from keyhole.learners.multi_head.half_precision import learn_half_precision
 from keyhole.learners.multi_head.hard_attention import CANDIDATES
-from keyhole.learners.multi_head.least_squares import refine_by_least_squares
+from keyhole.learners.multi_head.least_squares import (
+    affords_least_squares,
+    learn_by_least_squares,
+    refine_by_least_squares,
+)
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
 from keyhole.learners.multi_head.scalar_outputs import learn_scalar
 from keyhole.learners.multi_head.short_sequences import learn_short
@@ -125,6 +129,11 @@ class MultiHead:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
             return refuted[0] if refuted and isinstance(result, Refuted) else result
 
+        if longest > CANDIDATES and first.shape[1] > 1 and affords_least_squares(ask):
+            yield (
+                "a rough start, then least squares over all answers",
+                lambda: learn_by_least_squares(ask, rng, self, frame, first),
+            )
         if longest >= ROOM:
             if first.shape[1] > 1:
                 yield (

@@ -1,15 +1,20 @@
 """What a budget buys where digits are few: more soft queries, and least squares over all answers.
 
-Statement. A recovered layer, exact to a few digits, is fitted to every answer that was paid for
-(fitting/layer_gauss_newton). With n times as many numbers as unknowns its error falls like
+Statement. A layer exact to a few digits, or to a few per cent, is fitted to every answer that was
+paid for (fitting/layer_gauss_newton). With n times as many numbers as unknowns its error falls like
 1/sqrt(n), and starts below that of the stepwise recovery, which uses each answer for one purpose.
 
-Queries. Random soft ones around random anchors; the hypothesis tells how long tokens must be for
-the largest log-odds to be about one. Only on boxes with few digits or noise, only with a budget,
-and only as much of it as verification does not need.
+Queries. Vector answers: a rough start at 1.1 times the floor (vector_outputs), then random tokens,
+independent of each other, at which attention is soft: as many as a head has inner dimensions, so
+that an answer shows as many score differences as it has numbers. Scalar answers: the whole
+recovery, then short moves around random anchors. Only on boxes with few digits or noise, only with
+a budget, and only as much of it as verification does not need.
 
-When it fails. A fit that does not pass the hypothesis' own test is dropped: the stepwise result
-stands.
+Algebra. Huge tokens, which told the start where each head looks, take no part in the fit of vector
+answers: they say little beside the soft ones, and their sizes slow the solution down.
+
+When it fails. A fit that leaves more than rounding, or does not pass the hypothesis' own test, is
+dropped: the stepwise recovery follows, or stands.
 """
 
 from dataclasses import replace
@@ -18,12 +23,70 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
+from keyhole.learners.base import Hypothesis, Inconclusive, Result
+from keyhole.learners.multi_head.validation import (
+    MultiHeadDiagnostics,
+    PriorKnowledge,
+    find_counterexample,
+)
+from keyhole.learners.multi_head.vector_outputs import drop_spurious_biases, start_with_vectors
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
+
+RESERVE = 10  # queries that are left for verification
+MOST_FLOORS = 20.0  # extra queries put to use at most, in floors
+
+
+def affords_least_squares(ask: Asker) -> bool:
+    """Whether a rough start and soft queries for a fit of vector answers are within the budget."""
+    left = ask.oracle.remaining
+    if not ask.recording or ask.additive or left is None:
+        return False
+    return left >= 1.8 * (4 * ask.width + 2)
+
+
+def learn_by_least_squares(
+    ask: Asker,
+    rng: np.random.Generator,
+    prior: PriorKnowledge,
+    frame: Float[Array, "d d"],
+    first: Float[Array, "one outputs"],
+) -> Result:
+    """A layer with vector answers in few digits: a rough start, and all else into soft queries;
+    `first` is the answer to the first row of `frame` alone."""
+    found = start_with_vectors(ask, rng, prior, frame, first)
+    if isinstance(found, Inconclusive):
+        return found
+    left = ask.oracle.remaining
+    extra = int(min(np.inf if left is None else left - RESERVE, MOST_FLOORS * found.floor))
+    if extra < 0.4 * found.floor:
+        return Inconclusive("the start took too much of the budget")
+    (tokens,) = draw_independent_tokens(found.model, extra, ask, rng)
+    seen = ask(tokens[:8], "refinement") + ask.offset
+    spread = seen - tokens[:8].mean(axis=1) @ sum_values(found.model) - found.model.offset
+    off = found.model(tokens[:8]) - seen
+    if not np.linalg.norm(off) < 0.5 * np.linalg.norm(spread):
+        return Inconclusive("a rough start does not predict soft queries")
+    ask(tokens[8:], "refinement")
+    fit = fit_layer(factor_layer(found), collect_answers(ask, found.model), rng)
+    if not fit.misfit < 1.5:
+        return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
+    better = replace_layer(found, fit)
+    better = replace(
+        better,
+        **dict(
+            zip(("model", "errors"), drop_spurious_biases(better.model, better.errors), strict=True)
+        ),
+    )
+    if find_counterexample(ask, better.model, better.errors, rng) is not None:
+        return Inconclusive("a fit to all answers misses a fresh one")
+    return better
+
+
+def sum_values(model: Attention) -> Array:
+    return np.asarray(np.sum([head.value for head in model.heads], axis=0))
 
 
 def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Hypothesis:
@@ -31,12 +94,14 @@ def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Genera
     left = ask.oracle.remaining
     if not ask.recording or left is None:
         return found
+    assert isinstance(found.diagnostics, MultiHeadDiagnostics)
+    if found.diagnostics.misfit is not None:  # fitted already
+        return found
     start = factor_layer(found)
-    most_floors = 20.0  # extra queries put to use at most, in floors
-    extra = int(min(left - 10, most_floors * found.floor))  # ten are left for verification
+    extra = int(min(left - RESERVE, MOST_FLOORS * found.floor))
     if extra < 0.3 * found.floor:  # less would not pay for the fit
         return found
-    for tokens in draw_soft_queries(found.model, extra, rng):
+    for tokens in draw_soft_queries(found.model, extra, ask, rng):
         ask(tokens, "refinement")
     data = collect_answers(ask, found.model)
     numbers = sum(part.answers.size for part in data)
@@ -71,11 +136,29 @@ def factor_layer(found: Hypothesis) -> Layer:
 
 
 def draw_soft_queries(
+    model: Attention, count: int, ask: Asker, rng: np.random.Generator
+) -> list[Float[Array, "n length d"]]:
+    """Soft queries for a layer that is known to a few digits, in batches of one length."""
+    if model.outputs is None:
+        return draw_short_moves(model, count, rng)
+    return draw_independent_tokens(model, count, ask, rng)
+
+
+def draw_independent_tokens(
+    model: Attention, count: int, ask: Asker, rng: np.random.Generator
+) -> list[Float[Array, "n length d"]]:
+    """Random tokens a little shorter than those at which scores are of order one."""
+    length = max(2, min(32, (model.outputs or 1) // len(model.heads)))
+    length = min(length, ask.oracle.spec.domain.max_length or length)
+    sizes = rng.uniform(0.6, 1.0, (count, 1, 1)) * model.natural_length() / np.sqrt(model.width)
+    return [sizes * rng.standard_normal((count, length, model.width))]
+
+
+def draw_short_moves(
     model: Attention, count: int, rng: np.random.Generator
 ) -> list[Float[Array, "n length d"]]:
-    """Queries whose largest log-odds is about `peak`, in batches of one length."""
-    width, natural = model.width, model.natural_length()
-    most = 2 if model.outputs is None else max(2, min(8, model.outputs // len(model.heads)))
+    """Queries whose largest log-odds is about `peak`, around random anchors."""
+    width, natural, most = model.width, model.natural_length(), 2
     lengths = rng.integers(1, most + 1, count)
     batches = []
     peak = 1.5  # largest log-odds of a soft query
@@ -105,6 +188,9 @@ def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
         answers = np.concatenate([a for _, a in parts])
         errors = estimate_answer_errors(ask, model, tokens)
         telling = errors > 0  # zero tokens without an offset have no error, and say nothing
+        if model.outputs is not None and length > 1:
+            huge = 1e3 * model.natural_length()
+            telling &= np.linalg.norm(tokens, axis=2).max(axis=1) < huge
         if telling.any():
             data.append(Answered(tokens[telling], answers[telling], errors[telling]))
     return data

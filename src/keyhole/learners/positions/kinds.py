@@ -4,7 +4,9 @@ A huge token at the first place, and its opposite, that change nothing: where th
 sequence is short, the first places are masked, and their number is found by halving; where it is
 long, a window, whose length is found so. [x, x] against [x], behind masked places: tokens carry a
 vector of their place. A bag of huge tokens, all of them scaled:
-where scores are bounded nobody wins, and the answer is linear in the factors. The same bag in
+where scores are bounded nobody wins, and the answer is linear in the factors; a huge token that
+stands there twice then counts no more than once if scores are capped (its weight is one or none
+already), and more if queries and keys are normalised. The same bag in
 another order: where other tokens win, the part of the score that grows with the token depends on
 the place (rotary positions), else places add to the score.
 """
@@ -22,11 +24,19 @@ PURPOSE = "positions"
 EDGE = 8  # huge tokens at the far end: one of them is preferred by some head
 HUGE = 1e8  # entries of tokens that outweigh whatever places add
 BAG = 64  # tokens of which some win
+WORDS = {
+    "vectors": "tokens carry a vector of their place",
+    "rotary": "the place of a token turns its key (rotary positions)",
+    "additive": "the place of a token adds to its score",
+    "capped": "scores are capped",
+    "normalised": "queries and keys are normalised",
+}
 
 
 @dataclass(frozen=True)
 class PositionKind:
-    """`name`: vectors, rotary, additive, bounded (scores that do not grow with the tokens)."""
+    """`name`: vectors, rotary, additive, or one of two kinds of scores that do not grow with the
+    tokens, capped and normalised."""
 
     name: str
     window: int | None = None
@@ -34,12 +44,7 @@ class PositionKind:
 
     @property
     def sentence(self) -> str:
-        words = {
-            "vectors": "tokens carry a vector of their place",
-            "rotary": "the place of a token turns its key (rotary positions)",
-            "additive": "the place of a token adds to its score",
-            "bounded": "scores are bounded",
-        }[self.name]
+        words = WORDS[self.name]
         seen = "" if self.window is None else f"; a window of {self.window} tokens is seen"
         start = f"; the first {self.masked} places are not seen" if self.masked else ""
         return f"Positions: {words}{seen}{start}."
@@ -104,8 +109,6 @@ def recognise_unmasked(
     window = find_window(ask, rng, longest) if windowed else None
     room = min(window or BAG + 1, longest or BAG + 1) - 1
     count = min(BAG, room)
-    # random factors that must all leave the answer linear: a winner may keep its place
-    scalings = 4
     bags = 2  # bags whose winners must not depend on their order
     for _ in range(bags):
         bag = HUGE * rng.standard_normal((count, width))
@@ -113,8 +116,7 @@ def recognise_unmasked(
         answer = ask(np.concatenate([bag, anchor])[None], PURPOSE)[0]
         turned = ask(np.concatenate([bag[rng.permutation(count)], anchor])[None], PURPOSE)[0]
         if differ(ask, answer, turned):
-            bounded = all(is_bounded(ask, rng, bag, anchor) for _ in range(scalings))
-            return PositionKind("bounded" if bounded else "rotary", window)
+            return PositionKind(name_bounded(ask, rng, bag, anchor) or "rotary", window)
     return PositionKind("additive", window)
 
 
@@ -124,16 +126,47 @@ def differ(ask: Asker, one: Array, other: Array) -> bool:
     return gap > ROUNDINGS**2 * ask.unit * scale + ask.undetected
 
 
+def describe_bounded(ask: Asker, rng: np.random.Generator) -> str | None:
+    """What keeps the scores of a box from growing with its tokens, for the reader; None where
+    nothing does."""
+    room = min(BAG, (ask.oracle.spec.domain.max_length or BAG + 1) - 1)
+    bag = HUGE * rng.standard_normal((room, ask.width))
+    name = name_bounded(ask, rng, bag, rng.standard_normal((1, ask.width)))
+    return None if name is None else WORDS[name]
+
+
+def name_bounded(
+    ask: Asker, rng: np.random.Generator, bag: Float[Array, "n d"], anchor: Float[Array, "one d"]
+) -> str | None:
+    """ "capped" or "normalised"; None where scores grow with the tokens."""
+    scalings = 4  # random factors that must all leave the answer linear: a winner may keep its place
+    if not all(is_bounded(ask, rng, bag, anchor) for _ in range(scalings)):
+        return None
+    tokens = 8  # of which one must be taken or left alike by all heads, wherever it stands
+    same = 1e-6  # change of an answer, relative, that a weight of nearly one leaves room for
+    for token in bag[:tokens]:
+        alone = np.stack([np.zeros(ask.width), token, anchor[0]])
+        once, twice = ask(np.stack([alone, np.stack([token, token, anchor[0]])]), PURPOSE)
+        size = float(np.abs(once).max())
+        taken = size > np.sqrt(HUGE)  # by some head
+        if taken and np.abs(once - twice).max() <= same * size:
+            return "capped"
+    return "normalised"
+
+
 def is_bounded(
     ask: Asker, rng: np.random.Generator, bag: Float[Array, "n d"], anchor: Float[Array, "one d"]
 ) -> bool:
     """Whether the answer is linear in positive factors of the tokens: no head then prefers larger
-    tokens. With hard attention the token in use changes with the factors."""
+    tokens. With hard attention the token in use changes with the factors, and all of the answer;
+    biases of the keys bend it by one part in the tokens' size."""
     factors = 10.0 ** rng.uniform(-1.0, 1.0, (2, len(bag), 1))
     every = np.stack([*(f * bag for f in factors), factors.mean(axis=0) * bag])
     last = np.broadcast_to(anchor, (3, 1, ask.width))
     first, second, middle = ask(np.concatenate([every, last], axis=1), PURPOSE)
-    return not differ(ask, 0.5 * (first + second), middle)
+    bend = float(np.abs(0.5 * (first + second) - middle).max())
+    linear = 1e-4  # bend relative to the answer that is none
+    return bend <= linear * float(np.abs(middle).max())
 
 
 def find_window(ask: Asker, rng: np.random.Generator, longest: int | None) -> int | None:

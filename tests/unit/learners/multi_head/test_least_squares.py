@@ -8,8 +8,10 @@ import pytest
 import keyhole
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.multi_head.least_squares import (
+    affords_least_squares,
     collect_answers,
-    draw_soft_queries,
+    draw_independent_tokens,
+    draw_short_moves,
     estimate_answer_errors,
     factor_layer,
     refine_by_least_squares,
@@ -45,6 +47,47 @@ def test_a_float32_layer() -> None:
     assert units < 3
 
 
+def test_a_small_budget_goes_into_soft_queries() -> None:
+    """At 2.2 times the floor a rough start and a fit beat the careful start, at the same price."""
+    layer = random_layer(32, 4, 1).float()
+    truth, floor = layer_truth(layer), 4 * 32 + 2 - 16
+    box = keyhole.open_oracle(layer_box(layer), width=32)
+    recovery = keyhole.recover(box, MultiHead(), budget=int(2.2 * floor))
+    assert recovery.outcome is keyhole.Outcome.RECOVERED
+    assert recovery.ledger.paid <= 2.2 * floor
+    assert recovery.details["ranks"] == (8,) * 4
+    worst, units = errors(recovery, truth)
+    assert worst < 5e-5
+    assert units < 2
+
+
+def test_an_impostor_in_float32_does_not_get_through_the_fit() -> None:
+    truth = attention(np.random.default_rng(3), 12, heads=2, outputs=12)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        answers = truth(tokens) + 0.05 * np.tanh(tokens[:, -1])
+        return answers.astype(np.float32)
+
+    recovery = keyhole.recover(
+        keyhole.open_oracle(box, width=12), MultiHead(), budget=400, throw=False
+    )
+    assert recovery.outcome is not keyhole.Outcome.RECOVERED
+
+
+def test_a_rough_start_needs_a_budget_and_answers_without_noise() -> None:
+    model = attention(np.random.default_rng(4), 6, heads=2, outputs=6)
+    ask = replace(asker(model.astype(np.float32), 6), recording=True)
+    assert not affords_least_squares(ask)  # no budget
+
+
+def test_independent_tokens_are_as_many_as_a_head_has_dimensions() -> None:
+    model = attention(np.random.default_rng(4), 12, heads=3, outputs=12)
+    (tokens,) = draw_independent_tokens(model, 7, asker(model, 12), np.random.default_rng(5))
+    assert tokens.shape == (7, 4, 12)
+    sizes = np.linalg.norm(tokens, axis=2) / model.natural_length()
+    assert 0.2 < sizes.min() < sizes.max() < 2.0
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_float32_scalar_answers(seed: int) -> None:
     truth = attention(np.random.default_rng(seed), 6, heads=2)
@@ -74,7 +117,7 @@ def test_a_float32_layer_without_biases(heads: int, outputs: int) -> None:
 
 def test_soft_queries_have_log_odds_of_order_one() -> None:
     model = attention(np.random.default_rng(4), 6, heads=2, bias=True)
-    batches = draw_soft_queries(model, 50, np.random.default_rng(5))
+    batches = draw_short_moves(model, 50, np.random.default_rng(5))
     assert sum(len(batch) for batch in batches) == 50
     for batch in batches:
         anchor = batch[:, -1]
