@@ -69,7 +69,8 @@ def main():
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
             np.random.default_rng(seed), chosen.width, layers=chosen.layers, heads=chosen.heads,
-            neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation, gated=chosen.gated,
+            neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
+            gated=chosen.gated,
         )  # fmt: skip
         compare(name, secret, seed)
 
