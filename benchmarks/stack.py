@@ -3,6 +3,8 @@
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
                            [--activation gelu] [--gated] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors
+python benchmarks/stack.py --gpt2          a two-block GPT-2 of transformers, random weights
+python benchmarks/stack.py --limits        errors and queries against depth, width, number format
 """
 
 import argparse
@@ -51,6 +53,46 @@ def compare_impostors(seed):
         compare(name, secret, seed)
 
 
+def make_gpt2(seed, norm=True, positions=True):
+    """Two blocks, 16 wide: embeddings in, the last hidden state out."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8)
+    model = transformers.GPT2Model(config).double().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "wpe" not in name:
+                weight.normal_(0.0, 0.25)
+            elif "ln" in name and "weight" in name:
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.add_(0.3 * torch.randn_like(weight))
+        if not positions:
+            model.wpe.weight.zero_()
+    if not norm:
+        model.ln_f = torch.nn.Identity()
+
+    def answer(tokens):
+        with torch.no_grad():
+            states = model(inputs_embeds=torch.tensor(tokens)).last_hidden_state
+        return states[:, -1].numpy()
+
+    return answer
+
+
+def try_gpt2(seed):
+    for norm, positions in ((True, True), (True, False), (False, True)):
+        box = keyhole.open_oracle(make_gpt2(seed, norm, positions), width=16, max_length=32)
+        begin = time.process_time()
+        run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
+        name = f"GPT-2{'' if norm else ', no final norm'}{'' if positions else ', no positions'}"
+        spent = time.process_time() - begin
+        print(f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid} "
+              f"CPU {spent:.0f} s {run.model or ''}", flush=True)  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in (("width", 8), ("heads", 2), ("neurons", 8), ("layers", 2), ("seeds", 5),
@@ -60,7 +102,14 @@ def main():
     parser.add_argument("--activation", default="gelu")
     parser.add_argument("--gated", action="store_true")
     parser.add_argument("--impostors", action="store_true")
+    parser.add_argument("--gpt2", action="store_true")
+    parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--dtype", default="float64")
     chosen = parser.parse_args()
+    if chosen.gpt2:
+        for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
+            try_gpt2(seed)
+        return
     if chosen.impostors:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
             compare_impostors(seed)

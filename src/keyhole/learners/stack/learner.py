@@ -41,7 +41,7 @@ from keyhole.learners.block import (
 from keyhole.learners.block import find_order as find_norm
 from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import find_epsilons
-from keyhole.learners.stack.final_norm import read_final_norm
+from keyhole.learners.stack.final_norm import has_positions, read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import find_neurons
 from keyhole.learners.stack.order import Order, find_order
@@ -156,14 +156,21 @@ def check_form(box: Box, rng: np.random.Generator) -> None:
         raise Unclear("the answer beside the residual grows with the tokens: there are no norms")
     if not sees_context(box, rng):
         raise Unclear("tokens before the last one change nothing: there is no attention")
+    if has_positions(box, rng):
+        raise Unclear(
+            "a token among copies of itself is answered otherwise than alone: positions are added "
+            "to the tokens inside the box, and stacks with positions are not solved"
+        )
 
 
 def tell_final_norm(box: Box, norm: Norm, rng: np.random.Generator) -> str:
     """What is seen of a stack behind a norm."""
+    positions = has_positions(box, rng)
     told = f"there is a norm at the end ({norm.kind}), and its gain and bias were read"
+    told = f"positions are added to the tokens inside the box, {told}" if positions else told
     shallow = Shallow(box, kept_plane(box.width, norm.kind), norm)
     try:
-        found = find_heads(shallow, measure_doubt(shallow, rng), rng)
+        found = find_heads(shallow, measure_doubt(shallow, rng), rng, positions=positions)
     except Unclear as failed:
         return f"{told}; behind it, {failed}"
     return (

@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from keyhole.learners.block import Box
-from keyhole.learners.stack.final_norm import read_final_norm
+from keyhole.learners.stack.final_norm import has_positions, read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.learner import StackLearner
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
@@ -51,4 +51,19 @@ def test_a_stack_behind_a_norm_is_ill_conditioned_with_the_reason() -> None:
     assert found.outcome is Outcome.ILL_CONDITIONED
     assert found.model is None
     assert "a norm at the end (layer)" in found.reason
+    assert "4 heads behind it" in found.reason
+
+
+def test_positions_inside_the_box_are_seen() -> None:
+    inner = make("layer")
+    places = 0.3 * np.random.default_rng(5).standard_normal((8, 8))
+    added = lambda tokens: inner(tokens + places[: tokens.shape[1]])  # noqa: E731
+    rng = np.random.default_rng(3)
+    assert not has_positions(Box(keyhole.open_oracle(inner)), rng)
+    assert has_positions(Box(keyhole.open_oracle(added, width=8, max_length=8)), rng)
+    found = keyhole.recover(
+        keyhole.open_oracle(added, width=8, max_length=8), StackLearner(), seed=1, throw=False
+    )
+    assert found.outcome is Outcome.ILL_CONDITIONED
+    assert "positions are added" in found.reason
     assert "4 heads behind it" in found.reason
