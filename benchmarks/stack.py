@@ -16,10 +16,11 @@ import keyhole
 from keyhole.models.random import block, stack
 
 
-def compare(name, secret, seed):
+def compare(name, secret, seed, dtype="float64"):
     """One line per box."""
     begin = time.process_time()
-    run = keyhole.recover(secret, keyhole.StackLearner(), seed=seed, throw=False)
+    box = secret.astype(np.dtype(dtype))
+    run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
     spent = time.process_time() - begin
     line = f"{name:34} seed {seed} {run.outcome.name:16}"
     if run.model is not None:
@@ -35,7 +36,7 @@ def compare(name, secret, seed):
 def compare_impostors(seed):
     """Boxes that are no such stack, or one with a turn."""
     rng = np.random.default_rng(seed)
-    one, two = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(2))
+    one, two, three = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(3))
     boxes = {
         "in order": keyhole.Stack([one, two], causal=True),
         "swapped": keyhole.Stack([two, one], causal=True),
@@ -47,10 +48,28 @@ def compare_impostors(seed):
                                 gain=[one.gain[0], two.gain[1]], bias=[one.bias[0], two.bias[1]])],
             causal=True,
         ),
+        "one block, three times": keyhole.Stack([one, one, one], causal=True),
+        "A B A": keyhole.Stack([one, two, one], causal=True),
+        "three blocks": keyhole.Stack([one, two, three], causal=True),
         "post-norm": keyhole.Stack([block(rng, 6, heads=1, neurons=4) for _ in range(2)]),
     }  # fmt: skip
     for name, secret in boxes.items():
         compare(name, secret, seed)
+    swapped, deeper = boxes["swapped"], boxes["three blocks"]
+    for name, box in (("swapped", swapped), ("one block deeper", deeper)):
+        verdict = keyhole.verify(box, boxes["in order"], seed=seed)
+        print(f"claimed to be in order, {name}: agrees {verdict.agrees}")
+    run = keyhole.recover(deeper, keyhole.StackLearner(layers=2), seed=seed, throw=False)
+    print(f"three blocks, promised to be two: {run.outcome.name} {run.reason}", flush=True)
+
+
+def measure_limits(seed):
+    """What depth, width and the number format change."""
+    cells = [(8, layers, "float64") for layers in (1, 2, 3, 4, 6)]
+    cells += [(width, 2, "float64") for width in (6, 12)] + [(8, 2, "float32")]
+    for width, layers, dtype in cells:
+        secret = stack(np.random.default_rng(seed), width, layers=layers, heads=2, neurons=8)
+        compare(f"d {width} H 2 m 8 L {layers} {dtype}", secret, seed, dtype)
 
 
 def make_gpt2(seed, norm=True, positions=True):
@@ -114,6 +133,10 @@ def main():
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
             compare_impostors(seed)
         return
+    if chosen.limits:
+        for seed in range(chosen.first, chosen.first + chosen.seeds):
+            measure_limits(seed)
+        return
     name = f"d {chosen.width} H {chosen.heads} m {chosen.neurons} L {chosen.layers}"
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
@@ -121,7 +144,7 @@ def main():
             neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
             gated=chosen.gated,
         )  # fmt: skip
-        compare(name, secret, seed)
+        compare(name, secret, seed, chosen.dtype)
 
 
 if __name__ == "__main__":

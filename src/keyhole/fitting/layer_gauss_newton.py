@@ -251,7 +251,9 @@ class _Steps:
     @classmethod
     def of(cls, layer: Layer, step: Array, working: type = np.float64) -> "_Steps":
         steps, offset = split_step(layer, step.astype(working))
-        return cls(steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset)
+        return cls(
+            steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset
+        )
 
     @classmethod
     def zero(cls, layer: Layer, working: type) -> "_Steps":
