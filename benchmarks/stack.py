@@ -1,8 +1,10 @@
 """Stacks of pre-norm blocks through recover(), nothing given: outcome, errors, queries.
 
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
-                           [--activation gelu] [--seeds 5] [--first 9000]
+                           [--activation gelu] [--gated] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors
+python benchmarks/stack.py --gpt2          a two-block GPT-2 of transformers, random weights
+python benchmarks/stack.py --limits        errors and queries against depth, width, number format
 """
 
 import argparse
@@ -14,10 +16,11 @@ import keyhole
 from keyhole.models.random import block, stack
 
 
-def compare(name, secret, seed):
+def compare(name, secret, seed, dtype="float64"):
     """One line per box."""
     begin = time.process_time()
-    run = keyhole.recover(secret, keyhole.StackLearner(), seed=seed, throw=False)
+    box = secret.astype(np.dtype(dtype))
+    run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
     spent = time.process_time() - begin
     line = f"{name:34} seed {seed} {run.outcome.name:16}"
     if run.model is not None:
@@ -33,7 +36,7 @@ def compare(name, secret, seed):
 def compare_impostors(seed):
     """Boxes that are no such stack, or one with a turn."""
     rng = np.random.default_rng(seed)
-    one, two = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(2))
+    one, two, three = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(3))
     boxes = {
         "in order": keyhole.Stack([one, two], causal=True),
         "swapped": keyhole.Stack([two, one], causal=True),
@@ -45,10 +48,68 @@ def compare_impostors(seed):
                                 gain=[one.gain[0], two.gain[1]], bias=[one.bias[0], two.bias[1]])],
             causal=True,
         ),
+        "one block, three times": keyhole.Stack([one, one, one], causal=True),
+        "A B A": keyhole.Stack([one, two, one], causal=True),
+        "three blocks": keyhole.Stack([one, two, three], causal=True),
         "post-norm": keyhole.Stack([block(rng, 6, heads=1, neurons=4) for _ in range(2)]),
     }  # fmt: skip
     for name, secret in boxes.items():
         compare(name, secret, seed)
+    swapped, deeper = boxes["swapped"], boxes["three blocks"]
+    for name, box in (("swapped", swapped), ("one block deeper", deeper)):
+        verdict = keyhole.verify(box, boxes["in order"], seed=seed)
+        print(f"claimed to be in order, {name}: agrees {verdict.agrees}")
+    run = keyhole.recover(deeper, keyhole.StackLearner(layers=2), seed=seed, throw=False)
+    print(f"three blocks, promised to be two: {run.outcome.name} {run.reason}", flush=True)
+
+
+def measure_limits(seed):
+    """What depth, width and the number format change."""
+    cells = [(8, layers, "float64") for layers in (1, 2, 3, 4, 6)]
+    cells += [(width, 2, "float64") for width in (6, 12)] + [(8, 2, "float32")]
+    for width, layers, dtype in cells:
+        secret = stack(np.random.default_rng(seed), width, layers=layers, heads=2, neurons=8)
+        compare(f"d {width} H 2 m 8 L {layers} {dtype}", secret, seed, dtype)
+
+
+def make_gpt2(seed, norm=True, positions=True):
+    """Two blocks, 16 wide: embeddings in, the last hidden state out."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8)
+    model = transformers.GPT2Model(config).double().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "wpe" not in name:
+                weight.normal_(0.0, 0.25)
+            elif "ln" in name and "weight" in name:
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.add_(0.3 * torch.randn_like(weight))
+        if not positions:
+            model.wpe.weight.zero_()
+    if not norm:
+        model.ln_f = torch.nn.Identity()
+
+    def answer(tokens):
+        with torch.no_grad():
+            states = model(inputs_embeds=torch.tensor(tokens)).last_hidden_state
+        return states[:, -1].numpy()
+
+    return answer
+
+
+def try_gpt2(seed):
+    for norm, positions in ((True, True), (True, False), (False, True)):
+        box = keyhole.open_oracle(make_gpt2(seed, norm, positions), width=16, max_length=32)
+        begin = time.process_time()
+        run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
+        name = f"GPT-2{'' if norm else ', no final norm'}{'' if positions else ', no positions'}"
+        spent = time.process_time() - begin
+        print(f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid} "
+              f"CPU {spent:.0f} s {run.model or ''}", flush=True)  # fmt: skip
 
 
 def main():
@@ -58,19 +119,32 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--kind", default="layer")
     parser.add_argument("--activation", default="gelu")
+    parser.add_argument("--gated", action="store_true")
     parser.add_argument("--impostors", action="store_true")
+    parser.add_argument("--gpt2", action="store_true")
+    parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--dtype", default="float64")
     chosen = parser.parse_args()
+    if chosen.gpt2:
+        for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
+            try_gpt2(seed)
+        return
     if chosen.impostors:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
             compare_impostors(seed)
+        return
+    if chosen.limits:
+        for seed in range(chosen.first, chosen.first + chosen.seeds):
+            measure_limits(seed)
         return
     name = f"d {chosen.width} H {chosen.heads} m {chosen.neurons} L {chosen.layers}"
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
             np.random.default_rng(seed), chosen.width, layers=chosen.layers, heads=chosen.heads,
             neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
+            gated=chosen.gated,
         )  # fmt: skip
-        compare(name, secret, seed)
+        compare(name, secret, seed, chosen.dtype)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,11 @@ def block(
     activation: str = "gelu",
     epsilon: float = 1e-5,
     parallel: bool = False,
+    gated: bool = False,
 ) -> Block:
     """A block as frameworks initialise them: heads of rank width / heads with maps of entries of
     variance 1 / width, biases of 0.3, gains of 1 ± 0.2. No heads, or no neurons: one sublayer.
+    Gated networks are those of Llama: no bias in them.
 
     >>> block(np.random.default_rng(0), 8, heads=2, neurons=16)
     Block(width=8, 2 heads, 16 gelu neurons, post-norm (layer))
@@ -119,6 +121,15 @@ def block(
             activation=activation,
             offset=0.3 * rng.standard_normal(width),
         )
+    if neurons and gated:
+        network = Mlp(
+            weights(neurons, width),
+            np.zeros(neurons),
+            weights(width, neurons),
+            activation=activation,
+            gate=weights(neurons, width),
+            gate_bias=np.zeros(neurons),
+        )
     count = 0 if norm == "none" else (heads > 0) + (neurons > 0)
     gain = 1.0 + 0.2 * rng.standard_normal((count, width))
     shift = 0.3 * rng.standard_normal((count, width)) if kind == "layer" else np.zeros_like(gain)
@@ -144,6 +155,7 @@ def stack(
     kind: str = "layer",
     activation: str = "gelu",
     causal: bool = True,
+    gated: bool = False,
 ) -> Stack:
     """Pre-norm blocks, one after the other.
 
@@ -152,7 +164,14 @@ def stack(
     """
     blocks = [
         block(
-            rng, width, heads=heads, neurons=neurons, norm="pre", kind=kind, activation=activation
+            rng,
+            width,
+            heads=heads,
+            neurons=neurons,
+            norm="pre",
+            kind=kind,
+            activation=activation,
+            gated=gated,
         )
         for _ in range(layers)
     ]

@@ -10,8 +10,9 @@ Algebra.    Outer, linear part and offset are eliminated (thin QR), with a ridge
             far from the end single precision is enough for it. With more neurons than there are, a
             descent ends where the ridge is all that is left: what is left of the answers themselves
             is then far below what the ridge costs, which tells at once whether the neurons were
-            enough. A lower ridge follows, and neurons that cost little leave on the way. Where two
-            neurons imitate one, random ones join, and the descent begins again.
+            enough. A lower ridge follows, and neurons that cost little leave on the way; gated ones
+            with the same gate become one. Where two neurons imitate one, random ones join, and the
+            descent begins again.
 Fails.      Where there are too few neurons, or their activation is another one.
 Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that students with more
             neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
@@ -198,6 +199,28 @@ def without_cheap(
         weights = chosen(weights, here)
 
 
+def merge_gates(weights: Weights, near: float = 0.02) -> Weights:
+    """Gated neurons whose gates are the same become as few as their outer_j inner_jᵀ have ranks:
+    φ(g) (o u + o' u') may be one neuron. `near`: relative, of gates and of ranks."""
+    if weights.gate is None:
+        return weights
+    left = list(range(weights.neurons))
+    inner, outer, gate = [], [], []
+    while left:
+        first = weights.gate[left[0]]
+        gaps = np.linalg.norm(weights.gate[left] - first, axis=1)
+        own = [j for j, gap in zip(left, gaps, strict=True) if gap <= near * np.linalg.norm(first)]
+        left = [j for j in left if j not in own]
+        together = weights.outer[:, own] @ weights.inner[own]
+        axes, sizes, rows = np.linalg.svd(together, full_matrices=False)
+        rank = 1 if len(own) == 1 else max(1, int(np.sum(sizes > near * sizes[0])))
+        for j in range(min(rank, len(own))):
+            inner.append(rows[j])
+            outer.append(sizes[j] * axes[:, j])
+            gate.append(weights.gate[own].mean(axis=0))
+    return replace(weights, inner=np.array(inner), outer=np.array(outer).T, gate=np.array(gate))
+
+
 def leaving_costs(
     weights: Weights, points: Float[Array, "n e"], answers: Float[Array, "n d"]
 ) -> Float[Array, " m"]:
@@ -250,15 +273,20 @@ def fit_network(
             if not explained:
                 continue
             bold = without_cheap(state, tall, answers, options.bold * state.total)
+            bold = merge_gates(bold)
             for name in names:
                 tried = replace(bold, activation=name)
                 settled = descend(tried, tall, answers, 0.0, options.settled, 0.1 * accepted)
+                fewer = merge_gates(settled.weights)
+                if fewer.neurons < settled.weights.neurons:
+                    settled = descend(fewer, tall, answers, 0.0, options.settled, 0.1 * accepted)
                 found = leave_out(settled, tall, answers, accepted, scale, options)
                 if found is not None:
                     return Attempt(found, settled.left / scale)
                 if settled.left > options.alike * scale:
                     break
-        start = joined(start, draw(max(neurons - start.neurons, neurons // 4)))
+        # a gate that is turned the wrong way stays so
+        start = draw(neurons) if gated else joined(start, draw(max(neurons - start.neurons, 4)))
     return Attempt(None, left)
 
 
@@ -276,6 +304,12 @@ def leave_out(
     best = state.weights if state.left <= accepted else None
     weights = state.weights
     while weights.neurons > 1:
+        fewer = merge_gates(weights)
+        if fewer.neurons < weights.neurons:
+            tried = descend(fewer, points, answers, 0.0, options.settled, 0.1 * accepted)
+            if tried.left <= accepted:
+                best = weights = tried.weights
+                continue
         costs = leaving_costs(weights, points, answers)
         order = np.argsort(costs)[: options.candidates]
         if best is not None:  # two that do the same leave nothing behind
@@ -288,7 +322,15 @@ def leave_out(
                 break
         else:
             break
-    return best
+    return None if best is None or has_open_gates(best, points) else best
+
+
+def has_open_gates(weights: Weights, points: Float[Array, "n e"]) -> bool:
+    """Whether some gate is open, or shut, at every point: such a neuron is a quadratic form, which
+    makes up for others whose gates are turned the wrong way."""
+    if weights.gate is None:
+        return False
+    return bool((np.abs(points @ weights.gate.T).min(axis=0) > 4.0).any())
 
 
 def joined(weights: Weights, more: Weights) -> Weights:

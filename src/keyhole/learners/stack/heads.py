@@ -142,12 +142,18 @@ def fit_keys(
 
 
 def find_heads(
-    shallow: Shallow, doubt: float, rng: np.random.Generator, options: HeadOptions | None = None
+    shallow: Shallow,
+    doubt: float,
+    rng: np.random.Generator,
+    options: HeadOptions | None = None,
+    positions: bool = False,
 ) -> AnchoredHeads:
-    """All heads at a random anchor; raises Unclear."""
+    """All heads at a random anchor; raises Unclear. `positions`: where the box adds some to its
+    tokens, the anchor among copies of itself stands for the anchor alone."""
     options = HeadOptions() if options is None else options
     anchor = shallow.points(rng, 1)[0]
-    alone = shallow.ask_alone(anchor[None], "heads")
+    copies = np.tile(anchor, (1, options.tokens if positions else 0, 1))
+    alone = shallow.ask(copies, anchor[None], "heads")
     asked = ask_contexts(shallow, anchor, 0, options, rng)
     keys = np.zeros((0, shallow.width))
     scale = float(np.sqrt(np.mean((asked.limit - alone.limit) ** 2)))

@@ -9,9 +9,10 @@ Queries.    Huge tokens (shallow.py) make the stack one wide layer, whose heads 
 Algebra.    One file per stage. Whether a position sees later ones is decided by which of the two
             stacks answers like the box.
 Fails.      Norms behind the residual: huge tokens then leave no layer that could be read, and the
-            answer to one token is a network in a network. Such a box, and one that is none of
-            these, ends as ill-conditioned with the stage that failed: never with a wrong model,
-            since the refined stack must explain fresh answers to their rounding.
+            answer to one token is a network in a network. A norm at the end (final_norm.py): only
+            itself and the heads at one anchor are read. Such a box, and one that is none of these,
+            ends as ill-conditioned with the stage that failed: never with a wrong model, since the
+            refined stack must explain fresh answers to their rounding.
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from keyhole.learners.block import (
 from keyhole.learners.block import find_order as find_norm
 from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import find_epsilons
+from keyhole.learners.stack.final_norm import has_positions, read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import find_neurons
 from keyhole.learners.stack.order import Order, find_order
@@ -49,7 +51,7 @@ from keyhole.learners.stack.shallow import Shallow, measure_doubt
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, only, outer_table
-from keyhole.models.norm import kept_plane
+from keyhole.models.norm import Norm, kept_plane
 from keyhole.models.stack import Stack
 from keyhole.oracles.base import Oracle, Spec
 
@@ -142,15 +144,40 @@ def check_form(box: Box, rng: np.random.Generator) -> None:
     """Raises where the box is no stack of pre-norm blocks."""
     place = find_norm(box, rng)
     if place == "post":
+        norm = read_final_norm(box, rng)
+        if norm is not None:
+            raise Unclear(tell_final_norm(box, norm, rng))
         raise Unclear(
-            "the answers stay bounded: norms behind the residual (a post-norm stack, or a norm at "
-            "the end) hide the size of the stream. Huge tokens then leave a network of the "
-            "direction of the token that no stage here reads"
+            "the answers stay bounded, and huge tokens show a network of their direction: norms "
+            "behind the residual (a post-norm stack). They hide the size of the stream, and no "
+            "stage here reads what is left"
         )
     if place == "none":
         raise Unclear("the answer beside the residual grows with the tokens: there are no norms")
     if not sees_context(box, rng):
         raise Unclear("tokens before the last one change nothing: there is no attention")
+    if has_positions(box, rng):
+        raise Unclear(
+            "a token among copies of itself is answered otherwise than alone: positions are added "
+            "to the tokens inside the box, and stacks with positions are not solved"
+        )
+
+
+def tell_final_norm(box: Box, norm: Norm, rng: np.random.Generator) -> str:
+    """What is seen of a stack behind a norm."""
+    positions = has_positions(box, rng)
+    told = f"there is a norm at the end ({norm.kind}), and its gain and bias were read"
+    told = f"positions are added to the tokens inside the box, {told}" if positions else told
+    shallow = Shallow(box, kept_plane(box.width, norm.kind), norm)
+    try:
+        found = find_heads(shallow, measure_doubt(shallow, rng), rng, positions=positions)
+    except Unclear as failed:
+        return f"{told}; behind it, {failed}"
+    return (
+        f"{told}, and {len(found.keys)} heads behind it at one anchor. Their scores, the neurons "
+        "and the order of blocks are not: the part of every answer along the anchor is hidden, and "
+        "enters the next term of the series"
+    )
 
 
 def assemble(
@@ -210,11 +237,24 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     return found
 
 
+def set_zeros(model: Stack, errors: Stack) -> tuple[Stack, Stack]:
+    """Biases that are zero within small standard errors become zero: many networks have none."""
+    parts, doubts = model.to_arrays(), errors.to_arrays()
+    zero = 12.0  # standard errors within which such a block of parameters counts as zero
+    for name, array in parts.items():
+        bias = name in doubts and name.endswith(("bias", "offset"))
+        if not bias or not np.linalg.norm(doubts[name]) < 1e-4:
+            continue
+        if np.linalg.norm(array) <= zero * np.linalg.norm(doubts[name]):
+            parts[name], doubts[name] = np.zeros_like(array), np.zeros_like(array)
+    return Stack.from_arrays(parts), Stack.from_arrays(doubts)
+
+
 def describe(
     refined: Refined, order: Order, kind: str, box: Box, rng: np.random.Generator
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
-    model = refined.stack
+    model, errors = set_zeros(refined.stack, refined.errors)
     fresh = box.representable(fresh_sequences(box.width, rng))
     answers = box.ask(fresh, "refinement")
     size = np.maximum(np.abs(answers), np.abs(fresh).max(axis=1)).max(axis=1)
@@ -244,6 +284,4 @@ def describe(
             "is known, and the last network has it."
         )
     floor = sum(unknowns(block) for block in distinct) / box.width
-    return Hypothesis(
-        model, refined.errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics
-    )
+    return Hypothesis(model, errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics)

@@ -63,9 +63,7 @@ def find_neurons(
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
-    sizes = grow_sizes(options, width)
-    attempts = [(gated, size) for gated in (False, True) for size in sizes[gated]]
-    for gated, size in attempts:
+    for size, gated in list_attempts(options, width):
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / outputs + width + 1
         more = int(options.redundant * unknowns) - len(asked.anchors)
         if more > 0:
@@ -93,15 +91,15 @@ def find_neurons(
     raise Unclear("no network of the sizes tried explains single tokens")
 
 
-def grow_sizes(options: NeuronOptions, width: int) -> tuple[list[int], list[int]]:
-    """Numbers of neurons that are tried, plain and gated."""
-    tried: tuple[list[int], list[int]] = ([], [])
+def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool]]:
+    """Numbers of neurons that are tried, and whether they are gated: fewest unknowns first."""
+    tried = []
     for gated in (False, True):
         size = int(options.first * (width + 1))
         while size * (width + 1) * (1 + gated) <= options.most:
-            tried[gated].append(size)
+            tried.append((size, gated))
             size = int(options.growth * size)
-    return tried
+    return sorted(tried, key=lambda one: one[0] * (1 + one[1]))
 
 
 def is_affine(asked: Terms, doubt: float) -> bool:

@@ -20,6 +20,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block import Box, Unclear
+from keyhole.learners.stack.final_norm import unnorm
+from keyhole.models.norm import Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,7 @@ class Shallow:
 
     box: Box
     plane: Float[Array, "d k"]
+    final: Norm | None = None  # behind it the terms lack their parts along the anchor
 
     @property
     def width(self) -> int:
@@ -78,7 +81,12 @@ class Shallow:
             [np.broadcast_to(others, (order, *others.shape)), last[:, :, None]], axis=2
         )
         answers = self.box.ask(tokens.reshape(-1, *tokens.shape[2:]), purpose)
-        beside = answers.reshape(last.shape) - last
+        answers = answers.reshape(last.shape)
+        if self.final is None:
+            beside = answers - last
+        else:
+            exact = last @ self.plane / sizes[:, None, None]
+            beside = unnorm(answers, exact, sizes, self.final)
         table = np.vander(1.0 / shares, increasing=True)
         terms = np.linalg.solve(table, beside.reshape(order, -1)).reshape(last.shape)
         return Terms(context, anchors, terms[0], terms[1] * sizes[0])

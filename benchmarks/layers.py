@@ -1,0 +1,78 @@
+"""A BERT of transformers with random weights, block by block, killed in the middle and resumed.
+
+python benchmarks/layers.py [--width 32 --layers 6 --heads 4 --neurons 128] [--kill 60]
+                            [--seconds 600] [--seed 9000]
+
+`keyhole layers` runs as a process of its own; it is killed (-9) after `kill` seconds, started
+again, and given up after `seconds`.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+import keyhole
+from keyhole.results import RUN_FILE
+
+
+def make_bert(folder, chosen):
+    torch.manual_seed(chosen.seed)
+    config = transformers.BertConfig(
+        hidden_size=chosen.width, num_hidden_layers=chosen.layers,
+        num_attention_heads=chosen.heads, intermediate_size=chosen.neurons, vocab_size=20,
+        max_position_embeddings=300,
+    )  # fmt: skip
+    model = transformers.BertModel(config).double().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, weight.shape[1] ** -0.5)
+            elif "LayerNorm.weight" in name:
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.add_(0.3 * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, value in (("width", 32), ("layers", 6), ("heads", 4), ("neurons", 128),
+                        ("kill", 60), ("seconds", 600), ("seed", 9000)):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=value)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder, out = Path(place) / "bert", Path(place) / "runs"
+        model = make_bert(folder, chosen)
+        command = [sys.executable, "-m", "keyhole", "layers", f"hf:{folder}", "--out", str(out),
+                   "--dtype", "float64"]  # fmt: skip
+        begin = time.monotonic()
+        for limit in (chosen.kill, chosen.seconds):
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            try:
+                process.wait(limit)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            spent = time.monotonic() - begin
+            print(f"after {spent:.0f} s: exit {process.returncode}", flush=True)
+        for number in range(chosen.layers):
+            name = f"encoder.layer.{number}"
+            if not (out / name / RUN_FILE).is_file():
+                print(f"{name}: not finished")
+                continue
+            run = keyhole.load(out / name)
+            apart = ""
+            if run.model is not None:
+                apart = f"distance {keyhole.distance(run.model, keyhole.from_hf(model, name)):.1e}"
+            print(f"{name}: {run.outcome.name} {apart} queries {run.ledger.paid} {run.reason}")
+
+
+if __name__ == "__main__":
+    main()

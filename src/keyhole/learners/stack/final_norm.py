@@ -1,0 +1,60 @@
+"""A norm behind the last block: what it shows of the stack, and what it hides.
+
+Statement.  A norm at the end answers gain * n(x) + bias, n(x) the direction of the last stream: for
+            a huge token, of the token itself. With z that direction for the anchor t a,
+            t (z / (z . a / d) - a) = c_⊥ t / (t + c_∥), c = c_0 + c_1 / t + ... what the blocks
+            add: again a series in 1 / t, whose limit is c_0 but for its part along a and its mean.
+Queries.    Six single tokens, as huge as leaves one rounding of what is beside them.
+Algebra.    Gain and bias of each number by least squares, for both kinds of norm; the kind that
+            explains the answers.
+Fails.      Norms behind every residual: huge tokens then show a network of their direction. What
+            is left of a stack behind a norm: its heads at one anchor (heads.py), their value maps
+            across the anchor. The part along the anchor is mixed with c_1, and no later stage is
+            written for that.
+"""
+
+import numpy as np
+
+from keyhole.arrays import Array, Float
+from keyhole.learners.block import Box
+from keyhole.models.norm import Norm, kept_plane
+
+
+def read_final_norm(box: Box, rng: np.random.Generator) -> Norm | None:
+    """The norm at the end (its epsilon is not seen), or None where there is none."""
+    count = 6
+    size = box.unit ** (-5.0 / 6.0)
+    tokens = box.representable(size * rng.standard_normal((count, 1, box.width)))
+    answers = box.ask(tokens, "final norm")
+    best, least = None, np.inf
+    for kind in ("layer", "rms"):
+        seen = Norm(np.ones(box.width), None, 0.0, kind).direction(tokens[:, 0])
+        steps, changes = seen - seen.mean(axis=0), answers - answers.mean(axis=0)
+        gain = (steps * changes).sum(axis=0) / (steps**2).sum(axis=0)
+        bias = answers.mean(axis=0) - gain * seen.mean(axis=0)
+        rest = float(np.abs(answers - gain * seen - bias).max() / np.abs(answers).max())
+        if rest < least:
+            best, least = Norm(gain, bias, 0.0, kind), rest
+    # the stack turns the direction by about its size over that of the token
+    return best if least < 1e4 * box.unit + 1e3 / size else None
+
+
+def unnorm(
+    answers: Float[Array, "s n d"],
+    anchors: Float[Array, "s n k"],
+    sizes: Float[Array, " s"],
+    norm: Norm,
+) -> Float[Array, "s n d"]:
+    """What the blocks add across anchors of these sizes, a series in 1 / size."""
+    plane = kept_plane(norm.width, norm.kind)
+    seen = ((answers - norm.bias) / norm.gain) @ plane
+    share = (seen * anchors).sum(axis=-1, keepdims=True) / (anchors**2).sum(axis=-1, keepdims=True)
+    return np.asarray((sizes[:, None, None] * (seen / share - anchors)) @ plane.T)
+
+
+def has_positions(box: Box, rng: np.random.Generator) -> bool:
+    """Whether a token among copies of itself is answered otherwise than alone: without positions
+    that are added to the tokens all streams are the same, whatever the weights."""
+    token = box.representable(rng.standard_normal(box.width))
+    alone, among = (box.ask(np.tile(token, (1, count, 1)), "positions").ravel() for count in (1, 3))
+    return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))

@@ -1,0 +1,113 @@
+"""Networks from random rows, on synthetic points."""
+
+import numpy as np
+import pytest
+
+from keyhole.arrays import Array
+from keyhole.learners.mlp import Weights, with_one
+from keyhole.learners.stack.descent import (
+    descend,
+    eliminate,
+    fit_network,
+    has_open_gates,
+    leaving_costs,
+    merge_gates,
+    step_matrix,
+    without_cheap,
+)
+
+
+def make(neurons: int, seed: int = 0, gated: bool = False) -> tuple[Weights, Array, Array]:
+    """A network, points of a sphere, and its answers."""
+    rng = np.random.default_rng(seed)
+    points = rng.standard_normal((40 * neurons, 5))
+    points *= np.sqrt(6.0) / np.linalg.norm(points, axis=1, keepdims=True)
+
+    def rows() -> Array:
+        inner = rng.standard_normal((neurons, 5)) / np.sqrt(6.0)
+        return np.column_stack([inner, 0.3 * rng.standard_normal(neurons)])
+
+    network = Weights(
+        rows(),
+        rng.standard_normal((6, neurons)),
+        0.1 * rng.standard_normal((6, 6)),
+        "silu" if gated else "gelu",
+        rows() if gated else None,
+    )
+    return network, points, network(points)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_network_is_found_with_its_number_of_neurons(gated: bool) -> None:
+    true, points, answers = make(4, gated=gated)
+    names = (true.activation,)
+    rng = np.random.default_rng(1)
+    found = fit_network(points, answers, 12, names, gated, 1e-9, rng).network
+    assert found is not None
+    assert found.neurons == true.neurons
+    assert np.abs(found(points) - answers).max() < 1e-7
+
+
+def test_of_activations_that_are_alike_the_right_one_is_taken() -> None:
+    true, points, _ = make(4)
+    other = Weights(true.inner, true.outer, true.affine, "gelu_tanh")
+    tried = fit_network(
+        points, other(points), 12, ("gelu", "gelu_tanh"), False, 1e-9, np.random.default_rng(1)
+    )
+    assert tried.network is not None
+    assert tried.network.activation == "gelu_tanh"
+
+
+def test_too_few_neurons_are_told_at_once() -> None:
+    _, points, answers = make(8)
+    tried = fit_network(points, answers, 4, ("gelu",), False, 1e-9, np.random.default_rng(1))
+    assert tried.network is None
+    assert tried.left > 1e-3
+
+
+def test_what_is_linear_is_eliminated() -> None:
+    true, points, answers = make(4)
+    state = eliminate(true, with_one(points), answers, 0.0)
+    assert state.left < 1e-12
+    assert np.abs(state.weights.outer - true.outer).max() < 1e-9
+    ridged = eliminate(true, with_one(points), answers, 1e-6)
+    assert ridged.left < 0.1 * ridged.cost
+    matrix, gradient = step_matrix(state, with_one(points), single=False)
+    assert matrix.shape == (24, 24)
+    assert np.abs(matrix - matrix.T).max() < 1e-9
+    assert np.abs(gradient).max() < 1e-9
+
+
+def test_a_neuron_that_is_there_twice_leaves() -> None:
+    true, points, answers = make(4)
+    twice = Weights(
+        np.vstack([true.inner, true.inner[:1]]),
+        np.column_stack([true.outer, true.outer[:, 0]]),
+        true.affine,
+        "gelu",
+    )
+    tall = with_one(points)
+    assert leaving_costs(twice, tall, answers).argmin() in (0, 4)
+    state = eliminate(twice, tall, answers, 0.0)
+    assert without_cheap(state, tall, answers, 1e-6).neurons == 4
+
+
+def test_gates_that_are_the_same_become_one() -> None:
+    true, points, answers = make(3, gated=True)
+    assert true.gate is not None
+    half = np.vstack([true.inner, true.inner[:1] + 1.0])
+    split = Weights(
+        half,
+        np.column_stack([true.outer, 0.0 * true.outer[:, 0]]),
+        true.affine,
+        "silu",
+        np.vstack([true.gate, true.gate[:1]]),
+    )
+    merged = merge_gates(split)
+    assert merged.neurons == 3
+    assert np.abs(descend(merged, with_one(points), answers, 0.0, 3).residual).max() < 1e-9
+    assert not has_open_gates(merged, with_one(points))
+    shift = np.zeros(6)
+    shift[-1] = 50.0
+    wide = Weights(true.inner, true.outer, true.affine, "silu", true.gate + shift)
+    assert has_open_gates(wide, with_one(points))
