@@ -1,6 +1,7 @@
 """Attention as it is deployed: skip connections and positions, recovered with nothing given.
 
-    python benchmarks/deployed.py [--seeds 5] [--first 1000] [--only SUBSTRING] [--half] [--llama] [--kinds]
+    python benchmarks/deployed.py [--seeds 5] [--first 1000] [--only SUBSTRING]
+                                  [--half] [--llama] [--kinds] [--trained WHEEL]
 
 Boxes are NumPy functions of their own (keys and queries 1.4/sqrt d, biases 0.5, frequencies rounded
 to float32 as real models do). A row: how many runs ended RECOVERED; queries of the whole run over

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
+from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, approach_layer, fit_layer
 from keyhole.learners.base import Hypothesis, Inconclusive, Result
 from keyhole.learners.multi_head.validation import (
     MultiHeadDiagnostics,
@@ -70,16 +70,13 @@ def learn_by_least_squares(
     if not np.linalg.norm(off) < 0.5 * np.linalg.norm(spread):
         return Inconclusive("a rough start does not predict soft queries")
     ask(tokens[8:], "refinement")
-    fit = fit_layer(factor_layer(found), collect_answers(ask, found.model), rng)
+    data = collect_answers(ask, found.model)
+    fit = fit_layer(approach_layer(factor_layer(found), data), data, rng)
     if not fit.misfit < 1.5:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
-    better = replace(
-        better,
-        **dict(
-            zip(("model", "errors"), drop_spurious_biases(better.model, better.errors), strict=True)
-        ),
-    )
+    model, errors = drop_spurious_biases(better.model, better.errors)
+    better = replace(better, model=model, errors=errors)
     if find_counterexample(ask, better.model, better.errors, rng) is not None:
         return Inconclusive("a fit to all answers misses a fresh one")
     return better
