@@ -272,13 +272,15 @@ class _Run:
             if self.reader is not None:  # past answers are no log-probabilities: look here
                 self.watch.look()
             asked, model, errors = self._spare_questions(learned)
+            past = self.oracle.past if self.reader is None else []
+            self.oracle.narrow()
             self.verdict = verify_model(
                 asked,
                 model,
                 errors=errors,
                 queries=count,
                 seed=self.seed,
-                past=self.oracle.past if self.reader is None else [],
+                past=past,
                 precision=learned.noise,
             )
         except BudgetExhausted:  # the precision of the box was not known, and had to be measured

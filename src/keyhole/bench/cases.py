@@ -21,11 +21,12 @@ from keyhole.learners.output_layer import OutputLayerLearner
 from keyhole.learners.published.rational_interpolation import find_logistic_terms
 from keyhole.learners.published.theorem_6_1 import learn_as_published
 from keyhole.learners.single_head import LowRank, SingleHead
+from keyhole.learners.stack import StackLearner
 from keyhole.learners.token_attention import TokenAttentionLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.language_model import OutputLayer
 from keyhole.models.mlp import Mlp
-from keyhole.models.random import attention, block, token_attention
+from keyhole.models.random import attention, block, stack, token_attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.sign_attention import Coding, LabelledAttention
 from keyhole.oracles.base import Oracle
@@ -66,12 +67,13 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """How the queries of a case grow with one of its sizes, and what theory says."""
+    """How a figure of Keyhole's row grows with one of a case's sizes, and what theory says."""
 
     what: str
     sizes: tuple[float, ...]
     case: Callable[[Any], Case]
-    theory: float
+    theory: float  # exponent
+    figure: str = "queries"  # or "parameters", the error
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +269,17 @@ def block_case(width: int, heads: int, neurons: int, norm: str) -> Case:
     return Case(f"{norm}-norm, d = {width}, {', '.join(parts)}", draw, BlockLearner())
 
 
+def stack_case(width: int, heads: int, neurons: int, layers: int) -> Case:
+    def draw(seed: int) -> Secret:
+        model = stack(
+            np.random.default_rng([seed, 3]), width, layers=layers, heads=heads, neurons=neurons
+        )
+        return hide(model, lambda rng, count: rng.standard_normal((count, 4, width)))
+
+    name = f"L = {layers}, d = {width}, H = {heads}, m = {neurons}"
+    return Case(name, draw, StackLearner())
+
+
 # -- tokens ---------------------------------------------------------------------------------------
 
 
@@ -387,9 +400,31 @@ SUITES: dict[str, Suite] = {
             )
             for width in (6, 12)
         ),
+        (
+            Growth(
+                "error of the parameters at d = 12, in the noise",
+                (1e-6, 1e-5, 1e-4, 1e-3),
+                lambda noise: attention_case(
+                    "",
+                    SingleHead(),
+                    width=12,
+                    additive=noise,
+                    max_norm=3.0,
+                    budget=10 * (12 * 12 + 12),
+                ),
+                1.0,
+                "parameters",
+            ),
+        ),
     ),
     "labels": Suite(
-        "One head, labels only", (labels_case(4, 8), labels_case(4, 16), labels_case(8, 16))
+        "One head, labels only",
+        (labels_case(4, 8), labels_case(4, 16), labels_case(8, 16)),
+        (
+            Growth(
+                "labels to 16 bits, in d", (8, 16, 32), lambda width: labels_case(width, 16), 2.0
+            ),
+        ),
     ),
     "multi-head": Suite(
         "Several heads, scalar answers",
@@ -415,6 +450,14 @@ SUITES: dict[str, Suite] = {
     "layers": Suite(
         "Layers with biases, vector answers",
         (layer_case(8, 2), layer_case(16, 4), layer_case(32, 4), layer_case(16, 4, single=True)),
+        (
+            Growth(
+                "queries of layers with 4 heads, in d (unknowns per number in an answer: d)",
+                (32, 64, 128),
+                lambda width: layer_case(width, 4),
+                1.0,
+            ),
+        ),
     ),
     "mlp": Suite(
         "Networks with one hidden layer, sizes and activation not given",
@@ -424,11 +467,48 @@ SUITES: dict[str, Suite] = {
             network_case(8, 32, "silu"),
             network_case(32, 85, "silu", gated=True),
         ),
+        (
+            Growth(
+                "queries of GELU networks at d = 16, in the neurons",
+                (32, 64, 128),
+                lambda neurons: network_case(16, neurons, "gelu"),
+                1.0,
+            ),
+        ),
+        quoted=(
+            {
+                "case": "relu, 100 000 parameters, several hidden layers",
+                "method": "cryptanalytic extraction",
+                "queries": 2**21.5,
+                "quoted": "Carlini, Jagielski, Mironov 2020",
+            },
+            {
+                "case": "gelu or silu, d = 64, m = 128",
+                "method": "projected Hessians, mean cosine 0.92–0.94",
+                "queries": 20193,
+                "quoted": "the published method's figures; ours in benchmarks/mlp.py",
+            },
+        ),
     ),
     "block": Suite(
         "Transformer blocks and their sublayers",
-        (block_case(8, 2, 0, "post"), block_case(8, 2, 0, "pre"), block_case(8, 2, 8, "pre")),
+        (
+            block_case(8, 2, 0, "post"),
+            block_case(8, 2, 0, "pre"),
+            block_case(8, 0, 8, "post"),
+            block_case(8, 2, 8, "pre"),
+            block_case(8, 2, 8, "post"),
+        ),
+        (
+            Growth(
+                "queries of norm(x + attention(X)) with 2 heads, in d",
+                (16, 32, 64),
+                lambda width: block_case(width, 2, 0, "post"),
+                1.0,
+            ),
+        ),
     ),
+    "stack": Suite("Several pre-norm blocks at once", (stack_case(8, 2, 8, 2),)),
     "tokens": Suite(
         "Language-model interfaces",
         (
@@ -436,6 +516,14 @@ SUITES: dict[str, Suite] = {
             output_layer_case(400, 64),
             token_attention_case(60, 8, 2, tied=False),
             token_attention_case(60, 8, 2, tied=True),
+        ),
+        (
+            Growth(
+                "queries for the width of the hidden state, in the width",
+                (32, 64, 128),
+                lambda width: output_layer_case(4 * width, width),
+                1.0,
+            ),
         ),
     ),
     "examples": Suite(

@@ -49,13 +49,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Slope:
-    """Queries as a power of a size: the exponent fitted to the last sizes, and that of theory."""
+    """A figure as a power of a size: the exponent fitted to the last sizes, and that of theory;
+    time outside the box and peak memory of the same runs."""
 
     what: str
     sizes: tuple[float, ...]
-    queries: tuple[float, ...]
-    fitted: float
+    values: tuple[float, ...]
     theory: float
+    seconds: tuple[float, ...] = ()
+    memory: tuple[float, ...] = ()  # MiB
+
+    def fit(self, values: tuple[float, ...]) -> float:
+        """The exponent between the last sizes."""
+        half = len(self.sizes) // 2
+        return float(np.polyfit(np.log(self.sizes[half:]), np.log(values[half:]), 1)[0])
+
+    @property
+    def fitted(self) -> float:
+        return self.fit(self.values)
 
 
 class Timed(Wrapper):
@@ -124,17 +135,9 @@ def run_seed(
     hear = told or (lambda name: None)
     secret = case.draw(seed)
     hear(f"{case.name}: {KEYHOLE}")
-    box = Timed(secret.open(seed))
-    start = time.perf_counter()
-    run = _recover(case, secret, box, seed)
-    spent = time.perf_counter() - start
-    queries = len(secret.examples[0]) if secret.examples else run.ledger.paid
-    right = run.outcome is Outcome.RECOVERED
-    yield _row(
-        case, secret, KEYHOLE, queries, run.model, spent, run.outcome.name, right,
-        floor=run.ledger.floor, outside=spent - box.seconds,
-        memory=_peak(case, seed) if memory else None,
-    )  # fmt: skip
+    first = run_keyhole(case, secret, seed, memory)
+    queries = int(first.queries)
+    yield first
     for name, method in case.published.items():
         hear(f"{case.name}: {name}")
         box = Timed(secret.open(seed))
@@ -159,6 +162,27 @@ def run_seed(
             continue  # no torch module of this family
         spent = time.perf_counter() - start
         yield _row(case, secret, name, len(lesson.tokens), taught.model, spent, taught.ended)
+
+
+def run_keyhole(case: Case, secret: Secret, seed: int, memory: bool) -> Row:
+    """The row of Keyhole itself."""
+    box = Timed(secret.open(seed))
+    start = time.perf_counter()
+    run = _recover(case, secret, box, seed)
+    spent = time.perf_counter() - start
+    return _row(
+        case,
+        secret,
+        KEYHOLE,
+        len(secret.examples[0]) if secret.examples else run.ledger.paid,
+        run.model,
+        spent,
+        run.outcome.name,
+        run.outcome is Outcome.RECOVERED,
+        floor=run.ledger.floor,
+        outside=spent - box.seconds,
+        memory=_peak(case, seed) if memory else None,
+    )
 
 
 def _recover(case: Case, secret: Secret, box: Oracle, seed: int) -> Recovery:
@@ -237,13 +261,18 @@ def summarise(rows: list[Row]) -> Row:
     )
 
 
-def measure_growth(growth: Growth, seed: int = 0) -> Slope:
-    """Queries of Keyhole at growing sizes, and the exponent between the last sizes."""
-    queries = []
+def measure_growth(growth: Growth, seed: int = 0, memory: bool = True) -> Slope:
+    """Keyhole at growing sizes."""
+    rows = []
     for size in growth.sizes:
         case = growth.case(size)
         secret = case.draw(seed)
-        queries.append(_recover(case, secret, secret.open(seed), seed).ledger.paid)
-    half = len(growth.sizes) // 2
-    fitted = np.polyfit(np.log(growth.sizes[half:]), np.log(queries[half:]), 1)[0]
-    return Slope(growth.what, growth.sizes, tuple(queries), float(fitted), growth.theory)
+        rows.append(run_keyhole(case, secret, seed, memory))
+    columns = {
+        name: tuple(float(getattr(row, name)) for row in rows)
+        for name in (growth.figure, "outside", *(["memory"] if memory else []))
+    }
+    values, seconds = columns[growth.figure], columns["outside"]
+    return Slope(
+        growth.what, growth.sizes, values, growth.theory, seconds, columns.get("memory", ())
+    )

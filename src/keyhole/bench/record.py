@@ -19,6 +19,7 @@ import scipy
 from keyhole import __version__
 from keyhole.bench.measure import Row, Slope
 from keyhole.errors import FileFormatError
+from keyhole.extras import need
 
 
 @dataclass(frozen=True)
@@ -91,22 +92,50 @@ def read_record(path: Path) -> Record:
     try:
         stored = json.loads(path.read_text("utf-8"))
         rows = [Row(**row) for row in stored.pop("rows")]
-        growth = [
-            Slope(**{**slope, "sizes": tuple(slope["sizes"]), "queries": tuple(slope["queries"])})
-            for slope in stored.pop("growth")
-        ]
+        growth = [Slope(**_listed_as_tuples(slope)) for slope in stored.pop("growth")]
         return Record(**stored, rows=rows, growth=growth)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FileFormatError(f"{path} is no record of a suite: {error}") from None
 
 
+def _listed_as_tuples(stored: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+    }
+
+
 def write_record(record: Record, folder: Path) -> tuple[Path, Path]:
-    """SUITE.json and the document SUITE.md made from it."""
+    """SUITE.json, the document SUITE.md made from it, and SUITE.svg where something grows."""
     folder.mkdir(parents=True, exist_ok=True)
     data, page = folder / f"{record.suite}.json", folder / f"{record.suite}.md"
     data.write_text(to_json(record), "utf-8")
     page.write_text(render_markdown(read_record(data)), "utf-8")
+    if record.growth:
+        draw_growth(record, folder / f"{record.suite}.svg")
     return data, page
+
+
+def draw_growth(record: Record, path: Path) -> None:
+    """Figures against sizes, both logarithmic, with the slopes of theory; needs matplotlib."""
+    need("matplotlib", "pictures", "a plot of growth")
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": record.suite, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(4.2 * len(record.growth), 3.2), layout="constrained")
+        FigureCanvasSVG(figure)
+        panels = figure.subplots(1, len(record.growth), squeeze=False)[0]
+        for panel, slope in zip(panels, record.growth, strict=True):
+            sizes, values = np.array(slope.sizes), np.array(slope.values)
+            line = values[-1] * (sizes / sizes[-1]) ** slope.theory
+            panel.loglog(sizes, line, color="0.6", label=f"exponent {slope.theory:g}")
+            panel.loglog(sizes, values, "o", label=f"measured, {slope.fitted:.2f}")
+            panel.set_xticks(sizes, [f"{size:g}" for size in sizes])
+            panel.minorticks_off()
+            panel.set_title(slope.what, fontsize=8)
+            panel.legend(frameon=False, fontsize=8)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def render_markdown(record: Record) -> str:
@@ -125,15 +154,11 @@ def render_markdown(record: Record) -> str:
     if record.growth:
         lines += [
             "",
-            "| growth | sizes | queries | exponent | theory |",
-            "|---|---|---|--:|--:|",
+            "| growth | sizes | figures | exponent | theory | of time | of memory |",
+            "|---|---|---|--:|--:|--:|--:|",
         ]
-        for slope in record.growth:
-            sizes = ", ".join(f"{size:g}" for size in slope.sizes)
-            queries = ", ".join(f"{count:,.0f}" for count in slope.queries)
-            lines.append(
-                f"| {slope.what} | {sizes} | {queries} | {slope.fitted:.2f} | {slope.theory:g} |"
-            )
+        lines += ["| " + " | ".join(show_slope(slope)) + " |" for slope in record.growth]
+        lines += ["", f"![{record.title}: growth]({record.suite}.svg)"]
     machine = record.machine
     lines += [
         "",
@@ -148,6 +173,26 @@ def render_markdown(record: Record) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def show_slope(slope: Slope) -> list[str]:
+    """The cells of a growth, as text."""
+
+    def number(value: float) -> str:
+        return f"{value:,.0f}" if value >= 1.0 else f"{value:.1e}"
+
+    def exponent(values: tuple[float, ...]) -> str:
+        return f"{slope.fit(values):.2f}" if values else "–"
+
+    return [
+        slope.what,
+        ", ".join(f"{size:g}" for size in slope.sizes),
+        ", ".join(map(number, slope.values)),
+        exponent(slope.values),
+        f"{slope.theory:g}",
+        exponent(slope.seconds),
+        exponent(slope.memory),
+    ]
 
 
 def show_row(row: Row) -> list[str]:
@@ -174,3 +219,28 @@ def show_row(row: Row) -> list[str]:
         "–" if row.solved is None else f"{row.solved} of {row.seeds}",
         row.ended.replace("_", " ").lower() if row.ended.isupper() else row.ended,
     ]
+
+
+def render_summary(records: list[Record]) -> str:
+    """One line for each suite: its largest case that Keyhole solved every time, and the best other
+    method there that was measured on the same boxes."""
+    lines = [
+        "| suite | case | queries / floor | error of parameters | best alternative, same boxes |",
+        "|---|---|--:|--:|---|",
+    ]
+    for record in records:
+        measured = [row for row in record.rows if not row.quoted]
+        solved = [row for row in measured if row.floor and row.solved == row.seeds]
+        if not solved:
+            continue
+        ours = solved[-1]
+        others = [row for row in measured if row.case == ours.case and row is not ours]
+        best = min(others, key=lambda row: row.parameters or math.inf, default=None)
+        other = "–"
+        if best is not None:
+            error = "no model" if best.parameters is None else f"{best.parameters:.0e}"
+            other = f"{best.method}: {error}"
+        ratio = f"{ours.queries / (ours.floor or 1.0):.2f}"
+        error = f"{ours.parameters:.0e}" if ours.parameters is not None else "–"
+        lines.append(f"| {record.title} | {ours.case} | {ratio} | {error} | {other} |")
+    return "\n".join(lines)

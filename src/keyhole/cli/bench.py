@@ -31,7 +31,8 @@ def bench(
 ) -> None:
     """Hides models and recovers them: Keyhole, and the usual alternatives on the same boxes.
 
-    Suites: single-head, low-rank, noise, labels, multi-head, layers, mlp, block, tokens, examples.
+    Suites: single-head, low-rank, noise, labels, multi-head, layers, mlp, block, stack, tokens,
+    examples.
     """
     if suite is None:
         compare_layer(width, heads, seconds, seed, as_json)

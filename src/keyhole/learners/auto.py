@@ -25,6 +25,7 @@ from keyhole.errors import (
     WrongFamily,
 )
 from keyhole.learners.base import Hypothesis, Learner
+from keyhole.learners.block import BlockLearner, name_block
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
@@ -81,6 +82,9 @@ class Auto:
             reason = "single tokens act linearly, and the places of the others matter"
             choice = Choice.of(facts, "attention with positions", reason)
             return choice.learn(Positions(), oracle, rng)
+        block = find_block(oracle, facts, rng.spawn(1)[0])
+        if block:
+            return learn_block(oracle, rng, facts, block)
         if facts.smooth and facts.sequence:
             return learn_sink(oracle, rng, facts)
         refuse_unknown_families(facts)
@@ -227,6 +231,27 @@ def refuse_unknown_families(facts: Facts) -> None:
     raise error
 
 
+def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> str:
+    """The block or sublayer with a norm that the box may be, or "": answers are as wide as tokens,
+    and single tokens act smoothly, as only a norm or a smooth activation does."""
+    spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
+    if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
+        return ""
+    return "" if facts.order or facts.copies else name_block(oracle, rng)
+
+
+def learn_block(oracle: Oracle, rng: np.random.Generator, facts: Facts, name: str) -> Hypothesis:
+    """A block; what looks like a network and a norm may also be a network without one."""
+    reason = "single tokens act smoothly, and huge ones as behind a norm"
+    choice = Choice.of(facts, name, reason)
+    try:
+        return choice.learn(BlockLearner(), oracle, rng)
+    except (IllConditioned, WrongFamily):
+        if facts.sequence:
+            raise
+        return learn_network(oracle, rng, facts)
+
+
 def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """Single tokens act smoothly and the rest matters: attention with a sink, or unknown."""
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
@@ -247,6 +272,9 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
 
 def judge_family(oracle: Oracle, facts: Facts) -> tuple[str, str]:
     """The family that a recovery will start from, or "" and why there is none."""
+    block = find_block(oracle, facts, np.random.default_rng(0))
+    if block:
+        return block, ""
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
     if facts.smooth and facts.sequence and vectors and not facts.order:
         return "attention with a sink, the only family in which one token acts smoothly", ""

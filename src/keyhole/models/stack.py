@@ -11,6 +11,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, sequences
 from keyhole.errors import InvalidArgument
+from keyhole.linalg.softmax import softmax
+from keyhole.models.attention import Attention
 from keyhole.models.base import Shown
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm
@@ -124,6 +126,43 @@ def answer_everywhere(
     block: Block, tokens: Float[Array, "batch length width"], causal: bool
 ) -> Float[Array, "batch length width"]:
     """The block's answers with each position as the last."""
+    layer = block.attention
+    if layer is not None and (layer.position is not None or layer.skip is not None):
+        return answer_one_by_one(block, tokens, causal)
+    norms, pre, stream = list(block.norms), block.norm == "pre", tokens
+    if layer is not None:
+        norm = norms.pop(0) if norms else None
+        seen = norm(tokens) if pre and norm is not None else tokens
+        stream = stream + attend_everywhere(layer, seen, causal)
+        stream = norm(stream) if norm is not None and not pre else stream
+    if block.mlp is not None:
+        norm = norms.pop(0) if norms else None
+        seen = tokens if block.parallel else stream
+        seen = norm(seen) if pre and norm is not None else seen
+        stream = stream + block.mlp(seen.reshape(-1, block.width)).reshape(stream.shape)
+        stream = norm(stream) if norm is not None and not pre else stream
+    return np.asarray(stream)
+
+
+def attend_everywhere(
+    layer: Attention, tokens: Float[Array, "batch length width"], causal: bool
+) -> Float[Array, "batch length width"]:
+    """What a layer without positions answers with each position as the last."""
+    length = tokens.shape[1]
+    answer = np.broadcast_to(layer.offset, tokens.shape).astype(tokens.dtype)
+    later = np.arange(length)[None, :] > np.arange(length)[:, None]
+    for head in layer.heads:
+        keys = head.keys(tokens.reshape(-1, layer.width)).reshape(tokens.shape)
+        scores = keys @ tokens.swapaxes(1, 2)
+        if causal:
+            scores = np.where(later, scores.dtype.type(-np.inf), scores)
+        answer += softmax(scores) @ tokens @ head.value
+    return np.asarray(answer)
+
+
+def answer_one_by_one(
+    block: Block, tokens: Float[Array, "batch length width"], causal: bool
+) -> Float[Array, "batch length width"]:
     answers = np.empty_like(tokens)
     for place in range(tokens.shape[1]):
         if causal:

@@ -118,6 +118,8 @@ class Domain:
             tokens = np.where((tokens == 0).all(axis=-1, keepdims=True), 1.0, tokens)
             norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
             return np.asarray(tokens * (self.sphere / norms))
+        if self.max_norm is None and self.low is None and self.high is None:
+            return tokens
         low = -np.inf if self.low is None else self.low
         high = np.inf if self.high is None else self.high
         tokens = np.clip(tokens, low, high)

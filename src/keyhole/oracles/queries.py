@@ -17,6 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int, digest
 
 LIMITS = "limits"  # purpose of queries that only a refusal brings about
+VERIFICATION = "verification"  # purpose of queries that compare a model with the box
 BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
 

@@ -12,12 +12,11 @@ from keyhole.errors import BudgetExhausted, KeyholeError, OracleError
 from keyhole.learners.base import Learner
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.queries import VERIFICATION, QueryBatch
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.recovery import recover
 from keyhole.results import Outcome, Recovery
 from keyhole.testing.contract import ContractBroken, require
-from keyhole.verification.verify import PURPOSE
 
 
 class _Watched(Wrapper):
@@ -32,7 +31,7 @@ class _Watched(Wrapper):
         if self.breaks_after is not None and self.calls_to_learn >= self.breaks_after:
             raise OracleError("the box is broken on purpose")
         self.seen += len(queries)
-        self.calls_to_learn += queries.purpose not in (PURPOSE, RECALL)
+        self.calls_to_learn += queries.purpose not in (VERIFICATION, RECALL)
         self.digests.append(queries.digest())
         return self.inner.ask(queries)
 
@@ -105,7 +104,8 @@ def _keeps_the_budget(
     learner: Learner, make_box: Callable[[], Any], seed: int, whole: Recovery
 ) -> None:
     spent = whole.ledger.by_purpose
-    learning = sum(count for purpose, count in spent.items() if purpose not in (PURPOSE, RECALL))
+    others = (VERIFICATION, RECALL)
+    learning = sum(count for purpose, count in spent.items() if purpose not in others)
     box, budget = _Watched(open_oracle(make_box())), max(1, learning // 2)
     stopped = recover(box, learner, budget=budget, seed=seed, throw=False)
     require(stopped.outcome is Outcome.BUDGET_EXHAUSTED, "half the budget must not be enough")

@@ -19,14 +19,15 @@ units of what its own rounding may do, is asked. Blocks that random queries hard
 that is rarely on, a weak head) get their queries this way. It takes the model only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.errors import InvalidArgument
 from keyhole.models.base import replace_parameters, takes_numbers
 from keyhole.oracles.base import Spec
 
@@ -42,11 +43,24 @@ class SizeRange:
 
 
 @dataclass(frozen=True, eq=False)
+class Recipe:
+    """What a query was drawn from, and can be drawn from again: the tokens of all fresh queries
+    take more room than a model."""
+
+    kind: int
+    length: int
+    first: bool  # whether it is of the first round through the kinds
+    state: Any  # of the generator, before it was drawn
+    chosen: int | None = None  # of several candidates
+
+
+@dataclass(frozen=True, eq=False)
 class Fresh:
     """One query with the reason it is asked."""
 
     tokens: Float[Array, "length d"]
     reason: str
+    chosen: int | None = None  # of several candidates
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +78,12 @@ class Designer:
     shift: SizeRange = SizeRange((16.0, 36.0), (4.0, 400.0))  # of a common shift, likewise
     hard: SizeRange = SizeRange((4.0, 6.0), (1.5, 16.0))  # of tokens that make attention hard
     anchor: SizeRange = SizeRange((3.0, 5.0), (0.125, 8.0))  # relative to the other tokens
+    known_choice: int | None = None  # of the candidates of a query that is drawn again
 
-    def stream(self, count: int) -> Iterator[Fresh]:
-        """The first `count` queries of endless rounds through the kinds."""
-        kinds: tuple[tuple[Callable[[int, bool], Fresh], tuple[int, int]], ...] = (
+    @property
+    def kinds(self) -> tuple[tuple[Callable[[int, bool], Fresh], tuple[int, int]], ...]:
+        """How each kind is drawn, and at which lengths."""
+        return (
             (self.draw_plain, (17, self.longest)),
             (self.draw_shifted, (2, 20)),
             (self.draw_hard, (2, 40)),
@@ -75,14 +91,27 @@ class Designer:
             (self.draw_telling, (2, 16)),
             (self.draw_sorted, (5, 128)),
         )
+
+    def stream(self, count: int) -> Iterator[tuple[Fresh, Recipe]]:
+        """The first `count` queries of endless rounds through the kinds."""
+        kinds = self.kinds
         classes = list_length_classes(self.spec.domain.max_length or self.longest)
         for number in range(count):
-            lap, place = divmod(number, len(kinds))
-            draw, bounds = kinds[place]
+            lap, kind = divmod(number, len(kinds))
+            draw, bounds = kinds[kind]
             lengths = [self.draw_length(bounds) for _ in range(self.candidates)]
             length = max(lengths, key=classes.rate_novelty)
             classes = classes.meet(length)
-            yield draw(length, lap == 0)
+            state = self.rng.bit_generator.state
+            fresh = draw(length, lap == 0)
+            yield fresh, Recipe(kind, length, lap == 0, state, fresh.chosen)
+
+    def draw_again(self, recipe: Recipe) -> Fresh:
+        """The query that the recipe is of."""
+        generator = type(self.rng.bit_generator)()
+        generator.state = recipe.state
+        again = replace(self, rng=np.random.Generator(generator), known_choice=recipe.chosen)
+        return again.kinds[recipe.kind][0](recipe.length, recipe.first)
 
     def draw_length(self, bounds: tuple[int, int]) -> int:
         """A number of tokens between two, or now and then any that the box accepts."""
@@ -102,15 +131,17 @@ class Designer:
         if domain.vocabulary is not None:
             chosen = self.rng.integers(len(domain.vocabulary), size=length)
             return np.array(domain.vocabulary[chosen], dtype=np.float64)
-        tokens = size * self.natural * self.rng.standard_normal((length, width)) / np.sqrt(width)
+        tokens = self.rng.standard_normal((length, width))
+        tokens *= size * self.natural / np.sqrt(width)
         return domain.drawn_in(tokens)
 
     def stretch_anchor(self, tokens: Array, first: bool) -> Array:
         """The same tokens with a longer or shorter anchor: a box may look at its length."""
         if self.spec.domain.vocabulary is not None:
             return tokens
-        factor = self.draw_size(self.anchor, first)
-        return self.spec.domain.drawn_in(np.concatenate([tokens[:-1], factor * tokens[-1:]]))
+        stretched = tokens.copy()
+        stretched[-1] *= self.draw_size(self.anchor, first)
+        return self.spec.domain.drawn_in(stretched)
 
     def draw_plain(self, length: int, first: bool) -> Fresh:
         tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
@@ -136,12 +167,17 @@ class Designer:
         if not answers:
             tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
             return Fresh(tokens, "a few random tokens")
-        candidates = [
+        candidates = (
             self.stretch_anchor(self.draw_tokens(length, self.draw_size(self.plain, False)), False)
             for _ in range(self.candidates)
-        ]
-        chosen = candidates[choose_most_telling(self.model, candidates, self.rng)]
-        return Fresh(chosen, "tokens on which a change of one parameter shows")
+        )
+        chosen = self.known_choice
+        if chosen is None:
+            rating = self.rng.spawn(1)[0]  # so that candidates do not depend on how they are rated
+            chosen, tokens = choose_most_telling(self.model, candidates, rating)
+        else:
+            tokens = next(islice(candidates, chosen, None))
+        return Fresh(tokens, "tokens on which a change of one parameter shows", chosen)
 
     def draw_sorted(self, length: int, first: bool) -> Fresh:
         """Tokens in order of length, the anchor last: a box with positions cannot know them."""
@@ -197,10 +233,19 @@ def can_change_parameters(model: Any) -> bool:
     return few and any(map(np.any, arrays))
 
 
-def choose_most_telling(model: Any, candidates: list[Array], rng: np.random.Generator) -> int:
-    """Number of the candidate on which one changed parameter shows most."""
+def choose_most_telling(
+    model: Any, candidates: Iterable[Array], rng: np.random.Generator
+) -> tuple[int, Array]:
+    """The candidate on which one changed parameter shows most, and its number."""
     other = change_one_number(model, rng)
-    return int(np.argmax([_rate_visibility(model, other, t[None], rng) for t in candidates]))
+    best: tuple[float, int, Array] | None = None
+    for number, tokens in enumerate(candidates):
+        visibility = _rate_visibility(model, other, tokens[None], rng)
+        if best is None or visibility > best[0]:
+            best = visibility, number, tokens
+    if best is None:
+        raise InvalidArgument("no candidates to choose from")
+    return best[1:]
 
 
 def change_one_number(model: Any, rng: np.random.Generator) -> Any:
@@ -218,8 +263,13 @@ def _rate_visibility(model: Any, other: Any, tokens: Array, rng: np.random.Gener
     """How far the answer moves, in units of what rounding its tokens may do to it."""
     blur = CHANGE**2
     answer = np.asarray(model(tokens))
-    blurs = 0.0 if takes_numbers(model) else blur * rng.standard_normal(tokens.shape)
-    blurred = model(tokens * (1.0 + blurs))
+    near = tokens
+    if not takes_numbers(model):
+        near = rng.standard_normal(tokens.shape)
+        near *= blur
+        near += 1.0
+        near *= tokens
+    blurred = model(near)
     moved = float(np.linalg.norm(other(tokens) - answer)) / CHANGE
     rounding = float(np.linalg.norm(blurred - answer)) / blur + float(np.linalg.norm(answer))
     return moved / max(rounding, TINY)

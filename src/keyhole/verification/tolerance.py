@@ -9,7 +9,7 @@ large is told: for each block of parameters, the smallest change that some answe
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 DRAWS = 6  # disturbed copies of the model per query
-PORTION_BYTES = 2**26  # tokens compared at once: a disturbed model costs more than asking it
 OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"
 
@@ -47,15 +46,13 @@ def allow(
     answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
     copies = perturb_model(model, errors, noise.roundoff, rng)
+    # roundings of tokens are read from a pool, from another place each time: drawing all of them
+    # takes longer than asking the model
+    pool = rng.standard_normal(2**14)
     for _ in range(draws):
         other = next(copies)
         for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
-            near = tokens
-            if not takes_numbers(model):
-                near = rng.standard_normal(tokens.shape)
-                near *= noise.roundoff
-                near += 1.0
-                near *= tokens
+            near = tokens if takes_numbers(model) else round_tokens(tokens, noise, pool, rng)
             np.maximum(spread, np.abs(predict(other, near, own) - part), out=spread)
         del other, near  # before the next is drawn
     return [
@@ -63,6 +60,18 @@ def allow(
         np.asarray(REJECTION * spread + allow_rounding(part, noise))
         for spread, part in zip(spreads, answers, strict=True)
     ]
+
+
+def round_tokens(tokens: Array, noise: NoiseModel, pool: Array, rng: np.random.Generator) -> Array:
+    """The tokens, each number off by a rounding of the box's arithmetic."""
+    near = np.empty(tokens.size)
+    flat, step = tokens.reshape(-1), len(pool) // 2
+    for start in range(0, len(near), step):
+        part, place = near[start : start + step], int(rng.integers(step))
+        np.multiply(pool[place : place + len(part)], noise.roundoff, out=part)
+        part += 1.0
+        part *= flat[start : start + step]
+    return near.reshape(tokens.shape)
 
 
 def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[Array, "n *out"]:
@@ -124,6 +133,9 @@ class Case:
             return np.inf
         return float(np.max(np.abs(self.answers - self.predicted), initial=0.0))
 
+    def without_tokens(self) -> "Case":
+        return replace(self, tokens=self.tokens[:, :0].copy())  # no view, which would hold all
+
     @property
     def comparable(self) -> bool:
         return bool(self.predicted.shape == self.answers.shape)
@@ -136,6 +148,9 @@ class Judged:
     case: Case
     ratios: Float[Array, " n"]  # deviations in units of what is allowed
     allowed: Array  # of every number; zeros where the answers cannot be compared
+
+    def without_tokens(self) -> "Judged":
+        return replace(self, case=self.case.without_tokens())
 
     @property
     def example(self) -> Counterexample | None:
@@ -160,7 +175,7 @@ def sample_past(model: Any, past: Past) -> Iterator[Case]:
             chosen = np.unique(np.linspace(0, len(queries) - 1, share).astype(int))
             tokens = QueryBatch(queries.bank, queries.index[chosen], "").tokens()
             sample.append((tokens, np.asarray(answers)[chosen]))
-            if sum(tokens.nbytes for tokens, _ in sample) > PORTION_BYTES:
+            if sum(tokens.nbytes for tokens, _ in sample) > portion_bytes(model):
                 yield _join_sample(model, sample)
         if sample:
             yield _join_sample(model, sample)
@@ -173,27 +188,42 @@ def _join_sample(model: Any, sample: list[tuple[Array, Array]]) -> Case:
     return Case.of(model, tokens, answers, OLD)
 
 
-def split_by_memory(cases: Iterable[Case]) -> Iterator[list[Case]]:
+def portion_bytes(model: Any) -> int:
+    """Bytes of tokens that are compared at once: a disturbed model costs more than asking it, and
+    all tokens together may be larger than the model."""
+    own = model.to_arrays().values() if hasattr(model, "to_arrays") else ()
+    return int(max(2**19, sum(array.nbytes for array in own)))
+
+
+def split_by_memory(model: Any, cases: Iterable[Case]) -> Iterator[list[Case]]:
     """Cases to be judged together, by one set of disturbed models."""
-    portion: list[Case] = []
+    most, held, portion = portion_bytes(model), 0, list[Case]()
     for case in cases:
-        portion.append(case)
-        if sum(part.tokens.nbytes for part in portion) > PORTION_BYTES:
+        if portion and held + case.tokens.nbytes > most:
             yield portion
-            portion = []
+            held, portion = 0, []
+        portion.append(case)
+        held += case.tokens.nbytes
     if portion:
         yield portion
 
 
 def judge(
-    model: Any, errors: Any, cases: list[Case], noise: NoiseModel, rng: np.random.Generator
+    model: Any,
+    errors: Any,
+    cases: list[Case],
+    noise: NoiseModel,
+    rng: np.random.Generator,
+    answers: list[Array] | None = None,
 ) -> list[Judged]:
     """Deviations of every case in units of what is allowed (or, of an old query, of what
     rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
     asked for the rest, and since a few of them may all happen to be close to the model, more where
-    these do not explain it either. Answers of another shape are as far apart as can be."""
+    these do not explain it either. Answers of another shape are as far apart as can be. `answers`
+    are what the sizes of answers are judged by: those predicted for these cases, or for more."""
     labels = hasattr(model, "margin")
-    sizes = np.concatenate([_sizes(case.predicted) for case in cases])
+    known = [case.predicted for case in cases] if answers is None else answers
+    sizes = np.concatenate([_sizes(part) for part in known])
     typical = float(np.median(sizes))
     largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
     lost = [allow_underflow(case.tokens, largest, noise) for case in cases]
@@ -206,7 +236,7 @@ def judge(
         doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
         if not doubtful:
             break
-        tokens = [cases[k].tokens[odd[k]] for k in doubtful]
+        tokens = [cases[k].tokens[_compact(odd[k], cases[k])] for k in doubtful]
         seen = [cases[k].answers[odd[k]] for k in doubtful]
         limits = allow(model, errors, tokens, noise, rng, draws, seen)
         for k, limit in zip(doubtful, limits, strict=True):
@@ -219,6 +249,11 @@ def judge(
             allowed[part] = np.maximum(allowed[part], limit)
             found[k] = Judged(one.case, ratios, allowed)
     return found
+
+
+def _compact(chosen: Array, case: Case) -> Any:
+    """The same choice of queries, as a slice where it is all of them: tokens are not copied."""
+    return slice(None) if len(chosen) == len(case.answers) else chosen
 
 
 def widen(
@@ -252,13 +287,37 @@ def _worst_ratio(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
     return np.nan_to_num(ratio.reshape(len(ratio), -1).max(axis=1), nan=np.inf)
 
 
+Rates = dict[str, list[float]]  # of each block, for several ways to change it
+
+
 def find_noticed_changes(
     model: Any, judged: list[Judged], rng: np.random.Generator
 ) -> dict[str, float]:
     """For each block of parameters, the smallest relative change that one of these answers would
     have shown: of its scale and in a random direction, whichever shows less. Infinite for a block
     that none of them sees; a change in the least visible direction may be larger."""
-    found: dict[str, float] = {}
+    return tell_noticed(rate_changes(model, judged, rng))
+
+
+def tell_noticed(rates: Rates) -> dict[str, float]:
+    least = {name: min(shown) for name, shown in rates.items()}
+    return {
+        name.removesuffix("_left"): 1.0 / shown if shown > 0 else np.inf
+        for name, shown in least.items()
+    }
+
+
+def join_rates(one: Rates, other: Rates) -> Rates:
+    """What the answers of both showed."""
+    names = dict.fromkeys([*one, *other])
+    none = [0.0, 0.0]
+    return {n: list(map(max, one.get(n, none), other.get(n, none))) for n in names}
+
+
+def rate_changes(model: Any, judged: list[Judged], rng: np.random.Generator) -> Rates:
+    """How far, in units of what is allowed, answers move with a relative change of each block: of
+    its scale, and in a random direction."""
+    found: Rates = {}
     step = 2.0**-10  # relative change of a block: small, and far above rounding
     comparable = [one for one in judged if one.case.comparable]
     for name, array in model.to_arrays().items():
@@ -266,7 +325,7 @@ def find_noticed_changes(
             continue  # changing the left factor of a score changes the score
         noise = rng.standard_normal(array.shape)
         noise *= np.linalg.norm(array) / max(float(np.linalg.norm(noise)), TINY)
-        rates = []
+        found[name] = []
         for direction in (array, noise):
             changed = np.asarray(step * direction)
             changed += array
@@ -282,8 +341,6 @@ def find_noticed_changes(
                 )
                 for one in comparable
             ]
-            rates.append(max(map(float, shown), default=0.0) / step)
+            found[name].append(max(map(float, shown), default=0.0) / step)
             del other, changed  # before the next is made: scores may be large
-        least = min(rates)
-        found[name.removesuffix("_left")] = 1.0 / least if least > 0 else np.inf
     return found

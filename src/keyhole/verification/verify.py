@@ -17,12 +17,12 @@ from keyhole.models.base import predict, takes_numbers
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
-from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.queries import VERIFICATION, QueryBatch
 from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Recovery, Verdict
-from keyhole.verification.challenge_queries import Designer, can_change_parameters
+from keyhole.verification.challenge_queries import Designer, Recipe, can_change_parameters
 from keyhole.verification.statement import (
     state_difference,
     state_format,
@@ -35,15 +35,16 @@ from keyhole.verification.tolerance import (
     Case,
     Judged,
     Past,
+    Rates,
     allow,
     allow_rounding,
-    find_noticed_changes,
+    join_rates,
     judge,
+    rate_changes,
     sample_past,
     split_by_memory,
+    tell_noticed,
 )
-
-PURPOSE = "verification"
 
 
 def verify(
@@ -103,34 +104,35 @@ def _verdict(
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
     rng = np.random.default_rng([whole_number("seed", seed, 0), 1])
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
-    fresh = list(Designer(box.spec, natural, rng, model).stream(count))
-    answers = [box.ask(QueryBatch.of(q.tokens[None], PURPOSE)) for q in fresh]
-    shortest = min((query.tokens for query in fresh), key=len)
-    noise = precision or box.spec.precision or bound_noise(box, shortest, answers, PURPOSE)
-    asked_now = (
-        Case.of(model, query.tokens[None], answer, query.reason)
-        for query, answer in zip(fresh, answers, strict=True)
-    )
+    designer = Designer(box.spec, natural, rng, model)
+    asked, answers, shortest = _ask_fresh(box, model, designer, count)
+    noise = precision or box.spec.precision or bound_noise(box, shortest, answers, VERIFICATION)
     worst, example = _recall(box, model, errors, past, noise, rng)  # a change explains the rest
-    replayed = 0
+    predicted = [case.predicted for case, _ in asked]
+    fresh = (
+        replace(case, tokens=designer.draw_again(recipe).tokens[None]) for case, recipe in asked
+    )
+    replayed, rates = 0, Rates()
     judged: list[Judged] = []
-    for portion in split_by_memory(chain(asked_now, sample_past(model, past))):
-        for one in judge(model, errors, portion, noise, rng):
-            if one.case.reason == OLD:
-                replayed += len(one.ratios)
-            else:
-                worst = max(worst, float(one.ratios.max()))
-                judged.append(one)
-            example = example or one.example
+    changes = can_change_parameters(model)
+    for portion in split_by_memory(model, chain(fresh, sample_past(model, past))):
+        found = judge(model, errors, portion, noise, rng, predicted)
+        example = example or next((one.example for one in found if one.example), None)
+        new = [one for one in found if one.case.reason != OLD]
+        replayed += sum(len(one.ratios) for one in found if one.case.reason == OLD)
+        worst = max([worst, *(float(one.ratios.max()) for one in new)])
+        if changes and new and example is None:  # the same changes for every portion
+            shown = rate_changes(model, new, np.random.default_rng([seed, 4]))
+            rates = join_rates(rates, shown)
+        judged += [one.without_tokens() for one in new]
+        del portion, found, new  # before the next is made: tokens may be large
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
     scale = max(float(np.sqrt(np.mean(numbers**2))), TINY)
     allowed = _median([one.allowed for one in judged])
     own = _median([allow_rounding(one.case.answers, noise) for one in judged]) / scale
     hidden = bool(noise.additive > 0 and allowed > scatter)
-    noticed: dict[str, float] = {}
-    if example is None and can_change_parameters(model):
-        noticed = find_noticed_changes(model, judged, rng)
+    noticed = tell_noticed(rates) if example is None else {}
     if example is not None:
         bound = state_difference(example)
     elif hidden:
@@ -151,6 +153,23 @@ def _verdict(
         difference=max((one.case.difference for one in judged), default=0.0) / scale,
         absolute=max((one.case.difference for one in judged), default=0.0),
     )
+
+
+def _ask_fresh(
+    box: Oracle, model: Any, designer: Designer, count: int
+) -> tuple[list[tuple[Case, Recipe]], list[Array], Array]:
+    """Fresh queries, of which only the answers are held; all answers, and the shortest query."""
+    asked, answers = [], []
+    shortest: Array | None = None
+    for query, recipe in designer.stream(count):
+        tokens = query.tokens[None]
+        answers.append(box.ask(QueryBatch.of(tokens, VERIFICATION)))
+        case = Case.of(model, tokens, answers[-1], query.reason)
+        asked.append((case.without_tokens(), recipe))
+        if shortest is None or len(query.tokens) < len(shortest):
+            shortest = np.array(query.tokens)
+    assert shortest is not None
+    return asked, answers, shortest
 
 
 def _median(allowed: list[Array]) -> float:

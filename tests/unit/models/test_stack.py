@@ -7,7 +7,7 @@ from keyhole.models.block import Block
 from keyhole.models.files import load_model, save_model
 from keyhole.models.norm import Norm
 from keyhole.models.position import Position
-from keyhole.models.stack import Stack, answer_everywhere
+from keyhole.models.stack import Stack, answer_everywhere, answer_one_by_one
 
 torch = pytest.importorskip("torch")
 
@@ -51,9 +51,11 @@ def test_files_and_distance(tmp_path):
 def test_every_position_is_the_last_once():
     block = encoder()[1].blocks[0]
     causal = answer_everywhere(block, TOKENS, causal=True)
-    np.testing.assert_array_equal(causal[:, 2], block(TOKENS[:, :3]))
+    np.testing.assert_allclose(causal[:, 2], block(TOKENS[:, :3]), atol=1e-14)
     both = answer_everywhere(block, TOKENS, causal=False)
     np.testing.assert_allclose(both[:, -1], block(TOKENS), atol=1e-14)
+    for mask, told in ((True, causal), (False, both)):
+        np.testing.assert_allclose(answer_one_by_one(block, TOKENS, mask), told, atol=1e-13)
 
 
 def test_what_is_no_stack_is_refused():

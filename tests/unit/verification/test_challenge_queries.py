@@ -21,7 +21,8 @@ WORDS = np.random.default_rng(0).standard_normal((9, WIDTH))
 
 def designed(count: int, seed: int = 0, **domain: Any) -> list[Any]:
     spec = Spec(WIDTH, domain=Domain(**domain))
-    return list(Designer(spec, 2.0, np.random.default_rng(seed)).stream(count))
+    stream = Designer(spec, 2.0, np.random.default_rng(seed)).stream(count)
+    return [fresh for fresh, _ in stream]
 
 
 def test_one_lap_asks_every_kind_once() -> None:
@@ -114,7 +115,8 @@ def test_the_query_that_turns_a_rare_neuron_on_is_taken() -> None:
     net = ReluNetwork(np.array([[1.0, 0.0]]), np.array([-3.0]), np.array([1.0]))
     quiet, loud = np.array([[0.5, 2.0]]), np.array([[3.5, 0.0]])
     for seed in range(5):
-        assert choose_most_telling(net, [quiet, loud, quiet], np.random.default_rng(seed)) == 1
+        chosen, _ = choose_most_telling(net, [quiet, loud, quiet], np.random.default_rng(seed))
+        assert chosen == 1
 
 
 def test_what_has_no_parameters_is_left_alone() -> None:
@@ -127,6 +129,12 @@ def test_what_has_no_parameters_is_left_alone() -> None:
 
 
 def test_each_round_has_a_query_on_which_a_change_of_one_parameter_shows() -> None:
-    fresh = list(Designer(Spec(5), 2.0, np.random.default_rng(1), MODEL).stream(24))
+    designer = Designer(Spec(5), 2.0, np.random.default_rng(1), MODEL)
+    drawn = list(designer.stream(24))
+    fresh = [query for query, _ in drawn]
+    for query, recipe in drawn:  # from what is kept of it, each can be drawn again
+        again = designer.draw_again(recipe)
+        assert np.array_equal(again.tokens, query.tokens)
+        assert again.reason == query.reason
     chosen = [i for i, q in enumerate(fresh) if "change of one parameter" in q.reason]
     assert chosen == [4, 10, 16, 22]

@@ -5,6 +5,7 @@ from keyhole.learners.block.learner import (
     BlockLearner,
     find_order,
     fresh_sequences,
+    name_block,
     sees_context,
     unknowns,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "find_order",
     "fresh_sequences",
     "inverse_of",
+    "name_block",
     "sees_context",
     "unknowns",
 ]

@@ -24,6 +24,8 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block.box import Unclear
 from keyhole.models.mlp import ACTIVATIONS
 
+SMOOTH = ("gelu", "silu", "gelu_tanh", "tanh")  # activations, in the order in which they are tried
+
 
 @dataclass(frozen=True)
 class DirectionOptions:

@@ -169,6 +169,21 @@ def sees_context(box: Box, rng: np.random.Generator) -> bool:
     return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
 
 
+def name_block(oracle: Oracle, rng: np.random.Generator) -> str:
+    """What a box with a norm looks like from a few single tokens, or "" where it has none."""
+    box = Box(oracle)
+    try:
+        order = find_order(box, rng)
+        if order == "none":
+            return ""
+        if not sees_context(box, rng):
+            return f"a {order}-norm network"
+        bent = bends_behind(box, rng) if order == "post" else bends(box, rng)
+    except NotThisBlock:
+        return ""
+    return f"a whole {order}-norm block" if bent else f"{order}-norm attention"
+
+
 def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
     """A sublayer that the learner of its part recovers: what that refuses may still be a block."""
     try:

@@ -33,20 +33,21 @@ from scipy.optimize import least_squares, minimize_scalar
 from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import Box, Unclear
 from keyhole.learners.block.direction_fit import (
+    SMOOTH,
     Directed,
     find_network,
     lengths,
     points_beside,
+    points_wanted,
 )
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, huge_size, unit_rows
-from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.block.refinement import Pairs, clear_rank
+from keyhole.learners.block.relu_circles import Pool, SphereBox, find_circles, find_hidden
 from keyhole.learners.block.scores import Scores, Soft, Span, ask_scores, seen_rank, solve_scores
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp
 from keyhole.models.norm import Norm, kept_plane
-
-SMOOTH = ("gelu", "silu", "gelu_tanh", "tanh")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class PostNormOptions:
 
     candidates: huge tokens of which each head selects one. draws: of these, at most. looks: draws
     of which the one that shows most heads is taken. patterns: of moves at first. spare: patterns
-    beyond the number of heads. anchors: lengths of the anchor, relative to those tokens.
+    beyond the number of heads. anchors: lengths of the anchor, relative to those tokens. circles:
+    numbers that the norm keeps, from which kinks of a circle tell ReLUs faster than a fit does.
     """
 
     candidates: int = 256
@@ -64,6 +66,7 @@ class PostNormOptions:
     patterns: int = 8
     spare: int = 4
     anchors: tuple[float, ...] = (0.15, 0.5)
+    circles: int = 10
 
 
 # --- 1: which token each head takes ---------------------------------------------------------------
@@ -215,15 +218,19 @@ class SphereAnswers:
         radius = float(np.sqrt(self.whole.shape[1]))
         self.add(points_beside(net, self.points, radius, self.rng))
 
-    def add(self, wanted: Float[Array, "n p"]) -> None:
-        if not len(wanted):
-            return
+    def ask(self, wanted: Float[Array, "n p"]) -> tuple[Array, Array, Array]:
+        """Points of the sphere along these, huge single tokens that have them, and answers."""
         d = self.whole.shape[1]
         size = self.box.unit ** (-5.0 / 8.0)  # beside which the offset vanishes
         tokens = self.box.representable(size * wanted @ np.linalg.pinv(self.whole).T)
         points = tokens @ self.whole.T
         points *= np.sqrt(d) / lengths(points)
-        answers = self.box.ask(tokens[:, None], "network")
+        return points, tokens, self.box.ask(tokens[:, None], "network")
+
+    def add(self, wanted: Float[Array, "n p"]) -> None:
+        if not len(wanted):
+            return
+        points, tokens, answers = self.ask(wanted)
         self.points = np.concatenate([self.points, points])
         self.tokens = np.concatenate([self.tokens, tokens])
         self.answers = np.concatenate([self.answers, answers])
@@ -244,6 +251,38 @@ class SphereAnswers:
             for _ in range(2):
                 self.correct_norm(known)
         return self.points, self.directions(self.answers)
+
+    def find_centre(self, flats: int = 12) -> float:
+        """The bias where the network is made of ReLUs, whatever epsilon is: on an arc without kinks
+        what the answers have in the norm's plane lies in a flat of three dimensions through the
+        centre. How far it may be off, relative to the gain."""
+        p, d = self.whole.shape
+        width, count = 0.5, 7
+        rows, right = list[Array](), list[Array]()
+        turns = np.cos(np.pi * (np.arange(count) + 0.5) / count)
+        while len(rows) < flats and width > 1e-4:
+            first, second = np.linalg.qr(self.rng.standard_normal((p, 2)))[0].T
+            angles = width * turns / 2.0
+            path = np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * second
+            seen = self.normalised(self.ask(path)[2])
+            middle = seen.mean(axis=0)
+            _, sizes, axes = np.linalg.svd(seen - middle, full_matrices=False)
+            if sizes[3] > 1e2 * self.box.unit * np.sqrt(d):
+                width *= 0.75  # a kink lies on it
+                continue
+            across = sizes[2] * (np.eye(p) - axes[:3].T @ axes[:3])
+            rows.append(across)
+            right.append(across @ middle)
+            width *= 1.2
+        if len(rows) < flats:
+            raise Unclear("no arc without kinks shows the centre of the second norm")
+        table = np.concatenate(rows)
+        centre, *_ = np.linalg.lstsq(table, np.concatenate(right), rcond=None)
+        norm = self.norm
+        bias = norm.bias + norm.gain * (norm.plane @ centre)
+        self.norm = Norm(norm.gain, bias, norm.epsilon, norm.kind)
+        weakest = np.linalg.svd(table, compute_uv=False)[-1]
+        return float(10.0 * self.box.unit * np.sqrt(d) / weakest)
 
     def correct_norm(self, known: Directed) -> float:
         """Gain and bias where epsilon bends the ellipsoid: |n|^2 / d = 1 + a + c.n - epsilon / v,
@@ -276,6 +315,23 @@ def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
         seen = sphere.directions(answers)
         off.append(np.linalg.svd(seen, compute_uv=False)[3])
     return bool(np.median(off) > 1e-2 * step**3)
+
+
+def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
+    """A network of ReLUs by the kinks of a great circle; raises Unclear."""
+    p, d = sphere.whole.shape
+    off = sphere.find_centre()
+
+    def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
+        return sphere.directions(sphere.ask(points)[2])
+
+    box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.unit, lengths=False, bend=off)
+    circle = find_circles(box, rng)
+    sphere.grow(points_wanted(p, p, circle.neurons))
+    pool = Pool(sphere.points, sphere.directions(sphere.answers))
+    net = find_hidden(box, circle, pool, rng)
+    sphere.grow_beside(net)
+    return net
 
 
 def gain_of(
@@ -522,7 +578,14 @@ def find_post_norm_block(
     sphere.read(None)
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
     level = 30.0 * difference_step(box)
-    net = find_network(sphere, np.eye(p, p + 1), activations, level, rng)
+    net = None
+    if activations == ("relu",) and p >= options.circles:
+        try:
+            net = find_relus(sphere, rng)
+        except Unclear:
+            sphere.read(None)
+    if net is None:
+        net = find_network(sphere, np.eye(p, p + 1), activations, level, rng)
     sphere.correct_norm(net)
     network, first, last = assemble(net, sphere)
     behind = Behind(net, sphere.directions, d)
@@ -553,7 +616,7 @@ def find_post_norm_block(
     widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), 1e-10) for m in maps)
     span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
     scores = ask_scores(weights, ask_soft, span, widest, 1e-9, rng)
-    found = solve_scores(scores, weights)
+    found = [cut_rank(*one) for one in solve_scores(scores, weights)]
     heads = [
         Head((left, right), bias, (plane @ part).T)
         for (left, right, bias), part in zip(found, maps, strict=True)
@@ -563,6 +626,15 @@ def find_post_norm_block(
     pairs += soft_pairs(scores)
     pairs += ask_sequences(box, d, unknowns, rng)
     return [build(heads, offset, epsilon)], pairs
+
+
+def cut_rank(left: Array, right: Array, bias: Array) -> tuple[Array, Array, Array]:
+    """A score in factors of the rank behind which its singular values fall most: what is found
+    through a network that is known to a few digits has weak directions of its own."""
+    axes, sizes, rows = np.linalg.svd(left @ right)
+    rank = clear_rank(sizes[: left.shape[1]])
+    root = np.sqrt(sizes[:rank])
+    return axes[:, :rank] * root, root[:, None] * rows[:rank], bias
 
 
 def soft_pairs(scores: Scores) -> list[tuple[Array, Array]]:

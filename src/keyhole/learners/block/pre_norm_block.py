@@ -29,7 +29,7 @@ from scipy.optimize import brentq
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.block.box import Box, Kept, Unclear
-from keyhole.learners.block.direction_fit import Directed, points_beside
+from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside, points_wanted
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_attention import (
     Line,
@@ -40,6 +40,7 @@ from keyhole.learners.block.pre_norm_attention import (
 )
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.block.relu_circles import Pool, SphereBox, find_circles, find_hidden
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -59,7 +60,8 @@ class PreNormOptions:
     share: of the numbers of an answer, that weights are read for at once.
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
-    little error from the attention, which falls as one over the size.
+    little error from the attention, which falls as one over the size. circles: numbers that the
+    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does.
     """
 
     lines: int = 8
@@ -67,6 +69,7 @@ class PreNormOptions:
     share: float = 0.7
     stream: float = 10.0
     far_stream: float = 1e4
+    circles: int = 10
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -414,22 +417,23 @@ def find_network(
         20.0 / frozen.anchor_size / options.far_stream,
     )  # fmt: skip
     if has_kinks(sharp, rng):
-        return turn_neurons(fit_relus(sharp, rng))
-    attempts = [(MlpLearner(), options.stream)]
-    if frozen.width < 12:
-        few = MlpLearner(neurons=frozen.width + 1)
-        attempts = [(few, options.stream), (MlpLearner(), options.far_stream)]
-    reason = ""
-    for learner, size in attempts:
-        doubt = 20.0 / frozen.anchor_size / size  # the maps and the offset are off by a few 1/t
-        oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, size, doubt)
-        try:
-            return turn_neurons(learner.learn(oracle, rng).model)
-        except (
-            Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
-        ) as failed:  # fmt: skip
-            reason = str(failed)
-    raise Unclear(f"the network behind the attention was not found: {reason}")
+        if frozen.width >= options.circles:
+            try:
+                return turn_neurons(find_relus(sharp, frozen.box.unit, rng))
+            except Unclear:
+                pass  # the fit may still find them
+        return turn_neurons(fit_network(sharp, ("relu",), rng))
+    learner = MlpLearner(neurons=frozen.width + 1) if frozen.width < 12 else MlpLearner()
+    doubt = 20.0 / frozen.anchor_size / options.stream  # the maps and the offset are off by few 1/t
+    oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, options.stream, doubt)
+    try:
+        return turn_neurons(learner.learn(oracle, rng).model)
+    except (
+        Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
+    ) as failed:  # fmt: skip
+        if frozen.width >= 12:
+            raise Unclear(f"the network behind the attention was not found: {failed}") from failed
+    return turn_neurons(fit_network(sharp, SMOOTH, rng))
 
 
 def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
@@ -489,21 +493,48 @@ class ValuesOnSphere:
         return self.points, np.asarray(lifted / norms(lifted))
 
 
-def fit_relus(oracle: BehindAttention, rng: np.random.Generator) -> Mlp:
-    """A network of ReLUs on the sphere, by direction_fit.py; its linear part is what it is."""
+def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -> Mlp:
+    """A network of ReLUs by the kinks of a great circle; raises Unclear. `unit`: relative rounding
+    of the box."""
+    width, outputs = oracle.spec.width, len(oracle.plane)
+
+    def ask(points: Float[Array, "n k"]) -> Float[Array, "n d"]:
+        answers = oracle.ask(QueryBatch.of(points[:, None], "network"))
+        return np.asarray(answers, dtype=np.float64)
+
+    radius = float(np.sqrt(outputs))
+    box = SphereBox(ask, width, radius, 4.0 * unit * oracle.size, lengths=True, bend=oracle.doubt)
+    circle = find_circles(box, rng)
+    points = rng.standard_normal((points_wanted(width, outputs, circle.neurons) // 2, width))
+    points *= radius / norms(points)
+    net = find_hidden(box, circle, Pool(points, ask(points)), rng)
+    return Mlp(
+        net.rows[:, :-1],
+        net.rows[:, -1],
+        net.outer,
+        activation="relu",
+        linear=net.affine[:, :-1],
+        offset=net.affine[:, -1],
+    )
+
+
+def fit_network(
+    oracle: BehindAttention, activations: tuple[str, ...], rng: np.random.Generator
+) -> Mlp:
+    """A network on the sphere, by direction_fit.py; its linear part is what it is."""
     width, outputs = oracle.spec.width, len(oracle.plane)
     values = ValuesOnSphere(oracle, rng, np.zeros((0, width)), np.zeros((0, outputs)))
     values.grow(4 * outputs)
     values.size = float(np.sqrt(np.mean(np.sum(values.values**2, axis=1))))
     start = np.zeros((outputs + 1, width + 1))
     start[:-1, -1], start[-1, -1] = values.values.mean(axis=0), values.size
-    net = fit_to_directions(values, start, ("relu",), max(30.0 * oracle.doubt, 1e-9), rng)
+    net = fit_to_directions(values, start, activations, max(30.0 * oracle.doubt, 1e-9), rng)
     scale = net.affine[-1, -1] / values.size
     return Mlp(
         net.rows[:, :-1],
         net.rows[:, -1],
         net.outer[:-1] / scale,
-        activation="relu",
+        activation=net.activation,
         linear=net.affine[:-1, :-1] / scale,
         offset=net.affine[:-1, -1] / scale,
     )

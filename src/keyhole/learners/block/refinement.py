@@ -3,7 +3,7 @@
 Statement.  From a start that is off by up to a fifth in every weight, damped Gauss-Newton steps
             converge to the block that explains the answers to their rounding.
 Queries.    None: tokens and answers are given, at least 1.3 numbers per unknown, of all sizes.
-Algebra.    The exact forward model in torch, in coordinates of what the norms keep. Scores and
+Algebra.    The exact forward model (forward.py), in coordinates of what the norms keep. Scores and
             values are in factors, whose gauge the damping holds. First all answers count alike,
             then in units of their rounding: weights by rounding, before the model is right, would
             let its errors drag what is known best. Standard errors: the least squares solutions
@@ -13,21 +13,27 @@ Fails.      At a residual above rounding: `Refined.level` tells.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, qr
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
-from keyhole.extras import need
 from keyhole.fitting.bootstrap import bootstrap_errors
-from keyhole.fitting.gauss_newton import Blocks, FitOptions, fit_least_squares, form_jacobian
-from keyhole.fitting.torch_model import Batch, TorchModel
+from keyhole.fitting.gauss_newton import (
+    Blocks,
+    FitOptions,
+    Linearization,
+    fit_least_squares,
+    form_jacobian,
+    solve_linear,
+)
+from keyhole.learners.block.forward import Batch, BlockModel, Form, TriangleScaling
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import kept_plane
 
+FEW = 800  # unknowns up to which singular values are cheap
 Pairs = Sequence[tuple[Array, Array]]  # queries (n, length, d) and answers (n, d)
 
 
@@ -44,22 +50,6 @@ class Refined:
 # --- the block in coordinates of what the norms keep ----------------------------------------------
 
 
-@dataclass(frozen=True)
-class Form:
-    """What is not fitted. No heads: a network alone, behind its norm."""
-
-    norm: str
-    kind: str
-    width: int
-    heads: int
-    activation: str
-    parallel: bool = False
-
-    @property
-    def plane(self) -> Float[Array, "d k"]:
-        return kept_plane(self.width, self.kind)
-
-
 def form_of(block: Block) -> Form:
     assert block.mlp is not None
     return Form(
@@ -70,6 +60,15 @@ def form_of(block: Block) -> Form:
         block.mlp.activation,
         block.parallel,
     )
+
+
+def clear_rank(sizes: Float[Array, " n"]) -> int:
+    """The rank behind which singular values fall most: what was found to a few digits has weak
+    directions of its own, that would make the fit of a product of factors singular."""
+    seen = max(1, int(np.sum(sizes > 1e-6 * sizes[0])))
+    drops = sizes[: seen - 1] / sizes[1:seen]
+    drops = np.where(sizes[1:seen] < 1e-2 * sizes[0], drops, 1.0)
+    return int(np.argmax(drops)) + 1 if seen > 1 and drops.max() > 10.0 else seen
 
 
 def split_block(block: Block) -> dict[str, Array]:
@@ -91,7 +90,7 @@ def split_block(block: Block) -> dict[str, Array]:
         else:
             value = plane.T @ value
         axes, sizes, rows = np.linalg.svd(value, full_matrices=False)
-        rank = int(np.sum(sizes > 1e-4 * sizes[0]))
+        rank = clear_rank(sizes)
         bias, *_ = np.linalg.lstsq(left, head.key_bias if not pre else plane.T @ head.key_bias,
                                    rcond=None)  # fmt: skip
         root = np.sqrt(sizes[:rank])
@@ -148,70 +147,39 @@ def join_block(parts: dict[str, Array], form: Form) -> Block:
     )
 
 
-def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
-    """The answer to one query, as a torch function of the fitted parameters."""
-    torch: Any = need("torch", "torch", "the refinement of a block")
-    plane = torch.as_tensor(form.plane)
-    functional = torch.nn.functional
-    phi = {
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "silu": functional.silu,
-        "tanh": torch.tanh,
-        "relu": functional.relu,
-    }[form.activation]
-
-    def normed(x: Any, log_epsilon: Any) -> Any:
-        """In coordinates of the plane."""
-        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) / form.width + log_epsilon.exp())
-
-    def attend(p: dict[str, Any], tokens: Any) -> Any:
-        """What the heads add, without the offset."""
-        total = 0.0
-        for h in range(form.heads):
-            key = p[f"left{h}"] @ (p[f"right{h}"] @ tokens[-1] + p[f"key{h}"])
-            weight = torch.softmax(tokens @ key, dim=0)
-            total = total + p[f"out{h}"] @ (p[f"value{h}"] @ (weight @ tokens))
-        return total
-
-    def network(p: dict[str, Any], x: Any) -> Any:
-        return p["outer"] @ phi(p["inner"] @ x + p["inner_bias"]) + p["added"]
-
-    def pre(p: dict[str, Any], tokens: Any) -> Any:
-        inside = tokens @ plane
-        seen = normed(inside, p["epsilons"][0])
-        stream = tokens[-1] + attend(p, seen) + plane @ p["offset"]
-        read = tokens[-1] if form.parallel else stream
-        return stream + network(p, normed(read @ plane, p["epsilons"][1]))
-
-    def post(p: dict[str, Any], tokens: Any) -> Any:
-        stream = tokens[-1] @ plane + attend(p, tokens) + p["offset"]
-        first = normed(stream, p["epsilons"][0])
-        second = plane.T @ (p["gain"] * (plane @ first)) + network(p, first)
-        return p["last_gain"] * (plane @ normed(second, p["epsilons"][1])) + p["last_bias"]
-
-    def network_alone(p: dict[str, Any], tokens: Any) -> Any:
-        stream = tokens[-1] @ plane + network(p, tokens[-1])
-        return p["last_gain"] * (plane @ normed(stream, p["epsilons"][0])) + p["last_bias"]
-
-    if not form.heads:
-        return network_alone
-    return pre if form.norm == "pre" else post
+def hold_gauge(parts: dict[str, Array], relu: bool) -> dict[str, Array]:
+    """Ones at as many rows of the first factor of every product as it has columns, so that the
+    second is determined; at one entry of every row of a ReLU, whose length is not seen; and at one
+    gain, where the second epsilon tells no scale."""
+    found = {name: np.zeros(np.shape(part)) for name, part in parts.items()}
+    for name, part in parts.items():
+        if name.startswith(("left", "out")) and name != "outer":
+            _, _, order = qr(part.T, mode="economic", pivoting=True)
+            found[name][order[: part.shape[1]]] = 1.0
+    if relu:
+        inner = parts["inner"]
+        found["inner"][np.arange(len(inner)), np.argmax(np.abs(inner), axis=1)] = 1.0
+    if "gain" in parts:
+        found["gain"][np.argmax(np.abs(parts["gain"]))] = 1.0
+    return found
 
 
 # --- the fit --------------------------------------------------------------------------------------
 
 
 def refine_block(
-    start: Block, pairs: Pairs, unit: float, rng: np.random.Generator, dense: int = 5000
-) -> Refined:
-    """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed."""
+    start: Block, pairs: Pairs, unit: float, rng: np.random.Generator, dense: int = 5000,
+    close: float = 1e-2,
+) -> Refined:  # fmt: skip
+    """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed at
+    every step. `close`: root mean square of what is left of the answers, from which on the
+    Jacobian hardly changes."""
     form = form_of(start)
     parts = split_block(start)
     blocks = Blocks.of(parts)
-    function = forward(form)
+    held = blocks.join(hold_gauge(parts, form.activation == "relu")) > 0
 
-    def weighed(equal: bool) -> TorchModel:
+    def weighed(equal: bool) -> BlockModel:
         data = []
         for tokens, answers in pairs:
             # sums inside the block are of the size of its answer and its last token
@@ -221,17 +189,23 @@ def refine_block(
             rounding = 4.0 * unit * (1.0 + size) * cancellation(start, tokens)
             weight = cancellation(start, tokens) if equal else rounding
             data.append(Batch(tokens, answers, weight))
-        return TorchModel(function, blocks, data)
+        return BlockModel(form, blocks, data, held)
 
     rough = FitOptions(steps=60, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
                        target=10.0 * unit)  # fmt: skip
     # what few answers see is off by more than their residual tells: no target here
     fine = replace(rough, steps=2, target=0.0, damping=1e-12)
-    first = fit_least_squares(weighed(True), blocks.join(parts), rough, rng=rng, blocks=blocks)
-    last = fit_least_squares(weighed(False), first.point, fine, rng=rng, blocks=blocks)
-    point, exact = last.point, weighed(False)
-    jacobian = form_jacobian(exact.linearize(point))
-    solve = inverse_of(jacobian)
+    model, point = weighed(True), blocks.join(parts)
+    if np.sqrt(np.mean(model.residual(point) ** 2)) < close:
+        model, rough = precondition(model, point), replace(rough, dense_unknowns=0, damping=1e-12)
+        fine = replace(fine, dense_unknowns=0)
+    point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
+    exact = precondition(weighed(False), point)
+    last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
+    point = last.point
+    at = exact.linearize(point)
+    few = at.unknowns <= FEW
+    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at)
     moved = point - solve(last.residual)
     if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
         point = moved  # weak directions, too
@@ -242,13 +216,18 @@ def refine_block(
 
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
-        step = max(level, 1.0) * solve(rng.standard_normal(len(jacobian)))
+        step = max(level, 1.0) * solve(rng.standard_normal(len(at.residual)))
         other = multiplied(join_block(blocks.split(point + step), form))
         return [other[name][None] for name in names]
 
     found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
     errors = {name: part[0] for name, part in zip(names, found, strict=True)}
     return Refined(best, Block.from_arrays({**told, **errors}), level)
+
+
+def precondition(model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
+    """The model in units in which its Jacobian at this point has orthonormal columns."""
+    return replace(model, scaling=TriangleScaling.of(form_jacobian(model.linearize(point))))
 
 
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
@@ -264,7 +243,7 @@ def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Arra
 
 
 def inverse_of(
-    jacobian: Float[Array, "numbers unknowns"], few: int = 800
+    jacobian: Float[Array, "numbers unknowns"], few: int = FEW
 ) -> Callable[[Array], Array]:
     """The least squares solution as a function of the right side: by singular values where the
     unknowns are few, else by normal equations, which lose directions that hardly show. The gauge
@@ -279,6 +258,11 @@ def inverse_of(
     normal[np.diag_indices(len(normal))] += 1e2 * UNIT_ROUNDOFF * len(normal)
     factor = cho_factor(normal, check_finite=False)
     return lambda right: np.asarray(cho_solve(factor, scaled.T @ right) / sizes)
+
+
+def products_inverse(at: Linearization, steps: int = 100) -> Callable[[Array], Array]:
+    """The same by products with a Jacobian whose columns are nearly orthonormal."""
+    return lambda right: solve_linear(at, right, 1e-10, steps).step
 
 
 def multiplied(block: Block) -> dict[str, Array]:

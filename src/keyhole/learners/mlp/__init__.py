@@ -8,7 +8,14 @@ from keyhole.learners.mlp.redundancy import (
     thin_out,
     without_cheap,
 )
-from keyhole.learners.mlp.refinement import Weights, descend, refine
+from keyhole.learners.mlp.refinement import (
+    Weights,
+    chosen,
+    descend,
+    hidden_layer,
+    refine,
+    with_one,
+)
 from keyhole.learners.mlp.relu_hypothesis import NetworkDiagnostics, derive_standard_errors
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 
@@ -20,10 +27,13 @@ __all__ = [
     "RedundancyOptions",
     "ReluNetworkLearner",
     "Weights",
+    "chosen",
     "derive_standard_errors",
     "descend",
+    "hidden_layer",
     "random_start",
     "refine",
     "thin_out",
+    "with_one",
     "without_cheap",
 ]

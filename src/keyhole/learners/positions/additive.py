@@ -28,7 +28,6 @@ from keyhole.measurement.asking import Asker
 
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
 FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
-TABLE = 136  # distances of the table that are asked one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +74,8 @@ def learn_additive(
     found = Additive(scores, table, error)
     if flat or (found.slopes is not None and np.abs(near).max() > 0):
         return found
-    reach = min(TABLE, (longest or TABLE + 1) - 1)
+    asked = 136  # distances of the table that are asked one by one
+    reach = min(asked, (longest or asked + 1) - 1)
     if np.abs(near).max() <= FLAT * error and reach > 2 * rank:
         spread = np.unique(np.geomspace(rank + 1, reach, rank).astype(int))
         zeros = np.zeros((values.heads, reach + 1 - len(spread)))

@@ -18,7 +18,6 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asking import Asker
 
 PURPOSE = "places"
-TRIES = 40  # tokens tried until no head likes one
 
 
 def measure_vectors(
@@ -44,7 +43,7 @@ def measure_vectors(
                 break
             shares = np.where(took, push * shares, shares)
             tries += 1
-            if tries > TRIES:
+            if tries > 40:  # tokens tried until no head likes one
                 return Inconclusive("no token was found that every head leaves alone")
         vectors[place] = (answer @ inverse)[0]
     return vectors

@@ -5,17 +5,22 @@ Statement.  Epsilon of a norm shows where the stream it reads is small. For a si
             is reached by some x (Brouwer).
 Queries.    For each norm, in order: a token whose stream there is small; a few of them until its
             size and the root of epsilon are alike. Then some more for the refinement.
-Algebra.    The token by Newton's method on the blocks so far, with the epsilons so far; epsilon by
-            a search in one unknown: the one with which the stack answers what the box did.
+Algebra.    The token by Newton's method on the blocks so far, with the epsilons so far, from random
+            starts; where those fail, along the path on which the stream points one way, from a huge
+            token. Epsilon by a search in one unknown: the one with which the stack answers what the
+            box did.
 Fails.      Where epsilon is so small that the errors of the blocks so far hide it.
+Source.     Paths of solutions: Allgower and Georg (1990); the rest is Keyhole's own.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from scipy.optimize import minimize_scalar, root
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block import Box, Unclear
 from keyhole.models.block import Block
 from keyhole.models.stack import Stack
@@ -50,33 +55,94 @@ def with_epsilons(stack: Stack, epsilons: Float[Array, " n"]) -> Stack:
     return Stack(blocks, stack.final_norm, causal=stack.causal)
 
 
-def stream_before(stack: Stack, place: int, token: Float[Array, " d"]) -> Float[Array, " d"]:
-    """What norm number `place` reads, for a single token."""
-    stream = token[None, None]
+def stream_before(stack: Stack, place: int, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """What a norm (two per block, in order) reads where each token is alone."""
+    stream = tokens[:, None]
     for block in stack.blocks[: place // 2]:
         stream = block(stream)[:, None]
     if place % 2:
         block = stack.blocks[place // 2]
         assert block.attention is not None
         stream = stream + block.attention(block.norms[0](stream))[:, None]
-    return np.asarray(stream[0, 0])
+    return np.asarray(stream[:, 0])
 
 
 def token_with(
     stack: Stack, place: int, wanted: Float[Array, " k"], plane: Array, rng: np.random.Generator
-) -> Float[Array, " d"]:
-    """A token whose stream before the norm is this one, in the norm's plane."""
+) -> Float[Array, " d"] | None:
+    """A token whose stream before the norm is this one, in the norm's plane, if one is found."""
 
-    def gap(point: Array) -> Array:
-        return np.asarray(plane.T @ stream_before(stack, place, plane @ point) - wanted)
+    def read(points: Array) -> Array:
+        return np.asarray(stream_before(stack, place, points @ plane.T) @ plane)
 
-    attempts = 60
-    for _ in range(attempts):
-        start = rng.uniform(0.1, 2.0) * rng.standard_normal(plane.shape[1])
-        found = root(gap, start, method="hybr", tol=1e-13)
-        if np.abs(gap(found.x)).max() < 1e-10:
-            return np.asarray(plane @ found.x)
-    raise Unclear("no token was found whose stream is small before some norm")
+    def solve(start: Array) -> Array | None:
+        found = root(lambda x: read(x[None])[0] - wanted, start, method="hybr", tol=1e-13).x
+        return found if np.abs(read(found[None])[0] - wanted).max() < 1e-10 else None
+
+    length = float(np.linalg.norm(wanted))
+    starts = (rng.uniform(0.1, 2.0) * rng.standard_normal(len(wanted)) for _ in range(6))
+    for start in chain(starts, follow_path(read, wanted / length, length)):
+        found = solve(start)
+        if found is not None:
+            return np.asarray(plane @ found)
+    return None
+
+
+def heading(size: int, rng: np.random.Generator) -> Float[Array, " k"]:
+    found = rng.standard_normal(size)
+    return np.asarray(found / np.linalg.norm(found))
+
+
+def follow_path(
+    read: Callable[[Array], Array], way: Float[Array, " k"], length: float
+) -> Iterator[Float[Array, " k"]]:
+    """Points near which read(x) = length way, along the path of all (x, s) with read(x) = s way. At
+    both ends of it, where x is huge, s = |x| and s = -|x|: s passes every length on the way, though
+    it may turn back."""
+    size, most = 30.0 * np.sqrt(len(way)), 1500
+
+    def gaps(points: Array) -> Array:
+        return read(points[:, :-1]) - points[:, -1:] * way
+
+    def slopes(point: Array) -> Array:
+        step = 1e-7 * (1.0 + np.abs(point).max())
+        around = point + step * np.vstack([np.eye(len(point)), -np.eye(len(point))])
+        ahead, behind = np.split(gaps(around), 2)
+        return np.asarray((ahead - behind).T / (2.0 * step))
+
+    def correct(point: Array) -> Array | None:
+        for _ in range(6):
+            gap = gaps(point[None])[0]
+            if np.abs(gap).max() < 1e-9 * (1.0 + np.abs(point).max()):
+                return point
+            move = np.linalg.lstsq(slopes(point), -gap, rcond=None)[0]
+            point = point + move
+        return None
+
+    start = correct(size * np.append(way, 1.0))
+    if start is None:
+        return
+    point, tangent, stride = start, np.append(-way, -1.0), 0.1 * size
+    for _ in range(most):
+        if point[-1] < -size or np.abs(point).max() > 3.0 * size:
+            return
+        across = np.linalg.svd(slopes(point))[2][-1]
+        tangent = across if across @ tangent > 0 else -across
+        while stride > 1e-9 * size:
+            ahead = correct(point + stride * tangent)
+            # a step that bends much may have left the path
+            if ahead is not None and np.linalg.norm(ahead - point) < 1.5 * stride:
+                gap = np.linalg.norm(ahead - point - stride * tangent)
+                if gap < 0.2 * stride:
+                    break
+            stride *= 0.4
+        else:
+            return
+        assert ahead is not None
+        if (point[-1] - length) * (ahead[-1] - length) <= 0:
+            share = (point[-1] - length) / (point[-1] - ahead[-1] + TINY)
+            yield point[:-1] + share * (ahead - point)[:-1]
+        point, stride = ahead, min(1.6 * stride, 0.1 * size)
 
 
 def find_epsilons(
@@ -111,11 +177,16 @@ def search_epsilon(
 
     def asked(size: float, count: int) -> tuple[Array, Array]:
         known = with_epsilons(stack, epsilons)
-        tokens = []
-        for _ in range(count):
-            heading = rng.standard_normal(kept)
-            wanted = size * np.sqrt(width) * heading / np.linalg.norm(heading)
-            tokens.append(token_with(known, place, wanted, plane, rng))
+        tokens: list[Array] = []
+        ways = 4 * count
+        for _ in range(ways):
+            wanted = size * np.sqrt(width) * heading(kept, rng)
+            token = token_with(known, place, wanted, plane, rng)
+            tokens += [] if token is None else [token]
+            if len(tokens) == count:
+                break
+        else:
+            raise Unclear("no token was found whose stream is small before some norm")
         found = box.representable(np.array(tokens))[:, None]
         return found, box.ask(found, "epsilon")
 

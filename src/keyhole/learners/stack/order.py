@@ -8,12 +8,13 @@ Statement.  The second term of the series tells who reads whom: with f_b what he
             if head a reads head b) and β_a (constants in the stream that head a reads).
 Queries.    Those of heads.py and scores.py, and contexts at random anchors until there are half as
             many numbers more than unknowns.
-Algebra.    One linear least squares. Neurons that may be turned the other way add an unknown
-            linear map per head, what the turned neurons among those that read it leave; the
-            difference of two blocks' maps is Σ_j s_j outer_j inner_jᵀ over the neurons of one
-            block, s_j one where a neuron is turned. The certificate: ψ, θ and s come out as zero
-            or one, and are the order of blocks. All ψ = (L + 1) / 2L and all θ = (L - 1) / 2L: one
-            block, passed L times.
+Algebra.    One linear least squares. A neuron that is turned the other way leaves outer_j inner_jᵀ
+            in the linear part of the wide layer: fewer neurons than that has entries are turned
+            first, Σ_j s_j outer_j inner_jᵀ, s_j one or zero. More of them add an unknown linear map
+            per head, what the turned neurons among those that read it leave; the difference of two
+            blocks' maps is that sum over the neurons of one block. The certificate: ψ, θ and s come
+            out as zero or one, and are the order of blocks. All ψ = (L + 1) / 2L and all
+            θ = (L - 1) / 2L: one block, passed L times.
 Fails.      Where the certificate does: parts that are shared between some blocks, or parts that are
             none of these.
 """
@@ -98,6 +99,14 @@ def find_order(
     plane, heads = shallow.plane, scores.heads
     count, neurons, (outputs, width) = len(heads), network.neurons, plane.shape
     turnable = ACTIVATIONS[network.activation].slope != 0.0 and network.gate is None
+    if turnable and neurons < outputs * width:
+        everybody = np.ones(neurons, dtype=bool)
+        try:
+            back, _ = decide_sides(network, everybody, network.linear, options)
+        except Unclear:
+            pass  # heads tell more of it
+        else:
+            network, turnable = turned(network, back), False
     maps = outputs * width if turnable else 0
     unknowns = count * (neurons + maps + count + width)
     pairs = [(scores.asked, scores.alone)]

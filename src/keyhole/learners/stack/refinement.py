@@ -6,14 +6,14 @@ Queries.    None: sequences of all sizes and tokens with small streams are given
             numbers per unknown.
 Algebra.    The exact stack in torch, in coordinates of what the norms keep, all positions of all
             blocks. Scores and values are in factors, whose gauge the damping holds. First all
-            answers count alike, then in units of their rounding. A block that is passed several
-            times has its unknowns once. Standard errors: the least squares solutions for random
-            roundings.
+            answers count alike, then, in one last step, in units of their rounding. A block that is
+            passed several times has its unknowns once. Standard errors: the least squares solutions
+            for random roundings.
 Fails.      At a residual above rounding: `Refined.level` tells.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -209,25 +209,29 @@ def refine_stack(
     blocks = Blocks.of(parts)
     function = forward(form)
 
+    roundings = []
+    for each in data:
+        size = np.maximum(np.abs(each.answers), np.abs(each.tokens[:, -1])).max(axis=1)
+        roundings.append(unit * (1.0 + size))
+
     def weighed(equal: bool) -> TorchModel:
         batches = []
-        for each in data:
-            size = np.maximum(np.abs(each.answers), np.abs(each.tokens[:, -1])).max(axis=1)
-            rounding = 4.0 * unit * (1.0 + size) * each.enlarged
-            errors = each.enlarged if equal else rounding
+        for each, rounding in zip(data, roundings, strict=True):
+            errors = each.enlarged if equal else 4.0 * rounding * each.enlarged
             batches.append(Batch(each.tokens, each.answers, errors))
         return TorchModel(function, blocks, batches)
 
+    # near the end, steps only follow roundings
+    enough = float(np.sqrt(np.mean(np.concatenate(roundings) ** 2)))
     rough = FitOptions(steps=30, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
-                       target=10.0 * unit)  # fmt: skip
-    fine = replace(rough, steps=2, target=0.0, damping=1e-12)
+                       target=2.0 * enough)  # fmt: skip
     first = fit_least_squares(weighed(True), blocks.join(parts), rough, rng=rng, blocks=blocks)
-    last = fit_least_squares(weighed(False), first.point, fine, rng=rng, blocks=blocks)
-    point, exact = last.point, weighed(False)
+    point, exact = first.point, weighed(False)
+    left = exact.residual(point)
     jacobian = form_jacobian(exact.linearize(point))
     solve = inverse_of(jacobian)
-    moved = point - solve(last.residual)
-    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
+    moved = point - solve(left)
+    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(left):
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
     best = join_stack(blocks.split(point), form)

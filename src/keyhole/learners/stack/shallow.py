@@ -4,9 +4,11 @@ Statement.  With the anchor t z, |z|^2 = d, and a context so long that its strea
             y - t z = c_0 + c_1 / t + c_2 / t^2 + ...: every norm sees the direction of the input.
             c_0 = Σ_l attention_l(Z) + mlp_l(z) is one layer with the heads and neurons of all
             blocks side by side; c_1 tells which of them reads which.
-Queries.    Each sequence with its anchor at four sizes, one twice as large as the other.
+Queries.    Each sequence with its anchor at four sizes, one twice as large as the other; two sizes
+            give c_0 with fewer digits.
 Algebra.    Richardson: c_0 and c_1 are the first coefficients of the polynomial in 1/t through the
-            four answers. Rounding enters c_0 as 8 t units, the fifth term as t^-4: t = unit^(-1/5).
+            four answers. Rounding enters c_0 as 8 t units, the fifth term as t^-4: t = unit^(-1/5);
+            with two sizes, t = unit^(-1/3).
             How far c_0 comes out alike from other sizes is its error, `doubt`.
 Fails.      Where the answers are no such series: norms behind the residual, kinks at every size.
 Source.     Richardson (1911) for the extrapolation; the rest is Keyhole's own.
@@ -45,10 +47,9 @@ class Shallow:
     def width(self) -> int:
         return self.plane.shape[1]
 
-    @property
-    def size(self) -> float:
-        """The smallest size of an anchor."""
-        return float(self.box.unit ** (-1.0 / 5.0))
+    def size(self, order: int = 4) -> float:
+        """The smallest size of an anchor, where it is asked at so many sizes."""
+        return float(self.box.unit ** (-1.0 / (order + 1.0)))
 
     def points(self, rng: np.random.Generator, *shape: int) -> Float[Array, "*any k"]:
         found = rng.standard_normal((*shape, self.width))
@@ -64,24 +65,26 @@ class Shallow:
         anchors: Float[Array, "n k"],
         purpose: str,
         stretch: float = 1.0,
+        order: int = 4,
     ) -> Terms:
-        """The first two terms; `stretch`: of all sizes of the anchor."""
-        shares = np.array([1.0, 2.0, 4.0, 8.0])
-        sizes = stretch * self.size * shares
-        last = self.box.representable(sizes[:, None, None] * (anchors @ self.plane.T))  # (4, n, d)
+        """The first two terms; `stretch`: of all sizes of the anchor, of which there are `order`
+        (with two of them the second term is rough)."""
+        shares = 2.0 ** np.arange(order)
+        sizes = stretch * self.size(order) * shares
+        last = self.box.representable(sizes[:, None, None] * (anchors @ self.plane.T))
         # streams of the context move by a rounding of themselves
         others = self.box.representable(self.box.unit ** (-5.0 / 6.0) * context @ self.plane.T)
         tokens = np.concatenate(
-            [np.broadcast_to(others, (4, *others.shape)), last[:, :, None]], axis=2
+            [np.broadcast_to(others, (order, *others.shape)), last[:, :, None]], axis=2
         )
         answers = self.box.ask(tokens.reshape(-1, *tokens.shape[2:]), purpose)
         beside = answers.reshape(last.shape) - last
         table = np.vander(1.0 / shares, increasing=True)
-        terms = np.linalg.solve(table, beside.reshape(4, -1)).reshape(last.shape)
+        terms = np.linalg.solve(table, beside.reshape(order, -1)).reshape(last.shape)
         return Terms(context, anchors, terms[0], terms[1] * sizes[0])
 
-    def ask_alone(self, anchors: Float[Array, "n k"], purpose: str) -> Terms:
-        return self.ask(np.zeros((len(anchors), 0, self.width)), anchors, purpose)
+    def ask_alone(self, anchors: Float[Array, "n k"], purpose: str, order: int = 4) -> Terms:
+        return self.ask(np.zeros((len(anchors), 0, self.width)), anchors, purpose, order=order)
 
 
 def measure_doubt(shallow: Shallow, rng: np.random.Generator) -> float:
@@ -95,4 +98,4 @@ def measure_doubt(shallow: Shallow, rng: np.random.Generator) -> float:
             "the answers beside huge tokens have no limit: this is no stack of pre-norm blocks "
             "with smooth activations"
         )
-    return max(gap, 8.0 * shallow.size * shallow.box.unit)
+    return max(gap, 8.0 * shallow.size() * shallow.box.unit)

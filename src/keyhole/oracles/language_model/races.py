@@ -19,8 +19,6 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Inconsistent, OracleError
 
-RANGE = 20.0  # logits below the likeliest that a token has at first; doubled where that is too few
-
 # (which prompts, tokens, biases) -> the tokens that were sampled
 Ask = Callable[[Int[Array, " n"], Int[Array, "n k"], Float[Array, "n k"]], Int[Array, " n"]]
 
@@ -34,7 +32,8 @@ class Race:
     tokens: Int[Array, " n"]  # the reference first
     epsilon: float
     limit: float  # of a bias
-    reach: float = RANGE
+    # logits below the likeliest that a token has at first; doubled where that is too few
+    reach: float = 20.0
     bounds: Float[Array, "n n"] = field(init=False)
     floor: Float[Array, " n"] = field(init=False)  # below which tokens were not looked for yet
 

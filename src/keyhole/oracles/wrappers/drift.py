@@ -14,7 +14,7 @@ from keyhole.arrays import TINY, Array
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.queries import VERIFICATION, QueryBatch
 
 PURPOSE = "recall"
 RECALLED = 3  # old queries asked again at a time
@@ -126,7 +126,9 @@ class DriftWatch(Wrapper):
         most = 0 if self._longest is None else self._longest.different
         longer = queries.length > most and queries.different > most
         new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
-        if not (longer or new):
+        # queries of a verification are among the last: of these, large ones are not worth holding
+        large = 8 * queries.length * queries.width > 2**18  # bytes
+        if not (longer or new) or (large and queries.purpose == VERIFICATION):
             return
         one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank
         scale = float(np.max(np.abs(answers), initial=0.0))

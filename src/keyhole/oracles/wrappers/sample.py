@@ -40,6 +40,8 @@ class AnswerSample(Wrapper):
 
     def __init__(self, inner: Oracle) -> None:
         self.inner, self.total = inner, 0
+        self._room = 2**24  # bytes of tokens that are held
+        self._thins = True  # whether others leave for what has no room
         self._described: list[Kept] = []
         self._listed: list[Kept] = []
         self._held, self._bytes = 0, 0  # queries of these, and the size of their tokens
@@ -69,9 +71,15 @@ class AnswerSample(Wrapper):
             self._described.append(batch.part(np.unique(spread), tokens=False))
         return answers
 
+    def narrow(self) -> None:
+        """What comes now is no part of the learning: little of it is kept, and nothing leaves."""
+        self._room, self._thins = min(self._room, self._bytes + 2**18), False
+
     def _list(self, batch: Kept) -> None:
         """Adds what the stride leaves of the batch; the stride grows until all of it fits."""
         chosen = self._chosen(batch)
+        if not self._thins and not self._fits(batch, int(chosen.sum())):
+            return
         while self._stride < self.total and not self._fits(batch, int(chosen.sum())):
             self._stride *= 2
             chosen = self._chosen(batch)
@@ -95,4 +103,4 @@ class AnswerSample(Wrapper):
     def _fits(self, batch: Kept, count: int) -> bool:
         """Whether there is room for so many queries of the batch."""
         size = self._bytes + count * batch.size // len(batch.numbers)
-        return self._held + count <= LISTED and size <= 2**24  # bytes
+        return self._held + count <= LISTED and size <= self._room

@@ -17,7 +17,7 @@ from keyhole.learners.block.pre_norm_block import (
     find_offset,
     find_ranges,
     find_scores,
-    fit_relus,
+    fit_network,
     has_kinks,
     search_epsilon,
     solve_numbers,
@@ -207,7 +207,7 @@ def test_relus_are_told_from_smooth_networks(activation, kinks):
 
 def test_relus_behind_the_attention():
     secret, oracle = sharp_box("relu")
-    network = turn_neurons(fit_relus(oracle, np.random.default_rng(0)))
+    network = turn_neurons(fit_network(oracle, ("relu",), np.random.default_rng(0)))
     assert network.neurons == 4
     points = np.random.default_rng(1).standard_normal((5, 7))
     points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)

@@ -7,7 +7,13 @@ import keyhole
 from keyhole.arrays import Array
 from keyhole.learners.block import Box, Unclear
 from keyhole.learners.stack.biases import find_offsets
-from keyhole.learners.stack.epsilons import find_epsilons, stream_before, token_with, with_epsilons
+from keyhole.learners.stack.epsilons import (
+    find_epsilons,
+    follow_path,
+    stream_before,
+    token_with,
+    with_epsilons,
+)
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import Union, find_neurons, slopes_of
 from keyhole.learners.stack.order import Order, OrderOptions, decide_order, find_order
@@ -185,11 +191,25 @@ def test_a_token_with_a_small_stream_before_any_norm_shows_its_epsilon() -> None
     secret = with_epsilons(secret, true)
     wanted = 1e-3 * rng.standard_normal(WIDTH - 1)
     token = token_with(secret, 3, wanted, shallow.plane, rng)
-    assert np.abs(shallow.plane.T @ stream_before(secret, 3, token) - wanted).max() < 1e-9
+    assert token is not None
+    stream = stream_before(secret, 3, token[None])[0]
+    assert np.abs(shallow.plane.T @ stream - wanted).max() < 1e-9
     start = with_epsilons(secret, np.full(4, 1e-5))
     found, _ = find_epsilons(Box(keyhole.open_oracle(secret)), start, shallow.plane, 1, rng)
     told = np.concatenate([each.epsilons for each in found.blocks])
     assert np.abs(told / true - 1.0).max() < 1e-2
+
+
+def test_paths_pass_every_length_though_they_turn_back() -> None:
+    bend = np.array([1.0, -2.0])
+
+    def read(points: Array) -> Array:
+        return np.asarray(points - 4.0 * np.tanh(points @ bend)[:, None] * bend)
+
+    way = np.array([0.6, 0.8])
+    found = list(follow_path(read, way, 0.5))
+    assert len(found) == 3
+    assert max(np.abs(read(near[None])[0] - 0.5 * way).max() for near in found) < 1.0
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,0 +1,310 @@
+"""The exact block as a forward model of all its parameters, with its derivatives in factors.
+
+Statement.  The derivative of an answer by a matrix that is applied to something is an outer
+            product: of what a change of the result does to the answer (left) and of what is read
+            (right).
+            All parameters of a block are such matrices, the two epsilons apart. Products with the
+            Jacobian and the Jacobian itself are built from these factors.
+Queries.    None.
+Algebra.    The chain rule, backwards from the answer: the last norm, the network, the first norm,
+            then values and, by the covariance of the tokens under the weights, scores.
+Fails.      Nowhere; the derivatives by epsilon are central differences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.gauss_newton import Blocks, Linearization
+from keyhole.linalg.softmax import softmax
+from keyhole.models.mlp import ACTIVATIONS
+from keyhole.models.norm import kept_plane
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is not fitted. No heads: a network alone, behind its norm."""
+
+    norm: str
+    kind: str
+    width: int
+    heads: int
+    activation: str
+    parallel: bool = False
+
+    @property
+    def plane(self) -> Float[Array, "d k"]:
+        return kept_plane(self.width, self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Queries of one length, their answers, and the answers' standard errors."""
+
+    tokens: Float[Array, "n length d"]
+    answers: Float[Array, "n d"]
+    errors: Float[Array, " n"]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """The derivative of answers by a matrix: left[n, :, a] right[n, b]. By a vector: no right."""
+
+    left: Float[Array, "n d a"]
+    right: Float[Array, "n b"] | None = None
+
+    @property
+    def reads(self) -> Float[Array, "n b"]:
+        return np.ones((len(self.left), 1)) if self.right is None else self.right
+
+    def jvp(self, step: Array) -> Float[Array, "n d"]:
+        step = step.reshape(self.left.shape[2], -1)
+        return np.asarray((self.left @ (self.reads @ step.T)[:, :, None])[:, :, 0])
+
+    def vjp(self, vector: Float[Array, "n d"]) -> Array:
+        pulled = (vector[:, None] @ self.left)[:, 0]
+        return np.asarray(pulled.T @ self.reads)
+
+    def dense(self) -> Float[Array, "n d ab"]:
+        found = self.left[:, :, :, None] * self.reads[:, None, None]
+        return np.asarray(found.reshape(*self.left.shape[:2], -1))
+
+
+Parts = dict[str, Array]
+Factors = dict[str, Factor]
+
+
+@dataclass(frozen=True, eq=False)
+class Normed:
+    """n = x / sqrt(mean x^2 + epsilon) and what a change of x does to it."""
+
+    value: Float[Array, "*n k"]
+    scale: Float[Array, "*n 1"]
+    width: int
+
+    @classmethod
+    def of(cls, x: Float[Array, "*n k"], log_epsilon: float, width: int) -> "Normed":
+        square = np.sum(x * x, axis=-1, keepdims=True) / width
+        scale = 1.0 / np.sqrt(square + np.exp(log_epsilon))
+        return cls(x * scale, scale, width)
+
+    def pull(self, left: Float[Array, "n d k"]) -> Float[Array, "n d k"]:
+        """Derivatives by n become derivatives by x."""
+        along = (left @ self.value[:, :, None]) * self.value[:, None] / self.width
+        return np.asarray((left - along) * self.scale[:, :, None])
+
+
+def run_block(form: Form, parts: Parts, tokens: Float[Array, "n length d"]) -> Float[Array, "n d"]:
+    """Answers."""
+    return _Pass(form, parts, tokens).answers
+
+
+def differentiate_block(
+    form: Form, parts: Parts, tokens: Float[Array, "n length d"]
+) -> tuple[Float[Array, "n d"], Factors]:
+    """Answers and their derivatives by all parameters."""
+    done = _Pass(form, parts, tokens)
+    factors = done.factors()
+    step = 1e-5  # of the logarithm of an epsilon
+    columns = []
+    for place in range(len(parts["epsilons"])):
+        move = step * (np.arange(len(parts["epsilons"])) == place)
+        ahead, behind = (
+            run_block(form, {**parts, "epsilons": parts["epsilons"] + side * move}, tokens)
+            for side in (1.0, -1.0)
+        )
+        columns.append((ahead - behind) / (2.0 * step))
+    factors["epsilons"] = Factor(np.stack(columns, axis=2))
+    return done.answers, factors
+
+
+class _Pass:
+    """One pass through a block; everything that the derivatives need again is kept."""
+
+    def __init__(self, form: Form, parts: Parts, tokens: Float[Array, "n length d"]) -> None:
+        self.form, self.parts, self.plane = form, parts, form.plane
+        self.phi = ACTIVATIONS[form.activation]
+        self.last = tokens[:, -1]
+        epsilons = parts["epsilons"]
+        if form.norm == "pre":
+            self.seen = Normed.of(tokens @ self.plane, epsilons[0], form.width).value
+        else:
+            self.seen = tokens
+        self.heads = [self._attend(h) for h in range(form.heads)]
+        added = sum((head[3] for head in self.heads), np.zeros(1))
+        if form.norm == "pre":
+            stream = self.last + added + self.plane @ parts["offset"]
+            read = self.last if form.parallel else stream
+            self.read = Normed.of(read @ self.plane, epsilons[1], form.width)
+            self.answers = stream + self._network(self.read.value)
+            return
+        if form.heads:
+            stream = self.last @ self.plane + added + parts["offset"]
+            self.read = Normed.of(stream, epsilons[0], form.width)
+            wide = parts["gain"] * (self.read.value @ self.plane.T)
+            second = wide @ self.plane + self._network(self.read.value)
+        else:
+            second = self.last @ self.plane + self._network(self.last)
+        self.end = Normed.of(second, epsilons[-1], form.width)
+        self.answers = parts["last_gain"] * (self.end.value @ self.plane.T) + parts["last_bias"]
+
+    def _attend(self, h: int) -> tuple[Array, Array, Array, Array]:
+        """Weights, the reduced anchor, the mean token and what it adds, of one head."""
+        parts, anchor = self.parts, self.seen[:, -1]
+        reduced = anchor @ parts[f"right{h}"].T + parts[f"key{h}"]
+        key = reduced @ parts[f"left{h}"].T
+        weight = softmax((self.seen @ key[:, :, None])[:, :, 0])
+        mean = (weight[:, None] @ self.seen)[:, 0]
+        return weight, reduced, mean, mean @ parts[f"value{h}"].T @ parts[f"out{h}"].T
+
+    def _network(self, x: Array) -> Array:
+        self.arguments = x @ self.parts["inner"].T + self.parts["inner_bias"]
+        self.hidden = self.phi.value(self.arguments)
+        return np.asarray(self.hidden @ self.parts["outer"].T + self.parts["added"])
+
+    def factors(self) -> Factors:
+        """By all parameters but the epsilons."""
+        form, parts, plane = self.form, self.parts, self.plane
+        count, d = self.answers.shape
+        eye = np.broadcast_to(np.eye(d), (count, d, d))
+        found: Factors = {}
+        if form.norm == "pre":
+            behind = eye
+        else:
+            behind = self.end.pull(
+                np.broadcast_to(parts["last_gain"][:, None] * plane, (count, *plane.shape))
+            )
+            found["last_gain"] = Factor(eye * (self.end.value @ plane.T)[:, None])
+            found["last_bias"] = Factor(eye)
+        x = self.read.value if form.heads else self.last
+        bent = (behind @ parts["outer"]) * self.phi.first(self.arguments)[:, None]
+        found["outer"] = Factor(behind, self.hidden)
+        found["added"] = Factor(behind)
+        found["inner"] = Factor(bent, x)
+        found["inner_bias"] = Factor(bent)
+        if not form.heads:
+            return found
+        through = bent @ parts["inner"]
+        if form.norm == "pre":
+            stream = eye if form.parallel else eye + self.read.pull(through) @ plane.T
+            found["offset"] = Factor(stream @ plane)
+        else:
+            wide = behind @ plane.T
+            found["gain"] = Factor(wide * (x @ plane.T)[:, None])
+            stream = self.read.pull(through + (wide * parts["gain"]) @ plane)
+            found["offset"] = Factor(stream)
+        for h, (weight, reduced, mean, _) in enumerate(self.heads):
+            value, out, left = parts[f"value{h}"], parts[f"out{h}"], parts[f"left{h}"]
+            inside = stream @ out
+            moved = inside @ value  # by the mean token
+            spread = self.seen - mean[:, None]
+            keys = ((moved @ spread.transpose(0, 2, 1)) * weight[:, None]) @ self.seen
+            # the weights sum to one: the mean of the tokens drops out of the keys' side, too
+            reached = keys @ left
+            found[f"out{h}"] = Factor(stream, mean @ value.T)
+            found[f"value{h}"] = Factor(inside, mean)
+            found[f"left{h}"] = Factor(keys, reduced)
+            found[f"right{h}"] = Factor(reached, self.seen[:, -1])
+            found[f"key{h}"] = Factor(reached)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class TriangleScaling:
+    """Unknowns in which the columns of one Jacobian are orthonormal, by its normal equations; those
+    of a Jacobian nearby nearly are, so that a few products with it solve for a step."""
+
+    sizes: Float[Array, " unknowns"]  # of the columns
+    triangle: Float[Array, "unknowns unknowns"]  # upper; its transpose times it is the Gram matrix
+
+    @classmethod
+    def of(cls, jacobian: Float[Array, "numbers unknowns"]) -> "TriangleScaling":
+        sizes = np.linalg.norm(jacobian, axis=0)
+        sizes = np.where(sizes > 0, sizes, 1.0)
+        scaled = jacobian / sizes
+        gram = scaled.T @ scaled
+        ridge = 4.0 * UNIT_ROUNDOFF * len(gram)
+        gram[np.diag_indices(len(gram))] += np.where(np.diag(gram) > 0, 0.0, 1.0)
+        while True:
+            gram[np.diag_indices(len(gram))] += ridge
+            try:
+                return cls(sizes, cholesky(gram, check_finite=False))
+            except LinAlgError:
+                ridge *= 16.0
+
+    def apply(self, z: Array) -> Array:
+        return np.asarray(solve_triangular(self.triangle, z, check_finite=False) / self.sizes)
+
+    def adjoint(self, step: Array) -> Array:
+        return np.asarray(
+            solve_triangular(self.triangle, step / self.sizes, trans="T", check_finite=False)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class BlockModel:
+    """Answers against those of a block, in standard errors. Unknowns that are held stay as they
+    are: some rows of a factor, say, whose product with another is all that is seen."""
+
+    form: Form
+    blocks: Blocks
+    data: Sequence[Batch]
+    held: Array  # booleans
+    scaling: TriangleScaling | None = None
+
+    def residual(self, point: Float[Array, " unknowns"]) -> Float[Array, " numbers"]:
+        parts = self.blocks.split(point)
+        found = [
+            (run_block(self.form, parts, one.tokens) - one.answers) / one.errors[:, None]
+            for one in self.data
+        ]
+        return np.concatenate([part.ravel() for part in found])
+
+    def linearize(self, point: Float[Array, " unknowns"]) -> Linearization:
+        parts = self.blocks.split(point)
+        residuals, data = [], list[Factors]()
+        for one in self.data:
+            answers, factors = differentiate_block(self.form, parts, one.tokens)
+            weight = 1.0 / one.errors
+            residuals.append((answers - one.answers) * weight[:, None])
+            data.append(
+                {
+                    name: Factor(part.left * weight[:, None, None], part.right)
+                    for name, part in factors.items()
+                }
+            )
+        ends = np.cumsum([part.size for part in residuals])[:-1]
+
+        def jvp(step: Array) -> Array:
+            moves = self.blocks.split(np.where(self.held, 0.0, step))
+            rows = [sum(part.jvp(moves[name]) for name, part in one.items()) for one in data]
+            return np.concatenate([np.ravel(row) for row in rows])
+
+        def vjp(vector: Array) -> Array:
+            total = {name: np.zeros(shape) for name, shape in self.blocks.shapes}
+            for one, part, like in zip(data, np.split(vector, ends), residuals, strict=True):
+                for name, factor in one.items():
+                    total[name] += factor.vjp(part.reshape(like.shape)).reshape(total[name].shape)
+            return np.where(self.held, 0.0, self.blocks.join(total))
+
+        def jacobian() -> Array:
+            numbers = sum(part.size for part in residuals)
+            whole = np.empty((numbers, self.blocks.size))
+            places, start = self.blocks.slices, 0
+            for one, like in zip(data, residuals, strict=True):
+                for name, factor in one.items():
+                    whole[start : start + like.size, places[name]] = factor.dense().reshape(
+                        like.size, -1
+                    )
+                start += like.size
+            whole[:, self.held] = 0.0
+            return whole
+
+        flat = np.concatenate([part.ravel() for part in residuals])
+        return Linearization(flat, len(point), jvp, vjp, jacobian, self.scaling)
+
+    def retract(self, point: Array, step: Array) -> Array:
+        return point + step

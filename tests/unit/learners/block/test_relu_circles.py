@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+
+from keyhole.learners.block.box import Unclear
+from keyhole.learners.block.direction_fit import Directed
+from keyhole.learners.block.relu_circles import (
+    CircleOptions,
+    Piece,
+    Pool,
+    SphereBox,
+    find_circle,
+    find_circles,
+    find_hidden,
+    make_noise,
+    off_by,
+    pair_kinks,
+    prune_hidden,
+    solve_circle,
+    waves,
+)
+
+WIDTH = 9
+RADIUS = np.sqrt(WIDTH + 1.0)
+
+
+def network(rng, neurons=12, numbers=WIDTH):
+    rows = np.column_stack(
+        [rng.standard_normal((neurons, WIDTH)), 0.5 * rng.standard_normal(neurons)]
+    )
+    outer = rng.standard_normal((numbers, neurons)) / np.sqrt(neurons)
+    affine = np.column_stack([np.eye(numbers, WIDTH), 0.3 * rng.standard_normal(numbers)])
+    return Directed(affine, outer, rows, "relu")
+
+
+def box_of(net, lengths, asked=None):
+    def ask(points):
+        z = net(points)
+        if asked is not None:
+            asked.append(len(points))
+        return z if lengths else z / np.linalg.norm(z, axis=1, keepdims=True)
+
+    return SphereBox(ask, WIDTH, RADIUS, 1e-15, lengths)
+
+
+def pool_of(net, rng, box, count=150):
+    points = rng.standard_normal((count, WIDTH))
+    points *= RADIUS / np.linalg.norm(points, axis=1, keepdims=True)
+    return Pool(points, box.ask(points))
+
+
+def row_errors(found, truth):
+    """Of every true neuron's plane, for the nearest one that was found."""
+    one, other = (
+        net.rows / np.linalg.norm(net.rows[:, :-1], axis=1, keepdims=True) for net in (truth, found)
+    )
+    gaps = [np.linalg.norm(one[:, None] - sign * other, axis=2) for sign in (1.0, -1.0)]
+    return np.minimum(*gaps).min(axis=1)
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_a_piece_tells_z_up_to_a_factor(lengths):
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((WIDTH, 3))
+    angles = np.array([0.0, 0.1, 0.17, 0.24, 0.3])
+    z = waves(angles) @ table.T
+    seen = z if lengths else z / np.linalg.norm(z, axis=1, keepdims=True)
+    piece = Piece(angles, seen, 1e-16, lengths, make_noise(seen, 1e-16, 2, rng))
+    assert piece.solved[1] < 1e-14
+    ahead, wanted = piece.predict(np.array([0.5]))[0, 0], waves(np.array([0.5]))[0] @ table.T
+    assert np.isclose(abs(ahead @ wanted), np.linalg.norm(ahead) * np.linalg.norm(wanted))
+
+
+def test_kinks_are_paired_by_their_jumps():
+    rng = np.random.default_rng(1)
+    jumps = rng.standard_normal((4, WIDTH))
+    order = np.array([0, 1, 2, 3, 2, 0, 3, 1])
+    around = rng.standard_normal((8, WIDTH))
+    along = around / np.linalg.norm(around, axis=1, keepdims=True)
+    pairs = pair_kinks(along, jumps[order] + 0.7 * along, False, 0.2)
+    assert sorted(tuple(sorted(pair)) for pair in pairs) == [(0, 5), (1, 7), (2, 4), (3, 6)]
+    with pytest.raises(Unclear):
+        pair_kinks(along, around, False, 0.2)
+    with pytest.raises(Unclear):
+        pair_kinks(along[:3], around[:3], False, 0.2)
+
+
+def test_the_lengths_of_all_answers_of_a_circle_are_one_eigenvector():
+    rng = np.random.default_rng(2)
+    angles = np.sort(rng.uniform(0.0, 2.0 * np.pi, 80))
+    middle, half = rng.uniform(0.0, 2.0 * np.pi, 5), rng.uniform(1.0, 2.0, 5)
+    planes = np.column_stack([-np.cos(half), np.cos(middle), np.sin(middle)])
+    waves_of = np.column_stack([np.ones(80), np.cos(angles), np.sin(angles)])
+    table = np.hstack([waves_of, np.maximum(waves_of @ planes.T, 0.0)])
+    truth = rng.standard_normal((8, WIDTH))
+    z = table @ truth
+    found, rest = solve_circle(angles, z / np.linalg.norm(z, axis=1, keepdims=True), planes, False)
+    scale = np.sum(found * truth) / np.sum(truth**2)
+    assert rest < 1e-9
+    assert np.allclose(found, scale * truth, atol=1e-6 * abs(scale))
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_a_circle_and_arcs_tell_the_whole_network(lengths):
+    rng = np.random.default_rng(3)
+    truth, asked = network(rng), []
+    box = box_of(truth, lengths, asked)
+    pool = pool_of(truth, rng, box)
+    net = find_hidden(box, find_circles(box, rng), pool, rng)
+    assert net.neurons == truth.neurons
+    assert row_errors(net, truth).max() < 1e-5
+    assert off_by(net, pool, lengths).max() < 1e-5
+    assert sum(asked) < 900
+
+
+def test_a_neuron_that_misses_the_circle_is_found_by_an_arc():
+    rng = np.random.default_rng(4)
+    truth = network(rng)
+    box = box_of(truth, False)
+    circle, kinks = find_circle(box, CircleOptions(), rng)
+    assert len(kinks) == 2 * len(circle.planes)
+    fewer = Directed(truth.affine, truth.outer[:, :-1], truth.rows[:-1], "relu")
+    pool = pool_of(truth, rng, box)
+    assert off_by(fewer, pool, False).max() > 1e-2
+    net = find_hidden(box, fewer, pool, rng)
+    assert net.neurons == truth.neurons
+    assert row_errors(net, truth).max() < 1e-5
+
+
+def test_neurons_that_cancel_are_taken_out():
+    rng = np.random.default_rng(5)
+    truth = network(rng)
+    box = box_of(truth, False)
+    pool = pool_of(truth, rng, box)
+    twice = Directed(
+        truth.affine,
+        np.column_stack([truth.outer, truth.outer[:, :1], -truth.outer[:, :1]]),
+        np.concatenate([truth.rows, truth.rows[:1], truth.rows[:1]]),
+        "relu",
+    )
+    assert prune_hidden(twice, 12, pool, False, 1e-6).neurons == 12
