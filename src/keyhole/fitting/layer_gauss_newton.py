@@ -314,15 +314,15 @@ class _Derivative:
 
     def __init__(self, layer: Layer, part: Answered, working: type) -> None:
         attended = [_attend(keys, part) for keys in layer.scores]
-        self.weights = np.stack([weights for weights, _ in attended], 1).astype(working)
-        self.means = [mean.astype(working) for _, mean in attended]
-        self.tokens = part.tokens.astype(working)
-        self.precision = (1.0 / part.errors[:, None]).astype(working)
-        self.anchors = part.anchors(layer.scores[0].right.shape[1]).astype(working)
-        self.lefts = [keys.left.astype(working) for keys in layer.scores]
+        self.weights: Array = np.stack([weights for weights, _ in attended], 1).astype(working)
+        self.means: list[Array] = [mean.astype(working) for _, mean in attended]
+        self.tokens: Array = part.tokens.astype(working)
+        self.precision: Array = (1.0 / part.errors[:, None]).astype(working)
+        self.anchors: Array = part.anchors(layer.scores[0].right.shape[1]).astype(working)
+        self.lefts: list[Array] = [keys.left.astype(working) for keys in layer.scores]
         self.queries = [self.anchors @ keys.right.T.astype(working) for keys in layer.scores]
         self.ins = [(v.left * v.singular).astype(working) for v in layer.values]
-        self.outs = np.concatenate([value.right for value in layer.values]).astype(working)
+        self.outs: Array = np.concatenate([value.right for value in layer.values]).astype(working)
         self.seen = np.hstack(
             [m @ v.left.astype(working) for m, v in zip(self.means, layer.values, strict=True)]
         )
@@ -438,13 +438,12 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool =
             power = _add_key_information(part, h, keys[h])
             anchors[h] += _gram(part.anchors * np.sqrt(power)[:, None])
     across, along = [], []
-    for h, part in enumerate(layer.scores):
-        power = max(float(np.trace(keys[h])), TINY)
-        across.append(
-            (_inverse_root(keys[h]), _inverse_root(part.right @ anchors[h] @ part.right.T / power))
-        )
-        inner = part.left.T @ keys[h] @ part.left
-        along.append((_inverse_root(anchors[h] / power), _inverse_root(inner)))
+    for h, score in enumerate(layer.scores):
+        size = max(float(np.trace(keys[h])), TINY)
+        inner = score.right @ anchors[h] @ score.right.T / size
+        across.append((_inverse_root(keys[h]), _inverse_root(inner)))
+        inner = score.left.T @ keys[h] @ score.left
+        along.append((_inverse_root(anchors[h] / size), _inverse_root(inner)))
     outs = parts[0].outs.astype(np.float64)
     up, down = _KroneckerRoot.of(common, outs @ outs.T, apart), _inverse_root(seen)
     if scores_only:

@@ -139,9 +139,8 @@ def name_bounded(
     ask: Asker, rng: np.random.Generator, bag: Float[Array, "n d"], anchor: Float[Array, "one d"]
 ) -> str | None:
     """ "capped" or "normalised"; None where scores grow with the tokens."""
-    scalings = (
-        4  # random factors that must all leave the answer linear: a winner may keep its place
-    )
+    # random factors that must all leave the answer linear: a winner may keep its place
+    scalings = 4
     if not all(is_bounded(ask, rng, bag, anchor) for _ in range(scalings)):
         return None
     tokens = 8  # of which one must be taken or left alike by all heads, wherever it stands
