@@ -29,6 +29,8 @@ OPTIONS = FitOptions(
     steps=10, damping=0.0, dense_unknowns=0, accuracy=0.02, finest=0.02, inner_steps=60,
     tolerance=0.003, probes=0,
 )  # fmt: skip
+# Where few numbers, or tokens of very different sizes, tell the unknowns: solved to the end.
+THOROUGH = replace(OPTIONS, steps=6, accuracy=1e-4, finest=0.0, inner_steps=400, tolerance=1e-3)
 # From a start off by a few per cent, before that.
 APPROACH = replace(OPTIONS, steps=2, accuracy=0.05, finest=0.05, inner_steps=20)
 
@@ -88,11 +90,13 @@ def fit_layer(
     rng: np.random.Generator,
     options: FitOptions = OPTIONS,
     dependent: float = 1.5,
+    working: type = np.float32,
 ) -> Polished:
     """Least squares over all answers from a layer close to it; farther starts need `options`, or
     to be brought nearer by `approach_layer`.
-    `dependent`: factor on standard errors, since roundings of one box are not independent."""
-    model = LayerModel(tuple(data))
+    `dependent`: factor on standard errors, since roundings of one box are not independent.
+    `working`: precision of the linear problems."""
+    model = LayerModel(tuple(data), working)
     fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
     at = model.linearize(found)
@@ -109,7 +113,7 @@ def fit_layer(
         wild = inflation * fit.residual * np.concatenate(signs)
         # Answers that the fit leans on leave no residual: what the misfit says about them is added.
         wild += misfit * rng.standard_normal(numbers)
-        step = solve_linear(at, wild, accuracy=0.02, inner_steps=options.inner_steps).step
+        step = solve_linear(at, wild, options.accuracy, options.inner_steps).step
         scores, values, offset = change_maps(found, step)
         return np.stack(scores), np.stack(values), offset[None]
 
@@ -445,6 +449,8 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool =
         inner = score.left.T @ keys[h] @ score.left
         along.append((_inverse_root(anchors[h] / size), _inverse_root(inner)))
     outs = parts[0].outs.astype(np.float64)
+    # one head alone, or heads that attend alike, have means of their own no more than rounding has
+    apart += 1e-6 * np.trace(common) / width * np.eye(width)
     up, down = _KroneckerRoot.of(common, outs @ outs.T, apart), _inverse_root(seen)
     if scores_only:
         up, down = replace(up, units=0.0 * up.units), 0.0 * down
