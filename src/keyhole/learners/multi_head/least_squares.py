@@ -22,7 +22,14 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
+from keyhole.fitting.layer_gauss_newton import (
+    THOROUGH,
+    Answered,
+    Layer,
+    Polished,
+    approach_layer,
+    fit_layer,
+)
 from keyhole.learners.base import Hypothesis, Inconclusive, Result
 from keyhole.learners.multi_head.validation import (
     MultiHeadDiagnostics,
@@ -70,7 +77,8 @@ def learn_by_least_squares(
     if not np.linalg.norm(off) < 0.5 * np.linalg.norm(spread):
         return Inconclusive("a rough start does not predict soft queries")
     ask(tokens[8:], "refinement")
-    fit = fit_layer(factor_layer(found), collect_answers(ask, found.model), rng)
+    data = collect_answers(ask, found.model)
+    fit = fit_layer(approach_layer(factor_layer(found), data), data, rng)
     if not fit.misfit < 1.5:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
@@ -106,7 +114,8 @@ def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Genera
     largest_fit = 10**8  # numbers in the tokens of all answers: beyond, a fit takes too long
     if numbers < 1.5 * start.unknowns or size > largest_fit:
         return found
-    better = replace_layer(found, fit_layer(start, data, rng))
+    fit = fit_layer(start, data, rng, THOROUGH, working=np.float64)
+    better = replace_layer(found, fit)
     if ask.oracle.remaining is None or ask.oracle.remaining < 2:
         return found
     if find_counterexample(ask, better.model, better.errors, rng) is not None:
@@ -128,7 +137,8 @@ def factor_layer(found: Hypothesis) -> Layer:
         scores.append(Factored.of(np.eye(width), keys, rank))
         values.append(Factored.of(np.eye(width), head.value.reshape(width, outputs), value_rank))
     offset = np.array(model.offset).reshape(outputs)
-    return Layer(tuple(scores), tuple(values), offset, bias)
+    # a token of zeros shows the offset alone: where it was answered by zero there is none
+    return Layer(tuple(scores), tuple(values), offset, bool(offset.any()))
 
 
 def draw_soft_queries(

@@ -1,9 +1,14 @@
 """Kinds of positions, told apart by a dozen queries."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from keyhole.learners.positions.kinds import recognise_positions
+import keyhole
+from keyhole.arrays import Array
+from keyhole.learners.positions.kinds import describe_bounded, recognise_positions
+from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asking import Asker
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
@@ -44,3 +49,43 @@ def test_places_at_the_start_that_nobody_sees(masked: int) -> None:
     found = recognise_positions(Asker(box), np.random.default_rng(0), None)
     assert (found.masked, found.window, found.name) == (masked, None, "additive")
     assert f"the first {masked} places are not seen" in found.sentence
+
+
+def build_bounded_box(kind: str, seed: int, width: int = 8, heads: int = 2) -> Callable[..., Array]:
+    """Attention without places whose scores do not grow with the tokens."""
+    rng = np.random.default_rng(seed)
+    inner = width // heads
+    keys, queries = rng.standard_normal((2, heads, width, inner)) / width**0.5
+    values = rng.standard_normal((heads, width, width)) / width**0.5
+
+    def answer(tokens: Array) -> Array:
+        total = np.zeros((len(tokens), width))
+        for key, query, value in zip(keys, queries, values, strict=True):
+            seen, asked = tokens @ key + 0.3, tokens[:, -1] @ query
+            if kind == "normalised":
+                seen = seen / np.sqrt((seen**2).mean(axis=2, keepdims=True))
+                asked = asked / np.sqrt((asked**2).mean(axis=1, keepdims=True))
+            scores = np.einsum("nlr,nr->nl", seen, asked) / inner**0.5
+            if kind == "capped":
+                scores = 20.0 * np.tanh(scores / 20.0)
+            total += np.einsum("nl,nld->nd", softmax(scores), tokens) @ value
+        return total
+
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["capped", "normalised", "plain"])
+def test_what_keeps_scores_bounded_is_named(kind: str, seed: int) -> None:
+    counted = QueryCounter(FunctionOracle(build_bounded_box(kind, seed), Spec(8)), None)
+    told = describe_bounded(Asker(counted), np.random.default_rng(seed))
+    words = {"capped": "scores are capped", "normalised": "queries and keys are normalised"}
+    assert told == words.get(kind)
+    assert counted.paid <= 28
+
+
+def test_a_refusal_says_that_scores_are_capped() -> None:
+    box = keyhole.open_oracle(build_bounded_box("capped", 0), width=8)
+    recovery = keyhole.recover(box, throw=False)
+    assert recovery.outcome is keyhole.Outcome.REJECTED
+    assert "scores are capped" in recovery.reason
