@@ -44,8 +44,9 @@ class CircleOptions:
     perturbed ones that tell errors. alike: relative difference of the jumps of two kinks that may
     be one neuron's. steps: of the moves beside the circle, relative to the distance of the nearest
     kink, the next one where a move meets another neuron. condition: of the table of these moves.
-    spare: points of the circle beyond those that would just do. close: relative error within which a network explains an answer, before it is
-    refined. draws: of circles, and of arcs to one point that is not explained, at most.
+    spare: points of the circle beyond those that would just do. close: relative error within which
+    a network explains an answer, before it is refined. draws: of circles, and of arcs to one point
+    that is not explained, at most.
     """
 
     start: float = 0.5
