@@ -285,11 +285,10 @@ def smooth_layer(tokens: np.ndarray) -> np.ndarray:
     return np.asarray(hidden * 0.5 * (1 + erf(hidden / np.sqrt(2))) @ plain.network.output)
 
 
-def normalised(tokens: np.ndarray) -> np.ndarray:
-    """A residual connection and a layer norm, as layers of real models have."""
+def cubed(tokens: np.ndarray) -> np.ndarray:
+    """A residual connection, and a cube instead of a norm."""
     mixed = layer_of(5, 8, 2)(tokens) + tokens[:, -1]
-    centred = mixed - mixed.mean(axis=1, keepdims=True)
-    return np.asarray(centred / centred.std(axis=1, keepdims=True))
+    return np.asarray(mixed**3)
 
 
 def first_token_added(tokens: np.ndarray) -> np.ndarray:
@@ -351,7 +350,7 @@ def impostors() -> list[Specimen]:
             lambda: Noisy(open_oracle(drawn(62, 8), precision=stated), 1e-3),
         ),
         fake("a hidden step", lambda: stepped, width=8),
-        fake("residual and layer norm", lambda: normalised, width=8),
+        fake("residual and cube", lambda: cubed, width=8),
         fake("network with its first token added", lambda: first_token_added, width=6),
         fake("network over two heads", lambda: two_heads_and_network, width=6),
     ]

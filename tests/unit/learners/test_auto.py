@@ -1,18 +1,19 @@
 """Auto on the zoo (the figures: benchmarks/auto.py), and what it does with what it pays for."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
 import keyhole
 from boxes import CountingBox
-from keyhole.learners.auto import Auto
+from keyhole.learners.auto import Auto, judge_family
 from keyhole.measurement.family import examine_family
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.mlp import Mlp
-from keyhole.models.random import attention
+from keyhole.models.random import attention, block
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import Progress, recover
@@ -78,7 +79,7 @@ OTHER_FAMILIES = {  # and the most queries until that is said
     "GELU layer": 60,
     "GRU": 60,
     "linear attention": 60,
-    "residual and layer norm": 60,
+    "residual and cube": 60,
 }
 
 
@@ -204,3 +205,32 @@ def test_a_smooth_box_is_a_network_too() -> None:
     assert found.details["family"] == "network with one hidden layer"
     assert found.details["activation"] == "silu"
     assert distance(found.model, secret) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("options", "family"),
+    [
+        ({"heads": 2, "norm": "post"}, "post-norm attention"),
+        ({"heads": 2, "norm": "pre"}, "pre-norm attention"),
+        ({"neurons": 8, "norm": "post", "activation": "relu"}, "a post-norm network"),
+        ({"heads": 2, "neurons": 8, "norm": "pre"}, "a whole pre-norm block"),
+        (
+            {"heads": 2, "neurons": 8, "norm": "post", "activation": "relu"},
+            "a whole post-norm block",
+        ),
+    ],
+)
+def test_blocks_and_their_sublayers_are_recognised(options: dict[str, Any], family: str) -> None:
+    secret = block(np.random.default_rng(7), 8, **options)
+    found = recover(secret, Auto(), throw=False)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["family"] == family
+    fresh = np.random.default_rng(8).standard_normal((20, 4, 8))
+    assert np.abs(found.model(fresh) - secret(fresh)).max() < 1e-9
+
+
+def test_what_a_block_looks_like_is_told_for_few_queries() -> None:
+    secret = block(np.random.default_rng(7), 8, heads=2, neurons=8, norm="pre")
+    oracle = open_oracle(secret)
+    facts = examine_family(oracle, np.random.default_rng(0))
+    assert judge_family(oracle, facts) == ("a whole pre-norm block", "")

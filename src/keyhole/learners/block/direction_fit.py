@@ -34,7 +34,8 @@ class DirectionOptions:
     ridge: of the first fit, relative to squared residuals. close: root mean square of the residual
     at which the first fit has found the network. starts: random ones for each number of neurons.
     growth: of the number of neurons from one attempt to the next. steps: of one fit, at most.
-    rounds: of fresh points, before a network that does not explain them is given up.
+    rounds: of fresh points, before a network that does not explain them is given up. most: neurons
+    for each number of z, and unknowns, beyond which the fit is given up.
     """
 
     ridge: float = 1e-6
@@ -43,6 +44,7 @@ class DirectionOptions:
     growth: float = 1.6
     steps: int = 200
     rounds: int = 2
+    most: tuple[float, int] = (9.0, 4000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,13 +344,14 @@ def find_network(
     options = DirectionOptions() if options is None else options
     numbers, width = affine.shape[0], affine.shape[1] - 1
     neurons, least = 2 * numbers, np.inf
-    while neurons <= 14 * (numbers + 1):
+    share, unknowns = options.most
+    while neurons <= share * (numbers + 1) and neurons * (numbers + width) <= unknowns:
         nearest = np.inf  # residual of the first activation: others that bend are nearly as good
         for activation in activations:
             if activation != activations[0] and nearest > 20.0 * options.close:
                 break
-            share = 1.6 if activation == "relu" else 1.0  # kinks are seen by the points beside them
-            count = int(share * points_wanted(width, numbers, neurons))
+            more = 1.6 if activation == "relu" else 1.0  # kinks are seen by the points beside them
+            count = int(more * points_wanted(width, numbers, neurons))
             for _ in range(options.starts):
                 source.grow(count)
                 points, seen = source.read(None)

@@ -42,10 +42,11 @@ class CircleOptions:
     of a prediction within which an answer agrees with it. trust: widths of a piece up to which it
     is carried on without an answer there. share: of a gap that a new piece covers. copies:
     perturbed ones that tell errors. alike: relative difference of the jumps of two kinks that may
-    be one neuron's. step: of the moves beside the circle, relative to the distance of the nearest
-    kink. condition: of the table of these moves. spare: points of the circle beyond those that
-    would just do. close: relative error within which a network explains an answer, before it is
-    refined. draws: of circles, and of arcs to one point that is not explained, at most.
+    be one neuron's. steps: of the moves beside the circle, relative to the distance of the nearest
+    kink, the next one where a move meets another neuron. condition: of the table of these moves.
+    spare: points of the circle beyond those that would just do. close: relative error within which
+    a network explains an answer, before it is refined. draws: of circles, and of arcs to one point
+    that is not explained, at most.
     """
 
     start: float = 0.5
@@ -54,7 +55,7 @@ class CircleOptions:
     share: float = 0.05
     copies: int = 3
     alike: float = 0.2
-    step: float = 0.02
+    steps: tuple[float, ...] = (0.1, 0.02, 0.004)
     condition: float = 150.0
     spare: int = 2
     close: float = 3e-4
@@ -492,27 +493,40 @@ def choose_bases(
 
 def find_rows(
     box: SphereBox, circle: Circle, kinks: Float[Array, " m"], options: CircleOptions
-) -> tuple[Directed, float]:
-    """The network without the neurons that miss the circle, and what is left of the equations."""
+) -> Directed:
+    """The network without the neurons that miss the circle; raises Unclear."""
+    angles = choose_bases(circle, kinks, circle.table.shape[1], options)
+    for step in options.steps:
+        net, off, size = solve_rows(box, circle, angles, step)
+        # a move across a neuron's plane shows beside the errors of the circle
+        if off < max(1e-7, 1e2 * box.unit, box.bend) * size:
+            return net
+    raise Unclear("moves beside a circle meet other neurons")
+
+
+def solve_rows(
+    box: SphereBox, circle: Circle, angles: Float[Array, " b"], share: float
+) -> tuple[Directed, float, float]:
+    """The network by moves of this share of the nearest kink's distance; what is left of the
+    equations, and the size of z in them."""
     p = circle.table.shape[1]
     beside = np.linalg.svd(np.array([circle.first, circle.second]))[2][2:]  # directions e
-    rows, right = [], []
-    for angle in choose_bases(circle, kinks, p, options):
+    rows, right, sizes = [], [], []
+    for angle in angles:
         f = plain_waves(np.array([angle]))[0]
         place = box.radius * (f[1] * circle.first + f[2] * circle.second)
-        near = float(np.abs(circle.planes @ f).min())
-        step = options.step * near
+        step = share * float(np.abs(circle.planes @ f).min())
         moved = np.cos(step) * place + box.radius * np.sin(step) * beside
         seen = box.ask(np.concatenate([place[None], moved]))
         z = circle.features(np.array([angle]))[0] @ circle.table
         base = seen[0] if box.lengths else np.linalg.norm(z) * unit_vectors(seen[0])
-        constant = circle.constant(float(angle))
+        sizes.append(np.linalg.norm(base))
         on = (circle.planes @ f > 0).astype(float)
-        table = np.hstack([np.eye(p), (on[:, None] * circle.table[3:]).T])
-        known = (np.cos(step) * base + (1.0 - np.cos(step)) * constant) / np.sin(step)
+        table = np.sin(step) * np.hstack([np.eye(p), (on[:, None] * circle.table[3:]).T])
+        known = np.cos(step) * base + (1.0 - np.cos(step)) * circle.constant(float(angle))
         if box.lengths:
             rows.append(np.repeat(table[None], len(beside), axis=0))
-            right.append(seen[1:] / np.sin(step) - known)
+            right.append(seen[1:] - known)
         else:
             n = unit_vectors(seen[1:])
             across = np.eye(p) - np.einsum("ip,iq->ipq", n, n)
@@ -535,7 +549,7 @@ def find_rows(
         np.column_stack([inner, circle.planes[:, 0]]),
         "relu",
     )
-    return net, off
+    return net, off, float(np.max(sizes))
 
 
 def find_circles(
@@ -547,7 +561,7 @@ def find_circles(
     for _ in range(options.draws):
         try:
             circle, kinks = find_circle(box, options, rng)
-            return find_rows(box, circle, kinks, options)[0]
+            return find_rows(box, circle, kinks, options)
         except (Unclear, np.linalg.LinAlgError) as failed:
             reason = str(failed)
     raise Unclear(reason)
@@ -577,14 +591,17 @@ def find_hidden(
     options = CircleOptions() if options is None else options
     failed: set[int] = set()
     known = net.neurons
-    level = max(options.close, 1e3 * box.unit)
+    close = max(options.close, 1e3 * box.unit)
     while True:
         off = off_by(net, pool, box.lengths)
+        # what is explained is off by the errors of the network only
+        errors = np.median(off[off < close]) if (off < close).any() else close
+        level = min(close, 1e3 * max(float(errors), box.unit))
         (wrong,) = np.nonzero(off > level)
         if not len(wrong):
-            return prune_hidden(net, known, pool, box.lengths, level)
+            return prune_hidden(net, known, pool, box.lengths, close)
         right = np.flatnonzero(off <= level)
-        if len(failed) >= 4 * options.draws or len(right) < 2:
+        if len(failed) >= 4 * options.draws or len(right) < 2 or net.neurons > 2 * known + 8:
             raise Unclear(f"{len(wrong)} of {len(off)} points are not explained")
         near = pool.points[wrong] @ pool.points[right].T
         near[np.isin(wrong, list(failed))] = -np.inf
@@ -602,7 +619,7 @@ def find_hidden(
             outer=np.column_stack([net.outer, outer]),
             rows=np.concatenate([net.rows, row[None]]),
         )
-        net = refine_hidden(net, known, pool, box.lengths, 30.0 * level)
+        net = refine_hidden(net, known, pool, box.lengths, close)
 
 
 def prune_hidden(net: Directed, known: int, pool: Pool, exact: bool, level: float) -> Directed:
