@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import Counterexample, FileFormatError, InvalidArgument
+from keyhole.extras import need
+from keyhole.models.base import multiply_out_scores
 from keyhole.models.files import load_model, replacing, save_model
 from keyhole.schema import WrongType, parse_json, read_record
 from keyhole.text import clean, clean_all, html_table
@@ -201,6 +203,27 @@ class Recovery(Portable):
         }
         said = self.reason or ("" if self.verdict is None else self.verdict.bound)
         return html_table(rows, " ".join([said, *self.notes]))
+
+    def to_dataframe(self) -> Any:
+        """Every parameter with its standard error, a row each, where pandas is installed."""
+        pandas = need("pandas", "tables", "a data frame")
+        values = {} if self.model is None else self.model.to_arrays()
+        errors = {} if self.errors is None else self.errors.to_arrays()
+        values = multiply_out_scores(values, errors)
+        columns: dict[str, list[Any]] = {
+            "block": [],
+            "place": [],
+            "value": [],
+            "standard error": [],
+        }
+        for name, array in values.items():
+            error = errors.get(name)
+            known = error is not None and error.shape == array.shape
+            columns["block"] += [name] * array.size
+            columns["place"] += list(np.ndindex(array.shape))
+            columns["value"] += array.ravel().tolist()
+            columns["standard error"] += np.ravel(error).tolist() if known else [None] * array.size
+        return pandas.DataFrame(columns)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the run to a folder: model and errors as safetensors, the rest as JSON."""

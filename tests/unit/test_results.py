@@ -1,14 +1,16 @@
 import json
 import pickle
+import sys
 from copy import deepcopy
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from keyhole.errors import Counterexample, FileFormatError
+from keyhole.errors import Counterexample, FileFormatError, MissingExtra
 from keyhole.models.files import save_model
 from keyhole.models.random import attention
 from keyhole.recovery import recover
@@ -32,6 +34,22 @@ def recovery(**changes: Any) -> Recovery:
         "details": {"precision": "float64", "numbers": np.arange(2), "flag": np.bool_(True)},
     }
     return Recovery(**{**parts, **changes})
+
+
+def test_parameters_become_the_rows_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in for pandas, which the tests do not install."""
+    stand_in = SimpleNamespace(DataFrame=lambda columns: columns)
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    columns = recovery().to_dataframe()
+    assert {len(column) for column in columns.values()} == {9 + 3 + 3 + 1}
+    first = columns["block"].index("heads.0.score") + 1
+    assert columns["place"][first] == (0, 1)
+    assert columns["value"][first] == MODEL.heads[0].score[0, 1]
+    assert columns["standard error"][first] == MODEL.heads[0].score[0, 1]
+    assert set(recovery(errors=None).to_dataframe()["standard error"]) == {None}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"keyhole\[tables\]"):
+        recovery().to_dataframe()
 
 
 def test_ledger_adds_up_and_cannot_be_changed() -> None:
