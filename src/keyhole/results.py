@@ -218,11 +218,13 @@ class Recovery(Portable):
         }
         for name, array in values.items():
             error = errors.get(name)
-            known = error is not None and error.shape == array.shape
             columns["block"] += [name] * array.size
             columns["place"] += list(np.ndindex(array.shape))
             columns["value"] += array.ravel().tolist()
-            columns["standard error"] += np.ravel(error).tolist() if known else [None] * array.size
+            if error is None or error.shape != array.shape:
+                columns["standard error"] += [None] * array.size
+            else:
+                columns["standard error"] += error.ravel().tolist()
         return pandas.DataFrame(columns)
 
     def save(self, folder: str | Path) -> Path:
