@@ -20,7 +20,6 @@ from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
-DOUBLE = 2.0**-52  # relative error of an answer in double precision: a few operations' worth
 CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
 
 
@@ -30,7 +29,7 @@ class NetworkBox:
     precision, to which points are then rounded as the box does."""
 
     oracle: Oracle
-    relative: float = DOUBLE  # rounding of an answer, at least
+    relative: float = 2.0**-52  # rounding of an answer, at least: of a few operations
     noise: float = 0.0  # stated error of an answer that does not depend on its size
     spent: int = 0
     scalar: bool = True

@@ -34,12 +34,11 @@ from keyhole.oracles.noise import ROUNDINGS
 from keyhole.oracles.wrappers.restrict import WithPrior
 
 LENGTH = 4  # tokens in a query: with two most descents fail, with more nothing is gained
-MOST_FITTED_HEADS = 8  # heads after which an unknown number of them is no longer looked for
 NEARLY_EXPLAINED = 1e-3  # share of the answers left over by a layer that may lack a similar head
 
 
 def learn_random(
-    ask: Asker, rng: np.random.Generator, prior: PriorKnowledge, most_heads: int = MOST_FITTED_HEADS
+    ask: Asker, rng: np.random.Generator, prior: PriorKnowledge, most_heads: int = 8
 ) -> Result:
     """The whole recovery from random queries, with up to so many heads (or as many as claimed)."""
     noise, _, _ = estimate_noise(ask.oracle, rng)

@@ -35,7 +35,6 @@ PURPOSE = "skip"
 ANCHOR = 1e6  # length of the anchor: attention is hard unless all scores are below 1e-10
 TOKENS = 4.0  # length of the other tokens, in anchors
 STEP = 0.015  # length of a step, in anchors: one head in a hundred leaves its token on the way
-TERMS = 2.0  # the terms of an answer, which round each by itself, relative to their sum
 SETUPS = 8  # anchors tried
 
 
@@ -141,7 +140,8 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
     if slopes is None or not setup.is_signal(slopes).any():
         return None
     matrix = directions.T @ slopes
-    errors = np.full(matrix.shape, TERMS * setup.sigma / (STEP * ANCHOR))
+    terms = 2.0  # of an answer, which round each by itself, relative to their sum
+    errors = np.full(matrix.shape, terms * setup.sigma / (STEP * ANCHOR))
     return Skip(matrix, errors, setup.noise, setup.scalar)
 
 

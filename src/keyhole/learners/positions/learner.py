@@ -33,8 +33,6 @@ from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.wrappers.places import BehindMasked, WithoutPlaces
 
-SAME = 1e-6  # relative difference of two entries of a table that are one bucket
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PositionDiagnostics(Diagnostics):
@@ -319,7 +317,8 @@ def place_error(ask: Asker, values: ValueMaps) -> float:
 def shorten_table(table: np.ndarray) -> np.ndarray:
     """The table without the distances at its end over which it is constant, up to the first."""
     last = table[:, -1:]
-    same = (np.abs(table - last) <= SAME * np.abs(table).max()).all(axis=0)
+    equal = 1e-6  # relative difference of two entries of a table that are one bucket
+    same = (np.abs(table - last) <= equal * np.abs(table).max()).all(axis=0)
     constant = int(np.argmin(same[::-1])) if not same.all() else len(same)
     return table[:, : table.shape[1] - constant + 1] if constant > 1 else table
 

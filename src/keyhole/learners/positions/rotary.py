@@ -35,7 +35,6 @@ from keyhole.measurement.asking import Asker
 
 REACH = 512  # longest distance that is asked, per inner dimension of a head: slow pairs come
 LONGEST = 4096  # with many dimensions; and at most
-GRID = 0.15  # step of the search for frequencies, in radians at the longest distance
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
 
@@ -276,7 +275,8 @@ def find_frequencies(at: AtAnchor, count: int, constant: bool = False) -> Float[
     distances, outside = span_of_signals(at, count, constant)
     longest = float(distances.max())
     slow = np.exp(np.arange(np.log(1e-3 / longest), np.log(1.0 / longest), 0.1))
-    grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, GRID / longest)])
+    step = 0.15  # of the search for frequencies, in radians at the longest distance
+    grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, step / longest)])
     misfit = rotation_misfit(grid, distances, outside)
     inner = np.flatnonzero((misfit[1:-1] <= misfit[:-2]) & (misfit[1:-1] <= misfit[2:])) + 1
     candidates = []

@@ -16,7 +16,6 @@ from keyhole.errors import OracleError
 from keyhole.oracles.language_model.questions import Question
 
 NUMBERED = "token_id:"  # how some servers write tokens that are no text by themselves
-COLD = 0.0  # temperature at which the likeliest token is sampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Request:
 
     top: int
     model: str | None = None
-    temperature: float = COLD
+    temperature: float = 0.0  # the likeliest token is sampled
     echo: bool = False
     words: bool = False  # the prompt as text: the numbers of its tokens, written out
     llama: bool = False  # the server is llama.cpp, which may take more than OpenAI's API has
