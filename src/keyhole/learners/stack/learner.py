@@ -43,7 +43,7 @@ from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import find_epsilons
 from keyhole.learners.stack.final_norm import has_positions, read_final_norm
 from keyhole.learners.stack.heads import find_heads
-from keyhole.learners.stack.neurons import find_neurons
+from keyhole.learners.stack.neurons import NoNetwork, find_neurons
 from keyhole.learners.stack.order import Order, find_order
 from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
@@ -105,6 +105,8 @@ class StackLearner:
                 result = self._find(box, rng)
             except NotThisBlock as refused:
                 return Refuted(str(refused))
+            except NoNetwork as failed:
+                return Inconclusive(str(failed))
             except (Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
                 reason = str(failed)
                 continue

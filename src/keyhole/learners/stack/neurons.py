@@ -26,8 +26,8 @@ class NeuronOptions:
     growth: of the next; most: unknown entries of rows in the largest one. redundant: numbers per
     unknown of an attempt. activations: classes of plain ones that are tried, gates: of gated ones;
     those in a class are alike from afar, and are told apart at the end. few: what is left,
-    relative to the answers, where there are too few neurons of any activation. explained: residual
-    in units of the limits' error."""
+    relative to the answers, where there are too few neurons of any activation; further: sizes that
+    are tried when less is left. explained: residual in units of the limits' error."""
 
     first: float = 2.0
     growth: float = 1.6
@@ -36,7 +36,12 @@ class NeuronOptions:
     activations: tuple[tuple[str, ...], ...] = (("gelu", "gelu_tanh"), ("silu",), ("tanh",))
     gates: tuple[tuple[str, ...], ...] = (("silu",), ("gelu", "gelu_tanh"))
     few: float = 0.06
+    further: int = 4
     explained: float = 10.0
+
+
+class NoNetwork(Unclear):
+    """All sizes and activations were tried: other queries would not change that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +68,22 @@ def find_neurons(
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
+    nearly = {False: 0, True: 0}  # attempts whose neurons were nearly enough
     for size, gated in list_attempts(options, width):
+        if nearly[gated] > options.further:
+            continue
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / outputs + width + 1
         more = int(options.redundant * unknowns) - len(asked.anchors)
         if more > 0:
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)
         points, answers = asked.anchors, asked.limit - asked.anchors @ whole.T
-        for names in options.gates if gated else options.activations:
+        classes = options.gates if gated else options.activations
+        for names in classes:
             tried = fit_network(points, answers, size, names, gated, options.explained * doubt, rng)
             found = tried.network
             if found is None and tried.left > options.few:
                 break
+            nearly[gated] += names == classes[0]
             if found is None:
                 continue
             gate = found.gate
@@ -88,7 +98,7 @@ def find_neurons(
                 gate_bias=None if gate is None else gate[:, -1],
             )
             return Union(network, exact)
-    raise Unclear("no network of the sizes tried explains single tokens")
+    raise NoNetwork("no network of the sizes tried explains single tokens")
 
 
 def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool]]:

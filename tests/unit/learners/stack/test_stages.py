@@ -195,9 +195,11 @@ def test_a_token_with_a_small_stream_before_any_norm_shows_its_epsilon() -> None
     stream = stream_before(secret, 3, token[None])[0]
     assert np.abs(shallow.plane.T @ stream - wanted).max() < 1e-9
     start = with_epsilons(secret, np.full(4, 1e-5))
-    found, _ = find_epsilons(Box(keyhole.open_oracle(secret)), start, shallow.plane, 1, rng)
+    found, small = find_epsilons(Box(keyhole.open_oracle(secret)), start, shallow.plane, 1, rng)
     told = np.concatenate([each.epsilons for each in found.blocks])
     assert np.abs(told / true - 1.0).max() < 1e-2
+    for each, epsilon in zip(small, true, strict=True):  # at least as much as one norm does
+        assert each.enlarged.min() > 0.9 / np.sqrt(epsilon)
 
 
 def test_paths_pass_every_length_though_they_turn_back() -> None:
