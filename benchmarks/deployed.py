@@ -260,8 +260,10 @@ def name_kind(end: keyhole.Recovery, layer: Layer) -> str:
             "sink beside positions": "sink beside positions",
             "scores are capped": "capped",
             "queries and keys are normalised": "normalised",
+            "rotary positions": "rotary",
         }
-        told = [kind for word, kind in words.items() if word in end.reason]
+        said = " ".join((end.reason, *end.notes))
+        told = [kind for word, kind in words.items() if word in said]
         return told[0] if told else f"{end.outcome.name}: {end.reason}"
     position = end.model.position
     if position is not None and layer.window != position.window:

@@ -132,20 +132,24 @@ def fit_layer(
 def approach_layer(layer: Layer, data: Sequence[Answered], options: FitOptions = APPROACH) -> Layer:
     """A layer off by a few per cent brought near, to be fitted then. The outputs of a trained layer
     differ in size by thousands, and unknowns that only small ones show converge last: here all
-    combinations of outputs count alike, whatever their noise. The scores come first, which the
-    values of a start by hard attention are exact enough for."""
-    power = sum(((v.right.T * v.singular**2) @ v.right for v in layer.values), np.zeros(()))
-    sizes, vectors = np.linalg.eigh(power)
-    sizes = np.sqrt(np.maximum(sizes, 1e-7 * sizes[-1]))
-    even = (vectors * (sizes[-1] / sizes)) @ vectors.T
-    uneven = (vectors * (sizes / sizes[-1])) @ vectors.T
-    parts = tuple(replace(part, answers=part.answers @ even) for part in data)
-    near = mix_outputs(layer, even)
-    near = fit_least_squares(
-        LayerModel(parts, scores_only=True), near, replace(options, steps=1)
-    ).point
-    near = fit_least_squares(LayerModel(parts), near, options).point
-    return mix_outputs(near, uneven)
+    combinations of outputs count alike at first, whatever their noise, then as the roots of their
+    sizes. The scores come before all else, since hard attention told the values better."""
+    sizes, vectors = np.linalg.eigh(
+        np.sum([(v.right.T * v.singular**2) @ v.right for v in layer.values], axis=0)
+    )
+    sizes = np.sqrt(np.maximum(sizes, 1e-7 * sizes[-1]) / sizes[-1])
+
+    def fit_mixed(layer: Layer, power: float, options: FitOptions, scores_only: bool) -> Layer:
+        mixed = (vectors * sizes**-power) @ vectors.T
+        parts = tuple(replace(part, answers=part.answers @ mixed) for part in data)
+        model = LayerModel(parts, scores_only=scores_only)
+        fit = fit_least_squares(model, mix_outputs(layer, mixed), options)
+        return mix_outputs(fit.point, (vectors * sizes**power) @ vectors.T)
+
+    layer = fit_mixed(layer, 1.0, replace(options, steps=1), scores_only=True)
+    layer = fit_mixed(layer, 1.0, options, scores_only=False)
+    longer = replace(options, inner_steps=2 * options.inner_steps)
+    return fit_mixed(layer, 0.5, longer, scores_only=False)
 
 
 def mix_outputs(layer: Layer, matrix: Float[Array, "outputs outputs"]) -> Layer:

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF
-from keyhole.errors import Counterexample, DomainError, WrongFamily
+from keyhole.errors import Counterexample, DomainError, KeyholeError, WrongFamily
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import FLAT, learn_additive
 from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
@@ -85,7 +85,11 @@ class Positions:
             found = learn(ask, rng, kind, longest)
             return add_mask(oracle, rng, found, kind.masked) if kind.masked else found
 
-        return run_strategies([(kind.name, learn_seen_places)])
+        try:
+            return run_strategies([(kind.name, learn_seen_places)])
+        except KeyholeError as error:  # what was recognised is known, even if it was not learned
+            error.findings = (*error.findings, kind.sentence)
+            raise
 
 
 def add_mask(
