@@ -363,8 +363,8 @@ def find_network(
                     found = confirm_network(net, len(points), source, level, rng, options)
                     if found is not None:
                         return found
-                elif rest > 1e2 * options.close:
-                    break  # far too few neurons
+                elif rest > 10.0 * options.close:
+                    break  # too few neurons
         neurons = int(options.growth * neurons) + 1
     raise Unclear(f"no network explains the directions of the answers: {least:.1e} is left")
 

@@ -11,9 +11,11 @@ from keyhole.learners.block.post_norm_block import (
     SphereAnswers,
     assemble,
     bends,
+    cut_rank,
     find_epsilon,
     find_maps,
     find_offset,
+    find_relus,
     find_values,
     gain_of,
     is_smooth,
@@ -198,3 +200,49 @@ def test_torchs_default_encoder_layer():
         answers = module(torch.tensor(fresh))[:, -1].numpy()
     assert np.abs(found.model(fresh) - answers).max() < 1e-11
     assert found.ledger.paid < 16 * found.ledger.floor
+
+
+def test_arcs_without_kinks_tell_the_centre_of_the_second_norm():
+    model = secret()
+    sphere, _ = sphere_of(model)
+    before = np.abs(sphere.norm.bias - model.bias[1]).max()
+    doubt = sphere.find_centre()
+    assert np.abs(sphere.norm.bias - model.bias[1]).max() < min(1e-3 * before, 1e2 * doubt)
+    assert doubt < 1e-6
+
+
+def test_relus_by_the_kinks_of_a_circle():
+    model = secret()
+    sphere, _ = sphere_of(model)
+    net = find_relus(sphere, np.random.default_rng(2))
+    truth = directed(model)
+    assert net.neurons == truth.neurons
+    points = sphere.points[:20]
+    ahead, wanted = net(points), truth(points)
+    off = ahead / lengths(ahead) - wanted / lengths(wanted)
+    assert np.abs(off).max() < 1e-5
+
+
+def test_a_score_is_cut_where_its_singular_values_fall():
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((6, 3)), rng.standard_normal((3, 6))
+    left[:, 2] *= 1e-5
+    cut_left, cut_right, _ = cut_rank(left, right, np.zeros(6))
+    assert cut_left.shape == (6, 2)
+    assert np.allclose(cut_left @ cut_right, left @ right, atol=1e-3)
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_wider_encoder_layers_of_relus(pre):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(2)
+    module = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True, norm_first=pre)
+    module = module.double().eval()
+    found = keyhole.recover(keyhole.open_oracle(module, width=16), keyhole.BlockLearner())
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert found.model.mlp.neurons == 16
+    fresh = np.random.default_rng(0).standard_normal((40, 5, 16))
+    with torch.no_grad():
+        answers = module(torch.tensor(fresh))[:, -1].numpy()
+    assert np.abs(found.model(fresh) - answers).max() < 1e-10
+    assert found.ledger.paid < 20 * found.ledger.floor

@@ -16,6 +16,7 @@ from keyhole.learners.block.pre_norm_block import (
     find_network,
     find_offset,
     find_ranges,
+    find_relus,
     find_scores,
     fit_network,
     has_kinks,
@@ -205,9 +206,13 @@ def test_relus_are_told_from_smooth_networks(activation, kinks):
     assert has_kinks(oracle, np.random.default_rng(0)) == kinks
 
 
-def test_relus_behind_the_attention():
+@pytest.mark.parametrize("find", ["fit", "circle"])
+def test_relus_behind_the_attention(find):
     secret, oracle = sharp_box("relu")
-    network = turn_neurons(fit_network(oracle, ("relu",), np.random.default_rng(0)))
+    rng = np.random.default_rng(0)
+    found = find_relus(oracle, 1e-16, rng) if find == "circle" else None
+    found = fit_network(oracle, ("relu",), rng) if found is None else found
+    network = turn_neurons(found)
     assert network.neurons == 4
     points = np.random.default_rng(1).standard_normal((5, 7))
     points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)
