@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+QUIET_SECONDS = 5.0  # between two plain lines
 Told = Callable[[Any], None]
 
 
@@ -93,7 +94,7 @@ def _plain(words: Callable[[Any], str]) -> Told:
 
     def line(event: Any) -> None:
         nonlocal last
-        if time.monotonic() - last >= 5.0:  # seconds between two plain lines
+        if time.monotonic() - last >= QUIET_SECONDS:
             last = time.monotonic()
             sys.stderr.write(words(event) + "\n")
             sys.stderr.flush()
