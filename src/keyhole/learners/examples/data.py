@@ -19,6 +19,8 @@ from keyhole.arrays import Array, finite_array
 from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import MASKED, Rows
 
+SMALL_ARCHIVE = 2**30  # bytes that the arrays of any file may take
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -215,8 +217,7 @@ def _read_archive(path: Path) -> tuple[dict[str, Array], list[str]]:
         if not start.startswith(b"PK"):
             raise ValueError("it is neither a NumPy archive nor a NumPy array")
         unpacked_share = 8  # times the size of the file: numbers hardly shrink
-        always = 2**30  # bytes that the arrays of any file may take
-        room = max(always, unpacked_share * path.stat().st_size)
+        room = max(SMALL_ARCHIVE, unpacked_share * path.stat().st_size)
         found: dict[str, Array] = {}
         others = []
         with zipfile.ZipFile(file) as archive:
