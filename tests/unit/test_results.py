@@ -4,7 +4,7 @@ import sys
 from copy import deepcopy
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,8 @@ def recovery(**changes: Any) -> Recovery:
 
 def test_parameters_become_the_rows_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a stand-in for pandas, which the tests do not install."""
-    stand_in = SimpleNamespace(DataFrame=lambda columns: columns)
+    stand_in = ModuleType("pandas")
+    monkeypatch.setattr(stand_in, "DataFrame", lambda columns: columns, raising=False)
     monkeypatch.setitem(sys.modules, "pandas", stand_in)
     columns = recovery().to_dataframe()
     assert {len(column) for column in columns.values()} == {9 + 3 + 3 + 1}

@@ -173,7 +173,7 @@ def unit_vectors(rows: Float[Array, "*any p"]) -> Float[Array, "*any p"]:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), TINY))
 
 
-def gap_of(one: Float[Array, "*any p"], other: Float[Array, "*any p"], exact: bool) -> Array:
+def gap_of(one: Float[Array, "*many p"], other: Float[Array, "*few p"], exact: bool) -> Array:
     """The difference of two z, relative to them; without lengths, of their directions."""
     if exact:
         size = np.maximum(np.linalg.norm(other, axis=-1, keepdims=True), TINY)
