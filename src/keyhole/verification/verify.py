@@ -128,7 +128,9 @@ def _verdict(
         del portion, found, new  # before the next is made: tokens may be large
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
-    scale = max(float(np.sqrt(np.mean(numbers**2))), TINY)
+    sizes = np.sqrt(np.mean(numbers**2, axis=1))
+    # of an ordinary answer: one to huge tokens would make every tolerance look small
+    scale = max(float(np.median(sizes) or np.sqrt(np.mean(sizes**2))), TINY)
     allowed = _median([one.allowed for one in judged])
     own = _median([allow_rounding(one.case.answers, noise) for one in judged]) / scale
     hidden = bool(noise.additive > 0 and allowed > scatter)
