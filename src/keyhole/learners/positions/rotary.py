@@ -33,8 +33,7 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 
-REACH = 512  # longest distance that is asked, per inner dimension of a head: slow pairs come
-LONGEST = 4096  # with many dimensions; and at most
+LONGEST = 4096  # distance that is asked at most
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
 
@@ -138,7 +137,8 @@ def measure_first_anchor(
     rank = values.ranks[0]
     if rank % 2 or len(set(values.ranks)) > 1:
         return Inconclusive("rotary positions need heads of one even rank")
-    reach = min(REACH * rank, LONGEST, (longest or LONGEST + 1) - 1)
+    # slow pairs come with many dimensions: 512 places for each of a head
+    reach = min(512 * rank, LONGEST, (longest or LONGEST + 1) - 1)
     if reach < 2 * rank:
         return Inconclusive("sequences are too short for as many distances as there are pairs")
     near, far = choose_distances(rank, reach, rng)
