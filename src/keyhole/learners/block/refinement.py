@@ -227,7 +227,7 @@ def refine_block(
 
 def precondition(model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
     """The model in units in which its Jacobian at this point has orthonormal columns."""
-    return replace(model, scaling=TriangleScaling.of(form_jacobian(model.linearize(point))))
+    return replace(model, scaling=TriangleScaling.of(model.gram(point)))
 
 
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
