@@ -11,11 +11,13 @@ from keyhole.learners.block.post_norm_block import (
     SphereAnswers,
     assemble,
     bends,
+    cut_maps,
     cut_rank,
     find_epsilon,
     find_maps,
     find_offset,
     find_relus,
+    find_smooth,
     find_values,
     gain_of,
     is_smooth,
@@ -70,6 +72,35 @@ def test_the_value_maps_are_seen_through_the_network():
     gaps = np.linalg.norm(maps[:, None] - truth[None], axis=(2, 3))
     assert maps.shape == truth.shape
     assert gaps.min(axis=0).max() < 1e-5
+
+
+def test_value_maps_in_single_precision_have_their_rank():
+    model, rng = secret("gelu"), np.random.default_rng(0)
+    box = box_of(model.astype(np.float32))
+    box.ask(np.ones((1, 1, 8)), "format")
+    assert box.coarse
+    maps, truth = find_values(box, PLANE, PostNormOptions(), rng), maps_of(model)
+    gaps = np.linalg.norm(maps[:, None] - truth[None], axis=(2, 3))
+    assert gaps.min(axis=0).max() < 1e-3
+    assert [np.linalg.matrix_rank(one) for one in maps] == [4, 4]
+
+
+def test_weak_singular_values_are_cut():
+    axes = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 5)))[0]
+    maps = np.array([axes @ np.diag([2.0, 1.0, 0.5, 1e-5, 1e-6]) @ axes.T])
+    assert np.linalg.matrix_rank(cut_maps(maps, 1e-3)[0]) == 3
+    assert np.abs(cut_maps(maps, 1e-3) - maps).max() < 2e-5
+
+
+def test_smooth_neurons_by_second_derivatives():
+    model = secret("gelu")
+    sphere, _ = sphere_of(model)
+    net = find_smooth(sphere, ("gelu", "silu"), 3e-7, np.random.default_rng(5))
+    truth = directed(model).rows
+    gaps = [np.abs(np.concatenate([net.rows - row, net.rows + row])).max(axis=1).min()
+            for row in truth]  # fmt: skip
+    assert (net.neurons, net.activation) == (8, "gelu")
+    assert max(gaps) < 1e-3
 
 
 def test_a_head_that_takes_the_anchor_is_noticed():
