@@ -176,7 +176,9 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
     # the more tokens a context has, the more an error of the values weighs in its weights: where no
     # fit is reached from there, more contexts of half as many, once
     for again in (False, True):
-        count = int(np.ceil(options.surplus * width * width / others)) + 1
+        # errors of the scores shrink faster than the root of the contexts while these are few
+        surplus = options.surplus * (1.0 if box.precise else 2.0)
+        count = int(np.ceil(surplus * width * width / others)) + 1
         more = choose_contexts(values, box.tokens, np.arange(box.asker.tokens), count, others, rng)
         seen = box.ask(more, CONTEXTS)
         scores = solve_scores(values, box.tokens, more, seen, box.sigma)
@@ -361,7 +363,7 @@ def ask_pairs(
         contexts = contexts.joined(other.contexts)
         answers = np.concatenate([answers, other.answers])
     # coarse boxes need more proportions: a head is told from the next by small differences
-    count = heads + (1 if box.precise else 4)
+    count = heads + (1 if box.precise else 2)
     both = choose_proportions(count, box.asker.longest)
     proportions = np.array([copies / one for copies, one in both])
     asked = Contexts.of(
