@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import keyhole
-from keyhole.models.random import attention, block, stack, token_attention
+from keyhole.models.random import block, stack, token_attention
 from keyhole.recovery import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -95,8 +95,7 @@ def layers() -> Iterator[Case]:
     for width, heads in ((12, 1), (12, 3), (24, 4)):
 
         def make(seed: int, width: int = width, heads: int = heads) -> Any:
-            rng = np.random.default_rng(seed)
-            return attention(rng, width, heads=heads, rank=width // heads, outputs=width)
+            return block(np.random.default_rng(seed), width, heads=heads, norm="none").attention
 
         yield f"attention, d={width} H={heads}", keyhole.Auto(), make
 
