@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # written last: an interrupted installation starts again
 READY := $(VENV)/.ready
-EXTRAS := test,torch,hf,onnx,convex,distributed,serve,pictures
+EXTRAS := test,torch,hf,gguf,onnx,convex,distributed,serve,pictures
 PROCESSES ?= 2
 # MLServer (which brings tritonclient): programs of others that the tests talk to
 OTHERS := .venv-interoperation
