@@ -19,17 +19,18 @@ from keyhole.arrays import Array, Float
 from keyhole.learners.stack.neurons import slopes_of
 from keyhole.learners.stack.order import Order, couple_heads, project
 from keyhole.learners.stack.scores import WideHead
-from keyhole.learners.stack.shallow import Terms
+from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import outer_table
 
 
 def find_offsets(
-    heads: tuple[WideHead, ...], order: Order, plane: Float[Array, "d k"], alone: Terms
+    shallow: Shallow, heads: tuple[WideHead, ...], order: Order, alone: Terms
 ) -> tuple[Float[Array, "l d"], Float[Array, "l d"]]:
     """Offsets of attention and of networks, block by block."""
     if order.repeated > 1:
-        return find_shared_offsets(heads, order, plane, alone)
+        return find_shared_offsets(shallow, heads, order, alone)
     points, network, layers = alone.anchors, order.network, order.layers
+    plane = shallow.plane
     outputs, width = plane.shape
     outer = outer_table(network)
     added, slopes = couple_heads(heads, alone.context, points)
@@ -50,8 +51,8 @@ def find_offsets(
         known += np.einsum("ndk,nke,ne->nd", bend, into, stream)
         columns.append(bend @ project(points, outputs))
         stream = stream + hidden[:, mine] @ outer[:, mine].T
-    table = np.concatenate(columns, axis=2).reshape(-1, (2 * layers - 1) * width)
-    found, *_ = np.linalg.lstsq(table, (alone.first - known).ravel(), rcond=None)
+    seen = shallow.second_terms(alone, stream + network.offset)
+    found = solve_shown(shallow, points, np.concatenate(columns, axis=2), seen - known)
     steps = np.diff(found.reshape(-1, width), axis=0, prepend=np.zeros((1, width)))
     inside = steps @ plane.T  # in the order attention, network, attention, ...
     attention, networks = inside[0::2], np.zeros((layers, outputs))
@@ -60,11 +61,24 @@ def find_offsets(
     return attention, networks
 
 
+def solve_shown(
+    shallow: Shallow,
+    points: Float[Array, "n k"],
+    table: Float[Array, "n d unknowns"],
+    right: Float[Array, "n d"],
+) -> Float[Array, " unknowns"]:
+    """Least squares with what a norm at the end shows of the equations at these points."""
+    table = shallow.show(points, table).reshape(right.size, -1)
+    found, *_ = np.linalg.lstsq(table, shallow.show(points, right).ravel(), rcond=None)
+    return np.asarray(found)
+
+
 def find_shared_offsets(
-    heads: tuple[WideHead, ...], order: Order, plane: Float[Array, "d k"], alone: Terms
+    shallow: Shallow, heads: tuple[WideHead, ...], order: Order, alone: Terms
 ) -> tuple[Float[Array, "1 d"], Float[Array, "1 d"]]:
     """Offsets of all passes together, of attention and of the network."""
     points, network, passes = alone.anchors, order.network, order.repeated
+    plane = shallow.plane
     outer = outer_table(network)
     added, slopes = couple_heads(heads, alone.context, points)
     seen = project(points, len(plane))
@@ -75,7 +89,7 @@ def find_shared_offsets(
     second = np.einsum("nkc,nc->nk", seen, (after * attended + before * behind) @ plane)
     known = np.einsum("ndk,nk->nd", slopes.sum(axis=1), first)
     known += np.einsum("ndk,nk->nd", bend, second)
-    table = (bend @ seen).reshape(-1, plane.shape[1]) / passes
-    found, *_ = np.linalg.lstsq(table, (alone.first - known).ravel(), rcond=None)
+    told = shallow.second_terms(alone, attended + behind)
+    found = solve_shown(shallow, points, bend @ seen / passes, told - known)
     attention = (plane @ found)[None]
     return attention, network.offset - attention
