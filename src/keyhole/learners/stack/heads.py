@@ -232,8 +232,8 @@ def show_maps(
 
 
 def count_contexts(shallow: Shallow, heads: int, options: HeadOptions) -> int:
-    width = shallow.plane.shape[0]
-    return int(options.redundant * heads * shallow.width * (width + 1) / width) + 2
+    numbers = shallow.numbers
+    return int(options.redundant * heads * shallow.width * (numbers + 1) / numbers) + 2
 
 
 def ask_contexts(

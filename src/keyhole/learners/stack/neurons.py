@@ -73,7 +73,7 @@ def find_neurons(
     for size, gated in list_attempts(options, width):
         if nearly[gated] > options.further:
             continue
-        unknowns = size * ((width + 1) * (1 + gated) + outputs) / outputs + width + 1
+        unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
         more = int(options.redundant * unknowns) - len(asked.anchors)
         if more > 0:
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)

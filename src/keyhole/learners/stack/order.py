@@ -116,9 +116,9 @@ def find_order(
     maps = outputs * width if turnable else 0
     unknowns = count * (neurons + maps + count + width)
     pairs = [(scores.asked, scores.alone)]
-    missing = int(options.redundant * unknowns / outputs) - len(scores.asked.anchors)
+    missing = int(options.redundant * unknowns / shallow.numbers) - len(scores.asked.anchors)
     # keys at one anchor say nothing of the neurons elsewhere: at least half is asked anew
-    missing = max(missing, int(0.75 * unknowns / outputs))
+    missing = max(missing, int(0.75 * unknowns / shallow.numbers))
     places = -(-missing // options.contexts)
     anchors = shallow.points(rng, places)
     alone = shallow.ask_alone(anchors, "order")

@@ -114,7 +114,7 @@ def find_scores(
     """Scores of all heads; raises Unclear."""
     options = ScoreOptions() if options is None else options
     _, heads, width = found.keys.shape
-    count = int(options.redundant * heads * width / len(shallow.plane)) + 2
+    count = int(options.redundant * heads * width / shallow.numbers) + 2
     anchors, keys = list(found.anchors), list(found.keys)
     kept: list[tuple[Terms, Terms]] = []
     reach = options.reach

@@ -57,6 +57,11 @@ class Shallow:
     def width(self) -> int:
         return self.plane.shape[1]
 
+    @property
+    def numbers(self) -> int:
+        """Numbers that a term tells."""
+        return len(self.plane) if self.final is None else self.width - 1
+
     def size(self, order: int = 4) -> float:
         """The smallest size of an anchor, where it is asked at so many sizes."""
         return float(self.box.unit ** (-1.0 / (order + 1.0)))
