@@ -55,13 +55,13 @@ def with_epsilons(stack: Stack, epsilons: Float[Array, " n"]) -> Stack:
         )
         for number, block in enumerate(stack.blocks)
     ]
-    return Stack(blocks, final, causal=stack.causal)
+    return stack.replace(blocks=blocks, final_norm=final)
 
 
 def stream_before(stack: Stack, place: int, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """What a norm (two per block, in order, then that at the end) reads where each token is
     alone."""
-    stream = tokens[:, None]
+    stream = stack.place(tokens[:, None])
     for block in stack.blocks[: place // 2]:
         stream = block(stream)[:, None]
     if place % 2:

@@ -50,11 +50,3 @@ def unnorm(
     seen = ((answers - norm.bias) / norm.gain) @ plane
     share = (seen * anchors).sum(axis=-1, keepdims=True) / (anchors**2).sum(axis=-1, keepdims=True)
     return np.asarray((sizes[:, None, None] * (seen / share - anchors)) @ plane.T)
-
-
-def has_positions(box: Box, rng: np.random.Generator) -> bool:
-    """Whether a token among copies of itself is answered otherwise than alone: without positions
-    that are added to the tokens all streams are the same, whatever the weights."""
-    token = box.representable(rng.standard_normal(box.width))
-    alone, among = (box.ask(np.tile(token, (1, count, 1)), "positions").ravel() for count in (1, 3))
-    return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))

@@ -149,15 +149,12 @@ def find_heads(
     doubt: float,
     rng: np.random.Generator,
     options: HeadOptions | None = None,
-    positions: bool = False,
 ) -> AnchoredHeads:
-    """All heads at a random anchor; raises Unclear. `positions`: where the box adds some to its
-    tokens, the anchor among copies of itself stands for the anchor alone."""
+    """All heads at a random anchor; raises Unclear."""
     options = HeadOptions() if options is None else options
     anchor = shallow.points(rng, 1)[0]
-    copies = np.tile(anchor, (1, options.tokens if positions else 0, 1))
-    alone = shallow.ask(copies, anchor[None], "heads")
     asked = ask_contexts(shallow, anchor, 0, options, rng)
+    alone = shallow.ask_bare(asked.context[:1], anchor[None], "heads")
     keys = np.zeros((0, shallow.width))
     scale = float(np.sqrt(np.mean((asked.limit - alone.limit) ** 2)))
     if scale < options.explained * doubt:
@@ -197,10 +194,9 @@ def complete_maps(
 ) -> AnchoredHeads:
     """The value maps with their parts along the anchor, from a second one near it."""
     anchor, keys = found.anchors[0], found.keys[0]
-    copies = found.alone.context[:1]
     for reach in (0.5, 0.25, 0.1, 0.04):
         near = shallow.onto_sphere(anchor + reach * shallow.points(rng, 1)[0])
-        alone = shallow.ask(np.tile(near, (1, copies.shape[1], 1)), near[None], "heads")
+        alone = shallow.ask_bare(found.asked.context[:1], near[None], "heads")
         count = count_contexts(shallow, len(keys), options)
         asked = ask_contexts(shallow, near, count, options, rng)
         other = fit_keys(keys, asked.context, near, asked.limit - alone.limit,

@@ -41,10 +41,11 @@ from keyhole.learners.block import (
 from keyhole.learners.block import find_order as find_norm
 from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import find_epsilons, rounded_size
-from keyhole.learners.stack.final_norm import has_positions, read_final_norm
+from keyhole.learners.stack.final_norm import read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import NoNetwork, find_neurons
 from keyhole.learners.stack.order import Order, find_order
+from keyhole.learners.stack.positions import find_positions, has_positions
 from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
@@ -117,17 +118,22 @@ class StackLearner:
     def _find(self, box: Box, final: Norm | None, rng: np.random.Generator) -> Result:
         kind = find_kind(box, rng) if final is None else final.kind
         plane = kept_plane(box.width, kind)
-        shallow = Shallow(box, plane, final)
+        shallow = Shallow(box, plane, final, has_positions(box, rng))
         doubt = measure_doubt(shallow, rng)
         anchored = find_heads(shallow, doubt, rng)
         scores = find_scores(shallow, anchored, doubt, rng)
         union = find_neurons(shallow, anchored.maps.sum(axis=0), doubt, rng)
-        order, alone = find_order(shallow, scores, union.network, rng)
+        places = find_positions(shallow, rng) if shallow.positions else None
+        shift = None if places is None else places[scores.asked.context.shape[1]]
+        order, alone = find_order(shallow, scores, union.network, rng, shift)
         layers = order.layers * order.repeated
         if self.layers is not None and self.layers != layers:
             return Refuted(f"the box has {layers} blocks, not {self.layers} as promised")
-        offsets = find_offsets(shallow, scores.heads, order, union.asked + alone)
+        if shallow.positions:  # those of the order were not alone
+            alone = shallow.ask_alone(shallow.points(rng, 4 * shallow.width), "biases")
+        *offsets, first = find_offsets(shallow, scores.heads, order, union.asked + alone)
         start = assemble(scores.heads, order, offsets, plane, kind, final)
+        start = start if places is None else start.replace(positions=places + first)
         start, small = find_epsilons(box, start, plane, 4, rng, order.repeated)
         start = decide_mask(box, start, rng)
         data = [Answered(each.tokens, each.answers, each.enlarged) for each in small]
@@ -156,18 +162,13 @@ def find_form(box: Box, rng: np.random.Generator) -> Norm | None:
         raise Unclear("the answer beside the residual grows with the tokens: there are no norms")
     if not sees_context(box, rng):
         raise Unclear("tokens before the last one change nothing: there is no attention")
-    if has_positions(box, rng):
-        raise Unclear(
-            "a token among copies of itself is answered otherwise than alone: positions are added "
-            "to the tokens inside the box, and stacks with positions are not solved"
-        )
     return final
 
 
 def assemble(
     heads: tuple[WideHead, ...],
     order: Order,
-    offsets: tuple[Array, Array],
+    offsets: list[Array],
     plane: Array,
     kind: str,
     final: Norm | None = None,
@@ -202,7 +203,7 @@ def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
         return stack
     tokens = box.representable(rng.standard_normal((4, 3, box.width)))
     answers = box.ask(tokens, "mask")
-    ways = [Stack(stack.blocks, stack.final_norm, causal=causal) for causal in (True, False)]
+    ways = [stack.replace(causal=causal) for causal in (True, False)]
     gaps = [float(np.abs(way(tokens) - answers).max()) for way in ways]
     if min(gaps) > 0.1 * max(gaps):
         raise Unclear("neither causal nor bidirectional blocks answer like the box")
@@ -215,8 +216,12 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     distinct = stack.blocks[:1] if passes > 1 else stack.blocks
     count = int(1.5 * sum(unknowns(block) for block in distinct) / width) + 16
     found = []
-    for length, size in ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0)):
-        tokens = box.representable(size * rng.standard_normal((count // 6 + 1, length, width)))
+    kinds = [(length, size, count // 6 + 1) for length, size in
+             ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0))]  # fmt: skip
+    if stack.positions is not None:  # each of them as the last, twice
+        kinds += [(length, 1.0, 2) for length in range(1, len(stack.positions) + 1)]
+    for length, size, number in kinds:
+        tokens = box.representable(size * rng.standard_normal((number, length, width)))
         answers = box.ask(tokens, "refinement")
         found.append(Answered(tokens, answers, np.ones(len(tokens))))
     return found

@@ -5,7 +5,8 @@ Statement.  The second term of the series tells who reads whom: with f_b what he
               c_1(Z) - c_1([z]) = Σ ψ_jb D g_j [Π (f_b(Z) - f_b(z))] + Σ θ_ba Δ(D f_a [Π f_b])
                                   + Σ_a ΔD f_a [Π (Σ_j (1 - ψ_ja) g_j + β_a)],
             linear in ψ_jb (one if neuron j reads head b, zero if head b reads neuron j), θ_ba (one
-            if head a reads head b) and β_a (constants in the stream that head a reads).
+            if head a reads head b) and β_a (constants in the stream that head a reads; what a place
+            adds is one of them, and all contexts then have one length).
 Queries.    Those of heads.py and scores.py, and contexts at random anchors until there are half as
             many numbers more than unknowns.
 Algebra.    One linear least squares. A neuron that is turned the other way leaves outer_j inner_jᵀ
@@ -94,9 +95,11 @@ def find_order(
     scores: Scores,
     network: Mlp,
     rng: np.random.Generator,
+    shift: Float[Array, " d"] | None = None,
     options: OrderOptions | None = None,
 ) -> tuple[Order, Terms]:
-    """The order, and the single tokens that were asked; raises Unclear."""
+    """The order, and the anchors that were asked alone, or among copies; raises Unclear. `shift`:
+    what the place behind a context adds to the answer, more than the first one."""
     options = OrderOptions() if options is None else options
     plane, heads = shallow.plane, scores.heads
     count, neurons, (outputs, width) = len(heads), network.neurons, plane.shape
@@ -121,11 +124,14 @@ def find_order(
     missing = max(missing, int(0.75 * unknowns / shallow.numbers))
     places = -(-missing // options.contexts)
     anchors = shallow.points(rng, places)
-    alone = shallow.ask_alone(anchors, "order")
     repeated = np.repeat(anchors, options.contexts, axis=0)
-    context = shallow.points(rng, len(repeated), options.tokens)
+    tokens = scores.asked.context.shape[1] if shallow.positions else options.tokens
+    context = shallow.points(rng, len(repeated), tokens)
+    alone = shallow.ask_bare(context[:: options.contexts], anchors, "order")
     asked = shallow.ask(context, repeated, "order")
     pairs.append((asked, repeat_terms(alone, options.contexts)))
+    if shift is not None:
+        network = with_parts(network, offset=network.offset + shift)
     tables, rights = zip(
         *(write_equations(shallow, heads, network, *pair, turnable) for pair in pairs), strict=True
     )
@@ -138,6 +144,8 @@ def find_order(
     reads, before, _, linear = np.split(solution, ends)
     reads, before = reads.reshape(count, neurons).T, before.reshape(count, count)
     linear = linear.reshape(count, outputs, width) if turnable else np.zeros((count, 0, 0))
+    if shift is not None:
+        network = with_parts(network, offset=network.offset - shift)
     order = decide_order(reads, before, linear, network, options, unseen)
     if unseen is not None:
         network = with_parts(order.network, linear=np.zeros_like(network.linear))

@@ -64,6 +64,7 @@ class Form:
     causal: bool
     passes: int = 1
     final: bool = False
+    positions: bool = False
 
     @property
     def plane(self) -> Float[Array, "d k"]:
@@ -86,7 +87,8 @@ def form_of(stack: Stack, passes: int) -> Form:
     own = stack.blocks[:1] if passes > 1 else stack.blocks
     heads = [0 if block.attention is None else len(block.attention.heads) for block in own]
     return Form(first.kind, first.width, tuple(heads), first.mlp.activation,
-                first.mlp.gated, stack.causal, passes, stack.final_norm is not None)  # fmt: skip
+                first.mlp.gated, stack.causal, passes, stack.final_norm is not None,
+                stack.positions is not None)  # fmt: skip
 
 
 def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
@@ -121,6 +123,8 @@ def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
         norm = stack.final_norm
         parts |= {"final.gain": norm.gain, "final.bias": norm.bias,
                   "final.epsilon": np.log([norm.epsilon])}  # fmt: skip
+    if stack.positions is not None:
+        parts["positions"] = stack.positions @ shown
     return parts
 
 
@@ -152,7 +156,8 @@ def join_stack(parts: dict[str, Array], form: Form) -> Stack:
     if form.final:
         epsilon = float(np.exp(parts["final.epsilon"][0]))
         norm = Norm(parts["final.gain"], parts["final.bias"], epsilon, form.kind)
-    return Stack(blocks * form.passes, norm, causal=form.causal)
+    positions = parts["positions"] @ shown.T if form.positions else None
+    return Stack(blocks * form.passes, norm, causal=form.causal, positions=positions)
 
 
 def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
@@ -196,6 +201,8 @@ def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
 
     def answer(p: dict[str, Any], tokens: Any) -> Any:
         stream = tokens
+        if form.positions:
+            stream = stream + p["positions"][: tokens.shape[0]] @ shown.T
         places = list(range(form.distinct)) * form.passes
         for step, number in enumerate(places):
             rows = 1 if step == len(places) - 1 else tokens.shape[0]

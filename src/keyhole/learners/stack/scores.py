@@ -122,8 +122,8 @@ def find_scores(
         if len(anchors) == width + 1 + options.spare:
             break
         near = shallow.onto_sphere(found.anchors[0] + reach * shallow.points(rng, 1)[0])
-        alone = shallow.ask_alone(near[None], "scores")
         context = shallow.points(rng, count, options.tokens)
+        alone = shallow.ask_bare(context[:1], near[None], "scores")
         asked = shallow.ask(context, np.tile(near, (count, 1)), "scores")
         start = extrapolate_keys(np.array(anchors), np.array(keys), near)
         maps = show_maps(shallow, near, found.maps)

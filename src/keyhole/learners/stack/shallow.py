@@ -10,6 +10,8 @@ Algebra.    Richardson: c_0 and c_1 are the first coefficients of the polynomial
             four answers. Rounding enters c_0 as 8 t units, the fifth term as t^-4: t = unit^(-1/5);
             with two sizes, t = unit^(-1/3).
             How far c_0 comes out alike from other sizes is its error, `doubt`.
+            A vector that the box adds to the token at each place is one more constant beside the
+            anchor, another one for every length.
             Behind a norm at the end (final_norm.py) the series is that of c_⊥ t / (t + c_∥): the
             terms lack their parts along the anchor, and c_1 comes with -c_0⊥ c_0∥.
 Fails.      Where the answers are no such series: norms behind the residual, kinks at every size.
@@ -52,6 +54,7 @@ class Shallow:
     box: Box
     plane: Float[Array, "d k"]
     final: Norm | None = None
+    positions: bool = False  # whether the box adds vectors to its tokens
 
     @property
     def width(self) -> int:
@@ -125,6 +128,15 @@ class Shallow:
             return terms.first
         along = np.einsum("nk,nk->n", limit @ self.plane, terms.anchors) / len(self.plane)
         return np.asarray(terms.first + along[:, None] * terms.limit)
+
+    def ask_bare(
+        self, context: Float[Array, "n m k"], anchors: Float[Array, "n k"], purpose: str
+    ) -> Terms:
+        """Each anchor with nothing beside it to see: alone or, where places matter, as far back as
+        behind its context, among copies of itself."""
+        if not self.positions:
+            return self.ask_alone(anchors, purpose)
+        return self.ask(np.broadcast_to(anchors[:, None], context.shape), anchors, purpose)
 
     def ask_alone(self, anchors: Float[Array, "n k"], purpose: str, order: int = 4) -> Terms:
         return self.ask(np.zeros((len(anchors), 0, self.width)), anchors, purpose, order=order)

@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from keyhole.learners.block import Box
-from keyhole.learners.stack.final_norm import has_positions, read_final_norm
+from keyhole.learners.stack.final_norm import read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.learner import StackLearner
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
@@ -48,9 +48,9 @@ def test_a_final_norm_and_the_heads_behind_it_are_read(kind: str) -> None:
         assert np.abs(found.maps - true).max(axis=(1, 2)).min() < 1e-8
 
 
-@pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_a_stack_behind_a_norm_is_recovered(kind: str) -> None:
-    secret = make(kind)
+@pytest.mark.slow
+def test_a_stack_behind_a_norm_is_recovered() -> None:
+    secret = make("rms")
     found = keyhole.recover(secret, StackLearner(), seed=1)
     assert found.outcome is Outcome.RECOVERED
     assert keyhole.distance(found.model, secret) < 1e-9
@@ -62,17 +62,3 @@ def test_post_norm_blocks_have_no_norm_at_the_end() -> None:
     rng = np.random.default_rng(2)
     secret = Stack([block(rng, 8, heads=2, neurons=8) for _ in range(2)])
     assert read_final_norm(Box(keyhole.open_oracle(secret)), rng) is None
-
-
-def test_positions_inside_the_box_are_seen() -> None:
-    inner = make("layer")
-    places = 0.3 * np.random.default_rng(5).standard_normal((8, 6))
-    added = lambda tokens: inner(tokens + places[: tokens.shape[1]])  # noqa: E731
-    rng = np.random.default_rng(3)
-    assert not has_positions(Box(keyhole.open_oracle(inner)), rng)
-    assert has_positions(Box(keyhole.open_oracle(added, width=6, max_length=8)), rng)
-    found = keyhole.recover(
-        keyhole.open_oracle(added, width=6, max_length=8), StackLearner(), seed=1, throw=False
-    )
-    assert found.outcome is Outcome.ILL_CONDITIONED
-    assert "positions are added" in found.reason

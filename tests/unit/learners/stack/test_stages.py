@@ -153,7 +153,7 @@ def test_the_order_and_the_sides_come_out_as_zero_and_one() -> None:
     assert order.certificate < 1e-3
     assert np.abs(order.network.linear).max() < 1e-8
     more = shallow.ask_alone(shallow.points(np.random.default_rng(6), 20), "test")
-    attention, networks = find_offsets(shallow, heads, order, union.asked + more)
+    attention, networks, _ = find_offsets(shallow, heads, order, union.asked + more)
     for layer, each in enumerate(secret.blocks):
         assert each.attention is not None
         assert each.mlp is not None
