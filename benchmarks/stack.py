@@ -1,7 +1,7 @@
 """Stacks of pre-norm blocks through recover(), nothing given: outcome, errors, queries.
 
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
-                           [--activation gelu] [--gated] [--seeds 5] [--first 9000]
+                           [--activation gelu] [--gated] [--final] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors
 python benchmarks/stack.py --gpt2          a two-block GPT-2 of transformers, random weights
 python benchmarks/stack.py --limits        errors and queries against depth, width, number format
@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 import keyhole
+from keyhole.models.norm import Norm
 from keyhole.models.random import block, stack
 
 
@@ -31,6 +32,14 @@ def compare(name, secret, seed, dtype="float64"):
         line += f" fresh {error:.1e} distance {apart:.1e} queries {paid}"
         line += f" ({paid / run.ledger.floor:.1f} x) blocks {len(run.model.blocks)}"
     print(f"{line} CPU {spent:.0f} s {run.reason}", flush=True)
+
+
+def with_final_norm(secret, kind, seed):
+    rng = np.random.default_rng(seed + 500)
+    width = secret.width
+    bias = 0.3 * rng.standard_normal(width) if kind == "layer" else None
+    norm = Norm(1.0 + 0.2 * rng.standard_normal(width), bias, 1e-5, kind)
+    return keyhole.Stack(secret.blocks, norm, causal=secret.causal)
 
 
 def compare_impostors(seed):
@@ -120,6 +129,7 @@ def main():
     parser.add_argument("--kind", default="layer")
     parser.add_argument("--activation", default="gelu")
     parser.add_argument("--gated", action="store_true")
+    parser.add_argument("--final", action="store_true", help="a norm at the end")
     parser.add_argument("--impostors", action="store_true")
     parser.add_argument("--gpt2", action="store_true")
     parser.add_argument("--limits", action="store_true")
@@ -138,12 +148,15 @@ def main():
             measure_limits(seed)
         return
     name = f"d {chosen.width} H {chosen.heads} m {chosen.neurons} L {chosen.layers}"
+    name += f" {chosen.kind}{', norm at the end' if chosen.final else ''}"
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
             np.random.default_rng(seed), chosen.width, layers=chosen.layers, heads=chosen.heads,
             neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
             gated=chosen.gated,
         )  # fmt: skip
+        if chosen.final:
+            secret = with_final_norm(secret, chosen.kind, seed)
         compare(name, secret, seed, chosen.dtype)
 
 

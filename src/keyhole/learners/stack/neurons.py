@@ -2,7 +2,8 @@
 
 Statement.  For single tokens the wide layer is c_0([z]) = Σ_h M_h z + Σ_j outer_j φ(inner_j . z +
             b_j) + constant: one network with the neurons of all blocks, up to which way each neuron
-            is turned (gelu(-u) = gelu(u) - u leaves a linear part, which order.py reads).
+            is turned (gelu(-u) = gelu(u) - u leaves a linear part, which order.py reads). Behind a
+            norm at the end the part along z is hidden, and with it multiples of z itself.
 Queries.    Random points of the sphere at two sizes, a few numbers per unknown of the network that
             is tried: its neurons become more until the answers are explained.
 Algebra.    Redundant neurons, thinned out (descent.py), for one activation after the other.
@@ -15,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block import Unclear
-from keyhole.learners.stack.descent import fit_network
+from keyhole.learners.stack.descent import fit_network, impute
 from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import ACTIVATIONS, Mlp
 
@@ -64,7 +65,7 @@ def find_neurons(
     options = NeuronOptions() if options is None else options
     outputs, width = whole.shape
     exact = shallow.ask_alone(shallow.points(rng, 2 * width), "neurons")
-    if is_affine(exact, doubt):
+    if is_affine(exact, shallow.hidden(exact.anchors), doubt):
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
@@ -72,14 +73,18 @@ def find_neurons(
     for size, gated in list_attempts(options, width):
         if nearly[gated] > options.further:
             continue
-        unknowns = size * ((width + 1) * (1 + gated) + outputs) / outputs + width + 1
+        unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
         more = int(options.redundant * unknowns) - len(asked.anchors)
         if more > 0:
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)
-        points, answers = asked.anchors, asked.limit - asked.anchors @ whole.T
+        points = asked.anchors
+        answers = asked.limit - shallow.show(points, points @ whole.T)
+        hidden = shallow.hidden(points)
         classes = options.gates if gated else options.activations
         for names in classes:
-            tried = fit_network(points, answers, size, names, gated, options.explained * doubt, rng)
+            tried = fit_network(
+                points, answers, size, names, gated, options.explained * doubt, rng, hidden
+            )
             found = tried.network
             if found is None and tried.left > options.few:
                 break
@@ -112,10 +117,12 @@ def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool]]:
     return sorted(tried, key=lambda one: one[0] * (1 + one[1]))
 
 
-def is_affine(asked: Terms, doubt: float) -> bool:
-    table = np.column_stack([asked.anchors, np.ones(len(asked.anchors))])
-    rest = asked.limit - table @ np.linalg.lstsq(table, asked.limit, rcond=None)[0]
-    return bool(np.abs(rest).max() < 1e3 * doubt)
+def is_affine(asked: Terms, hidden: Array | None, doubt: float) -> bool:
+    basis, _ = np.linalg.qr(np.column_stack([asked.anchors, np.ones(len(asked.anchors))]))
+    whole = asked.limit
+    if hidden is not None:
+        whole = whole + impute(basis, whole, hidden)
+    return bool(np.abs(whole - basis @ (basis.T @ whole)).max() < 1e3 * doubt)
 
 
 def slopes_of(network: Mlp, points: Float[Array, "n k"]) -> Float[Array, "n m k"]:
