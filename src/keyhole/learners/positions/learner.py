@@ -20,7 +20,8 @@ from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.positions.additive import FLAT, learn_additive
 from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
-from keyhole.learners.positions.rotary import Rotary, learn_rotary, measure_first_anchor
+from keyhole.learners.positions.rotary import learn_rotary, measure_first_anchor
+from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors

@@ -13,37 +13,20 @@ When it fails.  As rotary does; and where nothing but one direction does not tur
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import Array, Float
 from keyhole.learners.positions.rotary import (
     AtAnchor,
     FirstAnchor,
-    Rotary,
-    Waves,
     find_frequencies,
     query_equations,
     recognise_rounding,
-    refine_waves,
     wave_table,
 )
-from keyhole.learners.positions.soft import Ratios, Reader, Saturated
+from keyhole.learners.positions.rotary_fit import Asked, Rotary, Waves, fit_rotary
+from keyhole.learners.positions.soft import Reader, Saturated
 from keyhole.linalg.token_frames import spread_tokens
-
-
-@dataclass(frozen=True, eq=False)
-class AnchorQueries:
-    """Queries at one further anchor."""
-
-    anchor: Float[Array, " d"]
-    tokens: Float[Array, "n m d"]
-    distances: Int[Array, " m"]
-    ratios: Ratios
-
-    def perturb(self, rng: np.random.Generator) -> "AnchorQueries":
-        return replace(self, ratios=self.ratios.perturb(rng))
 
 
 def learn_partial_rotary(
@@ -63,7 +46,7 @@ def learn_partial_rotary(
     keys, still = solve_keys(at, waves)
     inner, width = rank - 2 * pairs, reader.ask.width
     steps = np.linalg.qr(rng.standard_normal((width, width)))[0]
-    asked: list[AnchorQueries] = []
+    asked: list[Asked] = []
     ranges: list[Array] = []
     for number, step in enumerate(steps):
         full = number < min(inner + 2, width)
@@ -75,30 +58,8 @@ def learn_partial_rotary(
         if found is None:
             return None
         asked.append(found)
-    best = solve_all(at, asked, waves, inner)
-    if waves.single:
-        asked = [replace(q, ratios=q.ratios.round_scores()) for q in asked]
-        near, far = (part.round_scores() for part in (at.near_ratios, at.far_ratios))
-        at = replace(at, near_ratios=near, far_ratios=far)
-    squares = [np.zeros_like(p) for p in parts_of(best)]
-    repetitions = 4
-    for _ in range(repetitions):
-        other = replace(
-            at, near_ratios=at.near_ratios.perturb(rng), far_ratios=at.far_ratios.perturb(rng)
-        )
-        moved = refine_waves(other, waves, constant=True)
-        again = solve_all(other, [q.perturb(rng) for q in asked], moved, inner)
-        for total, one, own in zip(squares, parts_of(again), parts_of(best), strict=True):
-            total += (one - own) ** 2
-    spread = [np.sqrt(total / repetitions) for total in squares]
-    spread[1:] = [np.maximum(s, np.sqrt((s**2).mean(axis=2, keepdims=True))) for s in spread[1:]]
-    doubts = Rotary(spread[0], spread[1], spread[2], spread[3])
-    return best, doubts
-
-
-def parts_of(found: Rotary) -> tuple[Array, ...]:
-    assert found.scores is not None
-    return found.frequencies, found.keys, found.queries, found.scores
+    start = solve_all(at, asked, waves, inner)
+    return fit_rotary(start, [*at.asked(), *asked], inner)
 
 
 def solve_keys(
@@ -122,7 +83,7 @@ def ask_anchor(
     keys: Float[Array, "heads p e"],
     ranges: list[Array] | None,
     size: float,
-) -> AnchorQueries | None:
+) -> Asked | None:
     """Queries at one anchor: all directions, or where the ranges of the keys are known, a few."""
     rank = reader.values.ranks[0]
     distances = np.arange(1, rank + 1)
@@ -138,7 +99,7 @@ def ask_anchor(
             moves = choose_moves(rng, bases, waves, keys, anchor, distances, ranges, near)
         try:
             ratios = reader.log_ratios(anchor, None, anchor + moves, distances)
-            return AnchorQueries(anchor, anchor + moves, distances, ratios)
+            return Asked(anchor, anchor + moves, distances, ratios)
         except Saturated:
             reach, near = -0.7 * reach, 0.7 * near
     return None
@@ -171,7 +132,7 @@ def choose_moves(
 
 
 def solve_anchor(
-    asked: AnchorQueries,
+    asked: Asked,
     waves: Waves,
     keys: Float[Array, "heads p e"],
     ranges: list[Array] | None,
@@ -191,7 +152,7 @@ def solve_anchor(
     return np.array(queries), np.array(still)
 
 
-def solve_all(at: AtAnchor, asked: list[AnchorQueries], waves: Waves, inner: int) -> Rotary:
+def solve_all(at: AtAnchor, asked: list[Asked], waves: Waves, inner: int) -> Rotary:
     """Everything from the log-ratios, given the frequencies."""
     keys, first = solve_keys(at, waves)
     heads, parts, size = keys.shape

@@ -3,7 +3,6 @@
 import numpy as np
 
 from keyhole.learners.positions.rotary import (
-    Waves,
     choose_distances,
     copy_levels,
     query_equations,
@@ -11,6 +10,7 @@ from keyhole.learners.positions.rotary import (
     rotation_misfit,
     wave_table,
 )
+from keyhole.learners.positions.rotary_fit import Waves
 from keyhole.models.position import pairs
 
 
