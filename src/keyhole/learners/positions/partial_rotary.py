@@ -116,19 +116,14 @@ def choose_moves(
     size: float,
 ) -> Float[Array, "one m d"]:
     """Moves for which the equations of the worst head are conditioned best, of many drawn."""
-    best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
-    for _ in range(100):
-        steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
-        worst = 1.0
-        for h, basis in enumerate(bases):
-            turning = query_equations(waves, keys[h], anchor, anchor + size * steps, distances)
-            rows = np.column_stack([turning, size * steps @ ranges[h]])
-            worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ basis)))
-            if worst >= best:
-                break
-        if worst < best:
-            best, chosen = worst, size * steps
-    return chosen[None]
+    drawn = rng.standard_normal((100, len(anchor), len(distances)))
+    steps = np.linalg.qr(drawn)[0].transpose(0, 2, 1)
+    worst = np.ones(len(steps))
+    for h, basis in enumerate(bases):
+        turning = query_equations(waves, keys[h], anchor, anchor + size * steps, distances)
+        rows = np.concatenate([turning, size * steps @ ranges[h]], axis=2)
+        worst = np.maximum(worst, np.linalg.cond(rows) * np.linalg.cond(steps @ basis))
+    return np.asarray(size * steps[np.argmin(worst)][None])
 
 
 def solve_anchor(

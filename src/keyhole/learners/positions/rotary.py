@@ -207,20 +207,17 @@ def find_frequencies(at: AtAnchor, count: int, constant: bool = False) -> Float[
     grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, step / longest)])
     misfit = rotation_misfit(grid, distances, outside)
     inner = np.flatnonzero((misfit[1:-1] <= misfit[:-2]) & (misfit[1:-1] <= misfit[2:])) + 1
-    candidates = []
-    for k in inner:
-        refined = refine_frequency(grid[k], distances, outside, (grid[k - 1], grid[k + 1]))
-        if grid[k - 1] < refined < grid[k + 1]:
-            candidates.append(
-                (rotation_misfit(np.array([refined]), distances, outside)[0], refined)
-            )
-    candidates.sort()
-    if len(candidates) < count:
+    low, high = grid[inner - 1], grid[inner + 1]
+    refined = refine_frequencies(grid[inner], distances, outside, low, high)
+    refined = refined[(low < refined) & (refined < high)]
+    left = rotation_misfit(refined, distances, outside)
+    order = np.argsort(left)
+    if len(order) < count:
         return None
     clear = 1e-3  # misfit of a frequency, relative to the best that is none
-    if len(candidates) > count and candidates[count - 1][0] > clear * candidates[count][0]:
+    if len(order) > count and left[order[count - 1]] > clear * left[order[count]]:
         return None
-    return np.sort([frequency for _, frequency in candidates[:count]])[::-1]
+    return np.sort(refined[order[:count]])[::-1]
 
 
 def recognise_rounding(
@@ -274,23 +271,31 @@ def rotation_misfit(
     return total
 
 
-def refine_frequency(
-    start: float, distances: Array, outside: Array, within: tuple[float, float]
-) -> float:
-    """Gauss-Newton in one unknown: cosine and sine leave the span."""
-    frequency = start
+def refine_frequencies(
+    start: Float[Array, " n"],
+    distances: Float[Array, " m"],
+    outside: Float[Array, "k m"],
+    low: Float[Array, " n"],
+    high: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Gauss-Newton in one unknown each, between bounds: cosine and sine leave the span."""
+    found = start.copy()
+    active = np.arange(len(found))
     for _ in range(20):
-        cos, sin = np.cos(frequency * distances), np.sin(frequency * distances)
-        sizes = np.linalg.norm(cos), np.linalg.norm(sin)
-        rest = np.concatenate([outside @ cos / sizes[0], outside @ sin / sizes[1]])
-        slope = np.concatenate(
-            [outside @ (-distances * sin) / sizes[0], outside @ (distances * cos) / sizes[1]]
-        )
-        step = float(rest @ slope / (slope @ slope))
-        frequency = float(np.clip(frequency - step, *within))
-        if abs(step) <= 1e-16 * abs(frequency):
+        angles = np.outer(found[active], distances)
+        rest, slope = np.zeros((2, len(active), 2 * len(outside)))
+        for place, wave, change in ((0, np.cos, lambda a: -np.sin(a)), (1, np.sin, np.cos)):
+            own = slice(place * len(outside), (place + 1) * len(outside))
+            waves = wave(angles)
+            sizes = np.linalg.norm(waves, axis=1, keepdims=True)
+            rest[:, own] = (waves @ outside.T) / sizes
+            slope[:, own] = ((distances * change(angles)) @ outside.T) / sizes
+        steps = (rest * slope).sum(axis=1) / (slope**2).sum(axis=1)
+        found[active] = np.clip(found[active] - steps, low[active], high[active])
+        active = active[np.abs(steps) > 1e-16 * np.abs(found[active])]
+        if not len(active):
             break
-    return frequency
+    return found
 
 
 def wave_table(waves: Waves, distances: Array, last: int) -> Float[Array, "m p"]:
@@ -349,16 +354,16 @@ def evaluate(rows: Float[Array, "p e"], tokens: Float[Array, "*n d"]) -> Array:
 
 def query_equations(
     waves: Waves, keys: Float[Array, "p e"], anchor: Array, tokens: Array, distances: Array
-) -> Float[Array, "m p"]:
+) -> Float[Array, "*sets m p"]:
     """Rows of score(token) - score(anchor) in the real and imaginary parts of q_j; no token stands
     before the farthest of these."""
     last = int(distances.max())
     parts = evaluate(keys, tokens)
-    turned = (parts[:, ::2] + 1j * parts[:, 1::2]) * waves.turn(distances, last)
+    turned = (parts[..., ::2] + 1j * parts[..., 1::2]) * waves.turn(distances, last)
     own = evaluate(keys, anchor)
     turned = turned - (own[::2] + 1j * own[1::2]) * waves.turn(np.zeros(1), last)
-    rows = np.empty((len(tokens), 2 * len(waves.frequencies)))
-    rows[:, ::2], rows[:, 1::2] = turned.real, -turned.imag
+    rows = np.empty((*tokens.shape[:-1], 2 * len(waves.frequencies)))
+    rows[..., ::2], rows[..., 1::2] = turned.real, -turned.imag
     return rows
 
 
@@ -418,17 +423,12 @@ def choose_tokens(
     size: float,
 ) -> Float[Array, "m d"]:
     """Tokens near the anchor for which the equations of the worst head are conditioned best."""
-    best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
     rotations = 150  # sets of tokens of which the best conditioned is asked
-    for _ in range(rotations):
-        steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
-        tokens = anchor + size * steps
-        worst = 1.0
-        for h, ins in enumerate(reader.values.ins):
-            rows = query_equations(waves, keys[h], anchor, tokens, distances)
-            worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ ins)))
-            if worst >= best:
-                break
-        if worst < best:
-            best, chosen = worst, tokens
-    return chosen
+    steps = np.linalg.qr(rng.standard_normal((rotations, len(anchor), len(distances))))[0]
+    tokens = anchor + size * steps.transpose(0, 2, 1)
+    worst = np.ones(rotations)
+    for h, ins in enumerate(reader.values.ins):
+        rows = query_equations(waves, keys[h], anchor, tokens, distances)
+        seen = np.linalg.cond(steps.transpose(0, 2, 1) @ ins)
+        worst = np.maximum(worst, np.linalg.cond(rows) * seen)
+    return np.asarray(tokens[np.argmin(worst)])
