@@ -44,7 +44,7 @@ def test_numerical_rank() -> None:
 
 
 def test_another_bag_tells_heads_that_shared_tokens() -> None:
-    truth = placed_layer("rotary", 12, 4, 1)
+    truth = placed_layer("linear bias", 12, 4, 1)
     box = QueryCounter(FunctionOracle(truth, Spec(12)), None)
     ask, rng = Asker(box), np.random.default_rng(2)
     right = measure_value_maps(ask, rng, None)
