@@ -2,12 +2,13 @@
 
 Statement.  s_h(D) = sum_j Re( e^{i t_j D} k_hj(x) q_hj(y) ) + x . (W_h y + c_h), rank W_h = r - 2n,
             is recovered behind what rotary measured at the first anchor; n is not known.
-Queries.    Tokens in all directions before r - 2n + 2 further anchors, r tokens before the others.
+Queries.    Tokens in all directions before r - 2n + 1 further anchors, at distances that reach far:
+            over a few places a slow pair looks like what does not turn. r tokens before the others.
 Algebra.    Over distances, scores have rank 2n + 1: beside cosines and sines, the constants lie in
             their span. At the first anchor, where q_h = 1, least squares over the distances gives
             k_h, and the key of what does not turn as well. A further anchor is linear in q_h and in
             that key, whose range is known after a few anchors. The copies of the anchor change
-            every log-ratio alike, as a constant key does: nothing is to be said of them.
+            every log-ratio alike, as a constant key does: one unknown more.
 When it fails.  As rotary does; and where nothing but one direction does not turn, which the span
             of a slow pair hides.
 Source.     Keyhole's own; docs/methods/positions.md.
@@ -49,12 +50,12 @@ def learn_partial_rotary(
     asked: list[Asked] = []
     ranges: list[Array] = []
     for number, step in enumerate(steps):
-        full = number < min(inner + 2, width)
-        if number == inner + 2:
+        full = number < min(inner + 1, width)  # with the first anchor one more than the range has
+        if number == inner + 1:
             seen = np.array([still, *(solve_anchor(q, waves, keys, None)[1] for q in asked)])
             ranges = [np.linalg.svd(seen[:, h])[2][:inner].T for h in range(heads)]
         spans = None if full else ranges
-        found = ask_anchor(reader, rng, at.anchor, step, waves, keys, spans, size)
+        found = ask_anchor(reader, rng, at, step, waves, keys, spans, size)
         if found is None:
             return None
         asked.append(found)
@@ -77,28 +78,31 @@ def solve_keys(
 def ask_anchor(
     reader: Reader,
     rng: np.random.Generator,
-    first: Float[Array, " d"],
+    at: AtAnchor,
     step: Float[Array, " d"],
     waves: Waves,
     keys: Float[Array, "heads p e"],
     ranges: list[Array] | None,
     size: float,
 ) -> Asked | None:
-    """Queries at one anchor: all directions, or where the ranges of the keys are known, a few."""
+    """Queries at one anchor: all directions at distances that reach far, or where the ranges of the
+    keys are known, a few next to each other."""
     rank = reader.values.ranks[0]
-    distances = np.arange(1, rank + 1)
+    distances = at.near if ranges is None else np.arange(1, rank + 1)
     bases = [np.linalg.qr(ins)[0] for ins in reader.values.ins]
-    reach, near = float(np.linalg.norm(first)), size
+    reach, near = float(np.linalg.norm(at.anchor)), size
     for _ in range(12):
-        anchor = first + reach * step
+        anchor = at.anchor + reach * step
         if ranges is None:
             blocks = -(-len(anchor) // rank)
             frame = near * spread_tokens(bases, rank, blocks, rng).T
             moves = np.concatenate([frame, -frame[:rank]]).reshape(blocks + 1, rank, -1)
         else:
             moves = choose_moves(rng, bases, waves, keys, anchor, distances, ranges, near)
+        # among thousands of copies weights are small, and the value maps do not tell enough
+        alone = reader.ask(anchor[None, None], "scores")[0] if ranges is None else None
         try:
-            ratios = reader.log_ratios(anchor, None, anchor + moves, distances)
+            ratios = reader.log_ratios(anchor, alone, anchor + moves, distances)
             return Asked(anchor, anchor + moves, distances, ratios)
         except Saturated:
             reach, near = -0.7 * reach, 0.7 * near
@@ -141,9 +145,11 @@ def solve_anchor(
         span = np.eye(width) if ranges is None else ranges[h]
         turning = query_equations(waves, keys[h], asked.anchor, tokens, distances)
         rows = np.column_stack([turning, (tokens - asked.anchor) @ span])
+        if ranges is None:  # the copies of the anchor add one number to all
+            rows = np.column_stack([rows, np.ones(len(rows))])
         found = np.linalg.lstsq(rows, asked.ratios.ratios[:, h].ravel(), rcond=None)[0]
         queries.append(found[:pairs])
-        still.append(span @ found[pairs:])
+        still.append(span @ found[pairs : pairs + span.shape[1]])
     return np.array(queries), np.array(still)
 
 
