@@ -68,7 +68,7 @@ class Steps:
             return cls(both, both, third, True, coarse=True, room=1.75, spare=0.9, gap=2.5)
         if width < 200:
             return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
-        return cls(both, both, 4.0 * unit**0.5, True)
+        return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
 
 
 def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
@@ -232,10 +232,7 @@ def _starts(
     mixed = rng.standard_normal((count, len(span.inside)))
     if len(found) and not plain:
         seen = flat(found[:, :, None] * found[:, None, :]) @ span.inside.T
-        base, sizes, _ = np.linalg.svd(seen.T, full_matrices=False)
-        base = base[:, sizes > 1e-6 * sizes[0]]
-        if base.shape[1] < len(span.inside):
-            mixed = mixed - (mixed @ base) @ base.T
+        mixed = mixed - _solved(seen @ seen.T, seen @ mixed.T).T @ seen
     _, vectors = np.linalg.eigh(unflat(mixed @ span.inside, s))
     ends = np.where(rng.random(count) < 0.5, 0, s - 1)
     return np.asarray(vectors[np.arange(count), :, ends])

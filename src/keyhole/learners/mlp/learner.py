@@ -41,6 +41,7 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
+from keyhole.learners.mlp.missing import add_missing
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
@@ -294,6 +295,10 @@ class MlpLearner:
                     f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
                 )
             weights = decided(weights, which, points, answers, box.unit)
+            whole = add_missing(
+                weights, points, answers, lambda turned: ask(turned, "missing neurons"), rng
+            )
+            weights, points, answers = whole.weights, whole.points, whole.answers
             known = any(fit.residual <= self._allowed(box, fit, points, answers) for fit in fits)
             fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
         refined = min(fits, key=lambda fit: fit.residual)
