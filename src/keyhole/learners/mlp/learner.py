@@ -182,6 +182,9 @@ class MlpLearner:
             return self._piecewise_linear(oracle, rng)
         if not scale.smooth:
             raise WrongFamily("the box is piecewise linear: its activation is relu")
+        likely = replace(self, neurons=self._expected(width))
+        outputs = box.seen[0].shape[1]
+        oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=outputs)))
         strategies = []
         bending = self.activation is None or ACTIVATIONS[self.activation].bends
         if domain.unbounded and bending and not self.gated and box.unit < SINGLE_ROUNDOFF:
@@ -275,7 +278,8 @@ class MlpLearner:
             return box.ask(centre + radius * points, purpose)
 
         try:
-            sketch = read_sphere(ask, width, box.unit, rng, self.gated)
+            inside = domain.sphere is None
+            sketch = read_sphere(ask, width, box.unit, rng, self.gated, inside)
         except (NotEnough, np.linalg.LinAlgError) as failed:
             return Inconclusive(str(failed))
         blocks, neurons, _ = sketch.rows.shape
@@ -286,6 +290,7 @@ class MlpLearner:
             share = max(share, 1.4)
         count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
         points = self._draw(domain, count, width, rng)
+        box.oracle.expect(count)
         answers = ask(points, "refinement")
         fits: list[Refined] = []
         for name in likely_activations(sketch, self._names()):

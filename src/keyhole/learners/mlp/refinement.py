@@ -33,17 +33,15 @@ class RefinementOptions:
     large problems, which are solved in single precision, `large_steps`. dense: unknowns up to which
     the normal matrix is formed; grams: up to which each neuron's Gram matrix is. draws: disturbed
     answers from which standard errors follow. ridge: of a normal matrix with unit diagonal, so that
-    directions that no answer sees stay where they are. shrunk: of the preconditioner's matrix with
-    unit diagonal that couples neurons, which is estimated from the points."""
+    directions that no answer sees stay where they are."""
 
     steps: int = 30
     inner_steps: int = 800
-    large_steps: int = 150
+    large_steps: int = 250
     dense: int = 2400
     grams: int = 60000
     draws: int = 4
     ridge: float = 1e-13
-    shrunk: float = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,15 +234,14 @@ class Linearised:
     def _isotropic_preconditioner(self) -> Maps:
         """Gram matrices as they are for points without a preferred direction: one number for all
         directions across the row, two more for the row and the bias, each slope less what Φ takes
-        of it. Between neurons j and k they are (outer_j . outer_k) times the covariance of their
-        slopes, the same for every direction: one Cholesky factor of neurons by neurons."""
+        of it."""
         blocks, neurons, entries = self.shape
         points = self.homogeneous[:, :-1]
         width = entries - 1
         square = (points**2).sum(axis=1)
         size = np.sqrt(np.maximum((self.outer**2).sum(axis=0), TINY))
         parts = [self.weights.inner] if blocks == 1 else [self.weights.gate, self.weights.gate]
-        ways, across, roots, coupled = [], [], [], []
+        ways, across, roots = [], [], []
         for slope, rows in zip(self.slopes, parts, strict=True):
             if rows is None:
                 raise ValueError("a gate is needed")
@@ -263,27 +260,15 @@ class Linearised:
                 root[j] = np.linalg.inv(np.linalg.cholesky(gram))
             ways.append(way)
             roots.append(root)
-            shared = (self.outer.T @ self.outer) * (level.T @ level)
-            unit = 1.0 / np.sqrt(np.maximum(np.diag(shared), TINY))
-            shared *= unit[:, None] * unit
-            shared[np.diag_indices(neurons)] += self.options.shrunk
-            lower = np.linalg.cholesky(shared)
-            coupled.append(solve_triangular(lower, np.eye(neurons), lower=True))
 
         def outward(z: Array) -> Array:
             return np.stack(
-                [
-                    _spread(coupled[b].T @ z[b], ways[b], across[b], roots[b], True)
-                    for b in range(blocks)
-                ]
+                [_spread(z[b], ways[b], across[b], roots[b], True) for b in range(blocks)]
             )
 
         def inward(step: Array) -> Array:
             return np.stack(
-                [
-                    coupled[b] @ _spread(step[b], ways[b], across[b], roots[b], False)
-                    for b in range(blocks)
-                ]
+                [_spread(step[b], ways[b], across[b], roots[b], False) for b in range(blocks)]
             )
 
         return outward, inward, self.shape
@@ -331,9 +316,7 @@ class Linearised:
             scale = max(float(np.abs(residual).max()), TINY)
             right = (residual / scale).astype(short)
             steps = self.options.large_steps
-            z = least_squares_cg(
-                forward, backward, right, shape, max(accuracy, 1e-4), steps, damping
-            )
+            z = least_squares_cg(forward, backward, right, shape, accuracy, steps, damping)
             return scale * self.free(outward(z))
 
         return solve
@@ -406,7 +389,9 @@ def refine(
     done, stalled = 0, 0
     while done < options.steps and stalled < 2:
         relative = size / max(scale * np.sqrt(state.residual.size), TINY)
-        step = state.solver()(state.residual, float(np.clip(relative, 1e-6, 1e-2)), 0.0)
+        # a step is worth no more digits than its own second order or the answers' rounding
+        worth = max(relative, enough / max(relative * scale, TINY))
+        step = state.solver()(state.residual, float(np.clip(worth, 1e-6, 1e-2)), 0.0)
         done += 1
         for halving in range(6):
             moved = stepped(state.weights, step * 0.5**halving)
