@@ -45,7 +45,7 @@ class MissingOptions:
 
     most: int = 4
     faint: float = 0.01
-    likely: float = 0.75
+    likely: float = 0.5
     halved: float = 0.5
     beside: float = 1.3
 
