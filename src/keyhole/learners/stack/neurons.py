@@ -69,52 +69,55 @@ def find_neurons(
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
-    nearly = {False: 0, True: 0}  # attempts whose neurons were nearly enough
-    for size, gated in list_attempts(options, width):
-        if nearly[gated] > options.further:
+    nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
+    too_small = set[tuple[int, bool]]()
+    for size, gated, names in list_attempts(options, width):
+        if nearly[gated] > options.further or (size, gated) in too_small:
             continue
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
-        more = int(options.redundant * unknowns) - len(asked.anchors)
+        count = int(options.redundant * unknowns)
+        more = count - len(asked.anchors)
         if more > 0:
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)
-        points = asked.anchors
-        answers = asked.limit - shallow.show(points, points @ whole.T)
+        points = asked.anchors[:count]
+        answers = asked.limit[:count] - shallow.show(points, points @ whole.T)
         hidden = shallow.hidden(points)
-        classes = options.gates if gated else options.activations
-        for names in classes:
-            tried = fit_network(
-                points, answers, size, names, gated, options.explained * doubt, rng, hidden
-            )
-            found = tried.network
-            if found is None and tried.left > options.few:
-                break
-            nearly[gated] += names == classes[0]
-            if found is None:
-                continue
-            gate = found.gate
-            network = Mlp(
-                found.inner[:, :-1],
-                found.inner[:, -1],
-                found.outer,
-                activation=found.activation,
-                linear=found.affine[:, :-1],
-                offset=found.affine[:, -1],
-                gate=None if gate is None else gate[:, :-1],
-                gate_bias=None if gate is None else gate[:, -1],
-            )
-            return Union(network, exact)
+        accepted = options.explained * doubt
+        tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
+        found = tried.network
+        if found is None and tried.left > options.few:
+            too_small.add((size, gated))
+            continue
+        nearly[gated] += names in (options.activations[0], options.gates[0])
+        if found is None:
+            continue
+        gate = found.gate
+        network = Mlp(
+            found.inner[:, :-1],
+            found.inner[:, -1],
+            found.outer,
+            activation=found.activation,
+            linear=found.affine[:, :-1],
+            offset=found.affine[:, -1],
+            gate=None if gate is None else gate[:, :-1],
+            gate_bias=None if gate is None else gate[:, -1],
+        )
+        return Union(network, exact)
     raise NoNetwork("no network of the sizes tried explains single tokens")
 
 
-def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool]]:
-    """Numbers of neurons that are tried, and whether they are gated: fewest unknowns first."""
+def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool, tuple[str, ...]]]:
+    """Numbers of neurons that are tried, whether they are gated, and with which activations: fewest
+    unknowns first. Too few neurons of one activation leave about what those of another do, so the
+    first one is tried with more neurons before others are."""
     tried = []
-    for gated in (False, True):
+    for gated, classes in ((False, options.activations), (True, options.gates)):
         size = int(options.first * (width + 1))
         while size * (width + 1) * (1 + gated) <= options.most:
-            tried.append((size, gated))
+            for place, names in enumerate(classes):
+                tried.append((size * (1 + gated) * (1 + (place > 0)), (size, gated, names)))
             size = int(options.growth * size)
-    return sorted(tried, key=lambda one: one[0] * (1 + one[1]))
+    return [attempt for _, attempt in sorted(tried, key=lambda one: one[0])]
 
 
 def is_affine(asked: Terms, hidden: Array | None, doubt: float) -> bool:
