@@ -10,6 +10,7 @@ Algebra.    Redundant neurons, thinned out (descent.py), for one activation afte
 Fails.      More neurons than fit into the largest attempt; an activation that is not in the table.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +29,8 @@ class NeuronOptions:
     unknown of an attempt. activations: classes of plain ones that are tried, gates: of gated ones;
     those in a class are alike from afar, and are told apart at the end. few: what is left,
     relative to the answers, where there are too few neurons of any activation; further: sizes that
-    are tried when less is left. explained: residual in units of the limits' error."""
+    are tried when less is left. behind: what gated neurons may leave relative to plain ones, or
+    these to those, to be tried next. explained: residual in units of the limits' error."""
 
     first: float = 2.0
     growth: float = 1.6
@@ -38,7 +40,11 @@ class NeuronOptions:
     gates: tuple[tuple[str, ...], ...] = (("silu",), ("gelu", "gelu_tanh"))
     few: float = 0.06
     further: int = 4
+    behind: float = 3.0
     explained: float = 10.0
+
+
+Trial = tuple[int, bool, tuple[str, ...]]  # neurons, whether they are gated, activations
 
 
 class NoNetwork(Unclear):
@@ -70,9 +76,15 @@ def find_neurons(
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
     nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
+    left = {False: 1.0, True: 1.0}  # by the last attempts, of the answers
     too_small = set[tuple[int, bool]]()
-    for size, gated, names in list_attempts(options, width):
+    attempts, late = deque(list_attempts(options, width)), deque[Trial]()
+    while attempts or late:
+        size, gated, names = attempt = (attempts or late).popleft()
         if nearly[gated] > options.further or (size, gated) in too_small:
+            continue
+        if attempts and left[gated] > options.behind * left[not gated]:
+            late.append(attempt)
             continue
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
         count = int(options.redundant * unknowns)
@@ -84,7 +96,7 @@ def find_neurons(
         hidden = shallow.hidden(points)
         accepted = options.explained * doubt
         tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
-        found = tried.network
+        found, left[gated] = tried.network, tried.left
         if found is None and tried.left > options.few:
             too_small.add((size, gated))
             continue
@@ -106,7 +118,7 @@ def find_neurons(
     raise NoNetwork("no network of the sizes tried explains single tokens")
 
 
-def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool, tuple[str, ...]]]:
+def list_attempts(options: NeuronOptions, width: int) -> list[Trial]:
     """Numbers of neurons that are tried, whether they are gated, and with which activations: fewest
     unknowns first. Too few neurons of one activation leave about what those of another do, so the
     first one is tried with more neurons before others are."""
