@@ -3,7 +3,7 @@
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
                            [--activation gelu] [--gated] [--final] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors
-python benchmarks/stack.py --gpt2          a two-block GPT-2 of transformers, random weights
+python benchmarks/stack.py --gpt2 [--inner 64]    a two-block GPT-2 of transformers, random weights
 python benchmarks/stack.py --limits        errors and queries against depth, width, number format
 """
 
@@ -81,13 +81,15 @@ def measure_limits(seed):
         compare(f"d {width} H 2 m 8 L {layers} {dtype}", secret, seed, dtype)
 
 
-def make_gpt2(seed, norm=True, positions=True):
-    """Two blocks, 16 wide: embeddings in, the last hidden state out."""
+def make_gpt2(seed, inner, norm=True, positions=True):
+    """Two blocks, 16 wide, so many neurons each: embeddings in, the last hidden state out."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8)
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8, n_inner=inner
+    )
     model = transformers.GPT2Model(config).double().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -110,21 +112,27 @@ def make_gpt2(seed, norm=True, positions=True):
     return answer
 
 
-def try_gpt2(seed):
-    for norm, positions in ((True, True), (True, False), (False, True)):
-        box = keyhole.open_oracle(make_gpt2(seed, norm, positions), width=16, max_length=32)
+def try_gpt2(seed, inner, whole):
+    """With positions and a norm at the end and, unless `whole`, without either."""
+    for norm, positions in ((True, True), (True, False), (False, True))[: 1 if whole else 3]:
+        answer = make_gpt2(seed, inner, norm, positions)
+        box = keyhole.open_oracle(answer, width=16, max_length=32)
         begin = time.process_time()
         run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
         name = f"GPT-2{'' if norm else ', no final norm'}{'' if positions else ', no positions'}"
         spent = time.process_time() - begin
-        print(f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid} "
-              f"CPU {spent:.0f} s {run.model or ''}", flush=True)  # fmt: skip
+        line = f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid}"
+        if run.model is not None:
+            tokens = np.random.default_rng(seed).standard_normal((20, 32, 16))
+            error = float(np.abs(run.model(tokens) - answer(tokens)).max())
+            line += f" ({run.ledger.paid / run.ledger.floor:.1f} x) fresh {error:.1e}"
+        print(f"{line} CPU {spent:.0f} s {run.model or ''}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in (("width", 8), ("heads", 2), ("neurons", 8), ("layers", 2), ("seeds", 5),
-                        ("first", 9000)):  # fmt: skip
+                        ("first", 9000), ("inner", 64)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--kind", default="layer")
     parser.add_argument("--activation", default="gelu")
@@ -137,7 +145,7 @@ def main():
     chosen = parser.parse_args()
     if chosen.gpt2:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
-            try_gpt2(seed)
+            try_gpt2(seed, chosen.inner, chosen.final)
         return
     if chosen.impostors:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):

@@ -6,7 +6,8 @@ Queries.    None: sequences of all sizes and tokens with small streams are given
             numbers per unknown.
 Algebra.    The exact stack in torch, in coordinates of what the norms keep, all positions of all
             blocks. Scores and values are in factors, whose gauge the damping holds. First all
-            answers count alike, then, in one last step, in units of their rounding. A block that is
+            answers count alike, then, in one last step, in units of their rounding. From a start
+            that is nearly right one Jacobian serves for all steps (chords). A block that is
             passed several times has its unknowns once. Standard errors: the least squares solutions
             for random roundings.
 Fails.      At a residual above rounding: `Refined.level` tells.
@@ -243,16 +244,21 @@ def refine_stack(
         return TorchModel(function, blocks, batches)
 
     # near the end, steps only follow roundings
-    enough = float(np.sqrt(np.mean(np.concatenate(roundings) ** 2)))
-    rough = FitOptions(steps=30, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
-                       target=2.0 * enough)  # fmt: skip
-    first = fit_least_squares(weighed(True), blocks.join(parts), rough, rng=rng, blocks=blocks)
-    point, exact = first.point, weighed(False)
-    left = exact.residual(point)
-    jacobian = form_jacobian(exact.linearize(point))
+    enough = 2.0 * float(np.sqrt(np.mean(np.concatenate(roundings) ** 2)))
+    alike, exact, point = weighed(True), weighed(False), blocks.join(parts)
+    jacobian = form_jacobian(alike.linearize(point))
+    point, left = follow_chords(alike, point, inverse_of(jacobian), enough)
+    if left > enough:
+        rough = FitOptions(steps=30, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
+                           target=enough)  # fmt: skip
+        point = fit_least_squares(alike, point, rough, rng=rng, blocks=blocks).point
+        jacobian = form_jacobian(alike.linearize(point))
+    ratio = np.repeat(0.25 / np.concatenate(roundings), form.width)
+    jacobian *= ratio[:, None]
     solve = inverse_of(jacobian)
-    moved = point - solve(left)
-    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(left):
+    rest = exact.residual(point)
+    moved = point - solve(rest)
+    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(rest):
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
     best = join_stack(blocks.split(point), form)
@@ -268,6 +274,26 @@ def refine_stack(
     found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
     errors = {name: part[0] for name, part in zip(names, found, strict=True)}
     return Refined(best, Stack.from_arrays({**told, **errors}), level)
+
+
+def follow_chords(
+    model: TorchModel,
+    point: Float[Array, " unknowns"],
+    solve: Callable[[Array], Array],
+    target: float,
+) -> tuple[Float[Array, " unknowns"], float]:
+    """Steps with the inverse of one Jacobian while each takes half off what is left, down to this
+    root mean square; the point, and what is left there."""
+    rest = model.residual(point)
+    left = float(np.sqrt(np.mean(rest**2)))
+    while left > target:
+        moved = point - solve(rest)
+        rest = model.residual(moved)
+        found = float(np.sqrt(np.mean(rest**2)))
+        if not found < 0.5 * left:
+            break
+        point, left = moved, found
+    return point, left
 
 
 def multiplied(stack: Stack) -> dict[str, Array]:
