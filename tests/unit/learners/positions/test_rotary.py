@@ -3,14 +3,14 @@
 import numpy as np
 
 from keyhole.learners.positions.rotary import (
-    Waves,
     choose_distances,
     copy_levels,
     query_equations,
-    refine_frequency,
+    refine_frequencies,
     rotation_misfit,
     wave_table,
 )
+from keyhole.learners.positions.rotary_fit import Waves
 from keyhole.models.position import pairs
 
 
@@ -31,7 +31,9 @@ def test_frequencies_are_where_waves_lie_in_the_span() -> None:
     outside = np.linalg.svd(signals)[2][6:]
     assert (rotation_misfit(true, distances, outside) < 1e-20).all()
     assert (rotation_misfit(np.array([0.5, 0.05]), distances, outside) > 1e-3).all()
-    assert abs(refine_frequency(0.1002, distances, outside, (0.09, 0.11)) - 0.1) < 1e-12
+    start, low, high = np.array([[0.1002, 0.0101], [0.09, 0.009], [0.11, 0.011]])
+    found = refine_frequencies(start, distances, outside, low, high)
+    assert np.abs(found - true[1:]).max() < 1e-12
 
 
 def test_levels_of_copies_are_the_roots() -> None:
