@@ -188,13 +188,29 @@ def measure_at_anchor(
     return AtAnchor(anchor, frame, near, near_ratios, far, moves, far_ratios)
 
 
-def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
-    """Distances, and what the scores over them leave out, given the number of pairs, and whether
-    constants are among them."""
+def collect_signals(at: AtAnchor) -> Float[Array, "k m"]:
+    """Functionals of the scores over all distances, of length one."""
     known = np.einsum("nd,hrd->nhr", at.moves, at.slopes())
     signals = np.concatenate([known, at.far_slopes()], axis=2).reshape(-1, 2 * len(at.near))
     scale = np.linalg.norm(signals, axis=1, keepdims=True)
-    _, _, vt = np.linalg.svd(signals / np.where(scale > 0, scale, 1.0), full_matrices=True)
+    return np.asarray(signals / np.where(scale > 0, scale, 1.0))
+
+
+def contradicts_rotation(at: AtAnchor) -> bool:
+    """Whether scores over the distances have more dimensions than a head, or are constant though
+    the order of the tokens matters: then no keys turn with their places alone."""
+    signals = collect_signals(at)
+    sizes = np.linalg.svd(signals, compute_uv=False)
+    clear = 1e-4  # relative size of a dimension too many that neither noise nor float32 explains
+    changing = signals - signals.mean(axis=1, keepdims=True)
+    still = 1e-6  # relative change over all distances that is none
+    return bool(sizes[len(at.near)] > clear * sizes[0] or np.abs(changing).max() < still)
+
+
+def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
+    """Distances, and what the scores over them leave out, given the number of pairs, and whether
+    constants are among them."""
+    _, _, vt = np.linalg.svd(collect_signals(at), full_matrices=True)
     return np.concatenate([at.near, at.far]).astype(float), vt[2 * count + constant :]
 
 
