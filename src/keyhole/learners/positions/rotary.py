@@ -202,9 +202,11 @@ def contradicts_rotation(at: AtAnchor) -> bool:
     signals = collect_signals(at)
     sizes = np.linalg.svd(signals, compute_uv=False)
     clear = 1e-4  # relative size of a dimension too many that neither noise nor float32 explains
-    changing = signals - signals.mean(axis=1, keepdims=True)
-    still = 1e-6  # relative change over all distances that is none
-    return bool(sizes[len(at.near)] > clear * sizes[0] or np.abs(changing).max() < still)
+    slopes = at.slopes()
+    changing = np.abs(slopes - slopes.mean(axis=1, keepdims=True)).max()
+    still = 1e-6  # relative change over the near distances that is none
+    constant = changing < still * np.abs(slopes).max()
+    return bool(sizes[len(at.near)] > clear * sizes[0] or constant)
 
 
 def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
