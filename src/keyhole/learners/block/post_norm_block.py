@@ -34,16 +34,21 @@ from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import Box, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
+    Data,
     Directed,
     find_network,
+    fit_directions,
     lengths,
     points_beside,
     points_wanted,
+    with_one,
 )
+from keyhole.learners.block.direction_hessians import join_network, read_directions
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, huge_size, unit_rows
 from keyhole.learners.block.refinement import Pairs, clear_rank
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_circles, find_hidden
 from keyhole.learners.block.scores import Scores, Soft, Span, ask_scores, seen_rank, solve_scores
+from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp
@@ -334,6 +339,41 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     return net
 
 
+def find_smooth(
+    sphere: SphereAnswers, activations: tuple[str, ...], level: float, rng: np.random.Generator
+) -> Directed:
+    """A network of a smooth activation by second derivatives of the directions; raises Unclear,
+    or NotEnough where it has too many neurons for that."""
+    p, d = sphere.whole.shape
+    radius = float(np.sqrt(d))
+
+    def ask(points: Float[Array, "n p"], purpose: str) -> Float[Array, "n p"]:
+        return sphere.directions(sphere.ask(radius * points)[2])
+
+    sketch = read_directions(ask, p, sphere.box.unit, rng)
+    sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
+    fits = []
+    for name in likely_activations(sketch, activations):
+        net = join_network(sketch, name, radius, *sphere.read(None))
+        fits.append(settle_directions(net, sphere, level))
+    net, rest = min(fits, key=lambda fit: fit[1])
+    if rest > 3.0 * level:
+        raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
+    return net
+
+
+def settle_directions(net: Directed, sphere: SphereAnswers, level: float) -> tuple[Directed, float]:
+    """The network fitted to directions that it makes more exact in turn; what is left of them."""
+    rest = np.inf
+    for _ in range(4):
+        data = Data(with_one(sphere.points), sphere.read(net)[1])
+        before = rest
+        net, rest = fit_directions(net, data, 12, target=level)
+        if rest < level or rest > 0.5 * before:
+            break
+    return net, rest
+
+
 def gain_of(
     net: Directed, plane: Float[Array, "d p"]
 ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
@@ -583,6 +623,14 @@ def find_post_norm_block(
         try:
             net = find_relus(sphere, rng)
         except Unclear:
+            sphere.read(None)
+    elif activations != ("relu",):
+        try:
+            net = find_smooth(sphere, activations, level, rng)
+        except NotEnough as failed:
+            # the fit from a random start takes long where there are many neurons
+            if room_for_neurons(p) >= 4 * d:
+                raise Unclear(str(failed)) from failed
             sphere.read(None)
     if net is None:
         net = find_network(sphere, np.eye(p, p + 1), activations, level, rng)

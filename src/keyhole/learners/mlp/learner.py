@@ -41,6 +41,7 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
+from keyhole.learners.mlp.missing import add_missing
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
@@ -181,6 +182,9 @@ class MlpLearner:
             return self._piecewise_linear(oracle, rng)
         if not scale.smooth:
             raise WrongFamily("the box is piecewise linear: its activation is relu")
+        likely = replace(self, neurons=self._expected(width))
+        outputs = box.seen[0].shape[1]
+        oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=outputs)))
         strategies = []
         bending = self.activation is None or ACTIVATIONS[self.activation].bends
         if domain.unbounded and bending and not self.gated and box.unit < SINGLE_ROUNDOFF:
@@ -274,7 +278,8 @@ class MlpLearner:
             return box.ask(centre + radius * points, purpose)
 
         try:
-            sketch = read_sphere(ask, width, box.unit, rng, self.gated)
+            inside = domain.sphere is None
+            sketch = read_sphere(ask, width, box.unit, rng, self.gated, inside)
         except (NotEnough, np.linalg.LinAlgError) as failed:
             return Inconclusive(str(failed))
         blocks, neurons, _ = sketch.rows.shape
@@ -285,6 +290,7 @@ class MlpLearner:
             share = max(share, 1.4)
         count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
         points = self._draw(domain, count, width, rng)
+        box.oracle.expect(count)
         answers = ask(points, "refinement")
         fits: list[Refined] = []
         for name in likely_activations(sketch, self._names()):
@@ -294,6 +300,10 @@ class MlpLearner:
                     f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
                 )
             weights = decided(weights, which, points, answers, box.unit)
+            whole = add_missing(
+                weights, points, answers, lambda turned: ask(turned, "missing neurons"), rng
+            )
+            weights, points, answers = whole.weights, whole.points, whole.answers
             known = any(fit.residual <= self._allowed(box, fit, points, answers) for fit in fits)
             fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
         refined = min(fits, key=lambda fit: fit.residual)

@@ -61,7 +61,7 @@ class Positions:
     sink: bool = False
 
     def expected_queries(self, spec: Spec) -> int | None:
-        return 4 * spec.width + 40
+        return 4 * spec.width + 26
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
