@@ -134,18 +134,15 @@ def measure_with_bag(
     more tokens in use than there are heads."""
     width = ask.width
     drawn = draw_bag(ask, rng, longest, size)
+    if isinstance(drawn, Refuted):
+        return drawn
     draws = (
         2 if before is None else 0
     )  # further bags, where tokens in use do not share out the width
-    for _ in range(draws):
-        crowded = isinstance(drawn, Bag) and has_crowd(ask, len(drawn.used))
-        if not crowded:
-            break
-        other = draw_bag(ask, rng, longest, size)
+    while draws and has_crowd(ask, len(drawn.used)):
+        other, draws = draw_bag(ask, rng, longest, size), draws - 1
         if isinstance(other, Bag) and len(other.used) > len(drawn.used):
             drawn = other
-    if not isinstance(drawn, Bag):
-        return drawn
     bag, anchor, base, used = drawn.tokens, drawn.anchor, drawn.base, drawn.used
     if before is not None and len(used) <= before.heads:
         return before
