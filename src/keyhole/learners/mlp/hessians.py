@@ -3,6 +3,7 @@
 Statement.  Answers on a sphere |x| = R (behind a norm, inside a ball, or anywhere) determine all
             neurons, their number included, if s(s - 1)/2 > m + 1 for some s <= n - 2: m = 4n from
             n = 15 on. About 3.5 times as many numbers as there are parameters.
+            Inside a ball nothing keeps U from being all of R^n: s <= n there.
 Queries.    Unit sphere, orthonormal split into U (s), X (p >= 2) and Z. (1) At ≈ m/D + 1 places in
             X, Hessians on U: steps ±θ along each axis, +θ along pairs of them (both ways where
             digits are few). (2) At ≈ m/D + 3 places in U, first and second differences along
@@ -68,21 +69,28 @@ class Steps:
             return cls(both, both, third, True, coarse=True, room=1.75, spare=0.9, gap=2.5)
         if width < 200:
             return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
-        return cls(both, both, 4.0 * unit**0.5, True)
+        return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
 
 
-def along(base: Float[Array, " n"], steps: Float[Array, "k n"]) -> Float[Array, "k n"]:
-    """Points of the unit sphere reached from `base` along great circles."""
+def along(
+    base: Float[Array, " n"], steps: Float[Array, "k n"], straight: bool = False
+) -> Float[Array, "k n"]:
+    """Points of the unit sphere reached from `base` along great circles; or straight on."""
+    if straight:
+        return np.asarray(base + steps)
     length = np.linalg.norm(steps, axis=1, keepdims=True)
     return np.asarray(base * np.cos(length) + steps * (np.sin(length) / np.maximum(length, TINY)))
 
 
 class HessianTable:
-    """Values around the places in X, asked as the table grows: more places, more axes."""
+    """Values around the places in X, asked as the table grows: more places, more axes. `inside` a
+    ball X and U are both the whole space."""
 
-    def __init__(self, ask: Ask, frame: Float[Array, "n n"], p: int, steps: Steps) -> None:
-        self.ask, self.p, self.steps = ask, p, steps
-        self.x_axes, self.u_axes = frame[:p], frame[p:]
+    def __init__(
+        self, ask: Ask, frame: Float[Array, "n n"], p: int, steps: Steps, inside: bool = False
+    ) -> None:
+        self.ask, self.p, self.steps, self.inside = ask, p, steps, inside
+        self.x_axes, self.u_axes = (frame, frame) if inside else (frame[:p], frame[p:])
         self.places = np.zeros((0, len(frame)))
         self.known: list[int] = []  # axes asked at each place
         self.centre: list[Array] = []
@@ -105,7 +113,7 @@ class HessianTable:
             tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
             if not have:
                 tangents.append(np.zeros(len(base)))
-            values = self.ask(along(base, np.array(tangents)), "Hessians")
+            values = self.ask(along(base, np.array(tangents), self.inside), "Hessians")
             outputs = values.shape[1]
             if not have:
                 self.known.append(0)
@@ -235,10 +243,7 @@ def _starts(
     mixed = rng.standard_normal((count, len(span.inside)))
     if len(found) and not plain:
         seen = flat(found[:, :, None] * found[:, None, :]) @ span.inside.T
-        base, sizes, _ = np.linalg.svd(seen.T, full_matrices=False)
-        base = base[:, sizes > 1e-6 * sizes[0]]
-        if base.shape[1] < len(span.inside):
-            mixed = mixed - (mixed @ base) @ base.T
+        mixed = mixed - _solved(seen @ seen.T, seen @ mixed.T).T @ seen
     _, vectors = np.linalg.eigh(unflat(mixed @ span.inside, s))
     ends = np.where(rng.random(count) < 0.5, 0, s - 1)
     return np.asarray(vectors[np.arange(count), :, ends])
@@ -407,12 +412,17 @@ class Sketch:
 
 
 def read_sphere(
-    ask: Ask, width: int, unit: float, rng: np.random.Generator, gated: bool | None = None
+    ask: Ask,
+    width: int,
+    unit: float,
+    rng: np.random.Generator,
+    gated: bool | None = None,
+    inside: bool = False,
 ) -> Sketch:
-    """Neurons of a network from answers on the unit sphere of R^width; whether they are gated is
-    found out unless it is given."""
+    """Neurons of a network from answers on the unit sphere of R^width, or inside it; whether they
+    are gated is found out unless it is given."""
     steps = Steps.of(unit, width)
-    table, span, size = grown_span(ask, width, steps, rng)
+    table, span, size = grown_span(ask, width, steps, rng, inside)
     found = np.zeros((1, 0, size))
     reasons = []
     if not gated:
@@ -432,7 +442,7 @@ def read_sphere(
 
 
 def grown_span(
-    ask: Ask, width: int, steps: Steps, rng: np.random.Generator
+    ask: Ask, width: int, steps: Steps, rng: np.random.Generator, inside: bool = False
 ) -> tuple[HessianTable, Span, int]:
     """Hessians until their span is clearly smaller than what they could span."""
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
@@ -440,11 +450,13 @@ def grown_span(
     growths = GROWTH[usual:] if steps.coarse else GROWTH  # a small gap is believed with room
     sizes = [axes_for(growth * (width + 1) + 1, steps.room) for growth in growths]
     p = int(np.clip(width - axes_for(GROWTH[usual] * (width + 1) + 1, steps.room), 2, 5))
-    table = HessianTable(ask, frame, p, steps)
-    everywhere = spread_places(p, 512, rng)
+    table = HessianTable(ask, frame, p, steps, inside)
+    everywhere = spread_places(len(table.x_axes), 512, rng)
+    if inside:  # with room for the steps
+        everywhere *= rng.uniform(0.5, 0.9, (len(everywhere), 1))
     outputs = 0
     for growth, wanted in zip(growths, sizes, strict=True):
-        size = min(wanted, width - p)
+        size = min(wanted, len(table.u_axes))
         if size < 3:
             break
         if not outputs:
@@ -504,11 +516,15 @@ def around(
     vectors = found.reshape(blocks * neurons, -1)
     repeated = np.tile(outer, (1, blocks))
     u_axes = table.u_axes[:size]
-    rest = np.vstack([table.x_axes, table.u_axes[size:]])
+    rest = table.u_axes[size:]
+    if not table.inside:
+        rest = np.vstack([table.x_axes, rest])
     count = int(np.ceil(blocks * neurons / outputs)) + 3  # three more than the unknowns need
     ways = min(size - 1, int(np.ceil(1.4 * (blocks * neurons / outputs + 1))) + 1)
     places = rng.standard_normal((count, size))
     places /= np.linalg.norm(places, axis=1, keepdims=True)
+    if table.inside:
+        places *= rng.uniform(0.5, 0.9, (count, 1))
     theta, short = steps.places, steps.first
     base_gradient = table.gradients(size)  # (k, s, D)
     gram = (repeated.T @ repeated) * (vectors @ vectors.T)
@@ -520,13 +536,14 @@ def around(
     for place in places:
         base = place @ u_axes
         tangents = rng.standard_normal((ways, size))
-        tangents -= np.outer(tangents @ place, place)
+        if not table.inside:
+            tangents -= np.outer(tangents @ place, place)
         tangents = np.linalg.qr(tangents.T)[0].T
         moved = tangents @ u_axes
-        queries = [along(base, theta * moved), along(base, -theta * moved), base[None]]
-        queries.append(along(base, short * rest))
+        offsets = [theta * moved, -theta * moved, 0.0 * moved[:1], short * rest]
         if steps.coarse:
-            queries.append(along(base, -short * rest))
+            offsets.append(-short * rest)
+        queries = [along(base, part, table.inside) for part in offsets]
         values = ask(np.concatenate(queries), "places")
         forth, back, centre = values[:ways], values[ways : 2 * ways], values[2 * ways]
         after = values[2 * ways + 1 :]
@@ -539,15 +556,16 @@ def around(
             squares = np.hstack([squares, mixed])
         slopes.append(_coefficients(seen, repeated, first[:, None], identity=False)[:, 0])
         bends.append(_coefficients(squares, repeated, second[:, None], identity=True)[:, 0])
+        there, kept = (short, 1.0) if table.inside else (np.sin(short), np.cos(short))
         if steps.coarse:
-            beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * np.sin(short)))
+            beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * there))
         else:
-            beside.append((after[: len(rest)] - centre * np.cos(short)) / np.sin(short))
+            beside.append((after - centre * kept) / there)
     slope, bend = np.array(slopes).T, np.array(bends).T
-    across = _coefficients(
-        slope[:, len(base_gradient) :].T, repeated, np.array(beside), identity=True
-    )
-    rows = vectors @ u_axes + across @ rest
+    rows = vectors @ u_axes
+    if len(rest):
+        seen = slope[:, len(base_gradient) :].T
+        rows = rows + _coefficients(seen, repeated, np.array(beside), identity=True) @ rest
     return Sketch(
         rows.reshape(blocks, neurons, -1),
         outer,

@@ -37,7 +37,7 @@ class RefinementOptions:
 
     steps: int = 30
     inner_steps: int = 800
-    large_steps: int = 150
+    large_steps: int = 250
     dense: int = 2400
     grams: int = 60000
     draws: int = 4
@@ -316,9 +316,7 @@ class Linearised:
             scale = max(float(np.abs(residual).max()), TINY)
             right = (residual / scale).astype(short)
             steps = self.options.large_steps
-            z = least_squares_cg(
-                forward, backward, right, shape, max(accuracy, 1e-4), steps, damping
-            )
+            z = least_squares_cg(forward, backward, right, shape, accuracy, steps, damping)
             return scale * self.free(outward(z))
 
         return solve
@@ -391,7 +389,9 @@ def refine(
     done, stalled = 0, 0
     while done < options.steps and stalled < 2:
         relative = size / max(scale * np.sqrt(state.residual.size), TINY)
-        step = state.solver()(state.residual, float(np.clip(relative, 1e-6, 1e-2)), 0.0)
+        # a step is worth no more digits than its own second order or the answers' rounding
+        worth = max(relative, enough / max(relative * scale, TINY))
+        step = state.solver()(state.residual, float(np.clip(worth, 1e-6, 1e-2)), 0.0)
         done += 1
         for halving in range(6):
             moved = stepped(state.weights, step * 0.5**halving)

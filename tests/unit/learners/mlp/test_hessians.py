@@ -85,12 +85,13 @@ def test_gated_pairs_are_found():
 
 
 @pytest.mark.parametrize(
-    ("activation", "gated"), [("gelu", False), ("tanh", False), ("silu", True)]
+    ("activation", "gated", "inside"),
+    [("gelu", False, False), ("tanh", False, True), ("silu", True, False), ("silu", True, True)],
 )
-def test_a_sphere_tells_all_neurons_to_a_few_digits(activation, gated):
+def test_a_sphere_tells_all_neurons_to_a_few_digits(activation, gated, inside):
     rng = np.random.default_rng(4)
     truth = network(rng, 12, 9 if gated else 18, 8, activation, gated)
-    sketch = read_sphere(lambda x, _: truth(x), 12, UNIT, rng)
+    sketch = read_sphere(lambda x, _: truth(x), 12, UNIT, rng, inside=inside)
     assert sketch.rows.shape == ((2, 9, 12) if gated else (1, 18, 12))
     (name,) = likely_activations(sketch, ["gelu", "silu", "gelu_tanh", "tanh"])
     weights, which = weights_of(sketch, name)
