@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # written last: an interrupted installation starts again
 READY := $(VENV)/.ready
-EXTRAS := test,torch,hf,onnx,convex,distributed,serve,pictures
+EXTRAS := test,torch,hf,gguf,onnx,convex,distributed,serve,pictures
 PROCESSES ?= 2
 # MLServer (which brings tritonclient): programs of others that the tests talk to
 OTHERS := .venv-interoperation
@@ -59,7 +59,7 @@ browser:
 # the scripts among benchmarks/*.py; the rest is what they share
 MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise examples auto \
 	verifier engines http_overhead regression block deployed mlp language_model_server tokens \
-	trained_block stack layers mlp_figures journal
+	trained_block stack layers mlp_figures journal forecast
 
 bench: $(READY)
 	$(BIN)/keyhole bench all --out docs/results

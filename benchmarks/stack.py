@@ -1,9 +1,9 @@
 """Stacks of pre-norm blocks through recover(), nothing given: outcome, errors, queries.
 
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
-                           [--activation gelu] [--gated] [--seeds 5] [--first 9000]
-python benchmarks/stack.py --impostors
-python benchmarks/stack.py --gpt2          a two-block GPT-2 of transformers, random weights
+                           [--activation gelu] [--gated] [--final] [--seeds 5] [--first 9000]
+python benchmarks/stack.py --impostors [--final]
+python benchmarks/stack.py --gpt2 [--inner 64]    a two-block GPT-2 of transformers, random weights
 python benchmarks/stack.py --limits        errors and queries against depth, width, number format
 """
 
@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 import keyhole
+from keyhole.models.norm import Norm
 from keyhole.models.random import block, stack
 
 
@@ -33,8 +34,16 @@ def compare(name, secret, seed, dtype="float64"):
     print(f"{line} CPU {spent:.0f} s {run.reason}", flush=True)
 
 
-def compare_impostors(seed):
-    """Boxes that are no such stack, or one with a turn."""
+def with_final_norm(secret, kind, seed):
+    rng = np.random.default_rng(seed + 500)
+    width = secret.width
+    bias = 0.3 * rng.standard_normal(width) if kind == "layer" else None
+    norm = Norm(1.0 + 0.2 * rng.standard_normal(width), bias, 1e-5, kind)
+    return keyhole.Stack(secret.blocks, norm, causal=secret.causal)
+
+
+def compare_impostors(seed, final):
+    """Boxes that are no such stack, or one with a turn; `final`: behind a norm at the end."""
     rng = np.random.default_rng(seed)
     one, two, three = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(3))
     boxes = {
@@ -53,6 +62,8 @@ def compare_impostors(seed):
         "three blocks": keyhole.Stack([one, two, three], causal=True),
         "post-norm": keyhole.Stack([block(rng, 6, heads=1, neurons=4) for _ in range(2)]),
     }  # fmt: skip
+    if final:
+        boxes = {name: with_final_norm(box, "layer", seed) for name, box in boxes.items()}
     for name, secret in boxes.items():
         compare(name, secret, seed)
     swapped, deeper = boxes["swapped"], boxes["three blocks"]
@@ -72,13 +83,15 @@ def measure_limits(seed):
         compare(f"d {width} H 2 m 8 L {layers} {dtype}", secret, seed, dtype)
 
 
-def make_gpt2(seed, norm=True, positions=True):
-    """Two blocks, 16 wide: embeddings in, the last hidden state out."""
+def make_gpt2(seed, inner, norm=True, positions=True):
+    """Two blocks, 16 wide, so many neurons each: embeddings in, the last hidden state out."""
     import torch
     import transformers
 
     torch.manual_seed(seed)
-    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8)
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=32, vocab_size=8, n_inner=inner
+    )
     model = transformers.GPT2Model(config).double().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -101,25 +114,32 @@ def make_gpt2(seed, norm=True, positions=True):
     return answer
 
 
-def try_gpt2(seed):
-    for norm, positions in ((True, True), (True, False), (False, True)):
-        box = keyhole.open_oracle(make_gpt2(seed, norm, positions), width=16, max_length=32)
+def try_gpt2(seed, inner, whole):
+    """With positions and a norm at the end and, unless `whole`, without either."""
+    for norm, positions in ((True, True), (True, False), (False, True))[: 1 if whole else 3]:
+        answer = make_gpt2(seed, inner, norm, positions)
+        box = keyhole.open_oracle(answer, width=16, max_length=32)
         begin = time.process_time()
         run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
         name = f"GPT-2{'' if norm else ', no final norm'}{'' if positions else ', no positions'}"
         spent = time.process_time() - begin
-        print(f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid} "
-              f"CPU {spent:.0f} s {run.model or ''}", flush=True)  # fmt: skip
+        line = f"{name:36} seed {seed} {run.outcome.name} {run.reason} queries {run.ledger.paid}"
+        if run.model is not None:
+            tokens = np.random.default_rng(seed).standard_normal((20, 32, 16))
+            error = float(np.abs(run.model(tokens) - answer(tokens)).max())
+            line += f" ({run.ledger.paid / run.ledger.floor:.1f} x) fresh {error:.1e}"
+        print(f"{line} CPU {spent:.0f} s {run.model or ''}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in (("width", 8), ("heads", 2), ("neurons", 8), ("layers", 2), ("seeds", 5),
-                        ("first", 9000)):  # fmt: skip
+                        ("first", 9000), ("inner", 64)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--kind", default="layer")
     parser.add_argument("--activation", default="gelu")
     parser.add_argument("--gated", action="store_true")
+    parser.add_argument("--final", action="store_true", help="a norm at the end")
     parser.add_argument("--impostors", action="store_true")
     parser.add_argument("--gpt2", action="store_true")
     parser.add_argument("--limits", action="store_true")
@@ -127,23 +147,26 @@ def main():
     chosen = parser.parse_args()
     if chosen.gpt2:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
-            try_gpt2(seed)
+            try_gpt2(seed, chosen.inner, chosen.final)
         return
     if chosen.impostors:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
-            compare_impostors(seed)
+            compare_impostors(seed, chosen.final)
         return
     if chosen.limits:
         for seed in range(chosen.first, chosen.first + chosen.seeds):
             measure_limits(seed)
         return
     name = f"d {chosen.width} H {chosen.heads} m {chosen.neurons} L {chosen.layers}"
+    name += f" {chosen.kind}{', norm at the end' if chosen.final else ''}"
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         secret = stack(
             np.random.default_rng(seed), chosen.width, layers=chosen.layers, heads=chosen.heads,
             neurons=chosen.neurons, kind=chosen.kind, activation=chosen.activation,
             gated=chosen.gated,
         )  # fmt: skip
+        if chosen.final:
+            secret = with_final_norm(secret, chosen.kind, seed)
         compare(name, secret, seed, chosen.dtype)
 
 

@@ -120,9 +120,13 @@ def shell(text: str, folder: Path, code: int = 0) -> str:
 
 
 def run_workflow(text: str, folder: Path) -> None:
-    """The steps of a workflow that call keyhole."""
-    jobs = yaml.safe_load(text)["jobs"].values()
-    steps = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    """The steps of a workflow (GitHub's, or GitLab's) that call keyhole."""
+    told = yaml.safe_load(text)
+    if "jobs" in told:
+        jobs = told["jobs"].values()
+        steps = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    else:
+        steps = [step for job in told.values() for step in job["script"]]
     called = [step for step in steps if step.startswith("keyhole ")]
     assert called, f"no step calls keyhole:\n{text}"
     for step in called:

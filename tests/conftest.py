@@ -1,4 +1,5 @@
-"""Makes the helpers beside this file importable from every test, and Hypothesis repeatable."""
+"""Makes the helpers beside this file importable from every test, Hypothesis repeatable, and checks of
+shapes cheap."""
 
 import sys
 from pathlib import Path
@@ -7,6 +8,10 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import typechecking
+
+typechecking.install()
 
 # the same examples on every machine; a busy one may take its time
 settings.register_profile("keyhole", derandomize=True, deadline=None, database=None)
@@ -17,3 +22,8 @@ settings.load_profile("keyhole")
 def no_token(monkeypatch):
     """A token that the machine happens to have changes what the tests of HTTP see."""
     monkeypatch.delenv("KEYHOLE_TOKEN", raising=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    typechecking.Clock.test += 1

@@ -24,6 +24,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
     "submodule": "keyhole.models.parts",
     "from_torch": "keyhole.models.export",
     "from_hf": "keyhole.models.export",
+    "from_gguf": "keyhole.models.export",
     "export": "keyhole.models.export",
     "to_torch": "keyhole.models.export",
     "to_onnx": "keyhole.models.export",

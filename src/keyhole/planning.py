@@ -16,11 +16,14 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
 from keyhole.errors import KeyholeError, OracleError
+from keyhole.learners.auto import judge_family
 from keyhole.learners.base import Learner
+from keyhole.learners.block import BlockLearner, count_block_queries
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
+from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.family import Facts, examine_family
@@ -67,10 +70,13 @@ class Survey:
     spec: Spec
     precision: NoiseModel
     format: str
-    kind: str  # attention, network, smooth network, layer, labels; "" where nothing was asked
+    # attention, network, smooth network, layer, labels, positions, block; "" where nothing was
+    # asked
+    kind: str
     latency: float | None = None  # seconds of a query on its own
     each: float | None = None  # seconds of a further query in the same batch
     asked: int = 0
+    family: str = ""  # as `check` and `recover` name it
 
     def seconds(self, queries: int) -> float | None:
         if self.latency is None or self.each is None:
@@ -102,7 +108,7 @@ def survey(box: Any, seed: int = 0) -> Survey:
 def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
     """The family is named by the same queries as in a recovery, where tokens around zero may be
     asked; elsewhere the smallest family is assumed."""
-    domain = oracle.spec.domain
+    domain, family = oracle.spec.domain, ""
     latency, each = _measure_speed(oracle, rng)
     if domain.vocabulary is not None or domain.radius <= 0:
         noise, _, answers = estimate_noise(oracle, rng)
@@ -112,9 +118,14 @@ def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
         kind, noise, outputs = facts.kind, facts.noise, facts.outputs
         if facts.smooth and kind == "network":
             kind = "smooth network"
+        family, _ = judge_family(oracle, facts)
+        if "norm" in family:
+            kind = "block"
+        elif family == "attention with positions":
+            kind = "positions"
     number_format = "labels" if kind == "labels" else noise.format
     spec = replace(oracle.spec, outputs=oracle.spec.outputs or outputs, domain=domain)
-    return Survey(spec, noise, number_format, kind, latency, each, oracle.paid)
+    return Survey(spec, noise, number_format, kind, latency, each, oracle.paid, family)
 
 
 def examine_within_limits(oracle: Oracle, rng: np.random.Generator) -> tuple[Facts, Domain]:
@@ -152,7 +163,8 @@ class Candidate:
     assumes: str
     depends: str
     kinds: tuple[str, ...]  # of a survey for which it comes into question
-    draw: Callable[[np.random.Generator, int], Any]
+    draw: Callable[[np.random.Generator, int], Any] | None = None  # None: no rehearsal
+    forecast: Callable[[Spec], int | None] | None = None  # None: the learner's own
 
 
 @dataclass(frozen=True)
@@ -187,7 +199,7 @@ class Draws:
         return TransformerModel(score, None, self.network(rng, width))
 
 
-def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
+def candidates(size: Size, outputs: int | None, family: str = "") -> Mapping[str, Candidate]:
     usual_heads = 2  # where nothing is known
     heads, draws = size.heads or usual_heads, Draws(size, outputs)
     hidden = ReluNetworkLearner(neurons=size.neurons)
@@ -232,6 +244,14 @@ def candidates(size: Size, outputs: int | None) -> Mapping[str, Candidate]:
             ("layer",),
             draws.transformer,
         ),
+        "block": Candidate(
+            BlockLearner(),
+            family or "a block with norms, or half of it",
+            "neurons are counted on the way",
+            ("block",),
+            forecast=lambda spec: count_block_queries(family, spec.width),
+        ),
+        "auto": Candidate(Positions(), family or "attention with positions", "", ("positions",)),
     }
 
 
@@ -248,10 +268,10 @@ def plan(
         target = Survey(target, known, "taken for float64", "")
     size = Size() if size is None else size
     spec, found = replace(target.spec, precision=target.precision), []
-    for name, candidate in candidates(size, target.spec.outputs).items():
+    for name, candidate in candidates(size, target.spec.outputs, target.family).items():
         if target.kind and target.kind not in candidate.kinds:
             continue
-        queries = candidate.learner.expected_queries(spec)
+        queries = (candidate.forecast or candidate.learner.expected_queries)(spec)
         error, ending = None, "not rehearsed"
         if rehearse:
             error, ending = _rehearse(name, size, target, seed)
@@ -281,6 +301,8 @@ def _rehearse(name: str, size: Size, target: Survey, seed: int) -> tuple[float |
     if target.spec.domain.vocabulary is not None:
         return None, "not rehearsed: the answer depends on the words"
     candidate = candidates(small, target.spec.outputs)[name]
+    if candidate.draw is None:
+        return None, "not rehearsed"
     rng = np.random.default_rng([seed, 4])
     secret = candidate.draw(rng, width)
     spec = Spec(width, domain=target.spec.domain, identity="rehearsal")

@@ -2,6 +2,7 @@
 second of waiting.
 
     http(s)://…   a .onnx file   a saved model or run   hf:FOLDER   hf:FOLDER#part
+    gguf:FILE   FILE.gguf#blk.0.attn
     package.module:attribute   package.module:model.encoder.layer.0   package.module:layers[0]
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from keyhole.errors import FileFormatError, InvalidArgument
 
 ATTRIBUTE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*(?:\.\w+|\[\d+\])*)(\(\))?")
-FOLDER = "hf:"
+FOLDER, FILE = "hf:", "gguf:"
 FORMATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -39,6 +40,10 @@ def check_target(name: str) -> None:
         folder, _, part = name.removeprefix(FOLDER).partition("#")
         check_folder(Path(folder), part)
         return
+    gguf = split_gguf(name)
+    if gguf is not None:
+        check_gguf(gguf[0])
+        return
     code, _, attribute = name.partition(":")
     if code.endswith(".py"):
         module = ".".join(Path(code.removesuffix(".py")).parts)
@@ -53,8 +58,27 @@ def check_target(name: str) -> None:
         check_module(match[1])
     elif not name.lower().endswith(".onnx"):  # its reader says that it is not there
         raise InvalidArgument(
-            f"{name!r} is no file, no URL, no hf:FOLDER and no package.module:attribute"
+            f"{name!r} is no file, no URL, no hf:FOLDER, no gguf:FILE and no "
+            "package.module:attribute"
         )
+
+
+def split_gguf(name: str) -> tuple[Path, str] | None:
+    """File and part of gguf:FILE#part or FILE.gguf#part; None where a string is neither."""
+    file, _, part = name.removeprefix(FILE).partition("#")
+    named = name.startswith(FILE) or file.lower().endswith(".gguf")
+    return (Path(file), part) if named else None
+
+
+def check_gguf(path: Path) -> None:
+    """Raises where there is no GGUF file."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from error
+    if start != b"GGUF":
+        raise FileFormatError(f"{path} is no GGUF file: it does not begin with GGUF")
 
 
 def check_module(module: str) -> None:

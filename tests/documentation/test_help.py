@@ -41,6 +41,21 @@ def test_every_command_shows_an_example_of_itself() -> None:
         assert command.help
 
 
+def test_the_list_of_commands_waits_for_nothing_heavy() -> None:
+    code = """import sys
+from keyhole.cli.main import main
+sys.argv = ["keyhole", "--help"]
+try:
+    main()
+finally:
+    heavy = {"rich", "numpy", "httpx", "markdown_it"} & set(sys.modules)
+    assert not heavy, heavy
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name}  +{command.help.split()[0]}", told.stdout, re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the examples assume it: a package of the reader's, a saved run, examples, a

@@ -23,14 +23,18 @@ PROMPTS = QueryBatch.of(
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("llama")
+
+
+@pytest.fixture(scope="module")
+def url(folder):
     python = os.environ.get("KEYHOLE_LLAMA_PYTHON")
     if not python:
         pytest.skip(
             "xllamacpp is not installed: `make test` could not, or was not used to start the tests; "
             "KEYHOLE_LLAMA_PYTHON may name a Python that has it and gguf"
         )
-    folder = tmp_path_factory.mktemp("llama")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -85,6 +89,21 @@ def test_forced_tokens_tell_the_same(url, truth):
         found = keyhole.choose_tokens(box, chosen).ask(PROMPTS)
     same = truth[:, chosen] - truth[:, chosen[:1]]
     assert np.abs(found - same).max() < 1e-4
+
+
+def test_the_file_that_is_served_is_read_as_the_server_computes(url, truth, folder):
+    pytest.importorskip("gguf")
+    import gguf
+
+    tensors = {
+        tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "model.gguf").tensors
+    }
+    model = keyhole.from_gguf(folder / "model.gguf")
+    prompts = PROMPTS.tokens()[:, :, 0].astype(int)
+    logits = model(tensors["token_embd.weight"][prompts]) @ tensors["output.weight"].T
+    logits = logits - logits.max(axis=1, keepdims=True)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert np.abs(expected - truth).max() < 1e-2  # it keeps keys and values in half precision
 
 
 def test_chat_is_opened_too(url):

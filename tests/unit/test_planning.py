@@ -6,11 +6,12 @@ import pytest
 import keyhole
 from boxes import CountingBox, in_float32
 from keyhole.models.attention import Attention, Head
-from keyhole.models.random import attention
+from keyhole.models.random import attention, block
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.planning import Size, Survey, plan, survey
+from placed_layers import placed_layer
 from recoveries import NETWORK, SCORE
 
 HEAD = attention(np.random.default_rng(0), 6)
@@ -70,6 +71,8 @@ def test_a_forecast_is_near_what_the_run_pays() -> None:
         (NETWORK, "network", ["relu-network"]),
         (SMOOTH, "smooth network", ["mlp"]),
         (keyhole.TransformerModel(SCORE, None, NETWORK), "layer", ["transformer"]),
+        (block(np.random.default_rng(1), 8, heads=2), "block", ["block"]),
+        (placed_layer("linear bias", 8, 2, 1), "positions", ["auto"]),
     ],
 )
 def test_only_learners_that_come_into_question(box: object, kind: str, learners: list[str]) -> None:

@@ -23,10 +23,11 @@ READ = {  # how an interface is read, in words
 }
 
 
-def state_level(level: Level, price: float) -> str:
+def state_level(exposure: Exposure, name: str, price: float) -> str:
     """Questions, money and error of one level."""
+    level: Level = getattr(exposure, name)
     if not level.reachable:
-        return "no number of questions"
+        return "no number of questions" if exposure.holds else "not known"
     text = f"{'' if level.measured else '≈ '}{level.questions:,.0f}"
     if price > 0:
         text += f" · {state_money(level.money)}"
@@ -63,7 +64,7 @@ def show(audit: LanguageModelAudit) -> RenderableType:
         table.add_column(name)
     colours = {"good": "green", "fair": "yellow", "bad": "red"}
     for exposure in audit.exposures:
-        levels = [state_level(getattr(exposure, name), audit.price) for name in LEVELS]
+        levels = [state_level(exposure, name, audit.price) for name in LEVELS]
         result = Text(state_outcome(exposure), style=colours[judge(exposure)])
         table.add_row(exposure.title, result, *levels)
     notes = [
@@ -96,7 +97,7 @@ def render(audit: LanguageModelAudit) -> str:
             "result": state_outcome(exposure),
             "kind": judge(exposure),
             "reason": exposure.reason,
-            "levels": [state_level(getattr(exposure, name), audit.price) for name in LEVELS],
+            "levels": {name: state_level(exposure, name, audit.price) for name in LEVELS},
         }
         for exposure in audit.exposures
     ]

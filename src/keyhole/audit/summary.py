@@ -67,7 +67,10 @@ def advice(table: list[Row], max_norm: float) -> str:
     parts = [_best(known, useful, max_norm)] if known else []
     if len(known) < len(last):
         names = ", ".join(row.title for row in last if row.function_error is None)
-        parts.append(f"Against {names} this attack did not finish, which proves nothing.")
+        parts.append(
+            f"This attack did not finish, which proves nothing, against: {names}. More queries "
+            "(--multiples) may end it."
+        )
     loose = _strongest(row for row in table if not row.bounded)
     parts += _without_limit(
         [row for row in loose if row.function_error is not None and row.function_error < LEAKS],

@@ -38,7 +38,7 @@ class Row:
     floor: float | None = None
     parameters: float | None = None  # largest relative error of a block, up to the symmetries
     answers: float | None = None  # relative root mean square on fresh sequences; labels: share
-    seconds: float | None = None
+    seconds: float | None = None  # of the processor
     outside: float | None = None  # seconds outside the box
     memory: float | None = None  # MiB at the peak
     solved: int | None = None  # of so many seeds:
@@ -70,15 +70,15 @@ class Slope:
 
 
 class Timed(Wrapper):
-    """Adds up the time that the box takes."""
+    """Adds up the processor time that the box takes."""
 
     def __init__(self, inner: Oracle) -> None:
         self.inner, self.seconds = inner, 0.0
 
     def ask(self, queries: QueryBatch) -> Array:
-        start = time.perf_counter()
+        start = time.process_time()
         answers = self.inner.ask(queries)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.process_time() - start
         return answers
 
 
@@ -117,8 +117,8 @@ def run_case(
 ) -> list[Row]:
     """Keyhole, the papers' own algorithms, and students, on boxes of one case.
 
-    `seconds` is the time that each student may take; `memory` asks for one more run of Keyhole,
-    whose peak is measured; `told` hears the name of each method.
+    `seconds` is the processor time that each student may take; `memory` asks for one more run of
+    Keyhole, whose peak is measured; `told` hears the name of each method.
     """
     real_number("seconds", seconds, 0.0, finite=False)
     found: dict[str, list[Row]] = {}
@@ -141,12 +141,12 @@ def run_seed(
     for name, method in case.published.items():
         hear(f"{case.name}: {name}")
         box = Timed(secret.open(seed))
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             asked, model, ended = method(box, secret, seed)
         except KeyholeError as error:
             asked, model, ended = 0, None, str(error)
-        spent = time.perf_counter() - start
+        spent = time.process_time() - start
         yield _row(case, secret, name, asked, model, spent, ended, outside=spent - box.seconds)
     if not case.students:
         return
@@ -155,21 +155,21 @@ def run_seed(
         if lesson.labels and name.startswith("least squares"):
             continue  # a label has no derivative
         hear(f"{case.name}: {name}")
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             taught = student(lesson, np.random.default_rng([seed, 4]))
         except InvalidArgument:
             continue  # no torch module of this family
-        spent = time.perf_counter() - start
+        spent = time.process_time() - start
         yield _row(case, secret, name, len(lesson.tokens), taught.model, spent, taught.ended)
 
 
 def run_keyhole(case: Case, secret: Secret, seed: int, memory: bool) -> Row:
     """The row of Keyhole itself."""
     box = Timed(secret.open(seed))
-    start = time.perf_counter()
+    start = time.process_time()
     run = _recover(case, secret, box, seed)
-    spent = time.perf_counter() - start
+    spent = time.process_time() - start
     return _row(
         case,
         secret,

@@ -20,8 +20,8 @@ def audit(
         str,
         typer.Argument(
             help="A model you own: a saved keyhole model, a run's folder, `hf:FOLDER#part`, "
-            "`package.module:attribute` (imports that code; a torch module's weights are read), or "
-            "the address of a language model.",
+            "`gguf:FILE#part`, `package.module:attribute` (imports that code; a torch module's "
+            "weights are read), or the address of a language model.",
             show_default=False,
         ),
     ],
@@ -180,6 +180,7 @@ def owned_model(target: str) -> "Attention":
     from keyhole.oracles.open import load_named
     from keyhole.oracles.torch import is_module
     from keyhole.results import load
+    from keyhole.targets import split_gguf
 
     value: Any
     if target.startswith("hf:"):
@@ -187,7 +188,7 @@ def owned_model(target: str) -> "Attention":
 
         folder, _, part = target.removeprefix("hf:").partition("#")
         value = from_hf(load_folder(folder), part or 0)
-    elif ":" in target:
+    elif ":" in target or split_gguf(target) is not None:
         value = load_named(target)
         value = from_torch(value) if is_module(value) else value
     else:

@@ -42,6 +42,21 @@ class Commands(TyperGroup):
             _as_json(error)
             raise
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands in plain text: to load what draws the help of a command would take
+        as long as everything else."""
+        super(TyperGroup, self).format_help(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Each with the whole first sentence of its help."""
+        rows = [
+            (name, " ".join((command.help or "").partition("\n\n")[0].split()))
+            for name, command in self.commands.items()
+            if not command.hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="keyhole",
@@ -51,7 +66,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with `keyhole demo`. For models you own or are authorised to test.",
+    epilog="Start with: keyhole demo. For models you own or are authorised to test.",
 )
 
 

@@ -54,7 +54,10 @@ def plan(
     console = Console()
     console.print(table(found))
     refusals = dict.fromkeys(line.rehearsal for line in found if len(line.rehearsal) >= SHORT)
-    for sentence in (*(f"¹ {text}." for text in refusals), *sentences(known, rehearse)):
+    for sentence in (
+        *(f"¹ {text}." for text in refusals),
+        *sentences(known, any(line.error is not None for line in found)),
+    ):
         console.print(sentence, style="dim", markup=False, highlight=False)
 
 
@@ -120,6 +123,8 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
             "smooth network": "single tokens act smoothly: a network with GELU, SiLU or the like",
             "layer": "single tokens bend, and the rest matters: attention and a network",
             "labels": "every answer is a label",
+            "positions": "the places of tokens matter: attention with positions",
+            "block": f"huge tokens act as behind a norm: {known.family}",
         }
         kind = kinds[known.kind]
         domain = known.spec.domain

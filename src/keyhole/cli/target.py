@@ -35,8 +35,8 @@ class Box:
         str | None,
         typer.Argument(
             help="`package.module:attribute` (imports that code), `hf:FOLDER#part` (a local "
-            "transformers model), a `.onnx` file, an `http(s)://` endpoint, or a saved keyhole "
-            "model.",
+            "transformers model), `gguf:FILE#part`, a `.onnx` file, an `http(s)://` endpoint, or "
+            "a saved keyhole model.",
             show_default=False,
         ),
     ] = None

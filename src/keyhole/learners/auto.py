@@ -32,6 +32,7 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
 from keyhole.learners.positions import Positions, describe_bounded, has_sink
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
+from keyhole.learners.stack import StackLearner
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.family import Facts, bends_between_opposites, examine_family
@@ -232,18 +233,25 @@ def refuse_unknown_families(facts: Facts) -> None:
 
 
 def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> str:
-    """The block or sublayer with a norm that the box may be, or "": answers are as wide as tokens,
-    and single tokens act smoothly, as only a norm or a smooth activation does."""
+    """The block, stack or sublayer with a norm that the box may be, or "": answers are as wide as
+    tokens, and single tokens act smoothly, as only a norm or a smooth activation does. A block
+    without positions sees the earlier tokens as a set; blocks behind one another do not."""
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
     if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
         return ""
-    return "" if facts.order or facts.copies else name_block(oracle, rng)
+    name = name_block(oracle, rng)
+    if not (facts.order or facts.copies):
+        return name
+    return "a stack of blocks" if name.startswith("a whole") else ""
 
 
 def learn_block(oracle: Oracle, rng: np.random.Generator, facts: Facts, name: str) -> Hypothesis:
-    """A block; what looks like a network and a norm may also be a network without one."""
+    """A block or a stack; what looks like a network and a norm may also be a network without
+    one."""
     reason = "single tokens act smoothly, and huge ones as behind a norm"
     choice = Choice.of(facts, name, reason)
+    if name == "a stack of blocks":
+        return choice.learn(StackLearner(), oracle, rng)
     try:
         return choice.learn(BlockLearner(), oracle, rng)
     except (IllConditioned, WrongFamily):

@@ -94,6 +94,8 @@ def perturb_model(
             drawn[name] = np.asarray(rng.standard_normal(array.shape))
             drawn[name] *= deviations[name]
             drawn[name] += array
+            if name.rpartition(".")[2].startswith("epsilon"):  # of a norm: never below zero
+                np.abs(drawn[name], out=drawn[name])
             drawn[name].flags.writeable = False  # so that the model keeps it as it is
         for name, left in uncertain.items():
             if name.endswith("score_left") and name in drawn:

@@ -525,13 +525,18 @@ def _(a: Stack, b: Any) -> float:
         raise incomparable(a, b)
     kinds = [
         # a single block answers at the last position only: the mask does not show
-        (len(m.blocks), m.causal and len(m.blocks) > 1, m.final_norm and m.final_norm.kind)
+        (len(m.blocks), m.causal and len(m.blocks) > 1, m.final_norm and m.final_norm.kind,
+         None if m.positions is None else m.positions.shape)
         for m in (a, b)
-    ]
+    ]  # fmt: skip
     if kinds[0] != kinds[1]:
         return float("inf")
-    pairs = zip(canonical_stack(a).blocks, canonical_stack(b).blocks, strict=True)
+    first, second = canonical_stack(a), canonical_stack(b)
+    pairs = zip(first.blocks, second.blocks, strict=True)
     worst = max(distance(one, other) for one, other in pairs)
+    if first.positions is not None and second.positions is not None:
+        gap = float(np.linalg.norm(first.positions - second.positions))
+        worst = max(worst, relative(gap, float(np.linalg.norm(second.positions))))
     if a.final_norm is not None and b.final_norm is not None:
         worst = max(worst, norm_distance(a.final_norm, b.final_norm))
     return worst
@@ -540,12 +545,15 @@ def _(a: Stack, b: Any) -> float:
 def canonical_stack(stack: Stack) -> Stack:
     """The representative of all stacks that are the same function, up to the symmetries inside its
     blocks. Where all blocks are pre-norm with LayerNorms, no norm sees the mean of the stream: of
-    the means of all constants only the sum shows, and the last block's last part has it. Behind a
-    final LayerNorm no mean shows at all."""
+    the means of all constants only the sum shows, and the last block's last part has it; positions
+    have none on average. Behind a final LayerNorm no mean shows at all."""
     if any(block.norm != "pre" or block.kind != "layer" for block in stack.blocks):
         return stack
     hidden = stack.final_norm is not None and stack.final_norm.kind == "layer"
-    blocks, total = [], 0.0
+    blocks, total, positions = [], 0.0, stack.positions
+    if positions is not None:
+        total += float(positions.mean())
+        positions = positions - positions.mean(axis=1 if hidden else None, keepdims=True)
     for block in map(canonical_block, stack.blocks):
         attention, mlp = block.attention, block.mlp
         if attention is not None:
@@ -582,7 +590,7 @@ def canonical_stack(stack: Stack) -> Stack:
         )
         for block, attention, mlp in blocks
     ]
-    return Stack(rebuilt, stack.final_norm, causal=stack.causal)
+    return Stack(rebuilt, stack.final_norm, causal=stack.causal, positions=positions)
 
 
 def norm_distance(norm: Norm, other: Norm) -> float:

@@ -1,5 +1,5 @@
 """Models to and from other programs: PyTorch (export_torch, import_torch), ONNX (export_onnx),
-safetensors."""
+GGUF (import_gguf), safetensors."""
 
 from pathlib import Path
 from typing import Any
@@ -70,3 +70,11 @@ def from_hf(model: Any, layer: int | str = 0) -> Any:
     from keyhole.models.import_torch import from_hf as read
 
     return read(model, layer)
+
+
+def from_gguf(path: str | Path, part: str = "") -> Any:
+    """The true model in the weights of a GGUF file of a Llama or Qwen 2: a block ("blk.0"), its
+    attention ("blk.0.attn") or network ("blk.0.ffn"), or all blocks and the last norm."""
+    from keyhole.models.import_gguf import from_gguf as read
+
+    return read(path, part)

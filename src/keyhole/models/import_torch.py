@@ -18,13 +18,13 @@ from torch import nn
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import InvalidArgument
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention
 from keyhole.models.block import Block
 from keyhole.models.factors import layer_maps
 from keyhole.models.mlp import ACTIVATIONS, Mlp
 from keyhole.models.norm import KINDS, Norm
 from keyhole.models.parts import submodule
-from keyhole.models.position import Position
+from keyhole.models.projections import Linear, Projections, assemble_attention
 
 READABLE = (
     "nn.MultiheadAttention, nn.TransformerEncoderLayer, and attention, networks and blocks built "
@@ -87,22 +87,11 @@ def _reader(module: Any) -> Callable[..., Attention | Mlp | Block] | None:
 # -- linear maps ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Linear:
-    """x -> weight x + bias."""
-
-    weight: Float[Array, "out in"]
-    bias: Float[Array, " out"]
-
-    def rows(self, chosen: slice) -> "_Linear":
-        return _Linear(self.weight[chosen], self.bias[chosen])
-
-
 def _numbers(tensor: Any) -> Array:
     return np.asarray(tensor.detach().cpu().to(torch.float64).numpy())
 
 
-def _linear(module: Any) -> _Linear | None:
+def _linear(module: Any) -> Linear | None:
     """A linear map; the Conv1D of GPT-2 keeps its matrix the other way round."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding):
@@ -110,10 +99,10 @@ def _linear(module: Any) -> _Linear | None:
     matrix = _numbers(weight)
     matrix = matrix.T if type(module).__name__ == "Conv1D" else matrix
     bias = getattr(module, "bias", None)
-    return _Linear(matrix, np.zeros(len(matrix)) if bias is None else _numbers(bias))
+    return Linear(matrix, np.zeros(len(matrix)) if bias is None else _numbers(bias))
 
 
-def _first(module: Any, *names: str) -> _Linear | None:
+def _first(module: Any, *names: str) -> Linear | None:
     """The first linear map among parts of these names."""
     found = (_linear(getattr(module, name, None)) for name in names)
     return next((linear for linear in found if linear is not None), None)
@@ -122,20 +111,7 @@ def _first(module: Any, *names: str) -> _Linear | None:
 # -- attention -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Projections:
-    """Query, key, value and output maps of all heads, one below the other."""
-
-    query: _Linear
-    key: _Linear
-    value: _Linear
-    out: _Linear | None  # None: the heads' values stand side by side in the answer
-    heads: int
-    scale: float | None = None  # None: one over the square root of a head's width
-    window: int | None = None
-
-
-def _projections(module: Any) -> _Projections | None:
+def _projections(module: Any) -> Projections | None:
     if isinstance(module, nn.MultiheadAttention):
         return _torch_projections(module)
     merged = _first(module, "c_attn")
@@ -146,14 +122,14 @@ def _projections(module: Any) -> _Projections | None:
         if len(merged.weight) != 3 * width or out is None:
             return None
         scale = getattr(module, "scaling", None)
-        return _Projections(query, key, value, out, module.num_heads, scale)
+        return Projections(query, key, value, out, module.num_heads, scale)
     parts = [
         _first(module, *names)
         for names in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
     ]
     if parts[0] is None or parts[1] is None or parts[2] is None:
         return None
-    return _Projections(
+    return Projections(
         parts[0],
         parts[1],
         parts[2],
@@ -164,18 +140,18 @@ def _projections(module: Any) -> _Projections | None:
     )
 
 
-def _torch_projections(module: nn.MultiheadAttention) -> _Projections:
+def _torch_projections(module: nn.MultiheadAttention) -> Projections:
     if module.bias_k is not None or module.add_zero_attn or not module._qkv_same_embed_dim:
         raise InvalidArgument(
             "only self-attention can be read: not bias_k, add_zero_attn, kdim or vdim"
         )
     width = module.embed_dim
     bias = module.in_proj_bias
-    merged = _Linear(
+    merged = Linear(
         _numbers(module.in_proj_weight), np.zeros(3 * width) if bias is None else _numbers(bias)
     )
     query, key, value = (merged.rows(slice(k * width, (k + 1) * width)) for k in range(3))
-    return _Projections(query, key, value, _linear(module.out_proj), module.num_heads)
+    return Projections(query, key, value, _linear(module.out_proj), module.num_heads)
 
 
 def _count_heads(module: Any, rows: int) -> int:
@@ -199,48 +175,7 @@ def _read_attention(module: Any, frequencies: Float[Array, " n"] | None) -> Atte
         )
     if frequencies is None:
         frequencies = _configured_frequencies(module)
-    return _assemble_attention(maps, frequencies)
-
-
-def _assemble_attention(maps: _Projections, frequencies: Float[Array, " n"] | None) -> Attention:
-    inner = len(maps.query.weight) // maps.heads
-    shared = maps.heads * inner // len(maps.key.weight)  # heads that have one key and value map
-    scale = inner**-0.5 if maps.scale is None else maps.scale
-    out = _Linear(np.eye(maps.heads * inner), np.zeros(maps.heads * inner))
-    out = out if maps.out is None else maps.out
-    heads, rotary, offset = [], [], out.bias.copy()
-    for h in range(maps.heads):
-        own, group = (slice(k * inner, (k + 1) * inner) for k in (h, h // shared))
-        query, key, value = maps.query.rows(own), maps.key.rows(group), maps.value.rows(group)
-        column = out.weight[:, own]
-        offset += column @ value.bias
-        if frequencies is not None:
-            rotary.append(_turning_pairs(query, key, len(frequencies), scale))
-            kept = slice(2 * len(frequencies), None)  # what a partial rotation leaves alone
-            query, key = query.rows(kept), key.rows(kept)
-        left = scale * key.weight.T
-        score = (left, query.weight) if len(query.weight) else np.zeros((left.shape[0],) * 2)
-        heads.append(Head(score, left @ query.bias, (column @ value.weight).T))
-    position = None
-    if frequencies is not None:
-        keys, queries = (np.stack(part) for part in zip(*rotary, strict=True))
-        position = Position(frequencies, keys, queries, window=maps.window)
-    elif maps.window is not None:
-        position = Position(window=maps.window)
-    return Attention(heads, offset, position=position)
-
-
-def _turning_pairs(
-    query: _Linear, key: _Linear, count: int, scale: float
-) -> tuple[Float[Array, "m e"], Float[Array, "m e"]]:
-    """The rows that turn, as pairs of real and imaginary rows on [token; 1]: entry j and entry
-    j + count form a pair. A key is conjugate, since scores know the difference of two angles."""
-    rows = []
-    for linear, sign in ((key, -1.0), (query, 1.0)):
-        whole = np.column_stack([linear.weight, linear.bias])
-        pairs = np.stack([whole[:count], sign * whole[count : 2 * count]], axis=1)
-        rows.append(pairs.reshape(2 * count, -1))
-    return rows[0], scale * rows[1]
+    return assemble_attention(maps, frequencies)
 
 
 def _frequencies(model: Any) -> Float[Array, " n"] | None:
@@ -303,14 +238,14 @@ def name_projections(model: Attention, like: Any) -> dict[str, Any]:
     offset = np.array(model.offset)
     zero = np.zeros_like(bias)
     parts = {
-        "query": _Linear(query, bias),
-        "key": _Linear(key, zero),
-        "value": _Linear(value, zero),
+        "query": Linear(query, bias),
+        "key": Linear(key, zero),
+        "value": Linear(value, zero),
     }
     if kept.out is None:
-        parts["value"] = _Linear(value, offset)
+        parts["value"] = Linear(value, offset)
     else:
-        parts["out"] = _Linear(out, offset)
+        parts["out"] = Linear(out, offset)
     return _under_names(parts, like)
 
 
@@ -327,7 +262,7 @@ def _slots(model: Attention, inner: int) -> list[int]:
     return slots
 
 
-def _under_names(parts: dict[str, _Linear], like: Any) -> dict[str, Any]:
+def _under_names(parts: dict[str, Linear], like: Any) -> dict[str, Any]:
     """The maps under the names, in the layout and number format of the module."""
     if isinstance(like, nn.MultiheadAttention):
         merged = [parts[name] for name in ("query", "key", "value")]
@@ -368,10 +303,10 @@ def _under_names(parts: dict[str, _Linear], like: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Network:
-    inner: _Linear
-    outer: _Linear
+    inner: Linear
+    outer: Linear
     activation: Callable[..., Any]
-    gate: _Linear | None = None
+    gate: Linear | None = None
 
 
 def _network_parts(module: Any) -> _Network | None:
@@ -435,7 +370,7 @@ class _BlockParts:
     network: Any  # None: attention alone
     norms: tuple[Any, ...]
     order: str
-    out: _Linear | None = None  # the output map, where it stands outside the attention
+    out: Linear | None = None  # the output map, where it stands outside the attention
 
 
 def _block_parts(module: Any) -> _BlockParts | None:
@@ -480,7 +415,7 @@ def _read_block(module: Any, frequencies: Float[Array, " n"] | None) -> Block:
         maps = _projections(parts.attention)
         if maps is None:
             raise InvalidArgument(f"the attention of {type(module).__name__} cannot be read")
-        attention = _assemble_attention(replace(maps, out=parts.out), frequencies)
+        attention = assemble_attention(replace(maps, out=parts.out), frequencies)
     mlp = None if parts.network is None else _read_network(parts)
     norms = [_read_norm(norm) for norm in parts.norms]
     if len({norm.kind for norm in norms}) != 1:

@@ -1,7 +1,8 @@
 """Several blocks, one after the other, and perhaps a norm at the end, read at the last position.
 
 Every block but the last answers at all positions, since the next one reads them all: a causal block
-answers at a position from the tokens up to it, any other from all of them.
+answers at a position from the tokens up to it, any other from all of them. `positions[p]` is added
+to the token at place p (the first is 0) before the first block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float, sequences
+from keyhole.arrays import Array, Float, finite_array, frozen, sequences
 from keyhole.errors import InvalidArgument
 from keyhole.linalg.softmax import softmax
 from keyhole.models.attention import Attention
@@ -21,7 +22,7 @@ WAYS = {"stack.causal": True, "stack.bidirectional": False}
 
 
 class Stack(Shown):
-    """`blocks` in order, `final_norm` (None where there is none), `causal`.
+    """`blocks` in order, `final_norm` and `positions` (P, d) (None where there are none), `causal`.
 
     >>> import numpy as np
     >>> from keyhole.models.attention import Attention, Head
@@ -34,15 +35,25 @@ class Stack(Shown):
     blocks: tuple[Block, ...]
     final_norm: Norm | None
     causal: bool
+    positions: Float[Array, "places d"] | None
 
     def __init__(
-        self, blocks: Sequence[Block], final_norm: Norm | None = None, *, causal: bool = False
+        self,
+        blocks: Sequence[Block],
+        final_norm: Norm | None = None,
+        *,
+        causal: bool = False,
+        positions: Any = None,
     ) -> None:
         if not blocks:
             raise InvalidArgument("Stack needs at least one block")
         self.blocks, self.final_norm, self.causal = tuple(blocks), final_norm, bool(causal)
         widths = {block.width for block in self.blocks}
         widths |= set() if final_norm is None else {final_norm.width}
+        if positions is not None:
+            positions = frozen(finite_array("positions", positions, ndim=2))
+            widths.add(positions.shape[1])
+        self.positions = positions
         if len(widths) != 1:
             raise InvalidArgument(f"the parts of a stack have one width, got {sorted(widths)}")
         for block in self.blocks:
@@ -66,16 +77,32 @@ class Stack(Shown):
         return self.blocks[0].natural_length()
 
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch out"]:
-        stream = sequences(tokens, self.width, self.dtype)
+        stream = self.place(sequences(tokens, self.width, self.dtype))
         for block in self.blocks[:-1]:
             stream = answer_everywhere(block, stream, self.causal)
         answer = self.blocks[-1](stream)
         return answer if self.final_norm is None else self.final_norm(answer)
 
+    def place(self, tokens: Float[Array, "batch length width"]) -> Array:
+        """The tokens with the vectors of their places."""
+        if self.positions is None:
+            return tokens
+        length, places = tokens.shape[1], len(self.positions)
+        if length > places:
+            raise InvalidArgument(f"there are vectors for {places} places, not for {length} tokens")
+        return np.asarray(tokens + self.positions[:length].astype(tokens.dtype))
+
     def astype(self, dtype: Any) -> "Stack":
         """The same stack that computes in another precision."""
         norm = None if self.final_norm is None else self.final_norm.astype(dtype)
-        return Stack([block.astype(dtype) for block in self.blocks], norm, causal=self.causal)
+        places = None if self.positions is None else self.positions.astype(dtype)
+        blocks = [block.astype(dtype) for block in self.blocks]
+        return Stack(blocks, norm, causal=self.causal, positions=places)
+
+    def replace(self, **parts: Any) -> "Stack":
+        """With some of blocks, final_norm, causal and positions replaced."""
+        known = {name: getattr(self, name) for name in ("final_norm", "causal", "positions")}
+        return Stack(**{"blocks": self.blocks, **known, **parts})
 
     def to_arrays(self) -> dict[str, Array]:
         """Every parameter by name; an empty array's name tells whether the stack is causal.
@@ -90,6 +117,8 @@ class Stack(Shown):
                 f"final_norm.{self.final_norm.kind}.bias": self.final_norm.bias,
                 f"final_norm.{self.final_norm.kind}.epsilon": np.array(self.final_norm.epsilon),
             }
+        if self.positions is not None:
+            arrays["positions"] = self.positions
         return arrays
 
     @classmethod
@@ -114,12 +143,13 @@ class Stack(Shown):
         if last:
             norm = Norm(last["gain"], last["bias"], float(last["epsilon"]), kinds.pop())
         blocks = [Block.from_arrays(parts[number]) for number in range(len(parts))]
-        return cls(blocks, norm, causal=WAYS[ways[0]])
+        return cls(blocks, norm, causal=WAYS[ways[0]], positions=arrays.get("positions"))
 
     def __repr__(self) -> str:
         kinds = ", ".join(sorted({repr(block) for block in self.blocks}))
         norm = "" if self.final_norm is None else f", final norm ({self.final_norm.kind})"
-        return f"Stack({len(self.blocks)} blocks: {kinds}{norm})"
+        placed = "" if self.positions is None else f", {len(self.positions)} positions"
+        return f"Stack({len(self.blocks)} blocks: {kinds}{placed}{norm})"
 
 
 def answer_everywhere(

@@ -18,12 +18,12 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.torch import is_module, open_torch
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.results import RUN_FILE, load
-from keyhole.targets import ATTRIBUTE, check_format, check_target, suggest
+from keyhole.targets import ATTRIBUTE, check_format, check_target, split_gguf, suggest
 
 EXPECTED = (
     "expected a callable on arrays of shape (batch, length, width), a torch module, a keyhole "
     "model, an Oracle, or a name: http(s)://…, a .onnx file, a saved model, hf:FOLDER#part, "
-    "package.module:attribute"
+    "gguf:FILE#part, package.module:attribute"
 )
 
 
@@ -47,9 +47,10 @@ def open_oracle(
     `target` is a callable (batch, length, width) -> (batch,) or (batch, outputs); a torch module;
     a keyhole model; an Oracle; or the name of one: an `http(s)://` endpoint, a `.onnx` file, a
     saved keyhole model or run, `hf:FOLDER` or `hf:FOLDER#part` (a local `transformers` model, or
-    a part of it by its dotted name), `package.module:attribute` (which imports, and so runs, that
-    module; `model.layers[0]` names a part, and with `()` behind it the attribute is called). A
-    list of targets is taken as replicas of one box.
+    a part of it by its dotted name), `gguf:FILE#blk.0.attn` (a part of a GGUF file),
+    `package.module:attribute` (which imports, and so runs, that module; `model.layers[0]` names a
+    part, and with `()` behind it the attribute is called). A list of targets is taken as replicas
+    of one box.
 
     The domain (`max_length`, `max_norm`, `low`/`high` per entry, `sphere`: the one norm that all
     tokens have, `vocabulary` of allowed tokens) is what the box accepts: no query will leave it.
@@ -114,6 +115,8 @@ def _open_local(
         return _opened(open_hf, "a transformers model", options)(target, width, domain, precision)
     if isinstance(target, (str, Path)):
         path = Path(target)
+        if split_gguf(str(target)) is not None:
+            return _opened(open_gguf, "a GGUF file", options)(str(target), width, domain, precision)
         if path.suffix.lower() == ".onnx":
             from keyhole.oracles.onnx import open_onnx
 
@@ -126,6 +129,21 @@ def _open_local(
         return _opened(open_torch, "a torch module", options)(target, width, domain, precision)
     _refuse(options, "a function or a keyhole model")
     return _function(target, width, domain, precision)
+
+
+def open_gguf(
+    name: str,
+    width: int | None,
+    domain: Domain,
+    precision: NoiseModel | None,
+    *,
+    dtype: Any = None,
+) -> Oracle:
+    """The box behind gguf:FILE#part: its weights as a keyhole model, in double precision unless
+    told otherwise."""
+    model = load_named(name)
+    model = model if dtype is None else model.astype(dtype)
+    return _function(model, width, domain, precision)
 
 
 def _as_stated(
@@ -181,6 +199,11 @@ def load_named(name: str) -> Any:
 def _named(name: str, path: Path) -> Any:
     """What a name on the command line stands for."""
     check_target(name)
+    gguf = split_gguf(name)
+    if gguf is not None:
+        from keyhole.models.import_gguf import from_gguf
+
+        return from_gguf(*gguf)
     if path.exists():
         if path.is_dir() and not (path / RUN_FILE).exists():
             raise FileFormatError(f"{path} is a folder without a keyhole run in it")

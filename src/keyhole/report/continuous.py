@@ -78,7 +78,7 @@ def to_markdown(verdict: Verdict, facts: Mapping[str, Any]) -> str:
 
 def to_html(verdict: Verdict, facts: Mapping[str, Any]) -> str:
     """The verdict and the facts about it, as tables of HTML."""
-    noticed = {f"smallest change noticed of {k}": f"{v:.1e}" for k, v in verdict.noticed.items()}
+    noticed = {f"{k}: noticed from": f"{v:.1e}" for k, v in verdict.noticed.items()}
     rows = {str(name): str(fact) for name, fact in facts.items()}
     return verdict._repr_html_() + html_table({**noticed, **rows})
 

@@ -114,7 +114,7 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
         beside = ""
         if ledger.floor:
             beside = f"{ledger.paid / ledger.floor:.3g} × the floor of {ledger.floor:,.0f}"
-        rows.append(("QueryBatch", f"{ledger.paid:,}", beside))
+        rows.append(("Queries", f"{ledger.paid:,}", beside))
     elif isinstance(recovery.details.get("examples"), int):
         ratio = recovery.details.get("ratio")
         beside = f"{ratio:.3g} × the floor" if isinstance(ratio, float) else ""

@@ -16,9 +16,12 @@ def write_simple_page(title: str, body: str, path: str | Path) -> Path:
     text = (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta name='color-scheme' content='light dark'><link rel='icon' href='data:,'>"
         f"<title>{name}</title><style>{style}\nmain div {{ overflow-x: auto; }}\n"
-        "th, td { padding: 0.2em 0.8em 0.2em 0; text-align: left; }</style></head>"
-        f"<body><main><h1>{name}</h1>{body}</main></body></html>\n"
+        "th, td { padding: 0.2em 0.8em 0.2em 0; text-align: left; }\n"
+        "h1 { margin: 24px 0; }</style></head>"
+        "<body><div class='top'><p class='brand'>Keyhole</p></div>"
+        f"<main><h1>{name}</h1>{body}</main></body></html>\n"
     )
     with replacing(path) as temporary:
         temporary.write_text(text, "utf-8")

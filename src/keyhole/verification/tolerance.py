@@ -290,16 +290,10 @@ def _worst_ratio(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
 Rates = dict[str, list[float]]  # of each block, for several ways to change it
 
 
-def find_noticed_changes(
-    model: Any, judged: list[Judged], rng: np.random.Generator
-) -> dict[str, float]:
-    """For each block of parameters, the smallest relative change that one of these answers would
-    have shown: of its scale and in a random direction, whichever shows less. Infinite for a block
-    that none of them sees; a change in the least visible direction may be larger."""
-    return tell_noticed(rate_changes(model, judged, rng))
-
-
 def tell_noticed(rates: Rates) -> dict[str, float]:
+    """For each block of parameters, the smallest relative change that one of the answers would have
+    shown: of its scale and in a random direction, whichever shows less. Infinite for a block that
+    none of them sees; a change in the least visible direction may be larger."""
     least = {name: min(shown) for name, shown in rates.items()}
     return {
         name.removesuffix("_left"): 1.0 / shown if shown > 0 else np.inf

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import Model, multiply_out_scores, perturb_model, replace_parameters
-from keyhole.models.random import attention
+from keyhole.models.random import attention, block
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 
@@ -54,3 +54,11 @@ def test_factored_errors_perturb_the_product() -> None:
 
 def test_a_function_without_parameters_stays_as_it_is() -> None:
     assert next(perturb_model(np.sin, None, 1.0, np.random.default_rng(0))) is np.sin
+
+
+def test_an_epsilon_that_may_be_zero_stays_at_least_zero() -> None:
+    drawn = block(np.random.default_rng(0), 4, heads=1, norm="post")
+    model = replace_parameters(drawn, {"epsilons": np.zeros(1)})
+    errors = replace_parameters(drawn, {"epsilons": np.full(1, 1e-20)})
+    copies = list(islice(perturb_model(model, errors, 0.0, np.random.default_rng(1)), 20))
+    assert all(copy.epsilons[0] > 0 for copy in copies)

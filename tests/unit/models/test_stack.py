@@ -5,6 +5,7 @@ import keyhole
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.files import load_model, save_model
+from keyhole.models.mlp import with_parts
 from keyhole.models.norm import Norm
 from keyhole.models.position import Position
 from keyhole.models.stack import Stack, answer_everywhere, answer_one_by_one
@@ -46,6 +47,37 @@ def test_files_and_distance(tmp_path):
     swapped = Stack(stack.blocks[::-1], stack.final_norm, causal=True)
     assert keyhole.distance(swapped, stack) > 0.1
     assert keyhole.distance(Stack(stack.blocks, None, causal=True), stack) == np.inf
+
+
+def test_positions_are_added_to_the_tokens(tmp_path):
+    _, stack = encoder(causal=True)
+    places = np.random.default_rng(1).standard_normal((6, 8))
+    placed = stack.replace(positions=places)
+    np.testing.assert_allclose(placed(TOKENS), stack(TOKENS + places[:5]), atol=1e-14)
+    again = load_model(save_model(placed, tmp_path / "placed.safetensors"))
+    np.testing.assert_array_equal(again(TOKENS), placed(TOKENS))
+    assert placed.astype(np.float32)(TOKENS).dtype == np.float32
+    assert "6 positions" in repr(placed)
+    assert keyhole.distance(again, placed) < 1e-15
+    assert keyhole.distance(stack, placed) == np.inf
+    # no mean shows behind a LayerNorm
+    assert keyhole.distance(stack.replace(positions=places + 1.0), placed) < 1e-12
+    assert keyhole.distance(stack.replace(positions=places[::-1]), placed) > 0.1
+    with pytest.raises(keyhole.InvalidArgument, match="6 places"):
+        placed(np.zeros((1, 7, 8)))
+
+
+def test_of_the_means_of_constants_only_the_sum_shows():
+    _, stack = encoder(causal=True)
+    open_ = stack.replace(final_norm=None)
+    places = np.random.default_rng(1).standard_normal((6, 8))
+    placed, last = open_.replace(positions=places), open_.blocks[-1]
+    network = with_parts(last.mlp, offset=last.mlp.offset - 1.0)
+    blocks = [*open_.blocks[:-1], Block(last.attention, network, norm="pre", gain=last.gain,
+                                        bias=last.bias, epsilons=last.epsilons)]  # fmt: skip
+    other = open_.replace(blocks=blocks, positions=places + 1.0)
+    np.testing.assert_allclose(other(TOKENS), placed(TOKENS), atol=1e-12)
+    assert keyhole.distance(other, placed) < 1e-12
 
 
 def test_every_position_is_the_last_once():

@@ -6,7 +6,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.base import replace_parameters
 from keyhole.models.random import attention
 from keyhole.oracles.noise import NoiseModel
-from keyhole.verification.tolerance import OLD, Case, allow, find_noticed_changes, judge
+from keyhole.verification.tolerance import OLD, Case, allow, judge, rate_changes, tell_noticed
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
 TOKENS = np.random.default_rng(1).standard_normal((50, 7, 6))
@@ -72,7 +72,7 @@ def test_entrywise_errors_of_a_score_in_factors_count() -> None:
 def test_a_change_beyond_the_noticed_one_is_noticed_and_a_smaller_one_is_not() -> None:
     noise, rng = NoiseModel(relative=1e-7), np.random.default_rng(9)
     judged = judge(MODEL, None, [Case.of(MODEL, TOKENS, MODEL(TOKENS), "fresh")], noise, rng)
-    noticed = find_noticed_changes(MODEL, judged, rng)
+    noticed = tell_noticed(rate_changes(MODEL, judged, rng))
     assert set(noticed) == {name for name, array in MODEL.to_arrays().items() if array.any()}
     for name, smallest in noticed.items():
         for factor, seen in ((4.0, True), (0.01, False)):

@@ -3,6 +3,7 @@
 from keyhole.learners.block.box import Box, NotThisBlock, Unclear
 from keyhole.learners.block.learner import (
     BlockLearner,
+    count_block_queries,
     find_order,
     fresh_sequences,
     name_block,
@@ -17,6 +18,7 @@ __all__ = [
     "Box",
     "NotThisBlock",
     "Unclear",
+    "count_block_queries",
     "find_kind",
     "find_order",
     "fresh_sequences",

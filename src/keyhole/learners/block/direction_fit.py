@@ -173,7 +173,7 @@ def fit_directions(
     net = balanced(net)
     best, damping = cost(net), 1e-2 if ridge else 1e-5
     before = [best]
-    for _ in range(steps):
+    for _ in range(0 if best < target**2 * data.seen.size else steps):
         normal, gradient = normal_equations(net, data)
         place = join(net)
         diagonal = np.diag_indices(len(normal))
@@ -264,10 +264,10 @@ def points_beside(
     return np.concatenate(found)
 
 
-def points_wanted(width: int, numbers: int, neurons: int) -> int:
-    """Points that a fit of so many neurons needs."""
+def points_wanted(width: int, numbers: int, neurons: int, share: float = 1.7) -> int:
+    """Points that a fit of so many neurons needs, with this many numbers per unknown."""
     unknowns = numbers * (width + 1 + neurons) + neurons * (width + 1)
-    return int(1.7 * unknowns / (numbers - 1)) + 4
+    return int(share * unknowns / (numbers - 1)) + 4
 
 
 def merge_neurons(net: Directed, alike: float = 0.995) -> Directed:

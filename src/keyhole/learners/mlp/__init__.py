@@ -1,6 +1,23 @@
 """Networks with one hidden layer, from queries of one token."""
 
 from keyhole.learners.mlp.domain import InputRegion
+from keyhole.learners.mlp.hessians import GROWTH as HESSIAN_GROWTH
+from keyhole.learners.mlp.hessians import (
+    HessianTable,
+    NotEnough,
+    Sketch,
+    axes_for,
+    find_span,
+    flat,
+    likely_activations,
+    rank_ones,
+    room_for_neurons,
+    spread_places,
+    unflat,
+    weights_of,
+)
+from keyhole.learners.mlp.hessians import Steps as HessianSteps
+from keyhole.learners.mlp.hessians import along as sphere_point
 from keyhole.learners.mlp.learner import MlpDiagnostics, MlpLearner
 from keyhole.learners.mlp.redundancy import (
     RedundancyOptions,
@@ -20,20 +37,35 @@ from keyhole.learners.mlp.relu_hypothesis import NetworkDiagnostics, derive_stan
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 
 __all__ = [
+    "HESSIAN_GROWTH",
+    "HessianSteps",
+    "HessianTable",
     "InputRegion",
     "MlpDiagnostics",
     "MlpLearner",
     "NetworkDiagnostics",
+    "NotEnough",
     "RedundancyOptions",
     "ReluNetworkLearner",
+    "Sketch",
     "Weights",
+    "axes_for",
     "chosen",
     "derive_standard_errors",
     "descend",
+    "find_span",
+    "flat",
     "hidden_layer",
+    "likely_activations",
     "random_start",
+    "rank_ones",
     "refine",
+    "room_for_neurons",
+    "sphere_point",
+    "spread_places",
     "thin_out",
+    "unflat",
+    "weights_of",
     "with_one",
     "without_cheap",
 ]

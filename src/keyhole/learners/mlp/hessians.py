@@ -208,11 +208,14 @@ def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Spa
     return Span(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
 
 
-def rank_ones(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "m s"]:
-    """Unit vectors whose squares lie in the span: `count` of them, or as many as are found."""
+def rank_ones(
+    span: Span, count: int, rng: np.random.Generator, allowed: float | None = None
+) -> Float[Array, "m s"]:
+    """Unit vectors whose squares lie in the span: `count` of them, or as many as are found.
+    `allowed`: what of a square may lie outside."""
     s = span.outside.shape[-1]
     outside = span.outside.reshape(len(span.outside), s * s)
-    allowed = span.tight
+    allowed = span.tight if allowed is None else allowed
     found = np.zeros((0, s))
     plain = False  # every other time after a round that found nothing new
     for _ in range(60):  # each finds about a third of what is missing

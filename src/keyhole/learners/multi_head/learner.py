@@ -142,6 +142,8 @@ class MultiHead:
                 )
             # a refutation is final unless candidate tokens were too few for the heads
             if longest <= CANDIDATES or not refuted:
+                if first.shape[1] > 1:  # what was expected of vector answers does not hold
+                    ask.oracle.expect(None)
                 yield (
                     "one head at a time behind separating tokens",
                     weigh(lambda: learn_scalar(ask, rng, self, frame, first)),

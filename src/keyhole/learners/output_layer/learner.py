@@ -59,7 +59,7 @@ from keyhole.measurement.noise import (
 )
 from keyhole.models.language_model import LEVELS, OutputLayer, Reading
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.language_model.restricted import Reader, complete_from_skeleton
+from keyhole.oracles.language_model.restricted import Completed, Reader, complete_from_skeleton
 from keyhole.oracles.noise import DETECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
@@ -196,7 +196,7 @@ class Prompts:
     @property
     def price(self) -> float:
         """Questions that one answer takes."""
-        return self.oracle.price if isinstance(self.oracle, Reader) else 1.0
+        return self.oracle.price if isinstance(self.oracle, (Reader, Completed)) else 1.0
 
     def through(self, oracle: Oracle) -> "Prompts":
         """The same prompts, asked another way."""
@@ -600,6 +600,7 @@ def ask_geometry(
             f"unknowns, below which anything is interpolated); {left} queries are left. "
             'OutputLayerLearner(level="space") needs no more'
         )
+    prompts.oracle.expect(int(np.ceil(prompts.price * max(missing, 0))))
     kept = [space.coordinates]
     cross = space.basis @ (space.coordinates.T @ space.coordinates)
     chunk = 1024  # answers of the whole vocabulary held at a time

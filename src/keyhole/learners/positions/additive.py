@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from keyhole.arrays import Array, Float, Int
-from keyhole.learners.base import Inconclusive
+from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions.soft import Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
@@ -54,7 +54,7 @@ def learn_additive(
     values: ValueMaps,
     longest: int | None,
     flat: bool = False,
-) -> Additive | Inconclusive:
+) -> Additive | Refuted | Inconclusive:
     """Scores and table; `longest` is the longest sequence that may be asked. Where the table is
     claimed to be flat no more of it is asked than comes with the scores."""
     reader = Reader(ask, values)
@@ -62,13 +62,16 @@ def learn_additive(
     if (longest or np.inf) < rank + 1:
         return Inconclusive("sequences are too short for as many tokens as a head has dimensions")
     size = 1.0
+    negative = True
     for _ in range(HALVINGS):
         try:
             scores, near, error = measure_scores(reader, rng, size)
             break
-        except Saturated:
-            size *= 0.5
+        except Saturated as seen:
+            size, negative = 0.5 * size, negative and seen.negative
     else:
+        if negative:
+            return Refuted("the value maps explain soft answers by negative weights only")
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
     table = np.column_stack([np.zeros(values.heads), near])
     found = Additive(scores, table, error)

@@ -9,6 +9,7 @@ When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -20,7 +21,12 @@ from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.positions.additive import FLAT, learn_additive
 from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
-from keyhole.learners.positions.rotary import Rotary, learn_rotary, measure_first_anchor
+from keyhole.learners.positions.rotary import (
+    contradicts_rotation,
+    learn_rotary,
+    measure_first_anchor,
+)
+from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
@@ -55,7 +61,7 @@ class Positions:
     sink: bool = False
 
     def expected_queries(self, spec: Spec) -> int | None:
-        return 4 * spec.width + 40
+        return 4 * spec.width + 26
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
@@ -121,30 +127,45 @@ def add_mask(
     return Refuted(reason, Counterexample(token[0], answer[0], placed(token)[0], reason))
 
 
+def learn_behind_values(
+    ask: Asker,
+    rng: np.random.Generator,
+    longest: int | None,
+    learn: Callable[[ValueMaps], Hypothesis | Refuted | Inconclusive],
+    size: float = 1.0,
+) -> Hypothesis | Refuted | Inconclusive:
+    """What `learn` makes of the value maps. Where that is nothing, heads may have shared tokens, or
+    an anchor was unlucky: another bag, and other anchors. `size`: entries of its anchor."""
+    attempts = 3
+    values: ValueMaps | None = None
+    result: Hypothesis | Refuted | Inconclusive = Inconclusive("nothing was tried")
+    for _ in range(attempts):
+        found = measure_value_maps(ask, rng, longest, size, values)
+        if not isinstance(found, ValueMaps):
+            return found
+        values, result = found, learn(found)
+        if isinstance(result, Hypothesis):
+            break
+    return result
+
+
 def learn_as_rotary(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    values = measure_value_maps(ask, rng, longest)
-    if isinstance(values, Inconclusive):
-        return Refuted(values.reason)
-    result: Hypothesis | Refuted | Inconclusive = Inconclusive("no anchor was tried")
-    attempts = 2  # anchors before which rotary positions are measured
-    for _ in range(attempts):
+    def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
         first = measure_first_anchor(ask, rng, values, longest)
         if isinstance(first, Inconclusive):
-            result = first
-            continue
+            return first
         found = learn_rotary(first, rng)
         if isinstance(found, Inconclusive):
             partial = learn_partial_rotary(first, rng)
             if partial is None:
-                result = found
-                continue
+                odd = contradicts_rotation(first.at)
+                return Refuted(found.reason) if odd else found
             found = partial
-        result = judge_rotary(ask, rng, values, kind, *found)
-        if isinstance(result, Hypothesis):
-            break
-    return result
+        return judge_rotary(ask, rng, values, kind, *found)
+
+    return learn_behind_values(ask, rng, longest, learn)
 
 
 def judge_rotary(
@@ -183,21 +204,12 @@ def judge_rotary(
 def learn_beside_sink(
     ask: Asker, rng: np.random.Generator, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    attempts = 2  # sets of tokens and anchors
-    result: Hypothesis | Refuted | Inconclusive = Inconclusive("nothing was tried")
-    for _ in range(attempts):
-        result = learn_as_sink(ask, rng, longest)
-        if isinstance(result, Hypothesis):
-            break
-    return result
+    return learn_behind_values(ask, rng, longest, lambda values: learn_as_sink(ask, rng, values))
 
 
 def learn_as_sink(
-    ask: Asker, rng: np.random.Generator, longest: int | None
+    ask: Asker, rng: np.random.Generator, values: ValueMaps
 ) -> Hypothesis | Refuted | Inconclusive:
-    values = measure_value_maps(ask, rng, longest)
-    if isinstance(values, Inconclusive):
-        return Refuted(values.reason)
     known = measure_biases(ask, rng, values)
     if isinstance(known, Inconclusive):
         return known
@@ -232,29 +244,24 @@ def learn_as_sink(
 def learn_as_additive(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    values = measure_value_maps(ask, rng, longest)
-    if isinstance(values, Inconclusive):
-        return Refuted(values.reason)
-    return learn_scores(ask, rng, values, kind, longest, None)
+    return learn_behind_values(
+        ask, rng, longest, lambda values: learn_scores(ask, rng, values, kind, longest, None)
+    )
 
 
 def learn_as_vectors(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
-    long_anchor = 30.0  # entries of an anchor beside which vectors of places are short
-    attempts = 3  # anchors before which a token is sought that no head likes
-    trouble = Inconclusive("no anchor was tried")
-    for _ in range(attempts):
-        values = measure_value_maps(ask, rng, longest, long_anchor)
-        if isinstance(values, Inconclusive):
-            return Refuted(values.reason)
+    def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
         if longest is None:
             return Inconclusive("how many places have a vector is not known: give max_length")
         vectors = measure_vectors(ask, values, longest)
-        if not isinstance(vectors, Inconclusive):
-            return learn_scores(ask, rng, values, kind, longest, vectors)
-        trouble = vectors
-    return trouble
+        if isinstance(vectors, Inconclusive):
+            return vectors
+        return learn_scores(ask, rng, values, kind, longest, vectors)
+
+    long_anchor = 30.0  # entries of an anchor beside which vectors of places are short
+    return learn_behind_values(ask, rng, longest, learn, long_anchor)
 
 
 def learn_scores(
@@ -270,8 +277,8 @@ def learn_scores(
     if vectors is not None:
         plain_ask = replace(ask, oracle=WithoutPlaces(ask.oracle, vectors))
     found = learn_additive(plain_ask, rng, values, longest, flat=vectors is not None)
-    if isinstance(found, Inconclusive):
-        return Refuted(found.reason)
+    if isinstance(found, Refuted | Inconclusive):
+        return found
     slopes, table = found.slopes, found.table
     tells: float
     if vectors is not None:

@@ -2,48 +2,32 @@
 
 Statement.  s_h(D) = sum_j Re( e^{i t_j D} k_hj(x) q_hj(y) ) + x . (W_h y + c_h), rank W_h = r - 2n,
             is recovered behind what rotary measured at the first anchor; n is not known.
-Queries.    Tokens in all directions before r - 2n + 2 further anchors, r tokens before the others.
+Queries.    Tokens in all directions before r - 2n + 1 further anchors, at distances that reach far:
+            over a few places a slow pair looks like what does not turn. r tokens before the others.
 Algebra.    Over distances, scores have rank 2n + 1: beside cosines and sines, the constants lie in
             their span. At the first anchor, where q_h = 1, least squares over the distances gives
             k_h, and the key of what does not turn as well. A further anchor is linear in q_h and in
             that key, whose range is known after a few anchors. The copies of the anchor change
-            every log-ratio alike, as a constant key does: nothing is to be said of them.
+            every log-ratio alike, as a constant key does: one unknown more.
 When it fails.  As rotary does; and where nothing but one direction does not turn, which the span
             of a slow pair hides.
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import Array, Float
 from keyhole.learners.positions.rotary import (
     AtAnchor,
     FirstAnchor,
-    Rotary,
-    Waves,
     find_frequencies,
     query_equations,
     recognise_rounding,
-    refine_waves,
     wave_table,
 )
-from keyhole.learners.positions.soft import Ratios, Reader, Saturated
+from keyhole.learners.positions.rotary_fit import Asked, Rotary, Waves, fit_rotary
+from keyhole.learners.positions.soft import Reader, Saturated
 from keyhole.linalg.token_frames import spread_tokens
-
-
-@dataclass(frozen=True, eq=False)
-class AnchorQueries:
-    """Queries at one further anchor."""
-
-    anchor: Float[Array, " d"]
-    tokens: Float[Array, "n m d"]
-    distances: Int[Array, " m"]
-    ratios: Ratios
-
-    def perturb(self, rng: np.random.Generator) -> "AnchorQueries":
-        return replace(self, ratios=self.ratios.perturb(rng))
 
 
 def learn_partial_rotary(
@@ -63,42 +47,20 @@ def learn_partial_rotary(
     keys, still = solve_keys(at, waves)
     inner, width = rank - 2 * pairs, reader.ask.width
     steps = np.linalg.qr(rng.standard_normal((width, width)))[0]
-    asked: list[AnchorQueries] = []
+    asked: list[Asked] = []
     ranges: list[Array] = []
     for number, step in enumerate(steps):
-        full = number < min(inner + 2, width)
-        if number == inner + 2:
+        full = number < min(inner + 1, width)  # with the first anchor one more than the range has
+        if number == inner + 1:
             seen = np.array([still, *(solve_anchor(q, waves, keys, None)[1] for q in asked)])
             ranges = [np.linalg.svd(seen[:, h])[2][:inner].T for h in range(heads)]
         spans = None if full else ranges
-        found = ask_anchor(reader, rng, at.anchor, step, waves, keys, spans, size)
+        found = ask_anchor(reader, rng, at, step, waves, keys, spans, size)
         if found is None:
             return None
         asked.append(found)
-    best = solve_all(at, asked, waves, inner)
-    if waves.single:
-        asked = [replace(q, ratios=q.ratios.round_scores()) for q in asked]
-        near, far = (part.round_scores() for part in (at.near_ratios, at.far_ratios))
-        at = replace(at, near_ratios=near, far_ratios=far)
-    squares = [np.zeros_like(p) for p in parts_of(best)]
-    repetitions = 4
-    for _ in range(repetitions):
-        other = replace(
-            at, near_ratios=at.near_ratios.perturb(rng), far_ratios=at.far_ratios.perturb(rng)
-        )
-        moved = refine_waves(other, waves, constant=True)
-        again = solve_all(other, [q.perturb(rng) for q in asked], moved, inner)
-        for total, one, own in zip(squares, parts_of(again), parts_of(best), strict=True):
-            total += (one - own) ** 2
-    spread = [np.sqrt(total / repetitions) for total in squares]
-    spread[1:] = [np.maximum(s, np.sqrt((s**2).mean(axis=2, keepdims=True))) for s in spread[1:]]
-    doubts = Rotary(spread[0], spread[1], spread[2], spread[3])
-    return best, doubts
-
-
-def parts_of(found: Rotary) -> tuple[Array, ...]:
-    assert found.scores is not None
-    return found.frequencies, found.keys, found.queries, found.scores
+    start = solve_all(at, asked, waves, inner)
+    return fit_rotary(start, [*at.asked(), *asked], inner)
 
 
 def solve_keys(
@@ -116,29 +78,32 @@ def solve_keys(
 def ask_anchor(
     reader: Reader,
     rng: np.random.Generator,
-    first: Float[Array, " d"],
+    at: AtAnchor,
     step: Float[Array, " d"],
     waves: Waves,
     keys: Float[Array, "heads p e"],
     ranges: list[Array] | None,
     size: float,
-) -> AnchorQueries | None:
-    """Queries at one anchor: all directions, or where the ranges of the keys are known, a few."""
+) -> Asked | None:
+    """Queries at one anchor: all directions at distances that reach far, or where the ranges of the
+    keys are known, a few next to each other."""
     rank = reader.values.ranks[0]
-    distances = np.arange(1, rank + 1)
+    distances = at.near if ranges is None else np.arange(1, rank + 1)
     bases = [np.linalg.qr(ins)[0] for ins in reader.values.ins]
-    reach, near = float(np.linalg.norm(first)), size
+    reach, near = float(np.linalg.norm(at.anchor)), size
     for _ in range(12):
-        anchor = first + reach * step
+        anchor = at.anchor + reach * step
         if ranges is None:
             blocks = -(-len(anchor) // rank)
             frame = near * spread_tokens(bases, rank, blocks, rng).T
             moves = np.concatenate([frame, -frame[:rank]]).reshape(blocks + 1, rank, -1)
         else:
             moves = choose_moves(rng, bases, waves, keys, anchor, distances, ranges, near)
+        # among thousands of copies weights are small, and the value maps do not tell enough
+        alone = reader.ask(anchor[None, None], "scores")[0] if ranges is None else None
         try:
-            ratios = reader.log_ratios(anchor, None, anchor + moves, distances)
-            return AnchorQueries(anchor, anchor + moves, distances, ratios)
+            ratios = reader.log_ratios(anchor, alone, anchor + moves, distances)
+            return Asked(anchor, anchor + moves, distances, ratios)
         except Saturated:
             reach, near = -0.7 * reach, 0.7 * near
     return None
@@ -155,23 +120,18 @@ def choose_moves(
     size: float,
 ) -> Float[Array, "one m d"]:
     """Moves for which the equations of the worst head are conditioned best, of many drawn."""
-    best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
-    for _ in range(100):
-        steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
-        worst = 1.0
-        for h, basis in enumerate(bases):
-            turning = query_equations(waves, keys[h], anchor, anchor + size * steps, distances)
-            rows = np.column_stack([turning, size * steps @ ranges[h]])
-            worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ basis)))
-            if worst >= best:
-                break
-        if worst < best:
-            best, chosen = worst, size * steps
-    return chosen[None]
+    drawn = rng.standard_normal((100, len(anchor), len(distances)))
+    steps = np.linalg.qr(drawn)[0].transpose(0, 2, 1)
+    worst = np.ones(len(steps))
+    for h, basis in enumerate(bases):
+        turning = query_equations(waves, keys[h], anchor, anchor + size * steps, distances)
+        rows = np.concatenate([turning, size * steps @ ranges[h]], axis=2)
+        worst = np.maximum(worst, np.linalg.cond(rows) * np.linalg.cond(steps @ basis))
+    return np.asarray(size * steps[np.argmin(worst)][None])
 
 
 def solve_anchor(
-    asked: AnchorQueries,
+    asked: Asked,
     waves: Waves,
     keys: Float[Array, "heads p e"],
     ranges: list[Array] | None,
@@ -185,13 +145,15 @@ def solve_anchor(
         span = np.eye(width) if ranges is None else ranges[h]
         turning = query_equations(waves, keys[h], asked.anchor, tokens, distances)
         rows = np.column_stack([turning, (tokens - asked.anchor) @ span])
+        if ranges is None:  # the copies of the anchor add one number to all
+            rows = np.column_stack([rows, np.ones(len(rows))])
         found = np.linalg.lstsq(rows, asked.ratios.ratios[:, h].ravel(), rcond=None)[0]
         queries.append(found[:pairs])
-        still.append(span @ found[pairs:])
+        still.append(span @ found[pairs : pairs + span.shape[1]])
     return np.array(queries), np.array(still)
 
 
-def solve_all(at: AtAnchor, asked: list[AnchorQueries], waves: Waves, inner: int) -> Rotary:
+def solve_all(at: AtAnchor, asked: list[Asked], waves: Waves, inner: int) -> Rotary:
     """Everything from the log-ratios, given the frequencies."""
     keys, first = solve_keys(at, waves)
     heads, parts, size = keys.shape

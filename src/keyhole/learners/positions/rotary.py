@@ -19,7 +19,7 @@ When it fails.  Slow pairs turn too little within the longest sequence: digits a
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr
@@ -28,6 +28,7 @@ from scipy.special import logsumexp
 
 from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
 from keyhole.learners.base import Inconclusive
+from keyhole.learners.positions.rotary_fit import Asked, Rotary, Waves, fit_rotary
 from keyhole.learners.positions.soft import Ratios, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
@@ -36,41 +37,6 @@ from keyhole.measurement.asking import Asker
 LONGEST = 4096  # distance that is asked at most
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
-
-
-@dataclass(frozen=True, eq=False)
-class Waves:
-    """How pairs turn. `single`: angle, cosine and sine of every place are rounded to float32."""
-
-    frequencies: Float[Array, " n"]
-    single: bool = False
-
-    def turn(self, distances: Array, last: int) -> Array:
-        """e^{i t D}, (distances, n), before an anchor at the place `last`, counted from zero."""
-        if not self.single:
-            return np.exp(1j * np.outer(distances, self.frequencies))
-        anchor, tokens = (self.round_waves(p) for p in (np.array([last]), last - distances))
-        return np.asarray(anchor * tokens.conj())
-
-    def round_waves(self, places: Array) -> Array:
-        """Computed in float64 from the angle in float32: the box's own functions differ from that
-        by an ulp here and there."""
-        angles = np.multiply.outer(
-            np.asarray(places, np.float32), self.frequencies.astype(np.float32)
-        ).astype(np.float64)
-        cos, sin = (wave(angles).astype(np.float32).astype(float) for wave in (np.cos, np.sin))
-        return np.asarray(cos + 1j * sin)
-
-
-@dataclass(frozen=True, eq=False)
-class Rotary:
-    """Keys and queries as rows of real and imaginary parts on [x; 1], as in models.Position."""
-
-    frequencies: Float[Array, " n"]
-    keys: Float[Array, "heads pairs e"]
-    queries: Float[Array, "heads pairs e"]
-    scores: Float[Array, "heads d e"] | None = None  # [W | c] of the dimensions that do not turn
-    single: bool = False  # angles are those of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,19 +72,23 @@ class AtAnchor:
         found = np.linalg.lstsq(self.frame, flat, rcond=None)[0]
         return np.asarray(found.T.reshape(*constants.shape, -1))
 
+    def asked(self) -> tuple[Asked, Asked]:
+        """The queries with all that was asked, at the near and at the far distances."""
+        rank = len(self.near)
+        blocks = self.frame.reshape(-1, rank, len(self.anchor))
+        near = [*blocks[:, self.shifts].reshape(-1, rank, len(self.anchor)), -self.frame[:rank]]
+        far = (
+            self.frame[:rank]
+            + np.concatenate([np.zeros((1, len(self.anchor))), self.moves])[:, None]
+        )
+        return (
+            Asked(self.anchor, self.anchor + np.array(near), self.near, self.near_ratios),
+            Asked(self.anchor, self.anchor + far, self.far, self.far_ratios),
+        )
+
     def far_slopes(self) -> Float[Array, "n heads r"]:
         """move . p_h at the far distances."""
         return np.asarray(self.far_ratios.ratios[1:] - self.far_ratios.ratios[0])
-
-
-@dataclass(frozen=True, eq=False)
-class AtOthers:
-    """One query at each further anchor."""
-
-    anchors: Float[Array, "n d"]
-    tokens: Float[Array, "n m d"]
-    distances: Int[Array, " m"]
-    ratios: Ratios
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,37 +135,8 @@ def learn_rotary(
     if others is None:
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
     queries = solve_queries(at, others, waves, keys)
-    best = Rotary(waves.frequencies, keys, queries, single=waves.single)
-    return best, estimate_errors(best, at, others, rng)
-
-
-def estimate_errors(
-    best: Rotary, at: AtAnchor, others: AtOthers, rng: np.random.Generator
-) -> Rotary:
-    """Spread of the algebra over log-ratios with other rounding, of the waves as well."""
-    if best.single:
-        others = replace(others, ratios=others.ratios.round_scores())
-        near, far = (part.round_scores() for part in (at.near_ratios, at.far_ratios))
-        at = replace(at, near_ratios=near, far_ratios=far)
-    squares = [np.zeros_like(p) for p in (best.frequencies, best.keys, best.queries)]
-    replicates = 6  # repetitions of the algebra for the standard errors
-    for _ in range(replicates):
-        other = replace(
-            at, near_ratios=at.near_ratios.perturb(rng), far_ratios=at.far_ratios.perturb(rng)
-        )
-        waves = refine_waves(other, Waves(best.frequencies, best.single))
-        keys = solve_keys(other, waves)
-        moved = replace(others, ratios=others.ratios.perturb(rng))
-        queries = solve_queries(other, moved, waves, keys)
-        found = (waves.frequencies, keys, queries)
-        for total, one, own in zip(
-            squares, found, (best.frequencies, best.keys, best.queries), strict=True
-        ):
-            total += (one - own) ** 2
-    spread = [np.sqrt(total / replicates) for total in squares]
-    spread[1:] = [np.maximum(s, np.sqrt((s**2).mean(axis=2, keepdims=True))) for s in spread[1:]]
-    frequencies, keys, queries = spread
-    return Rotary(frequencies, keys, queries)
+    start = Rotary(waves.frequencies, keys, queries, single=waves.single)
+    return fit_rotary(start, [*at.asked(), *others])
 
 
 def choose_distances(
@@ -247,27 +188,32 @@ def measure_at_anchor(
     return AtAnchor(anchor, frame, near, near_ratios, far, moves, far_ratios)
 
 
-def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
-    """Distances, and what the scores over them leave out, given the number of pairs, and whether
-    constants are among them."""
+def collect_signals(at: AtAnchor) -> Float[Array, "k m"]:
+    """Functionals of the scores over all distances, of length one."""
     known = np.einsum("nd,hrd->nhr", at.moves, at.slopes())
     signals = np.concatenate([known, at.far_slopes()], axis=2).reshape(-1, 2 * len(at.near))
     scale = np.linalg.norm(signals, axis=1, keepdims=True)
-    _, _, vt = np.linalg.svd(signals / np.where(scale > 0, scale, 1.0), full_matrices=True)
+    return np.asarray(signals / np.where(scale > 0, scale, 1.0))
+
+
+def contradicts_rotation(at: AtAnchor) -> bool:
+    """Whether scores over the distances have more dimensions than a head, or are constant though
+    the order of the tokens matters: then no keys turn with their places alone."""
+    signals = collect_signals(at)
+    sizes = np.linalg.svd(signals, compute_uv=False)
+    clear = 1e-4  # relative size of a dimension too many that neither noise nor float32 explains
+    slopes = at.slopes()
+    changing = np.abs(slopes - slopes.mean(axis=1, keepdims=True)).max()
+    still = 1e-6  # relative change over the near distances that is none
+    constant = changing < still * np.abs(slopes).max()
+    return bool(sizes[len(at.near)] > clear * sizes[0] or constant)
+
+
+def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
+    """Distances, and what the scores over them leave out, given the number of pairs, and whether
+    constants are among them."""
+    _, _, vt = np.linalg.svd(collect_signals(at), full_matrices=True)
     return np.concatenate([at.near, at.far]).astype(float), vt[2 * count + constant :]
-
-
-def refine_frequencies(
-    at: AtAnchor, start: Float[Array, " n"], constant: bool = False
-) -> Float[Array, " n"]:
-    distances, outside = span_of_signals(at, len(start), constant)
-    nearby = 0.1 / float(distances.max())  # radians per place: less than a tenth of a turn off
-    return np.array(
-        [
-            refine_frequency(f, distances, outside, (max(0.5 * f, f - nearby), f + nearby))
-            for f in start
-        ]
-    )
 
 
 def find_frequencies(at: AtAnchor, count: int, constant: bool = False) -> Float[Array, " n"] | None:
@@ -279,27 +225,17 @@ def find_frequencies(at: AtAnchor, count: int, constant: bool = False) -> Float[
     grid = np.concatenate([slow, np.arange(1.0 / longest, np.pi, step / longest)])
     misfit = rotation_misfit(grid, distances, outside)
     inner = np.flatnonzero((misfit[1:-1] <= misfit[:-2]) & (misfit[1:-1] <= misfit[2:])) + 1
-    candidates = []
-    for k in inner:
-        refined = refine_frequency(grid[k], distances, outside, (grid[k - 1], grid[k + 1]))
-        if grid[k - 1] < refined < grid[k + 1]:
-            candidates.append(
-                (rotation_misfit(np.array([refined]), distances, outside)[0], refined)
-            )
-    candidates.sort()
-    if len(candidates) < count:
+    low, high = grid[inner - 1], grid[inner + 1]
+    refined = refine_frequencies(grid[inner], distances, outside, low, high)
+    refined = refined[(low < refined) & (refined < high)]
+    left = rotation_misfit(refined, distances, outside)
+    order = np.argsort(left)
+    if len(order) < count:
         return None
     clear = 1e-3  # misfit of a frequency, relative to the best that is none
-    if len(candidates) > count and candidates[count - 1][0] > clear * candidates[count][0]:
+    if len(order) > count and left[order[count - 1]] > clear * left[order[count]]:
         return None
-    return np.sort([frequency for _, frequency in candidates[:count]])[::-1]
-
-
-def refine_waves(at: AtAnchor, start: Waves, constant: bool = False) -> Waves:
-    """The frequencies again, from other log-ratios."""
-    if start.single:
-        return round_frequencies(at, start.frequencies, constant)[0]
-    return Waves(refine_frequencies(at, start.frequencies, constant))
+    return np.sort(refined[order[:count]])[::-1]
 
 
 def recognise_rounding(
@@ -315,7 +251,30 @@ def recognise_rounding(
     if exact <= max(ulp / 16.0, (noisy * doubt) ** 2):
         return Waves(frequencies)
     rounded, misfit = round_frequencies(at, frequencies, constant)
-    return rounded if misfit <= 16.0 * ulp else Waves(frequencies)
+    if misfit > 16.0 * ulp:
+        return Waves(frequencies)
+    law = follow_base(rounded.frequencies, int(max(at.near.max(), at.far.max())))
+    if law is not None:  # one number explains them all, the slow ones too, which tell little
+        lawful, misfit = round_frequencies(at, law, constant)
+        rounded = lawful if misfit <= 16.0 * ulp else rounded
+    return rounded
+
+
+def follow_base(frequencies: Float[Array, " n"], reach: int) -> Float[Array, " n"] | None:
+    """The law base^(-j / n) times one number that the frequencies follow, as far as those tell that
+    turn within the distances up to `reach`; None where these are too few. Bases that people choose
+    have few digits."""
+    count = np.arange(len(frequencies))
+    telling = np.minimum(1.0, (frequencies * reach) ** 2) ** 2
+    if (telling > 0.5).sum() < 3:
+        return None
+    slope, start = np.polyfit(count, np.log(frequencies), 1, w=telling)
+    round_base = float(f"{np.exp(-slope * len(count)):.3g}")
+    rounded = -np.log(round_base) / len(count)
+    rounding = 4.0 * SINGLE_ROUNDOFF  # relative, of frequencies that are float32 numbers
+    if abs(start) <= rounding and abs(rounded - slope) <= rounding:
+        slope, start = rounded, 0.0
+    return np.asarray(np.exp(start + slope * count))
 
 
 def round_frequencies(
@@ -324,7 +283,8 @@ def round_frequencies(
     """The float32 numbers near the frequencies whose rounded waves lie in the span, and by how
     much all of them leave it."""
     _, outside = span_of_signals(at, len(frequencies), constant)
-    near = np.arange(-8, 9)  # float32 numbers on both sides; they tell slow frequencies barely
+    # float32 numbers on both sides, the nearest first: slow frequencies tell them barely
+    near = np.array(sorted(range(-8, 9), key=abs))
     chosen, total = [], 0.0
     for frequency in frequencies.astype(np.float32):
         candidates = frequency + near * np.spacing(frequency)
@@ -333,7 +293,8 @@ def round_frequencies(
         misfits = np.zeros(len(near))
         for part in (turned.real, turned.imag):
             misfits += ((outside @ part) ** 2).sum(axis=0) / (part**2).sum(axis=0)
-        best = int(np.argmin(misfits))
+        # no farther away than an ulp of the waves, squared, is worth
+        best = int(np.argmax(misfits <= misfits.min() + SINGLE_ROUNDOFF**2))
         chosen.append(waves.frequencies[best])
         total += float(misfits[best])
     return Waves(np.array(chosen), single=True), total
@@ -353,23 +314,31 @@ def rotation_misfit(
     return total
 
 
-def refine_frequency(
-    start: float, distances: Array, outside: Array, within: tuple[float, float]
-) -> float:
-    """Gauss-Newton in one unknown: cosine and sine leave the span."""
-    frequency = start
+def refine_frequencies(
+    start: Float[Array, " n"],
+    distances: Float[Array, " m"],
+    outside: Float[Array, "k m"],
+    low: Float[Array, " n"],
+    high: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Gauss-Newton in one unknown each, between bounds: cosine and sine leave the span."""
+    found = start.copy()
+    active = np.arange(len(found))
     for _ in range(20):
-        cos, sin = np.cos(frequency * distances), np.sin(frequency * distances)
-        sizes = np.linalg.norm(cos), np.linalg.norm(sin)
-        rest = np.concatenate([outside @ cos / sizes[0], outside @ sin / sizes[1]])
-        slope = np.concatenate(
-            [outside @ (-distances * sin) / sizes[0], outside @ (distances * cos) / sizes[1]]
-        )
-        step = float(rest @ slope / (slope @ slope))
-        frequency = float(np.clip(frequency - step, *within))
-        if abs(step) <= 1e-16 * abs(frequency):
+        angles = np.outer(found[active], distances)
+        rest, slope = np.zeros((2, len(active), 2 * len(outside)))
+        for place, wave, change in ((0, np.cos, lambda a: -np.sin(a)), (1, np.sin, np.cos)):
+            own = slice(place * len(outside), (place + 1) * len(outside))
+            waves = wave(angles)
+            sizes = np.linalg.norm(waves, axis=1, keepdims=True)
+            rest[:, own] = (waves @ outside.T) / sizes
+            slope[:, own] = ((distances * change(angles)) @ outside.T) / sizes
+        steps = (rest * slope).sum(axis=1) / (slope**2).sum(axis=1)
+        found[active] = np.clip(found[active] - steps, low[active], high[active])
+        active = active[np.abs(steps) > 1e-16 * np.abs(found[active])]
+        if not len(active):
             break
-    return frequency
+    return found
 
 
 def wave_table(waves: Waves, distances: Array, last: int) -> Float[Array, "m p"]:
@@ -428,16 +397,16 @@ def evaluate(rows: Float[Array, "p e"], tokens: Float[Array, "*n d"]) -> Array:
 
 def query_equations(
     waves: Waves, keys: Float[Array, "p e"], anchor: Array, tokens: Array, distances: Array
-) -> Float[Array, "m p"]:
+) -> Float[Array, "*sets m p"]:
     """Rows of score(token) - score(anchor) in the real and imaginary parts of q_j; no token stands
     before the farthest of these."""
     last = int(distances.max())
     parts = evaluate(keys, tokens)
-    turned = (parts[:, ::2] + 1j * parts[:, 1::2]) * waves.turn(distances, last)
+    turned = (parts[..., ::2] + 1j * parts[..., 1::2]) * waves.turn(distances, last)
     own = evaluate(keys, anchor)
     turned = turned - (own[::2] + 1j * own[1::2]) * waves.turn(np.zeros(1), last)
-    rows = np.empty((len(tokens), 2 * len(waves.frequencies)))
-    rows[:, ::2], rows[:, 1::2] = turned.real, -turned.imag
+    rows = np.empty((*tokens.shape[:-1], 2 * len(waves.frequencies)))
+    rows[..., ::2], rows[..., 1::2] = turned.real, -turned.imag
     return rows
 
 
@@ -448,44 +417,40 @@ def measure_others(
     keys: Float[Array, "heads p e"],
     first: Float[Array, " d"],
     size: float,
-) -> AtOthers | None:
+) -> list[Asked] | None:
     """(3): one query at each of d further anchors; None where weights vanish everywhere."""
     width, values = reader.ask.width, reader.values
     distances = np.arange(1, values.ranks[0] + 1)
-    anchors, asked, found = [], [], []
+    found = []
     for step in np.linalg.qr(rng.standard_normal((width, width)))[0]:
         reach, near = float(np.linalg.norm(first)), size
         for _ in range(HALVINGS):
             anchor = first + reach * step
-            tokens = choose_tokens(reader, rng, waves, keys, anchor, distances, near)
+            tokens = choose_tokens(reader, rng, waves, keys, anchor, distances, near)[None]
             try:
-                found.append(reader.log_ratios(anchor, None, tokens[None], distances))
+                ratios = reader.log_ratios(anchor, None, tokens, distances)
             except Saturated:
                 reach, near = -0.7 * reach, 0.7 * near
                 continue
-            anchors.append(anchor)
-            asked.append(tokens)
+            found.append(Asked(anchor, tokens, distances, ratios))
             break
         else:
             return None
-    ratios = Ratios(
-        np.concatenate([f.ratios for f in found]), np.concatenate([f.errors for f in found])
-    )
-    return AtOthers(np.array(anchors), np.array(asked), distances, ratios)
+    return found
 
 
 def solve_queries(
-    at: AtAnchor, others: AtOthers, waves: Waves, keys: Float[Array, "heads p e"]
+    at: AtAnchor, others: list[Asked], waves: Waves, keys: Float[Array, "heads p e"]
 ) -> Float[Array, "heads p e"]:
     """The queries at every anchor, one at the first, and from them everywhere."""
     heads, parts, size = keys.shape
-    found = np.zeros((len(others.anchors) + 1, heads, parts))
+    found = np.zeros((len(others) + 1, heads, parts))
     found[0, :, ::2] = 1.0
-    for n, (anchor, tokens) in enumerate(zip(others.anchors, others.tokens, strict=True)):
+    for n, asked in enumerate(others):
         for h in range(heads):
-            rows = query_equations(waves, keys[h], anchor, tokens, others.distances)
-            found[n + 1, h] = np.linalg.solve(rows, others.ratios.ratios[n, h])
-    places = np.concatenate([at.anchor[None], others.anchors])
+            rows = query_equations(waves, keys[h], asked.anchor, asked.tokens[0], asked.distances)
+            found[n + 1, h] = np.linalg.solve(rows, asked.ratios.ratios[0, h])
+    places = np.array([at.anchor, *(asked.anchor for asked in others)])
     places = np.column_stack([places, np.ones(len(places))])
     solved = np.linalg.solve(places, found.reshape(len(places), -1))
     return np.asarray(solved.T.reshape(heads, parts, size))
@@ -501,17 +466,12 @@ def choose_tokens(
     size: float,
 ) -> Float[Array, "m d"]:
     """Tokens near the anchor for which the equations of the worst head are conditioned best."""
-    best, chosen = np.inf, np.zeros((len(distances), len(anchor)))
     rotations = 150  # sets of tokens of which the best conditioned is asked
-    for _ in range(rotations):
-        steps = np.linalg.qr(rng.standard_normal((len(anchor), len(distances))))[0].T
-        tokens = anchor + size * steps
-        worst = 1.0
-        for h, ins in enumerate(reader.values.ins):
-            rows = query_equations(waves, keys[h], anchor, tokens, distances)
-            worst = max(worst, float(np.linalg.cond(rows)) * float(np.linalg.cond(steps @ ins)))
-            if worst >= best:
-                break
-        if worst < best:
-            best, chosen = worst, tokens
-    return chosen
+    steps = np.linalg.qr(rng.standard_normal((rotations, len(anchor), len(distances))))[0]
+    tokens = anchor + size * steps.transpose(0, 2, 1)
+    worst = np.ones(rotations)
+    for h, ins in enumerate(reader.values.ins):
+        rows = query_equations(waves, keys[h], anchor, tokens, distances)
+        seen = np.linalg.cond(steps.transpose(0, 2, 1) @ ins)
+        worst = np.maximum(worst, np.linalg.cond(rows) * seen)
+    return np.asarray(tokens[np.argmin(worst)])

@@ -18,12 +18,18 @@ from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asking import Asker
+from keyhole.oracles.noise import ROUNDINGS
 
 PURPOSE = "scores"
 
 
 class Saturated(IllConditioned):
-    """A weight is too small, or not positive: tokens must come nearer to the anchor."""
+    """A weight is too small, or not positive: tokens must come nearer to the anchor. `negative`:
+    by more than rounding, which no weight of these heads is."""
+
+    def __init__(self, message: str, negative: bool = False) -> None:
+        super().__init__(message)
+        self.negative: bool = negative
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +91,9 @@ class Reader:
                 doubt = noise * self.amplification[h] * np.linalg.norm(inverse, axis=1)
                 rest = 1.0 - weights.sum()
                 if min(weights.min(), rest) < self.smallest:
-                    raise Saturated("a weight is too small to be read, or not positive")
+                    bounds = ROUNDINGS * np.append(doubt, np.linalg.norm(doubt))
+                    negative = bool((np.append(weights, rest) < -bounds).any())
+                    raise Saturated("a weight is too small to be read, or not positive", negative)
                 ratios[n, h] = np.log(weights) - np.log(rest)
                 errors[n, h] = doubt / weights + np.linalg.norm(doubt) / rest
         return Ratios(ratios, errors)

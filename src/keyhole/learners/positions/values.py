@@ -11,8 +11,9 @@ Algebra.    Every head attends to one token, so that the answer is linear in the
             exactly the columns of the tokens in use. The places stay as they are: positions do not
             matter as long as huge tokens outweigh them.
 When it fails.  Two heads on one token look like one of twice the rank: unequal ranks, a single
-            token in use and sums that do not fit ask for another bag. More inner dimensions than
-            outputs, and scalar answers, are left to others.
+            token in use and sums that do not fit ask for another bag; where all tokens are shared
+            alike, soft queries fail, and another bag has more tokens in use. More inner dimensions
+            than outputs, and scalar answers, are left to others.
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
-from keyhole.learners.base import Inconclusive
+from keyhole.arrays import Array, Float, Int
+from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.measurement.asking import Asker
 
 PURPOSE = "value maps"
@@ -65,40 +66,87 @@ class ValueMaps:
 
 
 def measure_value_maps(
-    ask: Asker, rng: np.random.Generator, longest: int | None, size: float = 1.0
-) -> ValueMaps | Inconclusive:
+    ask: Asker,
+    rng: np.random.Generator,
+    longest: int | None,
+    size: float = 1.0,
+    before: ValueMaps | None = None,
+) -> ValueMaps | Refuted | Inconclusive:
     """The value maps; `longest` is the length of the longest sequence that may be asked, `size`
-    that of the anchor's entries."""
-    offset = ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
-    best: ValueMaps | None = None
+    that of the anchor's entries. With those measured `before`, which led nowhere, another bag is
+    asked whether heads shared tokens: if no more tokens are in use there, they stand."""
+    offset = before.offset if before is not None else ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
+    best, crowded = before, False
     trouble = "no bag of huge tokens led to value maps"
     bags = 6  # bags that are tried
     for _ in range(bags):
-        found = measure_with_bag(ask, rng, offset, longest, size)
-        if isinstance(found, str):
-            trouble = found
+        found = measure_with_bag(ask, rng, offset, longest, size, best)
+        if not isinstance(found, ValueMaps):
+            trouble, crowded = found.reason, crowded or isinstance(found, Inconclusive)
             continue
-        if best is not None and found.heads <= best.heads:
+        if found is best:  # no more tokens are in use than there are heads
             return best
         best = found
         if sum(found.ranks) == min(ask.width, ask.outputs) and found.heads > 1:
-            return best  # no room for a head that shares its token with another
-    return best if best is not None else Inconclusive(trouble)
+            return best  # room for all heads, unless every token is shared by equally many
+    if best is not None:
+        return best
+    return Inconclusive(trouble) if crowded else Refuted(trouble)
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """Huge tokens before an anchor, the answer, and the numbers of the tokens in use."""
+
+    tokens: Float[Array, "n d"]
+    anchor: Float[Array, "one d"]
+    base: Float[Array, "one D"]
+    used: Int[Array, " k"]
+
+
+def draw_bag(
+    ask: Asker, rng: np.random.Generator, longest: int | None, size: float
+) -> Bag | Refuted:
+    candidates = 256  # tokens of a bag: two heads seldom prefer the same
+    count = min(candidates, (longest or candidates + 1) - 1)
+    bag = HUGE * rng.standard_normal((count, ask.width))
+    anchor = size * rng.standard_normal((1, ask.width))
+    base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
+    used = name_tokens_in_use(ask, rng, bag, anchor, base)
+    return used if isinstance(used, Refuted) else Bag(bag, anchor, base, used)
+
+
+def has_crowd(ask: Asker, used: int) -> bool:
+    """Whether heads that share out the width would share tokens, if so many are in use."""
+    return used == 1 or min(ask.width, ask.outputs) % used != 0
 
 
 def measure_with_bag(
-    ask: Asker, rng: np.random.Generator, offset: Array, longest: int | None, size: float
-) -> ValueMaps | str:
-    """The value maps by one bag of tokens, or why it does not lead to them."""
+    ask: Asker,
+    rng: np.random.Generator,
+    offset: Array,
+    longest: int | None,
+    size: float,
+    before: ValueMaps | None = None,
+) -> ValueMaps | Refuted | Inconclusive:
+    """The value maps by one bag of tokens, or why it does not lead to them: crowded tokens say
+    nothing of the box, answers that are not linear do. Those from `before`, if this bag has no
+    more tokens in use than there are heads."""
     width = ask.width
-    candidates = 256  # tokens of a bag: two heads seldom prefer the same
-    count = min(candidates, (longest or candidates + 1) - 1)
-    bag = HUGE * rng.standard_normal((count, width))
-    anchor = size * rng.standard_normal((1, width))
-    base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
-    used = name_tokens_in_use(ask, rng, bag, anchor, base)
-    if isinstance(used, str):
-        return used
+    drawn = draw_bag(ask, rng, longest, size)
+    if isinstance(drawn, Refuted):
+        return drawn
+    draws = (
+        2 if before is None else 0
+    )  # further bags, where tokens in use do not share out the width
+    while draws and has_crowd(ask, len(drawn.used)):
+        other, draws = draw_bag(ask, rng, longest, size), draws - 1
+        if isinstance(other, Bag) and len(other.used) > len(drawn.used):
+            drawn = other
+    bag, anchor, base, used = drawn.tokens, drawn.anchor, drawn.base, drawn.used
+    if before is not None and len(used) <= before.heads:
+        return before
+    count = len(bag)
     tokens = np.zeros((count, width))
     tokens[used] = bag[used]
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
@@ -121,22 +169,40 @@ def measure_with_bag(
     while len(first) < width and numerical_rank(first) == len(first):
         first = np.concatenate([first, respond(alone(0, frame[len(first) : 2 * len(first)]))])
     rank = numerical_rank(first)
+
+    def call_crowded(reason: str) -> Refuted | Inconclusive:
+        """Tokens that heads share say nothing of the box, if half a move does half as much."""
+        some = first[:3]
+        off = np.abs(some - 2.0 * respond(0.5 * alone(0, frame[: len(some)]))).max()
+        linear = off <= NOTHING * np.abs(some).max()
+        return Inconclusive(reason) if linear else Refuted("moves of tokens act nonlinearly")
+
     others = [respond(alone(h, frame[:rank])) for h in range(1, len(used))]
     own = [first, *others]
     if any(numerical_rank(responses) != rank for responses in own):
-        return "two heads share a token, or heads have value maps of different ranks"
+        return call_crowded("two heads share a token, or heads have value maps of different ranks")
     outs = [np.linalg.svd(responses, full_matrices=False)[2][:rank] for responses in own]
     stacked = np.concatenate(outs)
     if rank * len(used) > ask.outputs or numerical_rank(stacked) < rank * len(used):
-        return "the heads have more inner dimensions than the answers have numbers"
+        return call_crowded("the heads have more inner dimensions than the answers have numbers")
     ins = [np.zeros((width, rank)) for _ in own]
     for h, responses in enumerate(own):
         ins[h][:rank] = responses[:rank] @ outs[h].T
     if rank < width:
         together = respond(np.repeat(frame[rank:, None], len(used), axis=1))
+
+        def find_odd(rows: Array) -> Array:
+            left = rows - np.linalg.lstsq(stacked.T, rows.T, rcond=None)[0].T @ stacked
+            usual = float(np.median(np.abs(rows).max(axis=1)))  # a jump is many times larger
+            return np.flatnonzero(np.abs(left).max(axis=1) > NOTHING * usual)
+
+        odd = find_odd(together)
+        if len(odd):  # a head left its token on the way: the opposite moves lead elsewhere
+            back = np.repeat(-frame[rank + odd][:, None], len(used), axis=1)
+            together[odd] = -respond(back)
         parts = np.linalg.lstsq(stacked.T, together.T, rcond=None)[0].T
-        if np.abs(together - parts @ stacked).max() > NOTHING * np.abs(together).max():
-            return "what the heads add together is not what they add one at a time"
+        if len(find_odd(together)):
+            return Refuted("what the heads add together is not what they add one at a time")
         for h in range(len(used)):
             ins[h][rank:] = parts[:, h * rank : (h + 1) * rank]
     mixed = rng.standard_normal((1, len(used), width)) / np.sqrt(width)
@@ -145,13 +211,13 @@ def measure_with_bag(
     check = respond(mixed)
     off = float(np.abs(check - expected).max() / np.abs(check).max())
     if off > NOTHING:
-        return "moves of the tokens in use do not add up"
+        return Refuted("moves of the tokens in use do not add up")
     return ValueMaps(offset, tuple(maps), tuple(outs), max(off, ask.unit), bag[used], anchor[0])
 
 
 def name_tokens_in_use(
     ask: Asker, rng: np.random.Generator, bag: Array, anchor: Array, base: Array
-) -> Array | str:
+) -> Array | Refuted:
     """Numbers of the tokens that some head attends to."""
     count, width = bag.shape
     direction = rng.standard_normal(width)
@@ -169,12 +235,12 @@ def name_tokens_in_use(
         if numerical_rank(np.array(responses)) < len(responses):
             break
     else:
-        return "the answers to moved tokens stay independent: attention is not hard"
+        return Refuted("the answers to moved tokens stay independent: attention is not hard")
     u, _, _ = np.linalg.svd(np.array(responses), full_matrices=True)
     overlap = np.abs(u[:, -1] @ np.array(patterns))
     used = np.flatnonzero(overlap < NOTHING * 10)
     if len(used) != len(responses) - 1:
-        return "the tokens in use cannot be named"
+        return Refuted("the tokens in use cannot be named")
     return used
 
 

@@ -4,7 +4,8 @@ Statement.  c_1 of a single token is known but for the constants in the streams 
             block l (B_l) and its neurons (C_l) read, and is linear in them. B_1 = 0, C_l - B_l is
             the offset of attention l, B_(l+1) - C_l that of network l; the sum of all is in c_0. A
             LayerNorm sees no mean: of the means only that sum is known, and the last network has
-            it.
+            it. Where the box adds vectors to its tokens, B_1 is that of the first place; those of
+            other places differ from it in the limit (positions.py).
 Queries.    None: single tokens were asked already.
 Algebra.    Linear least squares in (2 L - 1) k unknowns. For one block passed L times, F, G, O and
             N what all passes of the heads, the neurons, the attention's offset and both offsets
@@ -16,20 +17,25 @@ Fails.      Where a block has neither heads nor neurons that change with their i
 import numpy as np
 
 from keyhole.arrays import Array, Float
+from keyhole.learners.block import Unclear
 from keyhole.learners.stack.neurons import slopes_of
 from keyhole.learners.stack.order import Order, couple_heads, project
 from keyhole.learners.stack.scores import WideHead
-from keyhole.learners.stack.shallow import Terms
+from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import outer_table
 
 
 def find_offsets(
-    heads: tuple[WideHead, ...], order: Order, plane: Float[Array, "d k"], alone: Terms
-) -> tuple[Float[Array, "l d"], Float[Array, "l d"]]:
-    """Offsets of attention and of networks, block by block."""
+    shallow: Shallow, heads: tuple[WideHead, ...], order: Order, alone: Terms
+) -> tuple[Float[Array, "l d"], Float[Array, "l d"], Float[Array, " d"]]:
+    """Offsets of attention and of networks, block by block, and the vector of the first place, zero
+    where there are none."""
     if order.repeated > 1:
-        return find_shared_offsets(heads, order, plane, alone)
+        if shallow.positions:
+            raise Unclear("one block that is passed again behind positions is not solved")
+        return *find_shared_offsets(shallow, heads, order, alone), np.zeros(len(shallow.plane))
     points, network, layers = alone.anchors, order.network, order.layers
+    plane = shallow.plane
     outputs, width = plane.shape
     outer = outer_table(network)
     added, slopes = couple_heads(heads, alone.context, points)
@@ -42,7 +48,7 @@ def find_offsets(
         own = order.heads == layer
         slope = slopes[:, own].sum(axis=1)
         known += np.einsum("ndk,nke,ne->nd", slope, into, stream)
-        if layer:
+        if layer or shallow.positions:
             columns.append(slope @ project(points, outputs))
         stream = stream + added[:, own].sum(axis=1)
         mine = order.neurons == layer
@@ -50,21 +56,35 @@ def find_offsets(
         known += np.einsum("ndk,nke,ne->nd", bend, into, stream)
         columns.append(bend @ project(points, outputs))
         stream = stream + hidden[:, mine] @ outer[:, mine].T
-    table = np.concatenate(columns, axis=2).reshape(-1, (2 * layers - 1) * width)
-    found, *_ = np.linalg.lstsq(table, (alone.first - known).ravel(), rcond=None)
+    seen = shallow.second_terms(alone, stream + network.offset)
+    found = solve_shown(shallow, points, np.concatenate(columns, axis=2), seen - known)
     steps = np.diff(found.reshape(-1, width), axis=0, prepend=np.zeros((1, width)))
-    inside = steps @ plane.T  # in the order attention, network, attention, ...
+    inside = steps @ plane.T  # in the order (first place,) attention, network, attention, ...
+    first, inside = np.split(inside, [1 if shallow.positions else 0])
     attention, networks = inside[0::2], np.zeros((layers, outputs))
     networks[:-1] = inside[1::2]
-    networks[-1] = network.offset - inside.sum(axis=0)
-    return attention, networks
+    networks[-1] = network.offset - inside.sum(axis=0) - first.sum(axis=0)
+    return attention, networks, first.sum(axis=0)
+
+
+def solve_shown(
+    shallow: Shallow,
+    points: Float[Array, "n k"],
+    table: Float[Array, "n d unknowns"],
+    right: Float[Array, "n d"],
+) -> Float[Array, " unknowns"]:
+    """Least squares with what a norm at the end shows of the equations at these points."""
+    table = shallow.show(points, table).reshape(right.size, -1)
+    found, *_ = np.linalg.lstsq(table, shallow.show(points, right).ravel(), rcond=None)
+    return np.asarray(found)
 
 
 def find_shared_offsets(
-    heads: tuple[WideHead, ...], order: Order, plane: Float[Array, "d k"], alone: Terms
+    shallow: Shallow, heads: tuple[WideHead, ...], order: Order, alone: Terms
 ) -> tuple[Float[Array, "1 d"], Float[Array, "1 d"]]:
     """Offsets of all passes together, of attention and of the network."""
     points, network, passes = alone.anchors, order.network, order.repeated
+    plane = shallow.plane
     outer = outer_table(network)
     added, slopes = couple_heads(heads, alone.context, points)
     seen = project(points, len(plane))
@@ -75,7 +95,7 @@ def find_shared_offsets(
     second = np.einsum("nkc,nc->nk", seen, (after * attended + before * behind) @ plane)
     known = np.einsum("ndk,nk->nd", slopes.sum(axis=1), first)
     known += np.einsum("ndk,nk->nd", bend, second)
-    table = (bend @ seen).reshape(-1, plane.shape[1]) / passes
-    found, *_ = np.linalg.lstsq(table, (alone.first - known).ravel(), rcond=None)
+    told = shallow.second_terms(alone, attended + behind)
+    found = solve_shown(shallow, points, bend @ seen / passes, told - known)
     attention = (plane @ found)[None]
     return attention, network.offset - attention

@@ -13,6 +13,9 @@ Algebra.    Outer, linear part and offset are eliminated (thin QR), with a ridge
             enough. A lower ridge follows, and neurons that cost little leave on the way; gated ones
             with the same gate become one. Where two neurons imitate one, random ones join, and the
             descent begins again.
+            Answers may lack one direction each, as those behind a norm at the end do: what is
+            missing is linear, too, and is eliminated by conjugate gradients; the normal matrix
+            loses what the rows do along it.
 Fails.      Where there are too few neurons, or their activation is another one.
 Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that students with more
             neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
@@ -51,6 +54,16 @@ class DescentOptions:
 
 
 @dataclass(frozen=True, eq=False)
+class Data:
+    """Points, with a one at the end, and answers; `hidden`: unit vectors, the answers lack their
+    parts along them."""
+
+    points: Float[Array, "n e"]
+    answers: Float[Array, "n d"]
+    hidden: Float[Array, "n d"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class State:
     """A network whose linear part is eliminated: columns are basis times triangle times norms.
     `left`, `cost`: root mean squares of the answers' and of the ridge's part."""
@@ -69,11 +82,8 @@ class State:
         return float(np.hypot(self.left, self.cost))
 
 
-def eliminate(
-    weights: Weights, points: Float[Array, "n e"], answers: Float[Array, "n d"], ridge: float
-) -> State:
-    """`points`: with a one at the end."""
-    count = weights.neurons
+def eliminate(weights: Weights, data: Data, ridge: float) -> State:
+    points, answers, count = data.points, data.answers, weights.neurons
     hidden, slopes = hidden_layer(weights, points)
     columns = np.column_stack([hidden, points])
     norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
@@ -84,6 +94,8 @@ def eliminate(
     held[np.arange(count), np.arange(count)] = level / (norms[:count] if ridge else 1.0)
     basis, triangle = np.linalg.qr(np.vstack([columns, held]))
     basis, below = basis[: len(points)], basis[len(points) :]
+    if data.hidden is not None:
+        answers = answers + impute(basis, answers, data.hidden)
     inside = basis.T @ answers
     residual = answers - basis @ inside
     linear = solve_triangular(triangle, inside, check_finite=False) / norms[:, None]
@@ -94,11 +106,40 @@ def eliminate(
     return State(found, slopes, basis, triangle, norms, residual, left, cost)
 
 
+def impute(
+    basis: Float[Array, "n c"], answers: Float[Array, "n d"], hidden: Float[Array, "n d"]
+) -> Float[Array, "n d"]:
+    """What the answers lack, as the linear part would have it: conjugate gradients for the sizes
+    s that minimise the residual of answers + s hidden. Few steps are enough, since one number of
+    each answer is missing; a function along `hidden` everywhere, as the identity on a sphere is,
+    has no part in it."""
+
+    def left(table: Array) -> Array:
+        """Along `hidden`, of what the basis leaves."""
+        return np.asarray(((table - basis @ (basis.T @ table)) * hidden).sum(axis=1))
+
+    sizes, gradient = np.zeros(len(answers)), -left(answers)
+    first = square = float(gradient @ gradient)
+    way, most = gradient, 40
+    for _ in range(most):
+        if square <= 1e-28 * first or square < TINY:
+            break
+        image = left(way[:, None] * hidden)
+        bend = float(way @ image)
+        if bend <= 1e-12 * float(way @ way):
+            break
+        sizes = sizes + square / bend * way
+        gradient = gradient - square / bend * image
+        before, square = square, float(gradient @ gradient)
+        way = gradient + square / before * way
+    return np.asarray(sizes[:, None] * hidden)
+
+
 def step_matrix(
-    state: State, points: Float[Array, "n e"], single: bool
+    state: State, data: Data, single: bool
 ) -> tuple[Float[Array, "u u"], Float[Array, " u"]]:
     """Normal matrix and gradient by the rows, inner before gate."""
-    outer = state.weights.outer
+    outer, points = state.weights.outer, data.points
     total, entries = points.shape
     tall = np.concatenate(
         [(slope[:, :, None] * points[:, None]).reshape(total, -1) for slope in state.slopes], axis=1
@@ -109,12 +150,17 @@ def step_matrix(
     gradient = np.einsum("nje,nj->je", tall.reshape(total, -1, entries), pulled).ravel()
     short = np.asarray(tall, dtype=np.float32 if single else np.float64)
     multiply = ssyrk if single else dsyrk
-    upper = np.triu(multiply(1.0, short.T).astype(np.float64))
-    matrix = upper + np.triu(upper, 1).T
+    upper = multiply(1.0, short.T).astype(np.float64)
     weighed = np.tile(outer.T @ outer, (blocks, blocks))
     units = blocks * count
-    matrix = matrix.reshape(units, entries, units, entries) * weighed[:, None, :, None]
-    return matrix.reshape(units * entries, -1), gradient
+    upper = upper.reshape(units, entries, units, entries) * weighed[:, None, :, None]
+    upper = upper.reshape(units * entries, -1)
+    if data.hidden is not None:
+        along = np.tile(data.hidden @ outer, blocks).astype(short.dtype)
+        short = (short.reshape(total, units, entries) * along[:, :, None]).reshape(total, -1)
+        upper = upper - multiply(1.0, short.T)
+    upper = np.triu(upper)
+    return upper + np.triu(upper, 1).T, gradient
 
 
 def moved(weights: Weights, step: Float[Array, " u"]) -> Weights:
@@ -129,19 +175,18 @@ def moved(weights: Weights, step: Float[Array, " u"]) -> Weights:
 
 def descend(
     weights: Weights,
-    points: Float[Array, "n e"],
-    answers: Float[Array, "n d"],
+    data: Data,
     ridge: float,
     steps: int,
     target: float = 0.0,
     single: bool = False,
 ) -> State:
     """Damped steps until `target` is left, or twenty of them take less than 1.5% off."""
-    state = eliminate(weights, points, answers, ridge)
+    state = eliminate(weights, data, ridge)
     totals, damping = [state.total], 1e-2
     least = 1e-6 if single else 1e-13  # roundings of the normal matrix
     while len(totals) <= steps and totals[-1] > target:
-        matrix, gradient = step_matrix(state, points, single)
+        matrix, gradient = step_matrix(state, data, single)
         diagonal = np.diag(matrix)
         scale = np.sqrt(np.maximum(diagonal, 1e-12 * diagonal.max() + TINY))
         matrix /= scale[:, None]
@@ -155,7 +200,7 @@ def descend(
                 damping *= 16.0
                 continue
             step = cho_solve(factor, gradient / scale, check_finite=False) / scale
-            trial = eliminate(moved(state.weights, step), points, answers, ridge)
+            trial = eliminate(moved(state.weights, step), data, ridge)
             if trial.total < state.total:
                 break
             damping *= 4.0
@@ -168,26 +213,24 @@ def descend(
     return state
 
 
-def without_cheap(
-    state: State, points: Float[Array, "n e"], answers: Float[Array, "n d"], spare: float
-) -> Weights:
+def without_cheap(state: State, data: Data, spare: float) -> Weights:
     """Neurons leave, the cheapest first, while what is left stays below `spare`: without neuron
     j squares of |B_j|^2 / P_jj more are left, P the inverse normal matrix, B the linear part."""
     weights = state.weights
     while True:
-        one = eliminate(weights, points, answers, 0.0)
+        one = eliminate(weights, data, 0.0)
         count = weights.neurons
         inverse = solve_triangular(one.triangle, np.eye(len(one.triangle)), check_finite=False)
         table = inverse @ inverse.T
         linear = np.vstack([one.weights.outer.T, one.weights.affine.T]) * one.norms[:, None]
-        left = one.left**2 * answers.size
+        left = one.left**2 * data.answers.size
         here = np.arange(count)
         # formulas for one neuron after the other lose digits: anew after an eighth of them
         for _ in range(max(1, count // 8)):
             diagonal = np.maximum(np.diag(table)[here], TINY)
             costs = (linear[here] ** 2).sum(axis=1) / diagonal
             place = int(np.argmin(costs))
-            if len(here) == 1 or left + costs[place] > spare**2 * answers.size:
+            if len(here) == 1 or left + costs[place] > spare**2 * data.answers.size:
                 break
             j = here[place]
             left += costs[place]
@@ -221,15 +264,13 @@ def merge_gates(weights: Weights, near: float = 0.02) -> Weights:
     return replace(weights, inner=np.array(inner), outer=np.array(outer).T, gate=np.array(gate))
 
 
-def leaving_costs(
-    weights: Weights, points: Float[Array, "n e"], answers: Float[Array, "n d"]
-) -> Float[Array, " m"]:
+def leaving_costs(weights: Weights, data: Data) -> Float[Array, " m"]:
     """Root mean squares that would be left more without each neuron."""
-    one = eliminate(weights, points, answers, 0.0)
+    one = eliminate(weights, data, 0.0)
     inverse = solve_triangular(one.triangle, np.eye(len(one.triangle)), check_finite=False)
     linear = one.weights.outer.T * one.norms[: weights.neurons, None]
     diagonal = (inverse**2).sum(axis=1)[: weights.neurons]
-    return np.asarray(np.sqrt((linear**2).sum(axis=1) / diagonal / answers.size))
+    return np.asarray(np.sqrt((linear**2).sum(axis=1) / diagonal / data.answers.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,13 +289,14 @@ def fit_network(
     gated: bool,
     accepted: float,
     rng: np.random.Generator,
+    hidden: Float[Array, "n d"] | None = None,
     options: DescentOptions | None = None,
 ) -> Attempt:
     """The network, from starts with so many neurons, that leaves at most `accepted` of the answers;
-    of activations that are alike (`names`) the one that does."""
+    of activations that are alike (`names`) the one that does. `hidden`: as in Data."""
     options = DescentOptions() if options is None else options
     scale = float(np.sqrt(np.mean(answers**2)))
-    tall = with_one(points)
+    data = Data(with_one(points), answers, hidden)
 
     def draw(count: int) -> Weights:
         return random_start(count, points, answers.shape[1], names[0], gated, rng)
@@ -263,24 +305,24 @@ def fit_network(
     for _ in range(options.rounds):
         for place, ridge in enumerate(options.ridges):
             single = ridge > 1e-7  # what is left is then far above the roundings
-            state = descend(start, tall, answers, ridge, options.steps, single=single)
+            state = descend(start, data, ridge, options.steps, single=single)
             explained = state.left <= options.enough * state.cost
             left = state.left / scale
             if not explained and place:
                 return Attempt(None, left)
             spare = options.spare * state.total
-            start = without_cheap(state, tall, answers, max(spare, 1.1 * state.left))
+            start = without_cheap(state, data, max(spare, 1.1 * state.left))
             if not explained:
                 continue
-            bold = without_cheap(state, tall, answers, options.bold * state.total)
+            bold = without_cheap(state, data, options.bold * state.total)
             bold = merge_gates(bold)
             for name in names:
                 tried = replace(bold, activation=name)
-                settled = descend(tried, tall, answers, 0.0, options.settled, 0.1 * accepted)
+                settled = descend(tried, data, 0.0, options.settled, 0.1 * accepted)
                 fewer = merge_gates(settled.weights)
                 if fewer.neurons < settled.weights.neurons:
-                    settled = descend(fewer, tall, answers, 0.0, options.settled, 0.1 * accepted)
-                found = leave_out(settled, tall, answers, accepted, scale, options)
+                    settled = descend(fewer, data, 0.0, options.settled, 0.1 * accepted)
+                found = leave_out(settled, data, accepted, scale, options)
                 if found is not None:
                     return Attempt(found, settled.left / scale)
                 if settled.left > options.alike * scale:
@@ -292,8 +334,7 @@ def fit_network(
 
 def leave_out(
     state: State,
-    points: Float[Array, "n e"],
-    answers: Float[Array, "n d"],
+    data: Data,
     accepted: float,
     scale: float,
     options: DescentOptions,
@@ -306,23 +347,23 @@ def leave_out(
     while weights.neurons > 1:
         fewer = merge_gates(weights)
         if fewer.neurons < weights.neurons:
-            tried = descend(fewer, points, answers, 0.0, options.settled, 0.1 * accepted)
+            tried = descend(fewer, data, 0.0, options.settled, 0.1 * accepted)
             if tried.left <= accepted:
                 best = weights = tried.weights
                 continue
-        costs = leaving_costs(weights, points, answers)
+        costs = leaving_costs(weights, data)
         order = np.argsort(costs)[: options.candidates]
         if best is not None:  # two that do the same leave nothing behind
             order = order[costs[order] < 1e3 * accepted]
         for j in order:
             fewer = chosen(weights, np.delete(np.arange(weights.neurons), j))
-            tried = descend(fewer, points, answers, 0.0, options.settled, 0.1 * accepted)
+            tried = descend(fewer, data, 0.0, options.settled, 0.1 * accepted)
             if tried.left <= accepted:
                 best = weights = tried.weights
                 break
         else:
             break
-    return None if best is None or has_open_gates(best, points) else best
+    return None if best is None or has_open_gates(best, data.points) else best
 
 
 def has_open_gates(weights: Weights, points: Float[Array, "n e"]) -> bool:

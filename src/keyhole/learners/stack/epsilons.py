@@ -37,27 +37,31 @@ class Small:
 
 
 def with_epsilons(stack: Stack, epsilons: Float[Array, " n"]) -> Stack:
-    """The stack with other epsilons, two per block; fewer are those of blocks passed again."""
-    distinct = len(epsilons) // 2
+    """The stack with other epsilons, two per block, and one for a norm at the end; fewer are those
+    of blocks passed again."""
+    distinct, final = len(epsilons) // 2, stack.final_norm
+    if final is not None:
+        final = replace(final, epsilon=float(epsilons[-1]))
     blocks = [
         Block(
             block.attention,
             block.mlp,
             norm=block.norm,
             kind=block.kind,
-            epsilons=epsilons.reshape(distinct, 2)[number % distinct],
+            epsilons=epsilons[: 2 * distinct].reshape(distinct, 2)[number % distinct],
             gain=block.gain,
             bias=block.bias,
             parallel=block.parallel,
         )
         for number, block in enumerate(stack.blocks)
     ]
-    return Stack(blocks, stack.final_norm, causal=stack.causal)
+    return stack.replace(blocks=blocks, final_norm=final)
 
 
 def stream_before(stack: Stack, place: int, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """What a norm (two per block, in order) reads where each token is alone."""
-    stream = tokens[:, None]
+    """What a norm (two per block, in order, then that at the end) reads where each token is
+    alone."""
+    stream = stack.place(tokens[:, None])
     for block in stack.blocks[: place // 2]:
         stream = block(stream)[:, None]
     if place % 2:
@@ -155,20 +159,31 @@ def find_epsilons(
 ) -> tuple[Stack, list[Small]]:
     """The stack with its epsilons to a few digits, and `more` small streams for each norm. Blocks
     that are passed several times have one pair of epsilons."""
-    epsilons = np.full(2 * len(stack.blocks) // passes, 1e-5)
-    kept = []
-    for place in range(len(epsilons)):
-        epsilons[place], asked = search_epsilon(box, stack, place, epsilons, plane, more, rng)
+    distinct = len(stack.blocks) // passes
+    places = list(range(2 * distinct))
+    places += [] if stack.final_norm is None else [2 * len(stack.blocks)]
+    epsilons, kept = np.full(len(places), 1e-5), []
+    for number, place in enumerate(places):
+        found, asked = search_epsilon(box, stack, number, place, epsilons, plane, more, rng)
+        epsilons[number] = found
         kept.append(asked)
-    found = with_epsilons(stack, epsilons)
-    return found, [replace(each, enlarged=measure_enlarged(found, each, rng)) for each in kept]
+    whole = with_epsilons(stack, epsilons)
+    return whole, [replace(each, enlarged=measure_enlarged(whole, each, rng)) for each in kept]
+
+
+def rounded_size(stack: Stack, tokens: Array, answers: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """What an answer's rounding is relative to: beside a residual that of the token, too."""
+    size = 1.0 + np.abs(answers).max(axis=1)
+    if stack.final_norm is not None:
+        return np.asarray(size)
+    return np.maximum(size, 1.0 + np.abs(tokens[:, -1]).max(axis=1))
 
 
 def measure_enlarged(stack: Stack, small: Small, rng: np.random.Generator) -> Float[Array, " n"]:
     """How much relative changes of the tokens are enlarged, and roundings with them: at least as
     much as by the one norm, more where other streams on the way are small, too."""
     step, draws = 1e-8, 4
-    size = 1.0 + np.maximum(np.abs(small.answers), np.abs(small.tokens[:, -1])).max(axis=1)
+    size = rounded_size(stack, small.tokens, small.answers)
     before, found = stack(small.tokens), small.enlarged
     for _ in range(draws):
         moved = small.tokens * (1.0 + step * rng.standard_normal(small.tokens.shape))
@@ -180,14 +195,16 @@ def measure_enlarged(stack: Stack, small: Small, rng: np.random.Generator) -> Fl
 def search_epsilon(
     box: Box,
     stack: Stack,
+    number: int,
     place: int,
     epsilons: Float[Array, " n"],
     plane: Float[Array, "d k"],
     more: int,
     rng: np.random.Generator,
 ) -> tuple[float, Small]:
-    """Epsilon of one norm; those before it are known."""
+    """Epsilon of one norm, the one of this number; those before it are known."""
     width, kept = plane.shape
+    epsilons = epsilons.copy()
 
     def asked(size: float, count: int) -> tuple[Array, Array]:
         known = with_epsilons(stack, epsilons)
@@ -210,7 +227,7 @@ def search_epsilon(
 
         def misfit(log: float, tokens: Array = tokens, answers: Array = answers) -> float:
             other = epsilons.copy()
-            other[place] = np.exp(log)
+            other[number] = np.exp(log)
             return float(np.sum((with_epsilons(stack, other)(tokens) - answers) ** 2))
 
         grid = np.log(size**2) + np.linspace(-9.0, 9.0, 73)
@@ -228,7 +245,7 @@ def search_epsilon(
         raise Unclear("an epsilon is too small or too large to be seen")
     if doubt > 1e-3 * float(np.abs(answers).max()):
         raise Unclear(f"no epsilon explains answers to small streams ({doubt:.1e} is left)")
-    epsilons[place] = epsilon
+    epsilons[number] = epsilon
     extra, seen = asked(np.sqrt(epsilon), more)
     tokens, answers = np.concatenate([tokens, extra]), np.concatenate([answers, seen])
     return epsilon, Small(tokens, answers, np.full(len(tokens), 1.0 / np.sqrt(epsilon)))

@@ -7,7 +7,9 @@ Statement.  At a fixed anchor a the wide layer is linear but for one key p_h per
 Queries.    Random contexts of three tokens, twice as many numbers as unknowns.
 Algebra.    Variable projection: M_h is eliminated, Levenberg-Marquardt steps (Kaufman's Jacobian)
             move the keys. Heads come one at a time, the best of a few random ones; when the
-            answers are explained, heads that coincide are merged.
+            answers are explained, heads that coincide are merged. Behind a norm at the end M_h
+            lacks its part along the anchor: the keys followed to a second anchor, with the maps
+            free again, and both together tell M_h whole.
 Fails.      Heads that attend almost alike; more heads than the contexts can carry.
 Source.     Golub and Pereyra (1973), Kaufman (1975).
 """
@@ -18,7 +20,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block import Unclear
-from keyhole.learners.stack.shallow import Shallow, Terms
+from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
 from keyhole.linalg.softmax import softmax
 
 
@@ -42,10 +44,11 @@ class HeadOptions:
 
 @dataclass(frozen=True, eq=False)
 class AnchoredHeads:
-    """Keys and value maps at one anchor; what was asked, and the answer to the anchor alone."""
+    """Keys at one anchor or two, and the value maps; what was asked, and for each of these contexts
+    the answer to its anchor alone."""
 
-    anchor: Float[Array, " k"]
-    keys: Float[Array, "h k"]
+    anchors: Float[Array, "a k"]
+    keys: Float[Array, "a h k"]
     maps: Float[Array, "h d k"]
     alone: Terms
     asked: Terms
@@ -146,15 +149,12 @@ def find_heads(
     doubt: float,
     rng: np.random.Generator,
     options: HeadOptions | None = None,
-    positions: bool = False,
 ) -> AnchoredHeads:
-    """All heads at a random anchor; raises Unclear. `positions`: where the box adds some to its
-    tokens, the anchor among copies of itself stands for the anchor alone."""
+    """All heads at a random anchor; raises Unclear."""
     options = HeadOptions() if options is None else options
     anchor = shallow.points(rng, 1)[0]
-    copies = np.tile(anchor, (1, options.tokens if positions else 0, 1))
-    alone = shallow.ask(copies, anchor[None], "heads")
     asked = ask_contexts(shallow, anchor, 0, options, rng)
+    alone = shallow.ask_bare(asked.context[:1], anchor[None], "heads")
     keys = np.zeros((0, shallow.width))
     scale = float(np.sqrt(np.mean((asked.limit - alone.limit) ** 2)))
     if scale < options.explained * doubt:
@@ -180,12 +180,56 @@ def find_heads(
         raise Unclear(f"no {options.most} heads explain the answers at one anchor")
     assert best is not None
     best = merge_heads(best, target, options)
-    return AnchoredHeads(anchor, best.keys, best.maps, alone, asked)
+    alone = repeat_terms(alone, len(asked.anchors))
+    found = AnchoredHeads(anchor[None], best.keys[None], best.maps, alone, asked)
+    return found if shallow.final is None else complete_maps(shallow, found, target, rng, options)
+
+
+def complete_maps(
+    shallow: Shallow,
+    found: AnchoredHeads,
+    target: float,
+    rng: np.random.Generator,
+    options: HeadOptions,
+) -> AnchoredHeads:
+    """The value maps with their parts along the anchor, from a second one near it."""
+    anchor, keys = found.anchors[0], found.keys[0]
+    for reach in (0.5, 0.25, 0.1, 0.04):
+        near = shallow.onto_sphere(anchor + reach * shallow.points(rng, 1)[0])
+        alone = shallow.ask_bare(found.asked.context[:1], near[None], "heads")
+        count = count_contexts(shallow, len(keys), options)
+        asked = ask_contexts(shallow, near, count, options, rng)
+        other = fit_keys(keys, asked.context, near, asked.limit - alone.limit,
+                         options.long_steps, 0.01 * target)  # fmt: skip
+        if other.cost > target**2 * other.answers.size:
+            continue
+        # M_h + a uᵀ seen from the other anchor: one number per column of M_h is unknown
+        first, second = (shallow.plane @ point for point in (anchor, near))
+        missing = other.maps - show_maps(shallow, near, found.maps)
+        across = first - second * (first @ second) / (second @ second)
+        along = np.einsum("d,hdk->hk", across, missing) / (across @ across)
+        maps = found.maps + first[:, None] * along[:, None]
+        gap = np.abs(show_maps(shallow, near, maps) - other.maps).max()
+        if gap > 1e-3 * np.abs(maps).max():  # another head took the place of one
+            continue
+        alone = found.alone + repeat_terms(alone, count)
+        return AnchoredHeads(
+            np.array([anchor, near]), np.array([keys, other.keys]), maps, alone,
+            found.asked + asked,
+        )  # fmt: skip
+    raise Unclear("the heads behind the norm at the end were not followed to a second anchor")
+
+
+def show_maps(
+    shallow: Shallow, anchor: Float[Array, " k"], maps: Float[Array, "h d k"]
+) -> Float[Array, "h d k"]:
+    """The value maps as far as a norm at the end shows them at an anchor."""
+    return np.asarray(shallow.show(np.tile(anchor, (len(maps), 1)), maps))
 
 
 def count_contexts(shallow: Shallow, heads: int, options: HeadOptions) -> int:
-    width = shallow.plane.shape[0]
-    return int(options.redundant * heads * shallow.width * (width + 1) / width) + 2
+    numbers = shallow.numbers
+    return int(options.redundant * heads * shallow.width * (numbers + 1) / numbers) + 2
 
 
 def ask_contexts(

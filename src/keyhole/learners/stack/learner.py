@@ -40,11 +40,12 @@ from keyhole.learners.block import (
 )
 from keyhole.learners.block import find_order as find_norm
 from keyhole.learners.stack.biases import find_offsets
-from keyhole.learners.stack.epsilons import find_epsilons
-from keyhole.learners.stack.final_norm import has_positions, read_final_norm
+from keyhole.learners.stack.epsilons import find_epsilons, rounded_size
+from keyhole.learners.stack.final_norm import read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import NoNetwork, find_neurons
 from keyhole.learners.stack.order import Order, find_order
+from keyhole.learners.stack.positions import find_positions, has_positions
 from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
@@ -101,8 +102,7 @@ class StackLearner:
         reason = ""
         for _ in range(draws):
             try:
-                check_form(box, rng)
-                result = self._find(box, rng)
+                result = self._find(box, find_form(box, rng), rng)
             except NotThisBlock as refused:
                 return Refuted(str(refused))
             except NoNetwork as failed:
@@ -115,20 +115,25 @@ class StackLearner:
             reason = result.reason
         return Inconclusive(reason)
 
-    def _find(self, box: Box, rng: np.random.Generator) -> Result:
-        kind = find_kind(box, rng)
+    def _find(self, box: Box, final: Norm | None, rng: np.random.Generator) -> Result:
+        kind = find_kind(box, rng) if final is None else final.kind
         plane = kept_plane(box.width, kind)
-        shallow = Shallow(box, plane)
+        shallow = Shallow(box, plane, final, has_positions(box, rng))
         doubt = measure_doubt(shallow, rng)
         anchored = find_heads(shallow, doubt, rng)
         scores = find_scores(shallow, anchored, doubt, rng)
         union = find_neurons(shallow, anchored.maps.sum(axis=0), doubt, rng)
-        order, alone = find_order(shallow, scores, union.network, rng)
+        places = find_positions(shallow, rng) if shallow.positions else None
+        shift = None if places is None else places[scores.asked.context.shape[1]]
+        order, alone = find_order(shallow, scores, union.network, rng, shift)
         layers = order.layers * order.repeated
         if self.layers is not None and self.layers != layers:
             return Refuted(f"the box has {layers} blocks, not {self.layers} as promised")
-        offsets = find_offsets(scores.heads, order, plane, union.asked + alone)
-        start = assemble(scores.heads, order, offsets, plane, kind)
+        if shallow.positions:  # those of the order were not alone
+            alone = shallow.ask_alone(shallow.points(rng, 4 * shallow.width), "biases")
+        *offsets, first = find_offsets(shallow, scores.heads, order, union.asked + alone)
+        start = assemble(scores.heads, order, offsets, plane, kind, final)
+        start = start if places is None else start.replace(positions=places + first)
         start, small = find_epsilons(box, start, plane, 4, rng, order.repeated)
         start = decide_mask(box, start, rng)
         data = [Answered(each.tokens, each.answers, each.enlarged) for each in small]
@@ -142,52 +147,31 @@ class StackLearner:
         return describe(refined, order, kind, box, rng)
 
 
-def check_form(box: Box, rng: np.random.Generator) -> None:
-    """Raises where the box is no stack of pre-norm blocks."""
-    place = find_norm(box, rng)
+def find_form(box: Box, rng: np.random.Generator) -> Norm | None:
+    """The norm at the end, if there is one; raises where the box is no stack of pre-norm blocks."""
+    place, final = find_norm(box, rng), None
     if place == "post":
-        norm = read_final_norm(box, rng)
-        if norm is not None:
-            raise Unclear(tell_final_norm(box, norm, rng))
-        raise Unclear(
-            "the answers stay bounded, and huge tokens show a network of their direction: norms "
-            "behind the residual (a post-norm stack). They hide the size of the stream, and no "
-            "stage here reads what is left"
-        )
+        final = read_final_norm(box, rng)
+        if final is None:
+            raise Unclear(
+                "the answers stay bounded, and huge tokens show a network of their direction: "
+                "norms behind the residual (a post-norm stack). They hide the size of the stream, "
+                "and no stage here reads what is left"
+            )
     if place == "none":
         raise Unclear("the answer beside the residual grows with the tokens: there are no norms")
     if not sees_context(box, rng):
         raise Unclear("tokens before the last one change nothing: there is no attention")
-    if has_positions(box, rng):
-        raise Unclear(
-            "a token among copies of itself is answered otherwise than alone: positions are added "
-            "to the tokens inside the box, and stacks with positions are not solved"
-        )
-
-
-def tell_final_norm(box: Box, norm: Norm, rng: np.random.Generator) -> str:
-    """What is seen of a stack behind a norm."""
-    positions = has_positions(box, rng)
-    told = f"there is a norm at the end ({norm.kind}), and its gain and bias were read"
-    told = f"positions are added to the tokens inside the box, {told}" if positions else told
-    shallow = Shallow(box, kept_plane(box.width, norm.kind), norm)
-    try:
-        found = find_heads(shallow, measure_doubt(shallow, rng), rng, positions=positions)
-    except Unclear as failed:
-        return f"{told}; behind it, {failed}"
-    return (
-        f"{told}, and {len(found.keys)} heads behind it at one anchor. Their scores, the neurons "
-        "and the order of blocks are not: the part of every answer along the anchor is hidden, and "
-        "enters the next term of the series"
-    )
+    return final
 
 
 def assemble(
     heads: tuple[WideHead, ...],
     order: Order,
-    offsets: tuple[Array, Array],
+    offsets: list[Array],
     plane: Array,
     kind: str,
+    final: Norm | None = None,
 ) -> Stack:
     """The stack from its parts; epsilons are a guess."""
     blocks = []
@@ -210,7 +194,7 @@ def assemble(
         )
         attention = Attention(members, offsets[0][layer] / order.repeated)
         blocks.append(Block(attention, network, norm="pre", kind=kind))
-    return Stack(blocks * order.repeated)
+    return Stack(blocks * order.repeated, final)
 
 
 def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
@@ -219,7 +203,7 @@ def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
         return stack
     tokens = box.representable(rng.standard_normal((4, 3, box.width)))
     answers = box.ask(tokens, "mask")
-    ways = [Stack(stack.blocks, causal=causal) for causal in (True, False)]
+    ways = [stack.replace(causal=causal) for causal in (True, False)]
     gaps = [float(np.abs(way(tokens) - answers).max()) for way in ways]
     if min(gaps) > 0.1 * max(gaps):
         raise Unclear("neither causal nor bidirectional blocks answer like the box")
@@ -232,8 +216,12 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     distinct = stack.blocks[:1] if passes > 1 else stack.blocks
     count = int(1.5 * sum(unknowns(block) for block in distinct) / width) + 16
     found = []
-    for length, size in ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0)):
-        tokens = box.representable(size * rng.standard_normal((count // 6 + 1, length, width)))
+    kinds = [(length, size, count // 6 + 1) for length, size in
+             ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0))]  # fmt: skip
+    if stack.positions is not None:  # each of them as the last, twice
+        kinds += [(length, 1.0, 2) for length in range(1, len(stack.positions) + 1)]
+    for length, size, number in kinds:
+        tokens = box.representable(size * rng.standard_normal((number, length, width)))
         answers = box.ask(tokens, "refinement")
         found.append(Answered(tokens, answers, np.ones(len(tokens))))
     return found
@@ -257,13 +245,17 @@ def describe(
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
     model, errors = set_zeros(refined.stack, refined.errors)
-    fresh = box.representable(fresh_sequences(box.width, rng))
-    answers = box.ask(fresh, "refinement")
-    size = np.maximum(np.abs(answers), np.abs(fresh).max(axis=1)).max(axis=1)
-    rest = np.abs(model(fresh) - answers).max(axis=1) / (box.unit * (1.0 + size))
-    if rest.max() > 1e6:
+    batches = [fresh_sequences(box.width, rng)]
+    if model.positions is not None:
+        batches.append(rng.standard_normal((4, *model.positions.shape)))
+    worst = 0.0
+    for fresh in map(box.representable, batches):
+        answers = box.ask(fresh, "refinement")
+        rounding = box.unit * rounded_size(model, fresh, answers)
+        worst = max(worst, float((np.abs(model(fresh) - answers).max(axis=1) / rounding).max()))
+    if not worst <= 1e6:
         return Inconclusive(
-            f"fresh answers differ from the stack's by {rest.max():.1e} times their rounding"
+            f"fresh answers differ from the stack's by {worst:.1e} times their rounding"
         )
     blocks = model.blocks
     diagnostics = StackDiagnostics(
@@ -276,14 +268,32 @@ def describe(
         certificate=order.certificate,
         misfit=refined.level,
     )
-    distinct = blocks[:1] if order.repeated > 1 else blocks
     notes = [f"The box is {model}."]
     if order.repeated > 1:
         notes.append(f"It is one block, passed {order.repeated} times with shared weights.")
-    if kind == "layer":
+    if kind == "layer" and model.final_norm is not None:
+        notes.append("Behind a LayerNorm at the end no mean of what is added shows: all are zero.")
+    elif kind == "layer":
         notes.append(
             "LayerNorms do not see the mean of the stream: of the means of all biases only the sum "
             "is known, and the last network has it."
         )
-    floor = sum(unknowns(block) for block in distinct) / box.width
+    floor = count_floor(model, order.repeated)
     return Hypothesis(model, errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics)
+
+
+def count_floor(model: Stack, passes: int) -> float:
+    """Unknowns per independent number of an answer."""
+    distinct = model.blocks[:1] if passes > 1 else model.blocks
+    total, numbers = sum(unknowns(block) for block in distinct), model.width
+    if model.final_norm is not None:
+        numbers = model.final_norm.plane.shape[1]
+        hidden = model.width - numbers  # no mean is an unknown
+        total += 2 * model.width + 1
+        for block in distinct:
+            heads = () if block.attention is None else block.attention.heads
+            total -= hidden * sum(int(np.linalg.matrix_rank(head.value)) for head in heads)
+            total -= hidden * (0 if block.mlp is None else block.mlp.neurons + 1)
+    if model.positions is not None:
+        total += len(model.positions) * numbers
+    return total / numbers

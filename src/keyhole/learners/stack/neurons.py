@@ -2,20 +2,22 @@
 
 Statement.  For single tokens the wide layer is c_0([z]) = Σ_h M_h z + Σ_j outer_j φ(inner_j . z +
             b_j) + constant: one network with the neurons of all blocks, up to which way each neuron
-            is turned (gelu(-u) = gelu(u) - u leaves a linear part, which order.py reads).
+            is turned (gelu(-u) = gelu(u) - u leaves a linear part, which order.py reads). Behind a
+            norm at the end the part along z is hidden, and with it multiples of z itself.
 Queries.    Random points of the sphere at two sizes, a few numbers per unknown of the network that
             is tried: its neurons become more until the answers are explained.
 Algebra.    Redundant neurons, thinned out (descent.py), for one activation after the other.
 Fails.      More neurons than fit into the largest attempt; an activation that is not in the table.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block import Unclear
-from keyhole.learners.stack.descent import fit_network
+from keyhole.learners.stack.descent import fit_network, impute
 from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import ACTIVATIONS, Mlp
 
@@ -27,7 +29,8 @@ class NeuronOptions:
     unknown of an attempt. activations: classes of plain ones that are tried, gates: of gated ones;
     those in a class are alike from afar, and are told apart at the end. few: what is left,
     relative to the answers, where there are too few neurons of any activation; further: sizes that
-    are tried when less is left. explained: residual in units of the limits' error."""
+    are tried when less is left. behind: what gated neurons may leave relative to plain ones, or
+    these to those, to be tried next. explained: residual in units of the limits' error."""
 
     first: float = 2.0
     growth: float = 1.6
@@ -37,7 +40,11 @@ class NeuronOptions:
     gates: tuple[tuple[str, ...], ...] = (("silu",), ("gelu", "gelu_tanh"))
     few: float = 0.06
     further: int = 4
+    behind: float = 3.0
     explained: float = 10.0
+
+
+Trial = tuple[int, bool, tuple[str, ...]]  # neurons, whether they are gated, activations
 
 
 class NoNetwork(Unclear):
@@ -64,58 +71,74 @@ def find_neurons(
     options = NeuronOptions() if options is None else options
     outputs, width = whole.shape
     exact = shallow.ask_alone(shallow.points(rng, 2 * width), "neurons")
-    if is_affine(exact, doubt):
+    if is_affine(exact, shallow.hidden(exact.anchors), doubt):
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
-    nearly = {False: 0, True: 0}  # attempts whose neurons were nearly enough
-    for size, gated in list_attempts(options, width):
-        if nearly[gated] > options.further:
+    nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
+    left = {False: 1.0, True: 1.0}  # of the answers, by the last attempts with first activations
+    too_small = set[tuple[int, bool]]()
+    attempts, late = deque(list_attempts(options, width)), deque[Trial]()
+    while attempts or late:
+        size, gated, names = attempt = (attempts or late).popleft()
+        if nearly[gated] > options.further or (size, gated) in too_small:
             continue
-        unknowns = size * ((width + 1) * (1 + gated) + outputs) / outputs + width + 1
-        more = int(options.redundant * unknowns) - len(asked.anchors)
+        if attempts and left[gated] > options.behind * left[not gated]:
+            late.append(attempt)
+            continue
+        unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
+        count = int(options.redundant * unknowns)
+        more = count - len(asked.anchors)
         if more > 0:
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)
-        points, answers = asked.anchors, asked.limit - asked.anchors @ whole.T
-        classes = options.gates if gated else options.activations
-        for names in classes:
-            tried = fit_network(points, answers, size, names, gated, options.explained * doubt, rng)
-            found = tried.network
-            if found is None and tried.left > options.few:
-                break
-            nearly[gated] += names == classes[0]
-            if found is None:
-                continue
-            gate = found.gate
-            network = Mlp(
-                found.inner[:, :-1],
-                found.inner[:, -1],
-                found.outer,
-                activation=found.activation,
-                linear=found.affine[:, :-1],
-                offset=found.affine[:, -1],
-                gate=None if gate is None else gate[:, :-1],
-                gate_bias=None if gate is None else gate[:, -1],
-            )
-            return Union(network, exact)
+        points = asked.anchors[:count]
+        answers = asked.limit[:count] - shallow.show(points, points @ whole.T)
+        hidden = shallow.hidden(points)
+        accepted = options.explained * doubt
+        tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
+        found, first = tried.network, names == (options.gates if gated else options.activations)[0]
+        left[gated] = tried.left if first else left[gated]
+        if found is None and tried.left > options.few:
+            too_small.add((size, gated))
+            continue
+        nearly[gated] += first
+        if found is None:
+            continue
+        gate = found.gate
+        network = Mlp(
+            found.inner[:, :-1],
+            found.inner[:, -1],
+            found.outer,
+            activation=found.activation,
+            linear=found.affine[:, :-1],
+            offset=found.affine[:, -1],
+            gate=None if gate is None else gate[:, :-1],
+            gate_bias=None if gate is None else gate[:, -1],
+        )
+        return Union(network, exact)
     raise NoNetwork("no network of the sizes tried explains single tokens")
 
 
-def list_attempts(options: NeuronOptions, width: int) -> list[tuple[int, bool]]:
-    """Numbers of neurons that are tried, and whether they are gated: fewest unknowns first."""
+def list_attempts(options: NeuronOptions, width: int) -> list[Trial]:
+    """Numbers of neurons that are tried, whether they are gated, and with which activations: fewest
+    unknowns first. Too few neurons of one activation leave about what those of another do, so the
+    first one is tried with more neurons before others are."""
     tried = []
-    for gated in (False, True):
+    for gated, classes in ((False, options.activations), (True, options.gates)):
         size = int(options.first * (width + 1))
         while size * (width + 1) * (1 + gated) <= options.most:
-            tried.append((size, gated))
+            for place, names in enumerate(classes):
+                tried.append((size * (1 + gated) * (1 + (place > 0)), (size, gated, names)))
             size = int(options.growth * size)
-    return sorted(tried, key=lambda one: one[0] * (1 + one[1]))
+    return [attempt for _, attempt in sorted(tried, key=lambda one: one[0])]
 
 
-def is_affine(asked: Terms, doubt: float) -> bool:
-    table = np.column_stack([asked.anchors, np.ones(len(asked.anchors))])
-    rest = asked.limit - table @ np.linalg.lstsq(table, asked.limit, rcond=None)[0]
-    return bool(np.abs(rest).max() < 1e3 * doubt)
+def is_affine(asked: Terms, hidden: Array | None, doubt: float) -> bool:
+    basis, _ = np.linalg.qr(np.column_stack([asked.anchors, np.ones(len(asked.anchors))]))
+    whole = asked.limit
+    if hidden is not None:
+        whole = whole + impute(basis, whole, hidden)
+    return bool(np.abs(whole - basis @ (basis.T @ whole)).max() < 1e3 * doubt)
 
 
 def slopes_of(network: Mlp, points: Float[Array, "n k"]) -> Float[Array, "n m k"]:

@@ -5,21 +5,24 @@ Statement.  The second term of the series tells who reads whom: with f_b what he
               c_1(Z) - c_1([z]) = Σ ψ_jb D g_j [Π (f_b(Z) - f_b(z))] + Σ θ_ba Δ(D f_a [Π f_b])
                                   + Σ_a ΔD f_a [Π (Σ_j (1 - ψ_ja) g_j + β_a)],
             linear in ψ_jb (one if neuron j reads head b, zero if head b reads neuron j), θ_ba (one
-            if head a reads head b) and β_a (constants in the stream that head a reads).
+            if head a reads head b) and β_a (constants in the stream that head a reads; what a place
+            adds is one of them, and all contexts then have one length).
 Queries.    Those of heads.py and scores.py, and contexts at random anchors until there are half as
             many numbers more than unknowns.
 Algebra.    One linear least squares. A neuron that is turned the other way leaves outer_j inner_jᵀ
             in the linear part of the wide layer: fewer neurons than that has entries are turned
             first, Σ_j s_j outer_j inner_jᵀ, s_j one or zero. More of them add an unknown linear map
             per head, what the turned neurons among those that read it leave; the difference of two
-            blocks' maps is that sum over the neurons of one block. The certificate: ψ, θ and s come
+            blocks' maps is that sum over the neurons of one block. Behind a norm at the end all
+            equations lack their parts along z, and the linear part is known up to a multiple of
+            the identity, which is one unknown more. The certificate: ψ, θ and s come
             out as zero or one, and are the order of blocks. All ψ = (L + 1) / 2L and all
             θ = (L - 1) / 2L: one block, passed L times.
 Fails.      Where the certificate does: parts that are shared between some blocks, or parts that are
             none of these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,9 +30,9 @@ from keyhole.arrays import Array, Float, Int
 from keyhole.learners.block import Unclear
 from keyhole.learners.stack.heads import softmax_means
 from keyhole.learners.stack.neurons import slopes_of
-from keyhole.learners.stack.scores import Scores, WideHead, repeat_terms
-from keyhole.learners.stack.shallow import Shallow, Terms
-from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned
+from keyhole.learners.stack.scores import Scores, WideHead
+from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
+from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
 
 
 @dataclass(frozen=True)
@@ -92,36 +95,45 @@ def find_order(
     scores: Scores,
     network: Mlp,
     rng: np.random.Generator,
+    shift: Float[Array, " d"] | None = None,
     options: OrderOptions | None = None,
 ) -> tuple[Order, Terms]:
-    """The order, and the single tokens that were asked; raises Unclear."""
+    """The order, and the anchors that were asked alone, or among copies; raises Unclear. `shift`:
+    what the place behind a context adds to the answer, more than the first one."""
     options = OrderOptions() if options is None else options
     plane, heads = shallow.plane, scores.heads
     count, neurons, (outputs, width) = len(heads), network.neurons, plane.shape
     turnable = ACTIVATIONS[network.activation].slope != 0.0 and network.gate is None
-    if turnable and neurons < outputs * width:
+    entries = outputs * width if shallow.final is None else width**2 - 1
+    unseen = None if shallow.final is None else plane
+    if turnable and neurons < entries:
         everybody = np.ones(neurons, dtype=bool)
         try:
-            back, _ = decide_sides(network, everybody, network.linear, options)
+            back, _ = decide_sides(network, everybody, network.linear, options, unseen)
         except Unclear:
             pass  # heads tell more of it
         else:
             network, turnable = turned(network, back), False
+    if not turnable and unseen is not None:  # all that is left are multiples of the identity
+        network = with_parts(network, linear=np.zeros_like(network.linear))
     maps = outputs * width if turnable else 0
     unknowns = count * (neurons + maps + count + width)
     pairs = [(scores.asked, scores.alone)]
-    missing = int(options.redundant * unknowns / outputs) - len(scores.asked.anchors)
+    missing = int(options.redundant * unknowns / shallow.numbers) - len(scores.asked.anchors)
     # keys at one anchor say nothing of the neurons elsewhere: at least half is asked anew
-    missing = max(missing, int(0.75 * unknowns / outputs))
+    missing = max(missing, int(0.75 * unknowns / shallow.numbers))
     places = -(-missing // options.contexts)
     anchors = shallow.points(rng, places)
-    alone = shallow.ask_alone(anchors, "order")
     repeated = np.repeat(anchors, options.contexts, axis=0)
-    context = shallow.points(rng, len(repeated), options.tokens)
+    tokens = scores.asked.context.shape[1] if shallow.positions else options.tokens
+    context = shallow.points(rng, len(repeated), tokens)
+    alone = shallow.ask_bare(context[:: options.contexts], anchors, "order")
     asked = shallow.ask(context, repeated, "order")
     pairs.append((asked, repeat_terms(alone, options.contexts)))
+    if shift is not None:
+        network = with_parts(network, offset=network.offset + shift)
     tables, rights = zip(
-        *(write_equations(heads, network, plane, *pair, turnable) for pair in pairs), strict=True
+        *(write_equations(shallow, heads, network, *pair, turnable) for pair in pairs), strict=True
     )
     table, right = np.concatenate(tables), np.concatenate(rights)
     sizes = np.linalg.norm(table, axis=0)
@@ -132,21 +144,26 @@ def find_order(
     reads, before, _, linear = np.split(solution, ends)
     reads, before = reads.reshape(count, neurons).T, before.reshape(count, count)
     linear = linear.reshape(count, outputs, width) if turnable else np.zeros((count, 0, 0))
-    return decide_order(reads, before, linear, network, options), alone
+    if shift is not None:
+        network = with_parts(network, offset=network.offset - shift)
+    order = decide_order(reads, before, linear, network, options, unseen)
+    if unseen is not None:
+        network = with_parts(order.network, linear=np.zeros_like(network.linear))
+        order = replace(order, network=network)
+    return order, alone
 
 
 def write_equations(
+    shallow: Shallow,
     heads: tuple[WideHead, ...],
     network: Mlp,
-    plane: Float[Array, "d k"],
     asked: Terms,
     alone: Terms,
     turnable: bool,
 ) -> tuple[Float[Array, "equations unknowns"], Float[Array, " equations"]]:
     """Columns: ψ by head, θ (row a reads column b), β by head, and the linear maps by head."""
-    outputs = len(plane)
-    points = asked.anchors
-    count, total = len(heads), len(points)
+    points, plane = asked.anchors, shallow.plane
+    outputs, count, total = len(plane), len(heads), len(points)
     seen = project(points, outputs)
     added, slopes = couple_heads(heads, asked.context, points)
     lone, lone_slopes = couple_heads(heads, alone.context, points)
@@ -157,7 +174,9 @@ def write_equations(
     hidden = network.hidden(points)
     bends = slopes_of(network, points)  # (n, m, k)
     pushed = np.einsum("nhdk,nkc->nhdc", change, seen)  # ΔD f_a Π
-    right = asked.first - alone.first
+    single = hidden @ outer.T + points @ network.linear.T + network.offset
+    right = shallow.second_terms(asked, single + added.sum(axis=1))
+    right = right - shallow.second_terms(alone, single + lone.sum(axis=1))
     columns = []
     for b in range(count):
         forward = np.einsum("nmk,nk->nm", bends, read[:, b] - lone_read[:, b])
@@ -180,7 +199,8 @@ def write_equations(
             moved = pushed[:, b] @ plane.T
             own = own - moved[:, :, :, None] * points[:, None, None, :]
             columns.append(own.reshape(total, outputs, -1))
-    return np.concatenate(columns, axis=2).reshape(total * outputs, -1), right.ravel()
+    table = shallow.show(points, np.concatenate(columns, axis=2))
+    return table.reshape(total * outputs, -1), shallow.show(points, right).ravel()
 
 
 def decide_order(
@@ -189,8 +209,10 @@ def decide_order(
     linear: Float[Array, "h d k"],
     network: Mlp,
     options: OrderOptions,
+    unseen: Float[Array, "outputs width"] | None = None,
 ) -> Order:
-    """The certificate, read: ψ (neuron, head), θ (row a reads column b), linear maps by head."""
+    """The certificate, read: ψ (neuron, head), θ (row a reads column b), linear maps by head, known
+    up to multiples of `unseen`."""
     mean = float(reads.mean())
     passes = round(1.0 / max(2.0 * mean - 1.0, 1e-3))
     shared = max(
@@ -199,7 +221,8 @@ def decide_order(
     )
     if passes > 1 and shared < min(options.certain, 0.25 / passes**2):
         heads, neurons = (np.zeros(size, dtype=int) for size in reads.shape[::-1])
-        back, doubt = decide_sides(network, np.ones(len(neurons), bool), network.linear, options)
+        everybody = np.ones(len(neurons), bool)
+        back, doubt = decide_sides(network, everybody, network.linear, options, unseen)
         return Order(heads, neurons, turned(network, back), max(shared, doubt), passes)
     off = before[~np.eye(len(before), dtype=bool)]
     decided = np.concatenate([reads.ravel(), off])
@@ -228,7 +251,7 @@ def decide_order(
         for layer in range(layers):
             own = neurons == layer
             part = behind[layer] - behind[layer + 1]
-            turn, far = decide_sides(network, own, part, options)
+            turn, far = decide_sides(network, own, part, options, unseen)
             back |= turn
             doubt = max(doubt, far)
         network = turned(network, back)
@@ -236,17 +259,24 @@ def decide_order(
 
 
 def decide_sides(
-    network: Mlp, own: Array, linear: Float[Array, "d k"], options: OrderOptions
+    network: Mlp,
+    own: Array,
+    linear: Float[Array, "d k"],
+    options: OrderOptions,
+    unseen: Float[Array, "d k"] | None = None,
 ) -> tuple[Array, float]:
-    """Which of these neurons are turned: linear = -Σ s_j outer_j inner_jᵀ, s_j zero or one."""
+    """Which of these neurons are turned: linear = -Σ s_j outer_j inner_jᵀ, s_j zero or one, and
+    perhaps a multiple of `unseen`."""
     back = np.zeros(len(own), dtype=bool)
     if not ACTIVATIONS[network.activation].slope or network.gate is not None or not own.any():
         return back, 0.0
     outer, inner = outer_table(network)[:, own], network.inner[own]
     table = np.einsum("dj,jk->dkj", outer, inner).reshape(-1, int(own.sum()))
+    if unseen is not None:
+        table = np.column_stack([table, unseen.ravel()])
     if table.shape[1] > table.shape[0]:
         raise Unclear("a block has more neurons than its linear part tells the sides of")
-    share, *_ = np.linalg.lstsq(table, -linear.ravel(), rcond=None)
+    share = np.linalg.lstsq(table, -linear.ravel(), rcond=None)[0][: int(own.sum())]
     far = float(np.abs(share - np.clip(np.round(share), 0.0, 1.0)).max())
     if far > options.certain:
         raise Unclear(f"which way neurons are turned was not seen (one is {far:.1e} off)")

@@ -17,8 +17,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block import Unclear
-from keyhole.learners.stack.heads import AnchoredHeads
-from keyhole.learners.stack.shallow import Shallow, Terms
+from keyhole.learners.stack.heads import AnchoredHeads, show_maps
+from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
 from keyhole.linalg.softmax import softmax
 
 
@@ -113,20 +113,21 @@ def find_scores(
 ) -> Scores:
     """Scores of all heads; raises Unclear."""
     options = ScoreOptions() if options is None else options
-    heads, width = found.keys.shape
-    count = int(options.redundant * heads * width / len(shallow.plane)) + 2
-    anchors, keys = [found.anchor], [found.keys]
+    _, heads, width = found.keys.shape
+    count = int(options.redundant * heads * width / shallow.numbers) + 2
+    anchors, keys = list(found.anchors), list(found.keys)
     kept: list[tuple[Terms, Terms]] = []
     reach = options.reach
     for _ in range(4 * (width + 1 + options.spare)):
         if len(anchors) == width + 1 + options.spare:
             break
-        near = shallow.onto_sphere(found.anchor + reach * shallow.points(rng, 1)[0])
-        alone = shallow.ask_alone(near[None], "scores")
+        near = shallow.onto_sphere(found.anchors[0] + reach * shallow.points(rng, 1)[0])
         context = shallow.points(rng, count, options.tokens)
+        alone = shallow.ask_bare(context[:1], near[None], "scores")
         asked = shallow.ask(context, np.tile(near, (count, 1)), "scores")
         start = extrapolate_keys(np.array(anchors), np.array(keys), near)
-        own, rest = solve_keys(start, found.maps, context, near, asked.limit - alone.limit, options)
+        maps = show_maps(shallow, near, found.maps)
+        own, rest = solve_keys(start, maps, context, near, asked.limit - alone.limit, options)
         if rest > options.explained * doubt:
             reach = max(0.5 * reach, 0.02)
             continue
@@ -142,8 +143,7 @@ def find_scores(
         solution, *_ = np.linalg.lstsq(table, own, rcond=None)
         wide.append(split_score(solution[:-1].T, solution[-1], found.maps[h], reach, doubt))
     asked, alone = (sum_terms([pair[i] for pair in kept]) for i in (0, 1))
-    first = repeat_terms(found.alone, len(found.asked.anchors))
-    return Scores(tuple(wide), asked + found.asked, alone + first)
+    return Scores(tuple(wide), asked + found.asked, alone + found.alone)
 
 
 def extrapolate_keys(
@@ -167,11 +167,6 @@ def split_score(
     rank = max(1, int(np.sum(sizes > least)))
     left = axes[:, :rank]
     return WideHead(left, sizes[:rank, None] * rows[:rank], left @ (left.T @ bias), map_)
-
-
-def repeat_terms(terms: Terms, count: int) -> Terms:
-    return Terms(*(np.repeat(getattr(terms, name), count, axis=0)
-                   for name in ("context", "anchors", "limit", "first")))  # fmt: skip
 
 
 def sum_terms(parts: list[Terms]) -> Terms:

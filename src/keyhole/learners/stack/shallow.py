@@ -10,6 +10,10 @@ Algebra.    Richardson: c_0 and c_1 are the first coefficients of the polynomial
             four answers. Rounding enters c_0 as 8 t units, the fifth term as t^-4: t = unit^(-1/5);
             with two sizes, t = unit^(-1/3).
             How far c_0 comes out alike from other sizes is its error, `doubt`.
+            A vector that the box adds to the token at each place is one more constant beside the
+            anchor, another one for every length.
+            Behind a norm at the end (final_norm.py) the series is that of c_⊥ t / (t + c_∥): the
+            terms lack their parts along the anchor, and c_1 comes with -c_0⊥ c_0∥.
 Fails.      Where the answers are no such series: norms behind the residual, kinks at every size.
 Source.     Richardson (1911) for the extrapolation; the rest is Keyhole's own.
 """
@@ -38,17 +42,28 @@ class Terms:
                        for name in ("context", "anchors", "limit", "first")))  # fmt: skip
 
 
+def repeat_terms(terms: Terms, count: int) -> Terms:
+    return Terms(*(np.repeat(getattr(terms, name), count, axis=0)
+                   for name in ("context", "anchors", "limit", "first")))  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Shallow:
     """The box with huge tokens."""
 
     box: Box
     plane: Float[Array, "d k"]
-    final: Norm | None = None  # behind it the terms lack their parts along the anchor
+    final: Norm | None = None
+    positions: bool = False  # whether the box adds vectors to its tokens
 
     @property
     def width(self) -> int:
         return self.plane.shape[1]
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a term tells."""
+        return len(self.plane) if self.final is None else self.width - 1
 
     def size(self, order: int = 4) -> float:
         """The smallest size of an anchor, where it is asked at so many sizes."""
@@ -90,6 +105,38 @@ class Shallow:
         table = np.vander(1.0 / shares, increasing=True)
         terms = np.linalg.solve(table, beside.reshape(order, -1)).reshape(last.shape)
         return Terms(context, anchors, terms[0], terms[1] * sizes[0])
+
+    def show(self, anchors: Float[Array, "n k"], parts: Array) -> Array:
+        """What a norm at the end shows of vectors (n, d, ...) beside these anchors: not their mean,
+        where it is a LayerNorm, and nothing along the anchor. Without one, all of them."""
+        if self.final is None:
+            return parts
+        kept = np.tensordot(parts, self.plane, axes=(1, 0))  # (n, ..., k)
+        along = np.einsum("n...k,nk->n...", kept, anchors) / len(self.plane)
+        kept = kept - np.einsum("n...,nk->n...k", along, anchors)
+        return np.asarray(np.moveaxis(kept @ self.plane.T, -1, 1))
+
+    def hidden(self, anchors: Float[Array, "n k"]) -> Float[Array, "n d"] | None:
+        """Unit vectors along which terms beside these anchors are not shown, if there are any."""
+        if self.final is None:
+            return None
+        return np.asarray(anchors @ self.plane.T / np.sqrt(len(self.plane)))
+
+    def second_terms(self, terms: Terms, limit: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """c_1 as far as it is shown, where the whole of c_0 is known."""
+        if self.final is None:
+            return terms.first
+        along = np.einsum("nk,nk->n", limit @ self.plane, terms.anchors) / len(self.plane)
+        return np.asarray(terms.first + along[:, None] * terms.limit)
+
+    def ask_bare(
+        self, context: Float[Array, "n m k"], anchors: Float[Array, "n k"], purpose: str
+    ) -> Terms:
+        """Each anchor with nothing beside it to see: alone or, where places matter, as far back as
+        behind its context, among copies of itself."""
+        if not self.positions:
+            return self.ask_alone(anchors, purpose)
+        return self.ask(np.broadcast_to(anchors[:, None], context.shape), anchors, purpose)
 
     def ask_alone(self, anchors: Float[Array, "n k"], purpose: str, order: int = 4) -> Terms:
         return self.ask(np.zeros((len(anchors), 0, self.width)), anchors, purpose, order=order)

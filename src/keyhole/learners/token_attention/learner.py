@@ -92,7 +92,20 @@ class TokenAttentionLearner:
             )
 
     def expected_queries(self, spec: Spec) -> int | None:
-        return None if spec.domain.tokens is None else 2 * spec.domain.tokens
+        return None  # the width is found first; then `attempt` tells
+
+    def count_rest(self, box: "Box", heads: int) -> int:
+        """Queries for pairs, mixed prompts and contexts of so many heads."""
+        width = box.coordinates.width
+        pairs = (width + 1) * (heads + box.more_proportions)
+        mixed = 0 if heads == 1 else (width + 1) // (2 if heads <= 4 else 1) + 1
+        return pairs + mixed + self.count_contexts(box, max(1, width // heads))
+
+    def count_contexts(self, box: "Box", others: int) -> int:
+        """Contexts of so many tokens beside the anchor that determine the scores. Of a coarse box
+        twice as many: errors of the scores shrink faster than the root of few contexts."""
+        surplus = self.surplus * (1.0 if box.precise else 2.0)
+        return int(np.ceil(surplus * box.coordinates.width**2 / others)) + 1
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         asker = open_asker(oracle, rng)
@@ -144,6 +157,12 @@ class Box:
         """Whether answers have the digits of double precision."""
         return bool(self.sigma < 1e-10 * np.abs(self.tokens).max())
 
+    @property
+    def more_proportions(self) -> int:
+        """Proportions of a pair beyond its heads. Coarse boxes need one more: a head is told from
+        the next by small differences."""
+        return 1 if self.precise else 2
+
     def ask(self, contexts: Contexts, purpose: str) -> Float[Array, "n d"]:
         """Answers less those of the anchors alone."""
         answers = self.asker.ask(contexts, purpose)
@@ -155,11 +174,16 @@ class Box:
 
 def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
     """The steps of the statement, in their order."""
+    expect = box.asker.oracle.expect
+    if not box.coordinates.tied:  # then tokens alone are most of all queries: two heads or others
+        pilot = options.anchors * ((options.heads or options.most_heads) + 2)
+        expect(3 + pilot + options.count_rest(box, options.heads or 2))
     refuted = check_order(box, rng)
     if refuted is not None:
         return refuted
     pilots = ask_pilots(box, options, rng)
     heads = options.heads or max(pilot.heads for pilot in pilots)
+    expect(options.count_rest(box, max(heads, 1)))
     if heads > min(options.most_heads, box.coordinates.width):
         return judge_smoothness(box, pilots[0], heads)
     if heads == 0:
@@ -176,7 +200,7 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
     # the more tokens a context has, the more an error of the values weighs in its weights: where no
     # fit is reached from there, more contexts of half as many, once
     for again in (False, True):
-        count = int(np.ceil(options.surplus * width * width / others)) + 1
+        count = options.count_contexts(box, others)
         more = choose_contexts(values, box.tokens, np.arange(box.asker.tokens), count, others, rng)
         seen = box.ask(more, CONTEXTS)
         scores = solve_scores(values, box.tokens, more, seen, box.sigma)
@@ -360,9 +384,7 @@ def ask_pairs(
     for other in pilots[1:]:
         contexts = contexts.joined(other.contexts)
         answers = np.concatenate([answers, other.answers])
-    # coarse boxes need more proportions: a head is told from the next by small differences
-    count = heads + (1 if box.precise else 4)
-    both = choose_proportions(count, box.asker.longest)
+    both = choose_proportions(heads + box.more_proportions, box.asker.longest)
     proportions = np.array([copies / one for copies, one in both])
     asked = Contexts.of(
         [[(anchor, one), (int(token), copies)] for token in drawn for copies, one in both]

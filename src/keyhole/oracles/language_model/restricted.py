@@ -353,6 +353,11 @@ class Completed(Wrapper):
     def spec(self) -> Spec:  # type: ignore[override]
         return replace(self.inner.spec, outputs=self.carry.shape[1])
 
+    @property
+    def price(self) -> float:
+        """Questions that one answer takes."""
+        return self.inner.price
+
     def ask(self, queries: QueryBatch) -> Float[Array, "n V"]:
         told = np.asarray(self.inner.ask(queries))
         told = told - told.mean(axis=1, keepdims=True)

@@ -3,8 +3,9 @@
 import numpy as np
 
 import keyhole
-from keyhole.learners.positions.partial_rotary import AnchorQueries, solve_anchor
-from keyhole.learners.positions.rotary import Waves, query_equations
+from keyhole.learners.positions.partial_rotary import solve_anchor
+from keyhole.learners.positions.rotary import query_equations
+from keyhole.learners.positions.rotary_fit import Asked, Waves
 from keyhole.learners.positions.soft import Ratios
 from keyhole.models.attention import Attention, Head
 from keyhole.models.position import Position
@@ -40,7 +41,7 @@ def test_an_anchor_is_solved_for_both_parts() -> None:
             for some in tokens
         ]
     )[:, None]
-    asked = AnchorQueries(anchor, tokens, distances, Ratios(ratios, np.zeros_like(ratios)))
+    asked = Asked(anchor, tokens, distances, Ratios(ratios, np.zeros_like(ratios)))
     found = solve_anchor(asked, waves, keys, None)
     assert np.allclose(found[0][0], query)
     assert np.allclose(found[1][0], still)

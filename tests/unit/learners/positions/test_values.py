@@ -1,5 +1,7 @@
 """Value maps under hard attention, at every kind of positions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,23 @@ def test_split_tells_the_heads_apart() -> None:
 def test_numerical_rank() -> None:
     assert numerical_rank(np.diag([1.0, 1e-3, 1e-12])) == 2
     assert numerical_rank(np.zeros((2, 2))) == 0
+
+
+def test_another_bag_tells_heads_that_shared_tokens() -> None:
+    truth = placed_layer("linear bias", 12, 4, 1)
+    box = QueryCounter(FunctionOracle(truth, Spec(12)), None)
+    ask, rng = Asker(box), np.random.default_rng(2)
+    right = measure_value_maps(ask, rng, None)
+    assert isinstance(right, ValueMaps)
+    pairs = ((0, 1), (2, 3))  # heads on one token, in twos: their maps look like one
+    merged = replace(
+        right,
+        ins=tuple(np.hstack([right.ins[a], right.ins[b]]) for a, b in pairs),
+        outs=tuple(np.vstack([right.outs[a], right.outs[b]]) for a, b in pairs),
+    )
+    again = measure_value_maps(ask, rng, None, before=merged)
+    assert isinstance(again, ValueMaps)
+    assert again.ranks == (3, 3, 3, 3)
+    paid = box.paid
+    assert measure_value_maps(ask, rng, None, before=right) is right
+    assert box.paid - paid == 6  # a bag, and as many patterns as there are heads, and one

@@ -6,6 +6,7 @@ import pytest
 from keyhole.arrays import Array
 from keyhole.learners.mlp import Weights, with_one
 from keyhole.learners.stack.descent import (
+    Data,
     descend,
     eliminate,
     fit_network,
@@ -67,12 +68,12 @@ def test_too_few_neurons_are_told_at_once() -> None:
 
 def test_what_is_linear_is_eliminated() -> None:
     true, points, answers = make(4)
-    state = eliminate(true, with_one(points), answers, 0.0)
+    state = eliminate(true, Data(with_one(points), answers), 0.0)
     assert state.left < 1e-12
     assert np.abs(state.weights.outer - true.outer).max() < 1e-9
-    ridged = eliminate(true, with_one(points), answers, 1e-6)
+    ridged = eliminate(true, Data(with_one(points), answers), 1e-6)
     assert ridged.left < 0.1 * ridged.cost
-    matrix, gradient = step_matrix(state, with_one(points), single=False)
+    matrix, gradient = step_matrix(state, Data(with_one(points), answers), single=False)
     assert matrix.shape == (24, 24)
     assert np.abs(matrix - matrix.T).max() < 1e-9
     assert np.abs(gradient).max() < 1e-9
@@ -86,10 +87,10 @@ def test_a_neuron_that_is_there_twice_leaves() -> None:
         true.affine,
         "gelu",
     )
-    tall = with_one(points)
-    assert leaving_costs(twice, tall, answers).argmin() in (0, 4)
-    state = eliminate(twice, tall, answers, 0.0)
-    assert without_cheap(state, tall, answers, 1e-6).neurons == 4
+    data = Data(with_one(points), answers)
+    assert leaving_costs(twice, data).argmin() in (0, 4)
+    state = eliminate(twice, data, 0.0)
+    assert without_cheap(state, data, 1e-6).neurons == 4
 
 
 def test_gates_that_are_the_same_become_one() -> None:
@@ -105,9 +106,36 @@ def test_gates_that_are_the_same_become_one() -> None:
     )
     merged = merge_gates(split)
     assert merged.neurons == 3
-    assert np.abs(descend(merged, with_one(points), answers, 0.0, 3).residual).max() < 1e-9
+    assert np.abs(descend(merged, Data(with_one(points), answers), 0.0, 3).residual).max() < 1e-9
     assert not has_open_gates(merged, with_one(points))
     shift = np.zeros(6)
     shift[-1] = 50.0
     wide = Weights(true.inner, true.outer, true.affine, "silu", true.gate + shift)
     assert has_open_gates(wide, with_one(points))
+
+
+def test_answers_that_lack_a_direction_each_tell_the_network() -> None:
+    true, points, answers = make(4)
+    rng = np.random.default_rng(2)
+    hidden = rng.standard_normal(answers.shape)
+    hidden /= np.linalg.norm(hidden, axis=1, keepdims=True)
+    seen = answers - (answers * hidden).sum(axis=1, keepdims=True) * hidden
+    state = eliminate(true, Data(with_one(points), seen, hidden), 0.0)
+    assert state.left < 1e-12
+    assert np.abs(state.weights.outer - true.outer).max() < 1e-9
+    found = fit_network(points, seen, 12, ("gelu",), False, 1e-9, rng, hidden).network
+    assert found is not None
+    assert found.neurons == true.neurons
+    assert np.abs(found(points) - answers).max() < 1e-7
+
+
+def test_the_normal_matrix_loses_what_rows_do_along_hidden_directions() -> None:
+    true, points, answers = make(2)
+    hidden = np.zeros_like(answers)
+    hidden[:, 0] = 1.0
+    data = Data(with_one(points), answers * (1.0 - hidden), hidden)
+    state = eliminate(true, data, 0.0)
+    matrix, _ = step_matrix(state, data, single=False)
+    fewer = Data(data.points, answers[:, 1:])
+    other, _ = step_matrix(eliminate(true, fewer, 0.0), fewer, single=False)
+    assert np.abs(matrix - other).max() < 1e-9 * np.abs(other).max()

@@ -15,7 +15,13 @@ from keyhole.learners.stack.epsilons import (
     with_epsilons,
 )
 from keyhole.learners.stack.heads import find_heads
-from keyhole.learners.stack.neurons import Union, find_neurons, slopes_of
+from keyhole.learners.stack.neurons import (
+    NeuronOptions,
+    Union,
+    find_neurons,
+    list_attempts,
+    slopes_of,
+)
 from keyhole.learners.stack.order import Order, OrderOptions, decide_order, find_order
 from keyhole.learners.stack.refinement import (
     Answered,
@@ -25,8 +31,8 @@ from keyhole.learners.stack.refinement import (
     refine_stack,
     split_stack,
 )
-from keyhole.learners.stack.scores import Scores, WideHead, find_scores, repeat_terms, split_score
-from keyhole.learners.stack.shallow import Shallow, measure_doubt
+from keyhole.learners.stack.scores import Scores, WideHead, find_scores, split_score
+from keyhole.learners.stack.shallow import Shallow, measure_doubt, repeat_terms
 from keyhole.models.canonical import canonical_stack
 from keyhole.models.mlp import Mlp, outer_table, turned
 from keyhole.models.norm import kept_plane
@@ -94,7 +100,7 @@ def test_heads_and_scores_of_all_blocks_are_found() -> None:
     rng = np.random.default_rng(2)
     true, _ = wide_parts(secret, shallow.plane)
     found = find_heads(shallow, 1e-11, rng)
-    assert len(found.keys) == len(true)
+    assert len(found.maps) == len(true)
     scores = find_scores(shallow, found, 1e-11, rng)
     for head in true:
         own = min(scores.heads, key=lambda other: float(np.abs(other.map - head.map).max()))
@@ -120,6 +126,17 @@ def test_all_neurons_and_their_activation_are_found() -> None:
     assert (found.neurons, found.activation) == (network.neurons, "gelu")
     points = shallow.points(np.random.default_rng(4), 20)
     assert np.abs(found(points) - network(points)).max() < 1e-8
+
+
+def test_the_first_activation_is_tried_with_more_neurons_before_others_are() -> None:
+    options = NeuronOptions()
+    attempts = list_attempts(options, 7)
+    assert len(set(attempts)) == len(attempts)
+    plain = [(size, names) for size, gated, names in attempts if not gated]
+    gelu, silu, _ = options.activations
+    assert plain[:2] == [(16, gelu), (25, gelu)]
+    assert plain.index((16, silu)) < plain.index((40, gelu)) < plain.index((25, silu))
+    assert {names for _, gated, names in attempts if gated} == set(options.gates)
 
 
 def test_slopes_are_derivatives_of_the_hidden_layer() -> None:
@@ -153,7 +170,7 @@ def test_the_order_and_the_sides_come_out_as_zero_and_one() -> None:
     assert order.certificate < 1e-3
     assert np.abs(order.network.linear).max() < 1e-8
     more = shallow.ask_alone(shallow.points(np.random.default_rng(6), 20), "test")
-    attention, networks = find_offsets(heads, order, shallow.plane, union.asked + more)
+    attention, networks, _ = find_offsets(shallow, heads, order, union.asked + more)
     for layer, each in enumerate(secret.blocks):
         assert each.attention is not None
         assert each.mlp is not None
