@@ -1,7 +1,9 @@
 """A BERT of transformers with random weights, block by block, killed in the middle and resumed.
 
 python benchmarks/layers.py [--width 32 --layers 6 --heads 4 --neurons 128] [--kill 60]
-                            [--seconds 600] [--seed 9000]
+                            [--seconds 600] [--seed 9000] [--gpt2] [--learner block]
+
+--gpt2: the blocks of a GPT-2 instead, whose norms stand before the parts.
 
 `keyhole layers` runs as a process of its own; it is killed (-9) after `kill` seconds, started
 again, and given up after `seconds`.
@@ -41,17 +43,36 @@ def make_bert(folder, chosen):
     return model
 
 
+def make_gpt2(folder, chosen):
+    torch.manual_seed(chosen.seed)
+    config = transformers.GPT2Config(
+        n_embd=chosen.width, n_layer=chosen.layers, n_head=chosen.heads, n_inner=chosen.neurons,
+        n_positions=64, vocab_size=20, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2Model(config).double().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0.0, weight.shape[0] ** -0.5)
+            else:
+                weight.add_((0.2 if "ln" in name else 0.3) * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    return model
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, value in (("width", 32), ("layers", 6), ("heads", 4), ("neurons", 128),
                         ("kill", 60), ("seconds", 600), ("seed", 9000)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--gpt2", action="store_true")
+    parser.add_argument("--learner", default="block")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder, out = Path(place) / "bert", Path(place) / "runs"
-        model = make_bert(folder, chosen)
+        folder, out = Path(place) / "model", Path(place) / "runs"
+        model = (make_gpt2 if chosen.gpt2 else make_bert)(folder, chosen)
         command = [sys.executable, "-m", "keyhole", "layers", f"hf:{folder}", "--out", str(out),
-                   "--dtype", "float64"]  # fmt: skip
+                   "--dtype", "float64", "--learner", chosen.learner]  # fmt: skip
         begin = time.monotonic()
         for limit in (chosen.kill, chosen.seconds):
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -63,14 +84,16 @@ def main():
             spent = time.monotonic() - begin
             print(f"after {spent:.0f} s: exit {process.returncode}", flush=True)
         for number in range(chosen.layers):
-            name = f"encoder.layer.{number}"
+            name = f"h.{number}" if chosen.gpt2 else f"encoder.layer.{number}"
             if not (out / name / RUN_FILE).is_file():
                 print(f"{name}: not finished")
                 continue
             run = keyhole.load(out / name)
             apart = ""
             if run.model is not None:
-                apart = f"distance {keyhole.distance(run.model, keyhole.from_hf(model, name)):.1e}"
+                true = keyhole.from_hf(model, name)
+                true = keyhole.Stack([true]) if isinstance(run.model, keyhole.Stack) else true
+                apart = f"distance {keyhole.distance(run.model, true):.1e}"
             print(f"{name}: {run.outcome.name} {apart} queries {run.ledger.paid} {run.reason}")
 
 

@@ -2,7 +2,7 @@
 
 python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind layer]
                            [--activation gelu] [--gated] [--final] [--seeds 5] [--first 9000]
-python benchmarks/stack.py --impostors
+python benchmarks/stack.py --impostors [--final]
 python benchmarks/stack.py --gpt2 [--inner 64]    a two-block GPT-2 of transformers, random weights
 python benchmarks/stack.py --limits        errors and queries against depth, width, number format
 """
@@ -42,8 +42,8 @@ def with_final_norm(secret, kind, seed):
     return keyhole.Stack(secret.blocks, norm, causal=secret.causal)
 
 
-def compare_impostors(seed):
-    """Boxes that are no such stack, or one with a turn."""
+def compare_impostors(seed, final):
+    """Boxes that are no such stack, or one with a turn; `final`: behind a norm at the end."""
     rng = np.random.default_rng(seed)
     one, two, three = (block(rng, 6, heads=1, neurons=4, norm="pre") for _ in range(3))
     boxes = {
@@ -62,6 +62,8 @@ def compare_impostors(seed):
         "three blocks": keyhole.Stack([one, two, three], causal=True),
         "post-norm": keyhole.Stack([block(rng, 6, heads=1, neurons=4) for _ in range(2)]),
     }  # fmt: skip
+    if final:
+        boxes = {name: with_final_norm(box, "layer", seed) for name, box in boxes.items()}
     for name, secret in boxes.items():
         compare(name, secret, seed)
     swapped, deeper = boxes["swapped"], boxes["three blocks"]
@@ -149,7 +151,7 @@ def main():
         return
     if chosen.impostors:
         for seed in range(chosen.first, chosen.first + min(chosen.seeds, 2)):
-            compare_impostors(seed)
+            compare_impostors(seed, chosen.final)
         return
     if chosen.limits:
         for seed in range(chosen.first, chosen.first + chosen.seeds):

@@ -42,10 +42,13 @@ class Layers:
 
     def to_stack(self, *, causal: bool = False) -> Stack:
         """The blocks as one model; of whole blocks only."""
-        models = [run.model for run in self.runs]
-        if not all(isinstance(model, Block) for model in models):
-            raise InvalidArgument("a stack needs whole blocks; not all of these were recovered")
-        return Stack(models, causal=causal)
+        blocks: list[Block] = []
+        for model in (run.model for run in self.runs):
+            one = isinstance(model, Stack) and model.final_norm is None and model.positions is None
+            if not (one or isinstance(model, Block)):
+                raise InvalidArgument("a stack needs whole blocks; not all of these were recovered")
+            blocks += model.blocks if isinstance(model, Stack) else [model]
+        return Stack(blocks, causal=causal)
 
     def __str__(self) -> str:
         lines = [f"{name}: {run}" for name, run in zip(self.names, self.runs, strict=True)]

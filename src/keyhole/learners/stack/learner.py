@@ -245,13 +245,17 @@ def describe(
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
     model, errors = set_zeros(refined.stack, refined.errors)
-    fresh = box.representable(fresh_sequences(box.width, rng))
-    answers = box.ask(fresh, "refinement")
-    rounding = box.unit * rounded_size(model, fresh, answers)
-    rest = np.abs(model(fresh) - answers).max(axis=1) / rounding
-    if rest.max() > 1e6:
+    batches = [fresh_sequences(box.width, rng)]
+    if model.positions is not None:
+        batches.append(rng.standard_normal((4, *model.positions.shape)))
+    worst = 0.0
+    for fresh in map(box.representable, batches):
+        answers = box.ask(fresh, "refinement")
+        rounding = box.unit * rounded_size(model, fresh, answers)
+        worst = max(worst, float((np.abs(model(fresh) - answers).max(axis=1) / rounding).max()))
+    if not worst <= 1e6:
         return Inconclusive(
-            f"fresh answers differ from the stack's by {rest.max():.1e} times their rounding"
+            f"fresh answers differ from the stack's by {worst:.1e} times their rounding"
         )
     blocks = model.blocks
     diagnostics = StackDiagnostics(
@@ -264,14 +268,32 @@ def describe(
         certificate=order.certificate,
         misfit=refined.level,
     )
-    distinct = blocks[:1] if order.repeated > 1 else blocks
     notes = [f"The box is {model}."]
     if order.repeated > 1:
         notes.append(f"It is one block, passed {order.repeated} times with shared weights.")
-    if kind == "layer":
+    if kind == "layer" and model.final_norm is not None:
+        notes.append("Behind a LayerNorm at the end no mean of what is added shows: all are zero.")
+    elif kind == "layer":
         notes.append(
             "LayerNorms do not see the mean of the stream: of the means of all biases only the sum "
             "is known, and the last network has it."
         )
-    floor = sum(unknowns(block) for block in distinct) / box.width
+    floor = count_floor(model, order.repeated)
     return Hypothesis(model, errors, floor, tuple(notes), noise=box.noise, diagnostics=diagnostics)
+
+
+def count_floor(model: Stack, passes: int) -> float:
+    """Unknowns per independent number of an answer."""
+    distinct = model.blocks[:1] if passes > 1 else model.blocks
+    total, numbers = sum(unknowns(block) for block in distinct), model.width
+    if model.final_norm is not None:
+        numbers = model.final_norm.plane.shape[1]
+        hidden = model.width - numbers  # no mean is an unknown
+        total += 2 * model.width + 1
+        for block in distinct:
+            heads = () if block.attention is None else block.attention.heads
+            total -= hidden * sum(int(np.linalg.matrix_rank(head.value)) for head in heads)
+            total -= hidden * (0 if block.mlp is None else block.mlp.neurons + 1)
+    if model.positions is not None:
+        total += len(model.positions) * numbers
+    return total / numbers

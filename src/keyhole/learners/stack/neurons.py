@@ -76,7 +76,7 @@ def find_neurons(
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
     nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
-    left = {False: 1.0, True: 1.0}  # by the last attempts, of the answers
+    left = {False: 1.0, True: 1.0}  # of the answers, by the last attempts with first activations
     too_small = set[tuple[int, bool]]()
     attempts, late = deque(list_attempts(options, width)), deque[Trial]()
     while attempts or late:
@@ -96,11 +96,12 @@ def find_neurons(
         hidden = shallow.hidden(points)
         accepted = options.explained * doubt
         tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
-        found, left[gated] = tried.network, tried.left
+        found, first = tried.network, names == (options.gates if gated else options.activations)[0]
+        left[gated] = tried.left if first else left[gated]
         if found is None and tried.left > options.few:
             too_small.add((size, gated))
             continue
-        nearly[gated] += names in (options.activations[0], options.gates[0])
+        nearly[gated] += first
         if found is None:
             continue
         gate = found.gate

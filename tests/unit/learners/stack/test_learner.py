@@ -17,8 +17,9 @@ def fresh_error(model: Stack, secret: Stack) -> float:
 
 def test_a_stack_is_recovered_with_nothing_given() -> None:
     secret = stack(np.random.default_rng(2), 6, layers=2, heads=1, neurons=4)
-    found = keyhole.recover(secret, StackLearner(), seed=1)
+    found = keyhole.recover(secret, seed=1)
     assert found.outcome is Outcome.RECOVERED
+    assert "a stack of blocks" in found.notes[0]
     assert len(found.model.blocks) == 2
     assert found.model.causal
     assert keyhole.distance(found.model, secret) < 1e-9

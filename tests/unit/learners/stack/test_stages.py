@@ -15,7 +15,13 @@ from keyhole.learners.stack.epsilons import (
     with_epsilons,
 )
 from keyhole.learners.stack.heads import find_heads
-from keyhole.learners.stack.neurons import Union, find_neurons, slopes_of
+from keyhole.learners.stack.neurons import (
+    NeuronOptions,
+    Union,
+    find_neurons,
+    list_attempts,
+    slopes_of,
+)
 from keyhole.learners.stack.order import Order, OrderOptions, decide_order, find_order
 from keyhole.learners.stack.refinement import (
     Answered,
@@ -120,6 +126,17 @@ def test_all_neurons_and_their_activation_are_found() -> None:
     assert (found.neurons, found.activation) == (network.neurons, "gelu")
     points = shallow.points(np.random.default_rng(4), 20)
     assert np.abs(found(points) - network(points)).max() < 1e-8
+
+
+def test_the_first_activation_is_tried_with_more_neurons_before_others_are() -> None:
+    options = NeuronOptions()
+    attempts = list_attempts(options, 7)
+    assert len(set(attempts)) == len(attempts)
+    plain = [(size, names) for size, gated, names in attempts if not gated]
+    gelu, silu, _ = options.activations
+    assert plain[:2] == [(16, gelu), (25, gelu)]
+    assert plain.index((16, silu)) < plain.index((40, gelu)) < plain.index((25, silu))
+    assert {names for _, gated, names in attempts if gated} == set(options.gates)
 
 
 def test_slopes_are_derivatives_of_the_hidden_layer() -> None:
