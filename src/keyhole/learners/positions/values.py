@@ -17,7 +17,7 @@ When it fails.  Two heads on one token look like one of twice the rank: unequal 
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,16 @@ from keyhole.measurement.asking import Asker
 PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
 NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """Huge tokens before an anchor, the answer, and the numbers of the tokens in use."""
+
+    tokens: Float[Array, "n d"]
+    anchor: Float[Array, "one d"]
+    base: Float[Array, "one D"]
+    used: Int[Array, " k"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +74,16 @@ class ValueMaps:
         cuts = np.cumsum(self.ranks)[:-1]
         return [part.T for part in np.split(parts, cuts)]
 
+    def move_to(self, bag: Bag) -> "ValueMaps":
+        """The same maps before another anchor: a head likes the token that explains its part."""
+        seen = bag.tokens[bag.used]
+        parts = self.split(bag.base - self.offset)
+        chosen = [
+            int(np.argmin(np.linalg.norm(seen @ own - part, axis=1)))
+            for own, part in zip(self.ins, parts, strict=True)
+        ]
+        return replace(self, liked=seen[chosen], anchor=bag.anchor[0])
+
 
 def measure_value_maps(
     ask: Asker,
@@ -74,7 +94,8 @@ def measure_value_maps(
 ) -> ValueMaps | Refuted | Inconclusive:
     """The value maps; `longest` is the length of the longest sequence that may be asked, `size`
     that of the anchor's entries. With those measured `before`, which led nowhere, another bag is
-    asked whether heads shared tokens: if no more tokens are in use there, they stand."""
+    asked whether heads shared tokens: if no more tokens are in use there, the maps stand, and its
+    tokens and anchor take the place of the old."""
     offset = before.offset if before is not None else ask(np.zeros((1, 1, ask.width)), PURPOSE)[0]
     best, crowded = before, False
     trouble = "no bag of huge tokens led to value maps"
@@ -84,24 +105,14 @@ def measure_value_maps(
         if not isinstance(found, ValueMaps):
             trouble, crowded = found.reason, crowded or isinstance(found, Inconclusive)
             continue
-        if found is best:  # no more tokens are in use than there are heads
-            return best
+        if best is not None and found.heads <= best.heads:
+            return found  # the same maps: no more tokens are in use than there are heads
         best = found
         if sum(found.ranks) == min(ask.width, ask.outputs) and found.heads > 1:
             return best  # room for all heads, unless every token is shared by equally many
     if best is not None:
         return best
     return Inconclusive(trouble) if crowded else Refuted(trouble)
-
-
-@dataclass(frozen=True, eq=False)
-class Bag:
-    """Huge tokens before an anchor, the answer, and the numbers of the tokens in use."""
-
-    tokens: Float[Array, "n d"]
-    anchor: Float[Array, "one d"]
-    base: Float[Array, "one D"]
-    used: Int[Array, " k"]
 
 
 def draw_bag(
@@ -145,7 +156,7 @@ def measure_with_bag(
             drawn = other
     bag, anchor, base, used = drawn.tokens, drawn.anchor, drawn.base, drawn.used
     if before is not None and len(used) <= before.heads:
-        return before
+        return before.move_to(drawn)
     count = len(bag)
     tokens = np.zeros((count, width))
     tokens[used] = bag[used]

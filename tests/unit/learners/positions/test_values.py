@@ -59,5 +59,12 @@ def test_another_bag_tells_heads_that_shared_tokens() -> None:
     assert isinstance(again, ValueMaps)
     assert again.ranks == (3, 3, 3, 3)
     paid = box.paid
-    assert measure_value_maps(ask, rng, None, before=right) is right
+    same = measure_value_maps(ask, rng, None, before=right)
+    assert isinstance(same, ValueMaps)
+    assert same.ins is right.ins
+    assert not np.array_equal(same.anchor, right.anchor)
+    for value, liked in zip(same.maps, same.liked, strict=True):
+        (head,) = (head for head in truth.heads if np.allclose(head.value, value))
+        scores = same.liked @ head.keys(same.anchor)
+        assert np.isclose(liked @ head.keys(same.anchor), scores.max())
     assert box.paid - paid == 6  # a bag, and as many patterns as there are heads, and one
