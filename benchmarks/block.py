@@ -1,6 +1,7 @@
 """Transformer blocks and their sublayers: error, queries over the floor, outcomes.
 
 python benchmarks/block.py [--quick] [--seeds N] [--first SEED] [--only NAME] [--width D ...]
+                           [--heads H ...] [--share M/D ...] [--activation NAME ...]
 
 `encoder` rows are torch.nn.TransformerEncoderLayer with its own initialisation, biases of norms and
 attention drawn at random; their error is that of fresh answers.
@@ -26,7 +27,6 @@ CASES = (  # name, widths, options
 NETWORKS = ((8, 8, "gelu"), (16, 32, "gelu"), (16, 16, "silu"), (32, 64, "gelu"))
 BEHIND = ((8, 8, "relu"), (8, 32, "relu"), (16, 16, "relu"), (16, 32, "relu"), (8, 8, "gelu"),
           (8, 32, "gelu"), (16, 32, "gelu"))  # fmt: skip
-HEADS, NEURONS = (2, 4), (1, 2, 4)  # of encoder layers; neurons for each of the width
 
 
 def report(
@@ -63,11 +63,12 @@ def run_encoder(
     """Encoder layers of torch."""
     import torch
 
+    bend = {"silu": torch.nn.functional.silu}.get(activation, activation)
     rows, start = [], time.process_time()
     for seed in range(first, first + seeds):
         torch.manual_seed(seed)
         module = torch.nn.TransformerEncoderLayer(
-            width, heads, neurons, activation=activation, norm_first=pre, batch_first=True
+            width, heads, neurons, activation=bend, norm_first=pre, batch_first=True
         )
         for part in (module.norm1, module.norm2):
             torch.nn.init.normal_(part.weight, 1.0, 0.2)
@@ -146,10 +147,11 @@ def run_impostors(seeds: int, first: int) -> None:
     for name, options in (
         ("norm(x + mlp)", {"neurons": 8, "activation": "relu", "norm": "post"}),
         ("whole, pre", {"heads": 2, "neurons": 8, "norm": "pre"}),
-        ("whole, post", {"heads": 2, "neurons": 8, "norm": "post", "activation": "relu"}),
+        ("whole, post, relu", {"heads": 2, "neurons": 8, "norm": "post", "activation": "relu"}),
+        ("whole, post, gelu", {"heads": 2, "neurons": 8, "norm": "post", "activation": "gelu"}),
     ):
         for make in IMPOSTORS:
-            outcomes, wrong = [], 0
+            outcomes, wrong, start = [], 0, time.process_time()
             for seed in range(first, first + seeds):
                 box = make(block(np.random.default_rng(seed), 8, **options))  # type: ignore[arg-type]
                 oracle = keyhole.open_oracle(box, width=8)
@@ -159,7 +161,8 @@ def run_impostors(seeds: int, first: int) -> None:
                     fresh = np.random.default_rng(seed + 1).standard_normal((100, 4, 8))
                     wrong += bool(np.abs(found.model(fresh) - box(fresh)).max() > 1e-8)
             told = ", ".join(f"{outcomes.count(one)} {one}" for one in sorted(set(outcomes)))
-            print(f"{name:20} {make.__name__:>14}  {told}; recovered wrong: {wrong}", flush=True)
+            print(f"{name:20} {make.__name__:>14}  {told}; recovered wrong: {wrong}; "
+                  f"{(time.process_time() - start) / seeds:.1f} s each", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -169,6 +172,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=5000, help="the first seed")
     parser.add_argument("--only", default="", help="part of the names of the cases to be run")
     parser.add_argument("--width", type=int, nargs="+", default=[8, 16], help="of encoder layers")
+    parser.add_argument("--heads", type=int, nargs="+", default=[2, 4], help="of encoder layers")
+    parser.add_argument("--share", type=int, nargs="+", default=[1, 2, 4], help="neurons per width")
+    parser.add_argument("--activation", nargs="+", default=["relu", "gelu"])
     options = parser.parse_args()
     seeds = 1 if options.quick else options.seeds
     print(f"{'':20} {'size':>12} recovered    median     worst  asked/floor, worst   each")
@@ -191,10 +197,10 @@ def main() -> None:
                 activation=activation,
                 norm=norm,
             )
-    for pre, activation in itertools.product((True, False), ("relu", "gelu")):
+    for pre, activation in itertools.product((True, False), options.activation):
         if options.only not in f"encoder, {'pre' if pre else 'post'}, {activation}":
             continue
-        for width, heads, share in itertools.product(options.width, HEADS, NEURONS):
+        for width, heads, share in itertools.product(options.width, options.heads, options.share):
             run_encoder(width, heads, share * width, seeds, options.first, activation, pre)
     if options.only in "impostors":
         run_impostors(seeds, options.first)

@@ -578,7 +578,8 @@ def main() -> None:
 
         cells = (show(ratios, ".2f"), show(bare, ".2f"), show(near, ".0e"), show(far, ".0e"))
         print(
-            f"| {name} | {good}/{options.seeds} | {' | '.join(cells)} | {np.median(seconds):.1f} |"
+            f"| {name} | {good}/{options.seeds} | {' | '.join(cells)} | {np.median(seconds):.1f} |",
+            flush=True,
         )
 
 

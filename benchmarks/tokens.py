@@ -3,16 +3,17 @@
 python benchmarks/tokens.py [--only KIND] [--seeds N] [--first N]
 
 width: random networks of h = 24 ... 128, both norms, with and without biases, logits and
-log-probabilities, six number formats. trained: two-layer models of this repository's own text,
-trained with torch, asked in all formats. geometry: the matrix up to a rotation. top: the whole
-space through top-20 with bias, all questions counted. labels: logits from the sampled token alone.
-attention: whole one-layer models in float64, heads not given; single: in float32; steep: scores
-with a standard deviation of 4.
+log-probabilities, six number formats. bad: interfaces that do not do what they should. trained:
+two-layer models of this repository's own text, trained with torch, asked in all formats.
+geometry: the matrix up to a rotation. top: the whole space through top-20 with bias, all questions
+counted. labels: logits from the sampled token alone. attention: whole one-layer models in float64,
+heads not given; single: in float32; steep: scores with a standard deviation of 4.
 """
 
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from keyhole.oracles.language_model.simulated import Simulated
 from keyhole.oracles.queries import QueryBatch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from token_models import log_softmax, round_to
+from token_models import LanguageModel, bad_interfaces, log_softmax, round_to
 
 FORMATS = ("float64", "float32", "float16", "bfloat16", "4 decimals", "2 decimals")
 WIDTHS = (24, 32, 48, 64, 96, 128)
@@ -222,6 +223,22 @@ def measure_trained(seeds: int, first: int, seconds: float) -> None:
           f"{np.max(ratios):.2f}")  # fmt: skip
 
 
+def measure_bad(seeds: int, first: int) -> None:
+    """Interfaces that do not do what they should: outcomes, widths, and whether it was said."""
+    ended: dict[str, Counter[str]] = {}
+    for seed in range(first, first + seeds):
+        model = LanguageModel(seed, width=24, norm="rms" if seed % 2 else "layer")
+        for name, answer in bad_interfaces(model).items():
+            box = keyhole.open_language_model(answer, max_length=32)
+            found = keyhole.recover(box, keyhole.OutputLayerLearner(), seed=seed, throw=False)
+            width = "no width" if found.model is None else f"width {found.model.width}"
+            warned = ", a warning" if any("WARNING" in note for note in found.notes) else ""
+            ending = f"{found.outcome.name}, {width}{warned}"
+            ended.setdefault(name, Counter())[ending] += 1
+    for name, endings in ended.items():
+        print(f"{name:40} " + "; ".join(f"{n} x {ending}" for ending, n in endings.items()))
+
+
 def measure_geometry(seeds: int, first: int) -> None:
     print("  h  format      recovered  error (median)  worst  bar/true  asked/floor")
     for width, kinds in ((24, FORMATS), (32, FORMATS), (64, ("float64", "2 decimals"))):
@@ -346,19 +363,21 @@ def measure_attention(seeds: int, first: int, kind: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    kinds = ("width", "trained", "geometry", "top", "labels", "attention", "single", "steep")
+    kinds = ("width", "bad", "trained", "geometry", "top", "labels", "attention", "single", "steep")
     parser.add_argument("--only", choices=kinds)
     parser.add_argument("--quick", action="store_true", help="one or two boxes per case")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--first", type=int, default=9000, help="the first seed")
     parser.add_argument("--seconds", type=float, default=10.0, help="of training")
     options = parser.parse_args()
-    counts = {"width": 100, "trained": 6, "geometry": 5, "top": 5, "labels": 5}
+    counts = {"width": 100, "bad": 10, "trained": 6, "geometry": 5, "top": 5, "labels": 5}
     counts |= {"attention": 20, "single": 20, "steep": 20}
     for kind in [options.only] if options.only else kinds:
         seeds = options.seeds or (2 if options.quick else counts[kind])
         if kind == "width":
             measure_widths(seeds, options.first)
+        elif kind == "bad":
+            measure_bad(seeds, options.first)
         elif kind == "trained":
             measure_trained(seeds, options.first, options.seconds)
         elif kind == "geometry":

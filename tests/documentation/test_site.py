@@ -56,6 +56,14 @@ def test_every_page_is_there_and_in_the_menu(site: Path) -> None:
         assert f'href="{address}"' in home or address == "index.html"
 
 
+def test_lists_and_tables_are_not_left_as_text(site: Path) -> None:
+    """Where the line above is no empty one, Markdown takes them for the rest of a paragraph."""
+    left = re.compile(r"<p>(?:(?!</p>).)*\n(?:- |\| |\d\. )(?:(?!</p>).)*</p>", re.DOTALL)
+    for page in site.rglob("*.html"):
+        found = left.search(page.read_text())
+        assert found is None, f"{page.name}: {found[0][:200]}"
+
+
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         parser = Addresses()

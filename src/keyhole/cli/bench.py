@@ -95,9 +95,9 @@ def show(title: str, rows: "list[Row]") -> None:
 def table(rows: "list[Row]") -> Any:
     from rich.table import Table
 
-    grid = Table(box=None, padding=(0, 2), header_style="dim")
+    grid = Table(box=None, padding=(0, 1), header_style="dim")
     grid.add_column("case")
-    grid.add_column("method")
+    grid.add_column("method", overflow="fold", min_width=14)
     for name in ("queries", "/ floor", "parameters", "answers", "time", "solved"):
         grid.add_column(name, justify="right")
     grid.add_column("ended")

@@ -293,7 +293,7 @@ def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     found["rounding_step"] = noise.step
     lengths = (2, 16, 128, 1024)
     longest = spec.domain.max_length or lengths[-1]
-    sizes = [n for n in lengths if n <= longest]
+    sizes = sorted({*(n for n in lengths if n < longest), min(longest, lengths[-1])})
     found["accepts_lengths_up_to"] = _accepted(
         oracle,
         [inside(oracle, rng.standard_normal((1, n, spec.width)), rng) for n in sizes],

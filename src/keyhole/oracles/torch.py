@@ -40,6 +40,24 @@ def is_module(target: Any) -> bool:
     return torch is not None and isinstance(target, torch.nn.Module)
 
 
+def advise(error: str, shape: Any) -> str:
+    """What to do about an error of a module, by the words that torch uses for each cause."""
+    if "dtype" in error:
+        return "Pass dtype= (--dtype) if it computes in another format"
+    if "device" in error:
+        return (
+            "A part of it is on another device: move the whole module, or pass device= (--device)"
+        )
+    if "shapes cannot be multiplied" in error or "normalized_shape" in error:
+        return f"Its tokens may not be {shape[-1]} wide: pass width= (--width)"
+    if shape[1] > 1 and ("index out of range" in error or "must match" in error):
+        return f"It may take sequences shorter than {shape[1]}: pass max_length= (--max-length)"
+    return (
+        "A model on token numbers, or with more arguments, has parts that take vectors: open one "
+        "of them, or pass adapter="
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class TorchOracle(Oracle):
     """Asks `adapter(module, tokens)`."""
@@ -61,15 +79,10 @@ class TorchOracle(Oracle):
                 raise
             except Exception as error:
                 format_ = str(self.dtype).removeprefix("torch.")
-                other = ". Pass dtype= if it computes in another format"
-                vectors = (
-                    ". A model on token numbers, or with more arguments, has parts that take "
-                    "vectors: open one of them, or pass adapter="
-                )
                 raise OracleError(
                     f"the module raised {type(error).__name__} on {format_} tokens of shape "
-                    f"{tuple(tokens.shape)}: {str(error)[:500]}"
-                    + (other if "dtype" in str(error) else vectors)
+                    f"{tuple(tokens.shape)}: {str(error)[:500].rstrip('.!')}. "
+                    + advise(str(error), tokens.shape)
                 ) from error
             return self._numbers(answer, len(queries))
 

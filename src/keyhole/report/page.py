@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.models.base import ORIENTATION
 from keyhole.report.blocks import Block, Matrix, blocks_of, reduced
 from keyhole.report.charts import trace_chart
 from keyhole.report.pictures import PARTS_SHOWN, SIDE, parts, picture
@@ -50,6 +51,7 @@ def page(recovery: Recovery) -> dict[str, Any]:
         "lead": lead(recovery),
         "facts": facts(recovery, blocks),
         "parts": parts(blocks),
+        "orientation": ORIENTATION if any("score" in block.name for block in blocks) else "",
         "hidden_parts": max(0, len({b.part for b in blocks}) - PARTS_SHOWN),
         "neurons": neuron_rows(recovery.model),
         "errors": errors,

@@ -76,7 +76,8 @@ class Identifiability:
         ]
         if self.factored:
             names = ", ".join(str(h) for h in self.factored)
-            said.append(f"of heads {names} only the product of query and key maps can be known")
+            which = "head" if len(self.factored) == 1 else "heads"
+            said.append(f"of {which} {names} only the product of query and key maps can be known")
         if self.heads > 1:
             said.append("the order of heads is a convention")
         if self.identifiable:

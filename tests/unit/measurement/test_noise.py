@@ -86,6 +86,8 @@ def test_examining_a_box_costs_few_queries_and_says_what_it_can_do() -> None:
     assert found["deterministic"] is True
     assert found["accepts_lengths_up_to"] == 1024
     assert found["accepts_norms_up_to"] == 1e6
+    limited = examine(open_oracle(MODEL, max_length=64))
+    assert limited["accepts_lengths_up_to"] == 64
 
 
 def test_examining_finds_where_a_box_gives_up() -> None:

@@ -5,7 +5,7 @@ import keyhole
 from keyhole.models.export import export, to_torch
 from keyhole.models.parts import submodule
 from keyhole.models.random import attention
-from keyhole.oracles.torch import guessed_width, inside, load_weights
+from keyhole.oracles.torch import advise, guessed_width, inside, load_weights
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -200,7 +200,7 @@ def test_export_pt_is_a_state_dict_for_the_exported_module(tmp_path):
 
 
 def test_what_a_module_raises_is_an_oracle_error():
-    with pytest.raises(keyhole.OracleError, match=r"RuntimeError.*open one of them"):
+    with pytest.raises(keyhole.OracleError, match=r"RuntimeError.*may not be 8 wide"):
         keyhole.open_oracle(nn.Linear(7, 2), width=8).ask(queries()[0])
 
 
@@ -251,3 +251,20 @@ def test_dtype(dtype):
     else:
         with pytest.raises(keyhole.InvalidArgument, match="dtype"):
             keyhole.open_oracle(module, width=8, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("mat1 and mat2 must have the same dtype, but got Float and Double", "--dtype"),
+        ("Tensor on device meta is not on the expected device cpu!", "--device"),
+        ("mat1 and mat2 shapes cannot be multiplied (3x5 and 8x8)", "--width"),
+        ("index out of range in self", "--max-length"),
+        ("forward() missing 2 required positional arguments", "adapter="),
+    ],
+)
+def test_every_cause_has_a_hint_of_its_own(error: str, hint: str) -> None:
+    told = advise(error, (1, 3, 5))
+    others = {"--dtype", "--device", "--width", "--max-length", "adapter="} - {hint}
+    assert hint in told
+    assert not any(other in told for other in others)

@@ -56,6 +56,15 @@ def test_verdict_and_numbers_come_first() -> None:
     assert "float64" in seen
 
 
+def test_how_to_read_scores_stands_above_them_and_nowhere_else() -> None:
+    told = [
+        kind for kind in KINDS if "columns to the one that looks" in words(render(recovery(kind)))
+    ]
+    shown = [kind for kind in KINDS if hasattr(recovery(kind).model, "heads")]
+    assert set(shown) <= set(told)
+    assert "network" not in told
+
+
 def test_a_rejection_shows_the_query_and_claims_no_error() -> None:
     seen = words(render(recovery("rejected")))
     assert "Counterexample" in seen

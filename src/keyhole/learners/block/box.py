@@ -38,6 +38,11 @@ class Box:
         """Relative error of an answer."""
         return max(self.noise.relative, self.noise.error_floor)
 
+    @property
+    def coarse(self) -> bool:
+        """Whether the box computes in single precision, or less."""
+        return self.unit >= 1e-12
+
     def representable(self, tokens: Array) -> Array:
         """Tokens as the box sees them: a box in single precision rounds what it is given."""
         if self.noise.relative > UNIT_ROUNDOFF:

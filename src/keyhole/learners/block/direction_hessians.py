@@ -401,7 +401,11 @@ def grown_turns(
         bent = bent_of(np.array(table.centre), table.gradients(size), table.hessians(size))
         rows = len(bent.fixed) * bent.fixed.shape[1]
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
-        if most >= 2 and (found := find_turns(bent, most, 5.0 * steps.gap)) is not None:
+        if (
+            most >= 2
+            and (found := find_turns(bent, most, (1.0 if steps.coarse else 5.0) * steps.gap))
+            is not None
+        ):
             return table, size, found[0]
         if size < wanted:
             break

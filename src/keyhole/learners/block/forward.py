@@ -72,6 +72,20 @@ class Factor:
         found = self.left[:, :, :, None] * self.reads[:, None, None]
         return np.asarray(found.reshape(*self.left.shape[:2], -1))
 
+    def gram(self, other: "Factor", most: int = 2**23) -> Float[Array, "ab AB"]:
+        """The sum over answers of the products of both derivatives, from products of the factors;
+        so many numbers of these are kept at a time."""
+        (count, _, a), (_, _, c) = self.left.shape, other.left.shape
+        b, e = self.reads.shape[1], other.reads.shape[1]
+        part = max(1, most // max(a * c, b * e))
+        total = np.zeros((a * c, b * e))
+        for start in range(0, count, part):
+            some = slice(start, start + part)
+            lefts = self.left[some].transpose(0, 2, 1) @ other.left[some]
+            reads = self.reads[some, :, None] * other.reads[some, None]
+            total += lefts.reshape(-1, a * c).T @ reads.reshape(-1, b * e)
+        return np.asarray(total.reshape(a, c, b, e).transpose(0, 2, 1, 3).reshape(a * b, c * e))
+
 
 Parts = dict[str, Array]
 Factors = dict[str, Factor]
@@ -139,16 +153,21 @@ class _Pass:
             stream = self.last + added + self.plane @ parts["offset"]
             read = self.last if form.parallel else stream
             self.read = Normed.of(read @ self.plane, epsilons[1], form.width)
-            self.answers = stream + self._network(self.read.value)
-            return
-        if form.heads:
+            x = self.read.value
+        elif form.heads:
             stream = self.last @ self.plane + added + parts["offset"]
             self.read = Normed.of(stream, epsilons[0], form.width)
-            wide = parts["gain"] * (self.read.value @ self.plane.T)
-            second = wide @ self.plane + self._network(self.read.value)
+            x = self.read.value
+            stream = (parts["gain"] * (x @ self.plane.T)) @ self.plane
         else:
-            second = self.last @ self.plane + self._network(self.last)
-        self.end = Normed.of(second, epsilons[-1], form.width)
+            x, stream = self.last, self.last @ self.plane
+        self.arguments = x @ parts["inner"].T + parts["inner_bias"]
+        self.hidden = self.phi.value(self.arguments)
+        stream = stream + self.hidden @ parts["outer"].T + parts["added"]
+        if form.norm == "pre":
+            self.answers = stream
+            return
+        self.end = Normed.of(stream, epsilons[-1], form.width)
         self.answers = parts["last_gain"] * (self.end.value @ self.plane.T) + parts["last_bias"]
 
     def _attend(self, h: int) -> tuple[Array, Array, Array, Array]:
@@ -159,11 +178,6 @@ class _Pass:
         weight = softmax((self.seen @ key[:, :, None])[:, :, 0])
         mean = (weight[:, None] @ self.seen)[:, 0]
         return weight, reduced, mean, mean @ parts[f"value{h}"].T @ parts[f"out{h}"].T
-
-    def _network(self, x: Array) -> Array:
-        self.arguments = x @ self.parts["inner"].T + self.parts["inner_bias"]
-        self.hidden = self.phi.value(self.arguments)
-        return np.asarray(self.hidden @ self.parts["outer"].T + self.parts["added"])
 
     def factors(self) -> Factors:
         """By all parameters but the epsilons."""
@@ -221,11 +235,11 @@ class TriangleScaling:
     triangle: Float[Array, "unknowns unknowns"]  # upper; its transpose times it is the Gram matrix
 
     @classmethod
-    def of(cls, jacobian: Float[Array, "numbers unknowns"]) -> "TriangleScaling":
-        sizes = np.linalg.norm(jacobian, axis=0)
+    def of(cls, gram: Float[Array, "unknowns unknowns"]) -> "TriangleScaling":
+        """`gram`: of the columns."""
+        sizes = np.sqrt(np.diag(gram))
         sizes = np.where(sizes > 0, sizes, 1.0)
-        scaled = jacobian / sizes
-        gram = scaled.T @ scaled
+        gram = gram / sizes / sizes[:, None]
         ridge = 4.0 * UNIT_ROUNDOFF * len(gram)
         gram[np.diag_indices(len(gram))] += np.where(np.diag(gram) > 0, 0.0, 1.0)
         while True:
@@ -263,9 +277,12 @@ class BlockModel:
         ]
         return np.concatenate([part.ravel() for part in found])
 
-    def linearize(self, point: Float[Array, " unknowns"]) -> Linearization:
+    def differentiate(
+        self, point: Float[Array, " unknowns"]
+    ) -> tuple[list[Float[Array, "n d"]], list[Factors]]:
+        """Residuals and their derivatives, batch by batch."""
         parts = self.blocks.split(point)
-        residuals, data = [], list[Factors]()
+        residuals, data = list[Array](), list[Factors]()
         for one in self.data:
             answers, factors = differentiate_block(self.form, parts, one.tokens)
             weight = 1.0 / one.errors
@@ -276,6 +293,24 @@ class BlockModel:
                     for name, part in factors.items()
                 }
             )
+        return residuals, data
+
+    def gram(self, point: Float[Array, " unknowns"]) -> Float[Array, "unknowns unknowns"]:
+        """Of the columns of the Jacobian, without forming it."""
+        _, data = self.differentiate(point)
+        whole, places = np.zeros((self.blocks.size, self.blocks.size)), self.blocks.slices
+        names = [name for name, _ in self.blocks.shapes]
+        for i, name in enumerate(names):
+            for other in names[i:]:
+                block = sum(one[name].gram(one[other]) for one in data)
+                whole[places[name], places[other]] = block
+                whole[places[other], places[name]] = np.transpose(block)
+        whole[self.held] = 0.0
+        whole[:, self.held] = 0.0
+        return whole
+
+    def linearize(self, point: Float[Array, " unknowns"]) -> Linearization:
+        residuals, data = self.differentiate(point)
         ends = np.cumsum([part.size for part in residuals])[:-1]
 
         def jvp(step: Array) -> Array:

@@ -90,9 +90,27 @@ def difference_step(box: Box) -> float:
     return float(box.unit**0.5)
 
 
+@dataclass(frozen=True)
+class Differences:
+    """First differences: the step, the ways in which it is made, and their relative error. With
+    few digits both ways, so that only a third derivative spoils them."""
+
+    step: float
+    ways: tuple[float, ...]
+    doubt: float
+
+    @classmethod
+    def of(cls, box: Box) -> "Differences":
+        if not box.coarse:
+            return cls(difference_step(box), (1.0,), difference_step(box))
+        step = float(box.unit ** (1.0 / 3.0))
+        return cls(step, (1.0, -1.0), step**2)
+
+
 def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
-    size, step = huge_size(box), difference_step(box)
+    size, differences = huge_size(box), Differences.of(box)
+    step, doubt = differences.step, differences.doubt
     longest = box.oracle.spec.domain.max_length
     count = options.candidates if longest is None else min(options.candidates, longest - 1)
     tokens = box.representable(size * unit_rows(rng, count, box.width))
@@ -105,12 +123,15 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
     number = options.patterns
     while True:
         fresh = rng.uniform(-1.0, 1.0, (number - len(patterns), count))
-        asked = np.repeat(sequence[None], len(fresh), axis=0)
-        asked[:, :-1] += fresh[:, :, None] * move
-        seen = (box.ask(asked, "selected tokens") - base) / step
+        moved = []
+        for way in differences.ways:
+            asked = np.repeat(sequence[None], len(fresh), axis=0)
+            asked[:, :-1] += way * fresh[:, :, None] * move
+            moved.append(box.ask(asked, "selected tokens"))
+        seen = (moved[0] - (moved[1] if len(moved) > 1 else base)) / (len(moved) * step)
         patterns, responses = np.concatenate([patterns, fresh]), np.concatenate([responses, seen])
         axes, values, _ = np.linalg.svd(responses, full_matrices=False)
-        heads = int(np.sum(values > 1e2 * step * max(float(values[0]), 1e-300)))
+        heads = int(np.sum(values > 1e2 * doubt * max(float(values[0]), 1e-300)))
         if heads <= number - options.spare:
             break
         if heads >= box.width - 2 or number > 4 * box.width:
@@ -118,7 +139,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
         number *= 2
     kept = axes[:, :heads]
     off = np.linalg.norm(patterns - kept @ (kept.T @ patterns), axis=0)
-    (used,) = np.nonzero(off < 1e3 * step * np.linalg.norm(patterns, axis=0))
+    (used,) = np.nonzero(off < 1e3 * doubt * np.linalg.norm(patterns, axis=0))
     if not heads or len(used) != heads:
         return None
     alone = box.ask(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
@@ -134,25 +155,29 @@ def find_maps(
     box: Box, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
 ) -> Float[Array, "h p d"] | None:
     """M_h in the norm's plane; None where a head takes the anchor or jumps."""
-    size, step = huge_size(box), difference_step(box)
+    size, differences = huge_size(box), Differences.of(box)
     heads, width = chosen.tokens.shape
     beside, moved = [], []
     along = np.column_stack([plane, np.ones(width) / np.sqrt(width)])
+    moves = np.zeros((along.shape[1] + heads * width, heads + 1, width))
+    moves[: along.shape[1], -1] = along.T
+    for h in range(heads):
+        start = along.shape[1] + h * width
+        moves[start : start + width, h] = np.eye(width)
     for share in options.anchors:
         sequence = np.concatenate([chosen.tokens, share * size * chosen.heading[None]])
         sequence = box.representable(sequence)
-        asked = np.repeat(sequence[None], 1 + along.shape[1] + heads * width, axis=0)
-        asked[1 : 1 + along.shape[1], -1] += step * size * along.T
-        for h in range(heads):
-            start = 1 + along.shape[1] + h * width
-            asked[start : start + width, h] += step * size * np.eye(width)
-        asked = box.representable(asked)
-        answers = box.ask(asked, "value maps")
-        slopes = (answers[1:] - answers[0]) / step
+        ahead = [way * differences.step * size * moves for way in differences.ways]
+        asked = sequence + np.concatenate([np.zeros((1, *sequence.shape)), *ahead])
+        centre, *after = np.split(
+            box.ask(box.representable(asked), "value maps"), [1, 1 + len(moves)]
+        )
+        other = after[1] if len(after) > 1 and len(after[1]) else centre
+        slopes = (after[0] - other) / (len(differences.ways) * differences.step)
         beside.append(slopes[: along.shape[1]].T)
         moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
     table = np.concatenate(beside)
-    doubt = 1e4 * step * float(np.linalg.norm(table))
+    doubt = 1e4 * differences.doubt * float(np.linalg.norm(table))
     if plane.shape[1] < width and np.linalg.norm(table[:, -1]) > doubt:
         return None  # the mean of the anchor is seen: a head takes it
     table = table[:, : plane.shape[1]]
@@ -161,9 +186,16 @@ def find_maps(
     right = np.concatenate(moved, axis=1)  # (h, answers, d)
     maps = np.array([np.linalg.lstsq(table, part, rcond=None)[0] for part in right])
     rest = np.einsum("ap,hpd->had", table, maps) - right
-    if np.linalg.norm(rest) > 1e4 * step * np.linalg.norm(right):
+    if np.linalg.norm(rest) > 1e4 * differences.doubt * np.linalg.norm(right):
         return None
-    return maps
+    return cut_maps(maps, 1e2 * differences.doubt) if box.coarse else maps
+
+
+def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]:
+    """The maps without singular values that are their error, relative to the largest."""
+    axes, sizes, rows = np.linalg.svd(maps, full_matrices=False)
+    sizes = np.where(sizes > least * sizes[:, :1], sizes, 0.0)
+    return np.asarray((axes * sizes[:, None]) @ rows)
 
 
 def find_values(
@@ -350,26 +382,32 @@ def find_smooth(
     def ask(points: Float[Array, "n p"], purpose: str) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(radius * points)[2])
 
-    sketch = read_directions(ask, p, sphere.box.unit, rng)
-    sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
-    fits = []
-    for name in likely_activations(sketch, activations):
-        net = join_network(sketch, name, radius, *sphere.read(None))
-        fits.append(settle_directions(net, sphere, level))
-    net, rest = min(fits, key=lambda fit: fit[1])
-    if rest > 3.0 * level:
-        raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
-    return net
+    rest = np.inf
+    for _ in range(3):  # a neuron whose curve is misread spoils the fit: other places
+        sketch = read_directions(ask, p, sphere.box.unit, rng)
+        sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
+        fits = []
+        for name in likely_activations(sketch, activations):
+            net = join_network(sketch, name, radius, *sphere.read(None))
+            # activations that are nearly alike differ by little more than single precision tells
+            fits.append(settle_directions(net, sphere, min(level, 2.0**-22)))
+        net, rest = min(fits, key=lambda fit: fit[1])
+        if rest <= 3.0 * level:
+            return net
+        sphere.read(None)
+    raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
 
 
-def settle_directions(net: Directed, sphere: SphereAnswers, level: float) -> tuple[Directed, float]:
+def settle_directions(
+    net: Directed, sphere: SphereAnswers, target: float
+) -> tuple[Directed, float]:
     """The network fitted to directions that it makes more exact in turn; what is left of them."""
     rest = np.inf
     for _ in range(4):
         data = Data(with_one(sphere.points), sphere.read(net)[1])
         before = rest
-        net, rest = fit_directions(net, data, 12, target=level)
-        if rest < level or rest > 0.5 * before:
+        net, rest = fit_directions(net, data, 12, target=target)
+        if rest < target or rest > 0.5 * before:
             break
     return net, rest
 
@@ -485,7 +523,7 @@ def find_offset(
         pairs.append((tokens[:, None], answers))
         start = tokens @ whole.T + found
         point, rest = behind.read(answers, start, np.full(len(tokens), radius))
-        good = rest < 1e-3
+        good = rest < max(1e-3, 1e2 * box.unit**0.5)
         if good.sum() < 2:
             raise Unclear("no point of the sphere explains the answer to a single token")
         n = point[good] / radius
@@ -617,7 +655,7 @@ def find_post_norm_block(
     sphere.grow(4 * d)
     sphere.read(None)
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
-    level = 30.0 * difference_step(box)
+    level = 5.0 * box.unit if box.coarse else 30.0 * difference_step(box)
     net = None
     if activations == ("relu",) and p >= options.circles:
         try:
@@ -661,9 +699,11 @@ def find_post_norm_block(
         asked = np.concatenate([context, anchor[:, None]], axis=1)
         return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
 
-    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), 1e-10) for m in maps)
+    least = box.unit if box.coarse else 1e-10
+    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), least) for m in maps)
     span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
-    scores = ask_scores(weights, ask_soft, span, widest, 1e-9, rng)
+    doubt = box.unit if box.coarse else 1e-9
+    scores = ask_scores(weights, ask_soft, span, widest, doubt, rng)
     found = [cut_rank(*one) for one in solve_scores(scores, weights)]
     heads = [
         Head((left, right), bias, (plane @ part).T)

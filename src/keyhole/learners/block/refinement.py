@@ -200,7 +200,7 @@ def refine_block(
         model, rough = precondition(model, point), replace(rough, dense_unknowns=0, damping=1e-12)
         fine = replace(fine, dense_unknowns=0)
     point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
-    exact = precondition(weighed(False), point)
+    exact = reweigh(model, weighed(False), point)
     last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
     point = last.point
     at = exact.linearize(point)
@@ -227,7 +227,19 @@ def refine_block(
 
 def precondition(model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
     """The model in units in which its Jacobian at this point has orthonormal columns."""
-    return replace(model, scaling=TriangleScaling.of(form_jacobian(model.linearize(point))))
+    return replace(model, scaling=TriangleScaling.of(model.gram(point)))
+
+
+def reweigh(known: BlockModel, model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
+    """The same block with other standard errors of the answers: where these are nearly in
+    proportion, so are the units of the unknowns."""
+    ratios = np.concatenate(
+        [new.errors / old.errors for new, old in zip(model.data, known.data, strict=True)]
+    )
+    if known.scaling is None or ratios.max() > 4.0 * ratios.min():
+        return precondition(model, point)
+    middle = float(np.sqrt(ratios.max() * ratios.min()))
+    return replace(model, scaling=replace(known.scaling, sizes=known.scaling.sizes / middle))
 
 
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:

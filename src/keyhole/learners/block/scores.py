@@ -154,7 +154,8 @@ def ask_scores(
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     tokens = draw_context(weights, context, rng, whole=True)
     base, reach = span.base, span.reach
-    size, full = find_size(weights, ask, span, base + reach * basis[:, 0], tokens)
+    off = max(1e-4, 1e5 * unit)
+    size, full = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
     groups = len(tokens)
     if groups > 1:
         full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
@@ -207,15 +208,16 @@ def read_at_once(weights: Weights, unit: float) -> int:
 
 
 def find_size(
-    weights: Weights, ask: Ask, span: Span, other: Float[Array, " d"], tokens: Array
+    weights: Weights, ask: Ask, span: Span, other: Float[Array, " d"], tokens: Array, off: float
 ) -> tuple[float, Soft]:
     """Length of context steps at which log-odds are of order one, at the base and at another
-    anchor: one of the two may happen to have small keys. And the query at the base."""
+    anchor: one of the two may happen to have small keys. And the query at the base. `off`: what
+    of an answer weights may leave."""
     size = min(1.0, span.longest)
     for _ in range(30):
         soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
         odds, rest = read_log_odds(weights, soft)
-        if rest > 1e-4:
+        if rest > off:
             raise NotThisBlock("no attention weights explain an answer")
         largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
         if largest > 4.0:

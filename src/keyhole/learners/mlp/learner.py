@@ -69,7 +69,8 @@ class MlpOptions:
     tried. near: answers for the refinement, relative to the number of unknowns in them. small:
     unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
     finished fit may leave; cancelled: how much larger than the answers these terms are believed to
-    be. seen: answers that must lie where a neuron bends. idle: part of a neuron in the answers,
+    be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
+    neuron bends. idle: part of a neuron in the answers,
     relative to the others, that is none. certain: distance from a whole number below which the side
     of a neuron is decided. zero: standard errors within which a block of parameters counts as
     zero."""
@@ -80,6 +81,7 @@ class MlpOptions:
     small: int = 2000
     roundings: float = 300.0
     cancelled: float = 30.0
+    bent: float = 8.0
     seen: int = 3
     idle: float = 1e-7
     certain: float = 0.05
@@ -233,41 +235,54 @@ class MlpLearner:
         """Inputs may be of any size, and the network bends: paths far away until one is read."""
         width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
         result: Result = Inconclusive("no path was read")
+        near = [np.zeros((0, width)), np.zeros((0, box.seen[0].shape[1]))]
         for _ in range(self.options.paths):
             try:
                 far = read_far_field(box.ask, width, radius, size, box.unit, rng)
-                result = self._near_zero(box, far, size, rng)
+                if (broken := self._promise(len(far.jump))) is not None:
+                    return broken
+                result, *near = self._near_zero(box, far, size, *near, rng)
             except (Unresolved, np.linalg.LinAlgError) as failed:
                 result = Inconclusive(str(failed))
             if isinstance(result, Hypothesis):
                 break
         return result
 
-    def _near_zero(self, box: Box, far: FarField, size: float, rng: np.random.Generator) -> Result:
-        """The scales of the neurons, and the refinement, from points of the network's own size."""
-        width = far.direction.shape[1]
-        if (broken := self._promise(len(far.jump))) is not None:
-            return broken
-        count = (
-            int(self.options.near * unknowns(len(far.jump), width, far.jump.shape[1], False)) + 1
-        )
-        first = int(0.3 * count) + 1  # at the size found first
-        points = size * rng.standard_normal((first, width))
-        answers = box.ask(points, "near zero")
-        names = [name for name in self._names() if ACTIVATIONS[name].bends]
-        weights, left = fit_scales(far, points, answers, names, size)
-        wide = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
-        if not size / 100.0 < wide < size * 100.0:
-            wide = size
-        more = wide * rng.standard_normal((count - first, width))
-        points = np.concatenate([points, more])
-        answers = np.concatenate([answers, box.ask(more, "near zero")])
-        names = [weights.activation] if left < EXPLAINED else names
-        weights, left = fit_scales(far, points, answers, names, wide)
+    def _near_zero(
+        self,
+        box: Box,
+        far: FarField,
+        size: float,
+        points: Float[Array, "n d"],
+        answers: Float[Array, "n k"],
+        rng: np.random.Generator,
+    ) -> tuple[Result, Float[Array, "N d"], Float[Array, "N k"]]:
+        """The scales of the neurons, and the refinement, from points of the network's own size:
+        those that an earlier path has left, and as many more as are needed."""
+        width, names = points.shape[1], [n for n in self._names() if ACTIVATIONS[n].bends]
+        count = int(self.options.near * unknowns(len(far.jump), width, far.jump.shape[1], False))
+        wide = size
+        for share in (0.3, 1.0):  # some at the size found first, the others at that of the rows
+            missing = int(share * count) + 1 - len(points)
+            if missing > 0:
+                fresh = wide * rng.standard_normal((missing, width))
+                points = np.concatenate([points, fresh])
+                answers = np.concatenate([answers, box.ask(fresh, "near zero")])
+            weights, left = fit_scales(far, points, answers, names, wide)
+            names = [weights.activation] if left < EXPLAINED else names
+            rows = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
+            wide = rows if size / 100.0 < rows < size * 100.0 else size
         if left > EXPLAINED and len(weights.inner) * (width + 1) <= self.options.small:
+            # a plane that passes by all points is that of a breakpoint that was misread
+            bent = (np.abs(with_one(points) @ weights.inner.T) < self.options.bent).any(axis=0)
+            weights = chosen(weights, bent) if bent.any() else weights
             weights = repair(weights, points, answers, box.unit, rng) or weights
-        refined = without_idle(weights, points, answers, box.unit, self.options.idle, rng)
-        return self._judge(box, refined, points, answers, np.zeros(width), 1.0)
+        try:
+            refined = without_idle(weights, points, answers, box.unit, self.options.idle, rng)
+        except np.linalg.LinAlgError as failed:
+            return Inconclusive(str(failed)), points, answers
+        result = self._judge(box, refined, points, answers, np.zeros(width), 1.0)
+        return result, points, answers
 
     def _on_sphere(self, box: Box, centre: Array, size: float, rng: np.random.Generator) -> Result:
         """Answers on a sphere around `centre`, whose points have entries of this size."""
@@ -425,8 +440,7 @@ class MlpLearner:
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
             )
         rows = refined.weights.inner if refined.weights.gate is None else refined.weights.gate
-        # φ is a line, to rounding, where its argument is beyond eight
-        seen = (np.abs(with_one(points) @ rows.T) < 8.0).sum(axis=0)
+        seen = (np.abs(with_one(points) @ rows.T) < self.options.bent).sum(axis=0)
         if (sharp := int((seen < self.options.seen).sum())) > 0:
             return Inconclusive(
                 f"{sharp} of {len(rows)} neurons bend so sharply that no answer "

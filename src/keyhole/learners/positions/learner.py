@@ -21,7 +21,11 @@ from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.positions.additive import FLAT, learn_additive
 from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
-from keyhole.learners.positions.rotary import learn_rotary, measure_first_anchor
+from keyhole.learners.positions.rotary import (
+    contradicts_rotation,
+    learn_rotary,
+    measure_first_anchor,
+)
 from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
@@ -156,7 +160,8 @@ def learn_as_rotary(
         if isinstance(found, Inconclusive):
             partial = learn_partial_rotary(first, rng)
             if partial is None:
-                return found
+                odd = contradicts_rotation(first.at)
+                return Refuted(found.reason) if odd else found
             found = partial
         return judge_rotary(ask, rng, values, kind, *found)
 

@@ -188,13 +188,31 @@ def measure_at_anchor(
     return AtAnchor(anchor, frame, near, near_ratios, far, moves, far_ratios)
 
 
-def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
-    """Distances, and what the scores over them leave out, given the number of pairs, and whether
-    constants are among them."""
+def collect_signals(at: AtAnchor) -> Float[Array, "k m"]:
+    """Functionals of the scores over all distances, of length one."""
     known = np.einsum("nd,hrd->nhr", at.moves, at.slopes())
     signals = np.concatenate([known, at.far_slopes()], axis=2).reshape(-1, 2 * len(at.near))
     scale = np.linalg.norm(signals, axis=1, keepdims=True)
-    _, _, vt = np.linalg.svd(signals / np.where(scale > 0, scale, 1.0), full_matrices=True)
+    return np.asarray(signals / np.where(scale > 0, scale, 1.0))
+
+
+def contradicts_rotation(at: AtAnchor) -> bool:
+    """Whether scores over the distances have more dimensions than a head, or are constant though
+    the order of the tokens matters: then no keys turn with their places alone."""
+    signals = collect_signals(at)
+    sizes = np.linalg.svd(signals, compute_uv=False)
+    clear = 1e-4  # relative size of a dimension too many that neither noise nor float32 explains
+    slopes = at.slopes()
+    changing = np.abs(slopes - slopes.mean(axis=1, keepdims=True)).max()
+    still = 1e-6  # relative change over the near distances that is none
+    constant = changing < still * np.abs(slopes).max()
+    return bool(sizes[len(at.near)] > clear * sizes[0] or constant)
+
+
+def span_of_signals(at: AtAnchor, count: int, constant: bool) -> tuple[Array, Array]:
+    """Distances, and what the scores over them leave out, given the number of pairs, and whether
+    constants are among them."""
+    _, _, vt = np.linalg.svd(collect_signals(at), full_matrices=True)
     return np.concatenate([at.near, at.far]).astype(float), vt[2 * count + constant :]
 
 
@@ -233,7 +251,30 @@ def recognise_rounding(
     if exact <= max(ulp / 16.0, (noisy * doubt) ** 2):
         return Waves(frequencies)
     rounded, misfit = round_frequencies(at, frequencies, constant)
-    return rounded if misfit <= 16.0 * ulp else Waves(frequencies)
+    if misfit > 16.0 * ulp:
+        return Waves(frequencies)
+    law = follow_base(rounded.frequencies, int(max(at.near.max(), at.far.max())))
+    if law is not None:  # one number explains them all, the slow ones too, which tell little
+        lawful, misfit = round_frequencies(at, law, constant)
+        rounded = lawful if misfit <= 16.0 * ulp else rounded
+    return rounded
+
+
+def follow_base(frequencies: Float[Array, " n"], reach: int) -> Float[Array, " n"] | None:
+    """The law base^(-j / n) times one number that the frequencies follow, as far as those tell that
+    turn within the distances up to `reach`; None where these are too few. Bases that people choose
+    have few digits."""
+    count = np.arange(len(frequencies))
+    telling = np.minimum(1.0, (frequencies * reach) ** 2) ** 2
+    if (telling > 0.5).sum() < 3:
+        return None
+    slope, start = np.polyfit(count, np.log(frequencies), 1, w=telling)
+    round_base = float(f"{np.exp(-slope * len(count)):.3g}")
+    rounded = -np.log(round_base) / len(count)
+    rounding = 4.0 * SINGLE_ROUNDOFF  # relative, of frequencies that are float32 numbers
+    if abs(start) <= rounding and abs(rounded - slope) <= rounding:
+        slope, start = rounded, 0.0
+    return np.asarray(np.exp(start + slope * count))
 
 
 def round_frequencies(
@@ -242,7 +283,8 @@ def round_frequencies(
     """The float32 numbers near the frequencies whose rounded waves lie in the span, and by how
     much all of them leave it."""
     _, outside = span_of_signals(at, len(frequencies), constant)
-    near = np.arange(-8, 9)  # float32 numbers on both sides; they tell slow frequencies barely
+    # float32 numbers on both sides, the nearest first: slow frequencies tell them barely
+    near = np.array(sorted(range(-8, 9), key=abs))
     chosen, total = [], 0.0
     for frequency in frequencies.astype(np.float32):
         candidates = frequency + near * np.spacing(frequency)
@@ -251,7 +293,8 @@ def round_frequencies(
         misfits = np.zeros(len(near))
         for part in (turned.real, turned.imag):
             misfits += ((outside @ part) ** 2).sum(axis=0) / (part**2).sum(axis=0)
-        best = int(np.argmin(misfits))
+        # no farther away than an ulp of the waves, squared, is worth
+        best = int(np.argmax(misfits <= misfits.min() + SINGLE_ROUNDOFF**2))
         chosen.append(waves.frequencies[best])
         total += float(misfits[best])
     return Waves(np.array(chosen), single=True), total

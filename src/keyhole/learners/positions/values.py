@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.measurement.asking import Asker
 
@@ -80,13 +80,11 @@ def measure_value_maps(
     trouble = "no bag of huge tokens led to value maps"
     bags = 6  # bags that are tried
     for _ in range(bags):
-        found = measure_with_bag(ask, rng, offset, longest, size, before)
-        if found is before and before is not None:
-            return before
+        found = measure_with_bag(ask, rng, offset, longest, size, best)
         if not isinstance(found, ValueMaps):
             trouble, crowded = found.reason, crowded or isinstance(found, Inconclusive)
             continue
-        if best is not None and found.heads <= best.heads:
+        if found is best:  # no more tokens are in use than there are heads
             return best
         best = found
         if sum(found.ranks) == min(ask.width, ask.outputs) and found.heads > 1:
@@ -94,6 +92,33 @@ def measure_value_maps(
     if best is not None:
         return best
     return Inconclusive(trouble) if crowded else Refuted(trouble)
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """Huge tokens before an anchor, the answer, and the numbers of the tokens in use."""
+
+    tokens: Float[Array, "n d"]
+    anchor: Float[Array, "one d"]
+    base: Float[Array, "one D"]
+    used: Int[Array, " k"]
+
+
+def draw_bag(
+    ask: Asker, rng: np.random.Generator, longest: int | None, size: float
+) -> Bag | Refuted:
+    candidates = 256  # tokens of a bag: two heads seldom prefer the same
+    count = min(candidates, (longest or candidates + 1) - 1)
+    bag = HUGE * rng.standard_normal((count, ask.width))
+    anchor = size * rng.standard_normal((1, ask.width))
+    base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
+    used = name_tokens_in_use(ask, rng, bag, anchor, base)
+    return used if isinstance(used, Refuted) else Bag(bag, anchor, base, used)
+
+
+def has_crowd(ask: Asker, used: int) -> bool:
+    """Whether heads that share out the width would share tokens, if so many are in use."""
+    return used == 1 or min(ask.width, ask.outputs) % used != 0
 
 
 def measure_with_bag(
@@ -108,16 +133,20 @@ def measure_with_bag(
     nothing of the box, answers that are not linear do. Those from `before`, if this bag has no
     more tokens in use than there are heads."""
     width = ask.width
-    candidates = 256  # tokens of a bag: two heads seldom prefer the same
-    count = min(candidates, (longest or candidates + 1) - 1)
-    bag = HUGE * rng.standard_normal((count, width))
-    anchor = size * rng.standard_normal((1, width))
-    base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
-    used = name_tokens_in_use(ask, rng, bag, anchor, base)
-    if isinstance(used, Refuted):
-        return used
+    drawn = draw_bag(ask, rng, longest, size)
+    if isinstance(drawn, Refuted):
+        return drawn
+    draws = (
+        2 if before is None else 0
+    )  # further bags, where tokens in use do not share out the width
+    while draws and has_crowd(ask, len(drawn.used)):
+        other, draws = draw_bag(ask, rng, longest, size), draws - 1
+        if isinstance(other, Bag) and len(other.used) > len(drawn.used):
+            drawn = other
+    bag, anchor, base, used = drawn.tokens, drawn.anchor, drawn.base, drawn.used
     if before is not None and len(used) <= before.heads:
         return before
+    count = len(bag)
     tokens = np.zeros((count, width))
     tokens[used] = bag[used]
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
@@ -140,21 +169,39 @@ def measure_with_bag(
     while len(first) < width and numerical_rank(first) == len(first):
         first = np.concatenate([first, respond(alone(0, frame[len(first) : 2 * len(first)]))])
     rank = numerical_rank(first)
+
+    def call_crowded(reason: str) -> Refuted | Inconclusive:
+        """Tokens that heads share say nothing of the box, if half a move does half as much."""
+        some = first[:3]
+        off = np.abs(some - 2.0 * respond(0.5 * alone(0, frame[: len(some)]))).max()
+        linear = off <= NOTHING * np.abs(some).max()
+        return Inconclusive(reason) if linear else Refuted("moves of tokens act nonlinearly")
+
     others = [respond(alone(h, frame[:rank])) for h in range(1, len(used))]
     own = [first, *others]
     if any(numerical_rank(responses) != rank for responses in own):
-        return Inconclusive("two heads share a token, or heads have value maps of different ranks")
+        return call_crowded("two heads share a token, or heads have value maps of different ranks")
     outs = [np.linalg.svd(responses, full_matrices=False)[2][:rank] for responses in own]
     stacked = np.concatenate(outs)
     if rank * len(used) > ask.outputs or numerical_rank(stacked) < rank * len(used):
-        return Inconclusive("the heads have more inner dimensions than the answers have numbers")
+        return call_crowded("the heads have more inner dimensions than the answers have numbers")
     ins = [np.zeros((width, rank)) for _ in own]
     for h, responses in enumerate(own):
         ins[h][:rank] = responses[:rank] @ outs[h].T
     if rank < width:
         together = respond(np.repeat(frame[rank:, None], len(used), axis=1))
+
+        def find_odd(rows: Array) -> Array:
+            left = rows - np.linalg.lstsq(stacked.T, rows.T, rcond=None)[0].T @ stacked
+            usual = float(np.median(np.abs(rows).max(axis=1)))  # a jump is many times larger
+            return np.flatnonzero(np.abs(left).max(axis=1) > NOTHING * usual)
+
+        odd = find_odd(together)
+        if len(odd):  # a head left its token on the way: the opposite moves lead elsewhere
+            back = np.repeat(-frame[rank + odd][:, None], len(used), axis=1)
+            together[odd] = -respond(back)
         parts = np.linalg.lstsq(stacked.T, together.T, rcond=None)[0].T
-        if np.abs(together - parts @ stacked).max() > NOTHING * np.abs(together).max():
+        if len(find_odd(together)):
             return Refuted("what the heads add together is not what they add one at a time")
         for h in range(len(used)):
             ins[h][rank:] = parts[:, h * rank : (h + 1) * rank]

@@ -57,12 +57,14 @@ def test_answers_and_derivatives_are_those_of_the_block(norm, heads, options):
     assert np.linalg.norm(at.jvp(step) - slope) < 1e-7 * np.linalg.norm(slope)
     assert np.isclose(vector @ at.jvp(step), at.vjp(vector) @ step)
     assert np.allclose(at.jacobian() @ step, at.jvp(step))
+    assert np.allclose(model.gram(point), at.jacobian().T @ at.jacobian(), atol=1e-10)
 
 
 def test_held_unknowns_take_the_gauge_out():
     model, point = model_of(secret("post", activation="relu"), (1, 2, 3, 4, 5, 6, 7, 8, 9), True)
     jacobian = model.linearize(point).jacobian()
     assert not jacobian[:, model.held].any()
+    assert not model.gram(point)[:, model.held].any()
     free = jacobian[:, ~model.held]
     sizes = np.linalg.svd(free / np.linalg.norm(free, axis=0), compute_uv=False)
     assert sizes[-1] > 1e-8
@@ -70,9 +72,8 @@ def test_held_unknowns_take_the_gauge_out():
 
 def test_a_few_products_solve_for_a_step_in_scaled_unknowns():
     model, point = model_of(secret("pre"), (1, 2, 3, 4, 5, 6, 7, 8), True)
-    at = model.linearize(point)
     near = BlockModel(
-        model.form, model.blocks, model.data, model.held, TriangleScaling.of(at.jacobian())
+        model.form, model.blocks, model.data, model.held, TriangleScaling.of(model.gram(point))
     )
     rng = np.random.default_rng(3)
     moved = point * (1.0 + 1e-6 * rng.standard_normal(len(point)))

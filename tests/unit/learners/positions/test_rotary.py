@@ -5,6 +5,7 @@ import numpy as np
 from keyhole.learners.positions.rotary import (
     choose_distances,
     copy_levels,
+    follow_base,
     query_equations,
     refine_frequencies,
     rotation_misfit,
@@ -70,3 +71,15 @@ def test_waves_of_float32_are_those_of_the_rounded_angles() -> None:
     angle = np.float32(3000) * np.float32(0.1)
     last = rounded.round_waves(np.array([3000]))[0, 1]
     assert last.real == np.float32(np.cos(float(angle)))
+
+
+def test_slow_frequencies_follow_the_base_of_the_others() -> None:
+    true = 5e5 ** (-np.arange(4) / 4)
+    measured = true.astype(np.float32).astype(float) * (1.0 + np.array([0.0, 0.0, 0.0, 1e-4]))
+    law = follow_base(measured, 4096)
+    assert law is not None
+    assert np.abs(law / true - 1.0).max() < 1e-12  # the base has few digits
+    slower = follow_base(0.25 * measured, 4096)
+    assert slower is not None
+    assert np.abs(slower / (0.25 * true) - 1.0).max() < 1e-6  # interpolated: no base alone
+    assert follow_base(measured, 4) is None  # two of them turn within so few places
