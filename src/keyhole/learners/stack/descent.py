@@ -353,8 +353,8 @@ def leave_out(
                 continue
         costs = leaving_costs(weights, data)
         order = np.argsort(costs)[: options.candidates]
-        if best is not None:  # two that do the same leave nothing behind
-            order = order[costs[order] < 1e3 * accepted]
+        if best is not None:  # two that do nearly the same leave little behind
+            order = order[costs[order] < max(1e3 * accepted, 10.0 * options.hopeful * scale)]
         for j in order:
             fewer = chosen(weights, np.delete(np.arange(weights.neurons), j))
             tried = descend(fewer, data, 0.0, options.settled, 0.1 * accepted)

@@ -4,13 +4,13 @@ Statement.  A norm at the end answers gain * n(x) + bias, n(x) the direction of 
             a huge token, of the token itself. With z that direction for the anchor t a,
             t (z / (z . a / d) - a) = c_⊥ t / (t + c_∥), c = c_0 + c_1 / t + ... what the blocks
             add: again a series in 1 / t, whose limit is c_0 but for its part along a and its mean.
-Queries.    Six single tokens, as huge as leaves one rounding of what is beside them.
+Queries.    24 single tokens, so huge that what the blocks add is less than a rounding.
 Algebra.    Gain and bias of each number by least squares, for both kinds of norm; the kind that
             explains the answers.
-Fails.      Norms behind every residual: huge tokens then show a network of their direction. What
-            is left of a stack behind a norm: its heads at one anchor (heads.py), their value maps
-            across the anchor. The part along the anchor is mixed with c_1, and no later stage is
-            written for that.
+            The part along a comes back stage by stage: value maps from a second anchor (heads.py),
+            the network's answers by elimination (descent.py), c_1 once all of c_0 is known
+            (order.py, biases.py). The epsilon is found with those of the blocks (epsilons.py).
+Fails.      Norms behind every residual: huge tokens then show a network of their direction.
 """
 
 import numpy as np

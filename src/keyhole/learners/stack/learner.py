@@ -7,12 +7,13 @@ Queries.    Huge tokens (shallow.py) make the stack one wide layer, whose heads 
             tells their blocks (order.py) and constants (biases.py); tokens with small streams the
             epsilons (epsilons.py); sequences of all sizes refine all of it (refinement.py).
 Algebra.    One file per stage. Whether a position sees later ones is decided by which of the two
-            stacks answers like the box.
+            stacks answers like the box. A norm at the end (final_norm.py) hides a part of every
+            answer, which each stage does without; vectors that the box adds to its tokens
+            (positions.py) are constants beside the anchor.
 Fails.      Norms behind the residual: huge tokens then leave no layer that could be read, and the
-            answer to one token is a network in a network. A norm at the end (final_norm.py): only
-            itself and the heads at one anchor are read. Such a box, and one that is none of these,
-            ends as ill-conditioned with the stage that failed: never with a wrong model, since the
-            refined stack must explain fresh answers to their rounding.
+            answer to one token is a network in a network. Such a box, and one that is none of
+            these, ends as ill-conditioned with the stage that failed: never with a wrong model,
+            since the refined stack must explain fresh answers to their rounding.
 """
 
 from dataclasses import dataclass
