@@ -31,7 +31,7 @@ import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.block.box import Box, NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
     Data,
@@ -586,29 +586,51 @@ class BlockWeights:
     whole: Float[Array, "p d"]
     offset: Float[Array, " p"]
     epsilon: float
+    close: float = 1e-4  # share of the right side that weights may leave at the right point
+    starts: int = 12  # of the search for a point that weights explain
 
     @property
     def readable(self) -> int:
         return self.maps.shape[1] - 1  # the length of z is unknown, too
 
     def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
-        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s)."""
+        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s). The search for n starts at
+        equal weights, and where it ends at a point that no weights explain, at random ones."""
+        heads, count = len(self.maps), soft.tokens.shape[1]
+        equal = np.full((len(soft.anchor), heads, count), 1.0 / (1.0 + count))
+        points, gaps = self.read_points(soft, equal)
+        rng = np.random.default_rng(0)  # the same answers are read in the same way
+        for _ in range(self.starts):
+            stray = np.flatnonzero(gaps > self.close)
+            if not len(stray):
+                break
+            drawn = rng.dirichlet(np.ones(count + 1), (len(stray), heads))[..., :count]
+            part = Soft(soft.anchor[stray], soft.tokens[stray], soft.answers[stray])
+            others, less = self.read_points(part, drawn)
+            better = less < gaps[stray]
+            points[stray[better]], gaps[stray[better]] = others[better], less[better]
+        return -points[:, :, None], -(soft.anchor @ self.whole.T + self.offset)
+
+    def read_points(
+        self, soft: Soft, weights: Float[Array, "n h m"]
+    ) -> tuple[Float[Array, "n p"], Float[Array, " n"]]:
+        """The directions n near those that these weights would give, and what of B a + c is left
+        when weights are fitted to them."""
         alone = soft.anchor @ self.whole.T + self.offset
-        mean = soft.tokens.sum(axis=1) / (1.0 + soft.tokens.shape[1])
-        start = alone + mean @ self.maps.sum(axis=0).T
+        added = np.einsum("hpd,nmd->nphm", self.maps, soft.tokens)
+        start = alone + np.einsum("nphm,nhm->np", added, weights)
         d = self.whole.shape[1]
         square = np.sum(start**2, axis=1) / d
-        radius = np.sqrt(d * square / (square + self.epsilon))
         for _ in range(2):
-            point, _ = self.behind.read(soft.answers, start, radius)
-            n = point / lengths(point)
+            radius = np.sqrt(d * square / (square + self.epsilon))
+            start, _ = self.behind.read(soft.answers, start, radius)
+            n = start / lengths(start)
             # the length of z, and with it how far epsilon shortens ν
-            added = np.einsum("hpd,nmd->nphm", self.maps, soft.tokens)
             table = np.concatenate([-added.reshape(*n.shape, -1), n[:, :, None]], axis=2)
-            size = np.einsum("nup,np->nu", np.linalg.pinv(table), alone)[:, -1]
-            square = np.maximum(size**2, 1e-300) / d
-            radius, start = np.sqrt(d * square / (square + self.epsilon)), point
-        return -n[:, :, None], -alone
+            solution = np.einsum("nup,np->nu", np.linalg.pinv(table), alone)
+            square = np.maximum(solution[:, -1] ** 2, 1e-300) / d
+        rest = np.einsum("npu,nu->np", table, solution) - alone
+        return n, np.linalg.norm(rest, axis=1) / np.linalg.norm(alone, axis=1)
 
 
 # --- 7: sequences for the refinement --------------------------------------------------------------
@@ -703,7 +725,10 @@ def find_post_norm_block(
     widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), least) for m in maps)
     span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
     doubt = box.unit if box.coarse else 1e-9
-    scores = ask_scores(weights, ask_soft, span, widest, doubt, rng)
+    try:
+        scores = ask_scores(weights, ask_soft, span, widest, doubt, rng)
+    except NotThisBlock as failed:  # a network that is not quite right says little of the box
+        raise Unclear(str(failed)) from failed
     found = [cut_rank(*one) for one in solve_scores(scores, weights)]
     heads = [
         Head((left, right), bias, (plane @ part).T)

@@ -204,6 +204,25 @@ def test_weights_are_read_through_the_network():
     assert np.allclose(odds, np.array(wanted).transpose(1, 0, 2), atol=1e-5)
 
 
+def test_where_equal_weights_lead_astray_random_ones_are_tried():
+    model, rng = secret("gelu"), np.random.default_rng(3)
+    sphere, whole = sphere_of(model)
+    for _ in range(2):
+        sphere.correct_norm(directed(model))
+    behind = Behind(directed(model), sphere.directions, 8)
+    truth = PLANE.T @ model.attention.offset
+    anchor = rng.standard_normal((40, 8))
+    steps = 6.0 * rng.standard_normal((40, 2, 8))
+    asked = np.concatenate([anchor[:, None] + steps, anchor[:, None]], axis=1)
+    soft = Soft(anchor, steps, model(asked))
+    once, often = (
+        BlockWeights(behind, maps_of(model), whole, truth, 1e-5, starts=starts)
+        for starts in (0, 12)
+    )
+    assert read_log_odds(once, soft)[1] > 1e-2
+    assert read_log_odds(often, soft)[1] < 1e-4
+
+
 def test_an_answer_tells_the_point_of_the_sphere():
     model, rng = secret("gelu"), np.random.default_rng(5)
     net = directed(model)
