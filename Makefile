@@ -37,7 +37,7 @@ test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)
 	serving="$$(test ! -e $(SERVING_READY) || echo $(CURDIR)/$(SERVING)/bin/python)"; \
 	KEYHOLE_MLSERVER_PYTHON="$$others" KEYHOLE_TRITON_PYTHON="$$others" \
 	KEYHOLE_LLAMA_PYTHON="$$llama" KEYHOLE_SERVING_PYTHON="$$serving" \
-	$(BIN)/python -m pytest -q -n $(PROCESSES) --jaxtyping-packages=keyhole,typechecking.checked
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal --jaxtyping-packages=keyhole,typechecking.checked
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -76,7 +76,8 @@ def find_neurons(
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
     nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
-    left = {False: 1.0, True: 1.0}  # of the answers, by the last attempts with first activations
+    # of the answers, by the last attempts with first activations; what was not tried comes in turn
+    left = {False: 0.0, True: 0.0}
     too_small = set[tuple[int, bool]]()
     attempts, late = deque(list_attempts(options, width)), deque[Trial]()
     while attempts or late:
