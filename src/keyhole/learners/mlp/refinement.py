@@ -123,8 +123,9 @@ class Linearised:
                 [columns, np.sqrt(ridge) * np.eye(weights.neurons, columns.shape[1])]
             )
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
-        full, triangle = qr(columns / self.norms, mode="full", check_finite=False)
-        count = columns.shape[1]
+        self.seen = np.any(columns, axis=0)  # not the neurons that are silent at all points
+        full, triangle = qr((columns / self.norms)[:, self.seen], mode="full", check_finite=False)
+        count = int(self.seen.sum())
         self.head = full[:numbers, :count]
         self.complement = np.ascontiguousarray(full[:numbers, count:])
         self.triangle = triangle[:count]
@@ -139,7 +140,10 @@ class Linearised:
 
     def eliminated(self, answers: Array) -> Array:
         """The linear part that fits the answers best."""
-        found = solve_triangular(self.triangle, self.head.T @ answers, check_finite=False)
+        found = np.zeros((len(self.seen), answers.shape[1]))
+        found[self.seen] = solve_triangular(
+            self.triangle, self.head.T @ answers, check_finite=False
+        )
         return np.asarray(found / self.norms[:, None])
 
     def free(self, step: Array) -> Array:
@@ -195,7 +199,8 @@ class Linearised:
             cube[:, :, 0] -= along[:, :, None] * self.held
         weight = np.repeat(np.repeat(self.outer.T @ self.outer, each, axis=0), each, axis=1)
         normal = (tall.T @ tall) * weight
-        scale = np.sqrt(np.maximum(np.diag(normal), TINY))
+        sizes = np.diag(normal)  # of what no answer shows, nothing but rounding
+        scale = np.sqrt(np.maximum(sizes, max(1e-30 * float(sizes.max()), TINY)))
         normal /= scale[:, None] * scale
         place, ridge = np.diag_indices(len(normal)), self.options.ridge * len(normal)
 

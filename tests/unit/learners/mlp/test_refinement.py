@@ -70,3 +70,14 @@ def test_damped_steps_descend_from_far_away():
         found, left = descend(start, points, answers, ridge=1e-16, steps=60, options=options)
         assert left < 1e-5
         assert np.abs(found(points) - answers).max() < 1e-4
+
+
+def test_a_neuron_that_is_silent_at_all_points_gets_no_weight():
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1.0, 1.0, (60, 3))
+    inner = np.array([[1.0, -2.0, 0.5, 0.3], [0.0, 0.0, 0.0, -1e3]])
+    answers = np.maximum(points @ inner[:1, :3].T + 0.3, 0.0) @ np.array([[1.0, 2.0]])
+    start = Weights(inner, np.zeros((2, 2)), np.zeros((2, 4)), "relu")
+    found = refine(start, points, answers, 1e-16, errors=False)
+    assert np.allclose(found.weights.outer[:, 0], [1.0, 2.0])
+    assert not found.weights.outer[:, 1].any()
