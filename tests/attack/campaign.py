@@ -111,6 +111,8 @@ def table(figures):
         bad = ", ".join(f"{kind} {n}" for (own, kind), n in kinds.items() if own == part) or "none"
         lines.append(f"| {TITLES[part]} | {counts.get('cases', 0):,} | {rest} | {bad} |")
     lines += ["", f"{figures['minutes']:g} minutes with seed {figures['seed']}, {figures['date']}."]
+    if figures["findings"]:
+        lines.append("")
     for one in figures["findings"][:20]:
         what = " ".join(one["what"].split())[:160].replace("|", "/")
         lines.append(f"- {one['part']} {one['number']}, {one['kind']}: {what}")
