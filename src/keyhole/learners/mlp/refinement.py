@@ -123,7 +123,8 @@ class Linearised:
                 [columns, np.sqrt(ridge) * np.eye(weights.neurons, columns.shape[1])]
             )
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
-        self.seen = np.any(columns, axis=0)  # not the neurons that are silent at all points
+        # not the neurons that are silent at all points, or as good as that
+        self.seen = self.norms > np.finfo(np.float64).eps ** 2 * self.norms.max()
         full, triangle = qr((columns / self.norms)[:, self.seen], mode="full", check_finite=False)
         count = int(self.seen.sum())
         self.head = full[:numbers, :count]
