@@ -195,8 +195,11 @@ class MlpLearner:
                 strategies.append(
                     ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
                 )
+        # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
+        # a second chance, and those of the sphere are the cheaper ones
+        inside = domain.sphere is None and not strategies
         on_sphere = [
-            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, rng)),
+            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, inside, rng)),
         ]
         if not strategies:  # a path far away says more than redundant neurons would
             on_sphere.append(
@@ -284,8 +287,11 @@ class MlpLearner:
         result = self._judge(box, refined, points, answers, np.zeros(width), 1.0)
         return result, points, answers
 
-    def _on_sphere(self, box: Box, centre: Array, size: float, rng: np.random.Generator) -> Result:
-        """Answers on a sphere around `centre`, whose points have entries of this size."""
+    def _on_sphere(
+        self, box: Box, centre: Array, size: float, inside: bool, rng: np.random.Generator
+    ) -> Result:
+        """Answers on a sphere around `centre`, whose points have entries of this size, or inside
+        it."""
         domain, width = box.oracle.spec.domain, len(centre)
         radius = float(size * np.sqrt(width))
 
@@ -293,7 +299,6 @@ class MlpLearner:
             return box.ask(centre + radius * points, purpose)
 
         try:
-            inside = domain.sphere is None
             sketch = read_sphere(ask, width, box.unit, rng, self.gated, inside)
         except (NotEnough, np.linalg.LinAlgError) as failed:
             return Inconclusive(str(failed))
