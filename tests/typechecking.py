@@ -8,11 +8,13 @@ a function that got the right shapes a few times in a test gets them in the rest
 import dataclasses
 import functools
 import inspect
+import os
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-CALLS = 4  # of one function in one test that are checked
+# of one function in one test that are checked; a large number checks them all
+CALLS = int(os.environ.get("KEYHOLE_CHECKED_CALLS", "4"))
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # for which an int is a float (PEP 484)
 
