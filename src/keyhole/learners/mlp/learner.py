@@ -41,7 +41,7 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
-from keyhole.learners.mlp.missing import add_missing, other_bends
+from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
@@ -310,12 +310,17 @@ class MlpLearner:
         if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
             share = max(share, 1.4)
         count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        names = likely_activations(sketch, self._names())
+        weights, which = weights_of(sketch, names[0])
         points = self._draw(domain, count, width, rng)
+        if sketch.rows.size > RefinementOptions().grams and weights.gate is None:
+            points = awakened(points, weights.inner, rng)  # so many have some that hardly ever fire
         box.oracle.expect(count)
         answers = ask(points, "refinement")
         fits: list[Refined] = []
-        for name in likely_activations(sketch, self._names()):
-            weights, which = weights_of(sketch, name)
+        for name in names:
+            if name != names[0]:
+                weights, which = weights_of(sketch, name)
             if count <= len(which) + width + 1:
                 return Inconclusive(
                     f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
@@ -459,11 +464,14 @@ class MlpLearner:
             )
             if box.unit >= SINGLE_ROUNDOFF:  # a start from few digits may have been a wrong one
                 return Inconclusive(f"{reason}; answers with more digits would tell why")
+            if rows_of(refined.weights).size > RefinementOptions().grams:
+                # conjugate gradients end after a number of steps, not at the least squares
+                return Inconclusive(f"{reason}; the refinement of so many unknowns was cut short")
             return Refuted(
                 reason,
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
             )
-        rows = refined.weights.inner if refined.weights.gate is None else refined.weights.gate
+        rows = rows_of(refined.weights)
         seen = (np.abs(with_one(points) @ rows.T) < self.options.bent).sum(axis=0)
         if (sharp := int((seen < self.options.seen).sum())) > 0:
             return Inconclusive(
@@ -590,9 +598,14 @@ def without_idle(
         weights = chosen(found, kept)
 
 
+def rows_of(weights: Weights) -> Float[Array, "m e"]:
+    """The arguments of φ."""
+    return weights.inner if weights.gate is None else weights.gate
+
+
 def first_of_each(weights: Weights, same: float = 1e-10) -> Array:
     """Which neurons are not the same as an earlier one."""
-    rows = weights.inner if weights.gate is None else weights.gate
+    rows = rows_of(weights)
     lengths = np.maximum(np.linalg.norm(rows, axis=1), TINY)
     unit = rows / lengths[:, None]
     parallel = np.abs(unit @ unit.T) > 1.0 - same

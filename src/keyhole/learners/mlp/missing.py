@@ -138,6 +138,38 @@ def _unexplained(basis: Float[Array, "n c"], answers: Float[Array, "n k"]) -> Fl
     return np.asarray(answers - basis @ (basis.T @ answers))
 
 
+def awakened(
+    points: Float[Array, "n d"],
+    rows: Float[Array, "m e"],
+    rng: np.random.Generator,
+    share: float = 0.2,
+    most: int = 24,
+) -> Float[Array, "n d"]:
+    """Points of the same norms as these, turned so that about this share of them lies on either
+    side of every neuron's bend: each is turned towards the bends of a few neurons that seldom fire
+    (or seldom rest), at most so many, and stays random otherwise."""
+    arguments = with_one(points) @ rows.T
+    either = np.minimum((arguments > -0.5).mean(axis=0), (arguments < 0.5).mean(axis=0))
+    lacking = np.maximum(share - either, 0.0)
+    lacking *= min(1.0, most / max(float(lacking.sum()), TINY))
+    turned = points.copy()
+    for i in range(len(points) if lacking.any() else 0):
+        some = rng.permutation(np.flatnonzero(rng.random(len(rows)) < lacking))
+        norm = np.linalg.norm(points[i])
+        while len(some):
+            head, triangle = np.linalg.qr(rows[some, :-1].T)
+            wanted = rng.uniform(-1.0, 2.0, len(some)) * np.where(rows[some, -1] < 0, 1.0, -1.0)
+            along, *_ = np.linalg.lstsq(triangle.T, wanted - rows[some, -1], rcond=1e-6)
+            length = np.linalg.norm(along)
+            if length < 0.8 * norm:
+                across = points[i] - head @ (head.T @ points[i])
+                across *= np.sqrt(norm**2 - length**2) / max(float(np.linalg.norm(across)), TINY)
+                turned[i] = across + head @ along
+                break
+            some = some[: len(some) // 2]  # bends that are too far apart for one point
+    return turned
+
+
 def turned_towards(
     points: Float[Array, "n d"], row: Float[Array, " e"], rng: np.random.Generator
 ) -> Float[Array, "n d"]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.missing import add_missing, other_bends, turned_towards
+from keyhole.learners.mlp.missing import add_missing, awakened, other_bends, turned_towards
 from keyhole.learners.mlp.refinement import Weights, refine
 
 WIDTH, NEURONS, OUTPUTS = 6, 12, 5
@@ -90,3 +90,23 @@ def test_a_misread_bend_is_told_by_its_outer_weights(seed):
     fits = [refine(rival, points, answers, 2.0**-53, errors=False) for rival in rivals]
     assert min(fit.residual for fit in fits) < 1e-12
     assert other_bends(network(rng, gated=True), points, answers) == []
+
+
+def test_points_are_turned_to_where_neurons_bend():
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.standard_normal((40, 30)), rng.standard_normal(40) / 2])
+    rows[:6, -1] = [-14.0, -9.0, -11.0, 12.0, 10.0, -12.0]  # their arguments vary by one
+    points = rng.standard_normal((400, 30))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    rows[:, :-1] *= 30.0**0.5 / np.linalg.norm(rows[:, :-1], axis=1, keepdims=True)
+    rows[:6, -1] /= 5.0
+
+    def either(points):
+        arguments = points @ rows[:, :-1].T + rows[:, -1]
+        return np.minimum((arguments > -0.5).mean(axis=0), (arguments < 0.5).mean(axis=0))
+
+    turned = awakened(points, rows, rng)
+    assert np.linalg.norm(turned, axis=1) == pytest.approx(np.ones(400))
+    assert either(points).min() < 0.03
+    assert either(turned).min() > 0.1
+    assert (awakened(points, rows[6:], rng, share=0.0) == points).all()
