@@ -86,21 +86,19 @@ class NormalPool:
     def disturb(self, array: Array, relative: float, error: Array | None = None) -> Array:
         """The array off by a relative rounding and by standard errors, a new one."""
         flat = np.ascontiguousarray(array, dtype=np.float64).reshape(-1)
-        scatter = None if error is None else np.ascontiguousarray(error).reshape(-1)
+        errors = None if error is None else np.ascontiguousarray(error).reshape(-1)
         found = np.empty(array.shape)
         for start in range(0, flat.size, self.part):
             part = slice(start, min(start + self.part, flat.size))
+            place = int(self.rng.integers(self.part))
+            numbers = self.numbers[place : place + part.stop - part.start]
             near = found.reshape(-1)[part]
-            np.multiply(self._read(part), relative, out=near)
-            near += 1.0
-            near *= flat[part]
-            if scatter is not None:
-                near += self._read(part) * scatter[part]
+            np.multiply(flat[part], relative, out=near)
+            if errors is not None:
+                np.hypot(near, errors[part], out=near)
+            near *= numbers
+            near += flat[part]
         return found
-
-    def _read(self, part: slice) -> Array:
-        place = int(self.rng.integers(self.part))
-        return self.numbers[place : place + part.stop - part.start]
 
 
 def perturb_model(
@@ -113,7 +111,7 @@ def perturb_model(
         yield from repeat(model)
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = multiply_out_scores(model.to_arrays(), uncertain)
-    normals = NormalPool(rng)
+    normals: NormalPool | None = None
     while True:
         drawn = {}
         for name, array in parameters.items():
@@ -122,7 +120,13 @@ def perturb_model(
             factor = name.endswith(("score_left", "score_right"))
             if factor or (error is not None and error.shape != array.shape):
                 error = None
-            drawn[name] = normals.disturb(array, relative, error)
+            if array.size <= 2**13:  # few numbers may decide: a disturbance of its own for each
+                deviation = np.abs(array) * relative
+                deviation = deviation if error is None else np.hypot(deviation, error)
+                drawn[name] = np.asarray(rng.standard_normal(array.shape) * deviation + array)
+            else:
+                normals = normals or NormalPool(rng)
+                drawn[name] = normals.disturb(array, relative, error)
             if name.rpartition(".")[2].startswith("epsilon"):  # of a norm: never below zero
                 np.abs(drawn[name], out=drawn[name])
             drawn[name].flags.writeable = False  # so that the model keeps it as it is
