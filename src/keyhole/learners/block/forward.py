@@ -3,12 +3,13 @@
 Statement.  The derivative of an answer by a matrix that is applied to something is an outer
             product: of what a change of the result does to the answer (left) and of what is read
             (right).
-            All parameters of a block are such matrices, the two epsilons apart. Products with the
-            Jacobian and the Jacobian itself are built from these factors.
+            All parameters of a block are such matrices, the two epsilons apart, which are pushed
+            forwards. Products with the Jacobian and the Jacobian itself are built from these
+            factors.
 Queries.    None.
 Algebra.    The chain rule, backwards from the answer: the last norm, the network, the first norm,
             then values and, by the covariance of the tokens under the weights, scores.
-Fails.      Nowhere; the derivatives by epsilon are central differences.
+Fails.      Nowhere.
 """
 
 from collections.abc import Sequence
@@ -110,6 +111,11 @@ class Normed:
         along = (left @ self.value[:, :, None]) * self.value[:, None] / self.width
         return np.asarray((left - along) * self.scale[:, :, None])
 
+    def slope(self, log_epsilon: float) -> Float[Array, "*n k"]:
+        """The derivative of n by the logarithm of epsilon; exact for one so small that no
+        difference of answers would show it."""
+        return np.asarray(-0.5 * np.exp(log_epsilon) * self.scale**2 * self.value)
+
 
 def run_block(form: Form, parts: Parts, tokens: Float[Array, "n length d"]) -> Float[Array, "n d"]:
     """Answers."""
@@ -122,16 +128,6 @@ def differentiate_block(
     """Answers and their derivatives by all parameters."""
     done = _Pass(form, parts, tokens)
     factors = done.factors()
-    step = 1e-5  # of the logarithm of an epsilon
-    columns = []
-    for place in range(len(parts["epsilons"])):
-        move = step * (np.arange(len(parts["epsilons"])) == place)
-        ahead, behind = (
-            run_block(form, {**parts, "epsilons": parts["epsilons"] + side * move}, tokens)
-            for side in (1.0, -1.0)
-        )
-        columns.append((ahead - behind) / (2.0 * step))
-    factors["epsilons"] = Factor(np.stack(columns, axis=2))
     return done.answers, factors
 
 
@@ -144,9 +140,10 @@ class _Pass:
         self.last = tokens[:, -1]
         epsilons = parts["epsilons"]
         if form.norm == "pre":
-            self.seen = Normed.of(tokens @ self.plane, epsilons[0], form.width).value
+            normed = Normed.of(tokens @ self.plane, epsilons[0], form.width)
+            self.seen, self.moved = normed.value, normed.slope(epsilons[0])
         else:
-            self.seen = tokens
+            self.seen, self.moved = tokens, np.zeros(0)
         self.heads = [self._attend(h) for h in range(form.heads)]
         added = sum((head[3] for head in self.heads), np.zeros(1))
         if form.norm == "pre":
@@ -179,15 +176,31 @@ class _Pass:
         mean = (weight[:, None] @ self.seen)[:, 0]
         return weight, reduced, mean, mean @ parts[f"value{h}"].T @ parts[f"out{h}"].T
 
+    def _move(self, h: int) -> Float[Array, "n d"]:
+        """What one head adds, differentiated by the logarithm of the epsilon before it."""
+        parts, (weight, reduced, mean, _) = self.parts, self.heads[h]
+        key = reduced @ parts[f"left{h}"].T
+        turned = self.moved[:, -1] @ parts[f"right{h}"].T @ parts[f"left{h}"].T
+        scores = np.einsum("ntk,nk->nt", self.moved, key) + np.einsum(
+            "ntk,nk->nt", self.seen - mean[:, None], turned
+        )
+        scores = weight * (scores - (weight * scores).sum(axis=1, keepdims=True))
+        change = np.einsum("nt,ntk->nk", weight, self.moved)
+        change += np.einsum("nt,ntk->nk", scores, self.seen)
+        return np.asarray(change @ parts[f"value{h}"].T @ parts[f"out{h}"].T)
+
     def factors(self) -> Factors:
-        """By all parameters but the epsilons."""
+        """By all parameters."""
         form, parts, plane = self.form, self.parts, self.plane
         count, d = self.answers.shape
         eye = np.broadcast_to(np.eye(d), (count, d, d))
         found: Factors = {}
+        by_epsilon: list[Array] = []
         if form.norm == "pre":
             behind = eye
         else:
+            shift = self.end.slope(parts["epsilons"][-1]) @ plane.T
+            by_epsilon.append(parts["last_gain"] * shift)
             behind = self.end.pull(
                 np.broadcast_to(parts["last_gain"][:, None] * plane, (count, *plane.shape))
             )
@@ -200,16 +213,25 @@ class _Pass:
         found["inner"] = Factor(bent, x)
         found["inner_bias"] = Factor(bent)
         if not form.heads:
+            found["epsilons"] = Factor(np.stack(by_epsilon, axis=2))
             return found
         through = bent @ parts["inner"]
         if form.norm == "pre":
             stream = eye if form.parallel else eye + self.read.pull(through) @ plane.T
             found["offset"] = Factor(stream @ plane)
+            added = sum((self._move(h) for h in range(form.heads)), np.zeros(d))
+            by_epsilon.append((stream @ added[:, :, None])[:, :, 0])
+            shift = self.read.slope(parts["epsilons"][1])
+            by_epsilon.append((through @ shift[:, :, None])[:, :, 0])
         else:
             wide = behind @ plane.T
             found["gain"] = Factor(wide * (x @ plane.T)[:, None])
-            stream = self.read.pull(through + (wide * parts["gain"]) @ plane)
+            onward = through + (wide * parts["gain"]) @ plane
+            shift = self.read.slope(parts["epsilons"][0])
+            by_epsilon.insert(0, (onward @ shift[:, :, None])[:, :, 0])
+            stream = self.read.pull(onward)
             found["offset"] = Factor(stream)
+        found["epsilons"] = Factor(np.stack(by_epsilon, axis=2))
         for h, (weight, reduced, mean, _) in enumerate(self.heads):
             value, out, left = parts[f"value{h}"], parts[f"out{h}"], parts[f"left{h}"]
             inside = stream @ out
@@ -342,4 +364,9 @@ class BlockModel:
         return Linearization(flat, len(point), jvp, vjp, jacobian, self.scaling)
 
     def retract(self, point: Array, step: Array) -> Array:
-        return point + step
+        # a step that follows errors of other unknowns would lose a tiny epsilon, which few answers
+        # show, for good: its logarithm moves by one at most
+        place = self.blocks.slices["epsilons"]
+        moved = point + step
+        moved[place] = point[place] + np.clip(step[place], -1.0, 1.0)
+        return moved
