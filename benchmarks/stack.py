@@ -115,10 +115,9 @@ def measure_limits(seeds):
         if cell[:2] == usual[:2] and cell[2] > 1
     ]  # fmt: skip
     growth, _, here = fit_power(*zip(*deep, strict=True))
-    for name, unit in (("float32", 2.0**-24), ("float64", 2.0**-53), ("80 bits", 2.0**-64),
-                       ("128 bits", 2.0**-113)):  # fmt: skip
-        least = here * (unit / 2.0**-53) ** slope
-        print(f"{name}: certificate 0.1 at L = {(0.1 / least) ** (1.0 / growth):.3g}")
+    for layers in (2, 6, 12, 24):
+        unit = 2.0**-53 * (0.1 / (here * layers**growth)) ** (1.0 / slope)
+        print(f"L = {layers}: certificate 0.1 at unit {unit:.1e}, {-np.log2(unit):.0f} bits")
 
 
 def certificate_of(run):
