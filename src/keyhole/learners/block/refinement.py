@@ -230,7 +230,8 @@ def refine_block(
     point = last.point
     at = exact.linearize(point)
     few = at.unknowns <= FEW
-    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at)
+    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at, 1e-10)
+    roughly = solve if few else products_inverse(at, 1e-3)  # standard errors need few digits
     moved = point - solve(last.residual)
     if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
         point = moved  # weak directions, too
@@ -241,7 +242,7 @@ def refine_block(
 
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
-        step = max(level, 1.0) * solve(rng.standard_normal(len(at.residual)))
+        step = max(level, 1.0) * roughly(rng.standard_normal(len(at.residual)))
         other = multiplied(join_block(blocks.split(point + step), form))
         return [other[name][None] for name in names]
 
@@ -323,9 +324,12 @@ def inverse_of(
     return lambda right: np.asarray(cho_solve(factor, scaled.T @ right) / sizes)
 
 
-def products_inverse(at: Linearization, steps: int = 100) -> Callable[[Array], Array]:
-    """The same by products with a Jacobian whose columns are nearly orthonormal."""
-    return lambda right: solve_linear(at, right, 1e-10, steps).step
+def products_inverse(
+    at: Linearization, accuracy: float, steps: int = 100
+) -> Callable[[Array], Array]:
+    """The same by products with a Jacobian whose columns are nearly orthonormal, until the gradient
+    has fallen to `accuracy`."""
+    return lambda right: solve_linear(at, right, accuracy, steps).step
 
 
 def multiplied(block: Block) -> dict[str, Array]:

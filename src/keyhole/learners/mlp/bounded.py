@@ -107,6 +107,10 @@ def search_by_rays(
         unknowns = (search.network.neurons + 1) * (search.network.width + 1)
         search.ask(region.points(rng, 3 * unknowns))
     search.refine()
+    # twins for one hyperplane excuse each other's errors by their own: all answers tell
+    explained = not search.exactness.low or search.misfit() <= search.options.explained
+    if not (explained or search.reconsider()):
+        return search.refuse()
     exactness, least = search.exactness, LEAST_ERROR * search.exactness.unit
     agreement, witness = validate_network(box, region, search.network, rng)
     if agreement > exactness.allowed:
@@ -205,10 +209,9 @@ class RaySearch:
         """Where answers have few digits, two hyperplanes may have passed for one, and the right
         ones are found beside it. All parameters are fitted to all answers, without the neurons
         that the others make needless; whether that explains all answers."""
-        points, answers = (np.concatenate(part) for part in zip(*self.log, strict=True))
-        if len(points) < (self.network.neurons + 1) * (self.network.width + 1):
+        data = self.samples()
+        if len(data.points) < (self.network.neurons + 1) * (self.network.width + 1):
             return False
-        data = Samples(points, answers, self.answer_noise(points))
         start, kept = fit_outputs(self.network, data)
         network = fit_network(keep_neurons(start, np.abs(kept - 1) < 0.5), data)
         if data.misfit(network) > self.options.explained:
@@ -216,6 +219,14 @@ class RaySearch:
         errors = estimate_errors(network, data) * self.region.size
         self.network, self.error, self.affine_error = network, errors[1:], float(errors[0])
         return True
+
+    def samples(self) -> Samples:
+        points, answers = (np.concatenate(part) for part in zip(*self.log, strict=True))
+        return Samples(points, answers, self.answer_noise(points))
+
+    def misfit(self) -> float:
+        """What the network leaves of all answers: mean square, in errors of the answers."""
+        return self.samples().misfit(self.network)
 
     def follow_ray(self, witness: Array) -> bool:
         """Looks at the line through centre and witness; whether it led to a neuron."""
@@ -304,8 +315,21 @@ class RaySearch:
         return len(new) > 0
 
     def refine(self) -> None:
-        """All parameters from all answers; neurons that turn out to be nothing are dropped."""
+        """All parameters from all answers; neurons that the fit moved onto one hyperplane are one,
+        and neurons that turn out to be nothing are dropped."""
         self.refit()
+        gaps = np.linalg.norm(self.network.weight[:, None] - self.network.weight, axis=2)
+        gaps += np.abs(self.network.bias[:, None] - self.network.bias) / self.region.size
+        first = np.argmax(gaps <= self.options.same, axis=1)  # of those on this hyperplane
+        own = first == np.arange(len(first))
+        if not own.all():
+            output = np.zeros_like(self.network.output)
+            np.add.at(output, first, self.network.output)
+            known = self.network
+            known = ReluNetwork(known.weight, known.bias, output, known.skip, known.offset)
+            self.network = keep_neurons(known, own)
+            self.error = self.error[own]
+            self.refit()
         strength = np.linalg.norm(self.network.output, axis=1) * self.region.size
         real = strength > REJECTION * self.error
         if not real.all():

@@ -41,7 +41,7 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
-from keyhole.learners.mlp.missing import add_missing
+from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
@@ -54,7 +54,7 @@ from keyhole.learners.mlp.refinement import (
     with_one,
 )
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
-from keyhole.learners.mlp.scale import Scale, far_exponent, find_scale, is_smooth
+from keyhole.learners.mlp.scale import Scale, far_exponent, find_scale, is_smooth, widened
 from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
 from keyhole.models.relu_network import ReluNetwork
@@ -172,9 +172,9 @@ class MlpLearner:
             return box.ask(centre + points, purpose)
 
         if domain.sphere is not None:
-            size = domain.sphere / np.sqrt(width)
+            entry = domain.sphere / np.sqrt(width)
             box.ask(domain.drawn_in(rng.standard_normal((1, width))), "scale")
-            scale = Scale(size, is_smooth(ask, width, size, box.unit, rng, sphere=True))
+            scale = Scale(entry, is_smooth(ask, width, entry, box.unit, rng, sphere=True))
         else:
             box.ask(centre + np.zeros((1, width)), "scale")
             scale = find_scale(ask, width, box.unit, rng, largest)
@@ -198,12 +198,13 @@ class MlpLearner:
         # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
         # a second chance, and those of the sphere are the cheaper ones
         inside = domain.sphere is None and not strategies
+        size = widened(ask, width, scale.size, rng, largest) if inside else scale.size
         on_sphere = [
-            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, scale.size, inside, rng)),
+            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, size, inside, rng)),
         ]
         if not strategies:  # a path far away says more than redundant neurons would
             on_sphere.append(
-                ("redundant neurons", lambda: self._with_redundancy(box, centre, scale.size, rng))
+                ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
             )
             if 2 * room_for_neurons(width) < self._expected(width):
                 on_sphere.reverse()
@@ -309,12 +310,17 @@ class MlpLearner:
         if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
             share = max(share, 1.4)
         count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        names = likely_activations(sketch, self._names())
+        weights, which = weights_of(sketch, names[0])
         points = self._draw(domain, count, width, rng)
+        if sketch.rows.size > RefinementOptions().grams and weights.gate is None:
+            points = awakened(points, weights.inner, rng)  # so many have some that hardly ever fire
         box.oracle.expect(count)
         answers = ask(points, "refinement")
         fits: list[Refined] = []
-        for name in likely_activations(sketch, self._names()):
-            weights, which = weights_of(sketch, name)
+        for name in names:
+            if name != names[0]:
+                weights, which = weights_of(sketch, name)
             if count <= len(which) + width + 1:
                 return Inconclusive(
                     f"the second derivatives leave {len(which)} candidates for {neurons} neurons"
@@ -346,6 +352,7 @@ class MlpLearner:
         unknown = weights.inner.size * (1 if weights.gate is None else 2)
         if not thorough or unknown > RefinementOptions().grams:
             return refined
+        refined = self._with_other_bends(box, refined, points, answers, rng)
         if refined.residual > self._allowed(box, refined, points, answers):
             level = box.unit * float(np.sqrt(np.mean(answers**2)))
             damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
@@ -357,6 +364,23 @@ class MlpLearner:
             and (found := repair(refined.weights, points, answers, box.unit, rng)) is not None
         ):
             refined = without_idle(found, points, answers, box.unit, idle, rng)
+        return refined
+
+    def _with_other_bends(
+        self, box: Box, refined: Refined, points: Array, answers: Array, rng: np.random.Generator
+    ) -> Refined:
+        """Neurons whose bends were misread, one by one: look-alikes of the bend take their place
+        while that takes off at least half of what is left."""
+        while refined.residual > self._allowed(box, refined, points, answers):
+            least = refined.residual
+            for other in other_bends(refined.weights, points, answers):
+                found = refine(other, points, answers, box.unit, errors=False)
+                if found.residual < 0.5 * least:
+                    idle = self.options.idle
+                    refined = without_idle(found.weights, points, answers, box.unit, idle, rng)
+                    break
+            else:
+                break
         return refined
 
     def _with_redundancy(
@@ -440,11 +464,14 @@ class MlpLearner:
             )
             if box.unit >= SINGLE_ROUNDOFF:  # a start from few digits may have been a wrong one
                 return Inconclusive(f"{reason}; answers with more digits would tell why")
+            if rows_of(refined.weights).size > RefinementOptions().grams:
+                # conjugate gradients end after a number of steps, not at the least squares
+                return Inconclusive(f"{reason}; the refinement of so many unknowns was cut short")
             return Refuted(
                 reason,
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
             )
-        rows = refined.weights.inner if refined.weights.gate is None else refined.weights.gate
+        rows = rows_of(refined.weights)
         seen = (np.abs(with_one(points) @ rows.T) < self.options.bent).sum(axis=0)
         if (sharp := int((seen < self.options.seen).sum())) > 0:
             return Inconclusive(
@@ -571,9 +598,14 @@ def without_idle(
         weights = chosen(found, kept)
 
 
+def rows_of(weights: Weights) -> Float[Array, "m e"]:
+    """The arguments of φ."""
+    return weights.inner if weights.gate is None else weights.gate
+
+
 def first_of_each(weights: Weights, same: float = 1e-10) -> Array:
     """Which neurons are not the same as an earlier one."""
-    rows = weights.inner if weights.gate is None else weights.gate
+    rows = rows_of(weights)
     lengths = np.maximum(np.linalg.norm(rows, axis=1), TINY)
     unit = rows / lengths[:, None]
     parallel = np.abs(unit @ unit.T) > 1.0 - same

@@ -93,6 +93,83 @@ def add_missing(
     return Completed(weights, points, answers)
 
 
+def other_bends(
+    weights: Weights,
+    points: Float[Array, "n d"],
+    answers: Float[Array, "n k"],
+    most: int = 5,
+) -> list[Weights]:
+    """Networks in which one neuron has another scale and bias, the likeliest first. What a neuron
+    whose bend was misread leaves of the answers lies along its own outer weights: that tells which
+    one it is, if all others fit. A bend has few look-alikes: those that explain most of the
+    neuron's part. Gated networks have none."""
+    if weights.gate is not None:
+        return []
+    homogeneous, phi = with_one(points), ACTIVATIONS[weights.activation]
+    hidden, _ = hidden_layer(weights, homogeneous)
+    left = _unexplained(orthonormal(np.column_stack([hidden, homogeneous])), answers)
+    _, vectors = np.linalg.eigh(left.T @ left)
+    sizes = np.maximum(np.linalg.norm(weights.outer, axis=0), TINY)
+    j = int(np.argmax(np.abs(vectors[:, -1] @ weights.outer) / sizes))
+    basis = orthonormal(np.column_stack([np.delete(hidden, j, axis=1), homogeneous]))
+    part = _unexplained(basis, answers) @ (weights.outer[:, j] / sizes[j])
+    row = weights.inner[j, :-1]
+    times = homogeneous[:, :-1] @ row
+    times, row = times / max(float(times.std()), TINY), row / max(float(times.std()), TINY)
+    scales, biases = np.logspace(-0.8, 0.8, 17), np.linspace(-6.0, 6.0, 41)
+    alike = np.full((len(scales) + 2, len(biases) + 2), -np.inf)  # with a rim
+    for i, scale in enumerate(scales):
+        table = _unexplained(basis, phi.value(scale * times[:, None] + biases))
+        size = np.maximum((table**2).sum(axis=0), TINY)
+        alike[i + 1, 1:-1] = (part @ table) ** 2 / size
+    core = alike[1:-1, 1:-1]
+    around = [alike[1 + i : 18 + i, 1 + k : 42 + k] for i in (-1, 0, 1) for k in (-1, 0, 1)]
+    peaks = np.argwhere(core >= np.max(around, axis=0))
+    peaks = peaks[np.argsort(-core[tuple(peaks.T)])][:most]
+    rivals = []
+    for i, k in peaks:
+        inner = weights.inner.copy()
+        inner[j] = np.append(scales[i] * row, biases[k])
+        rivals.append(Weights(inner, weights.outer, weights.affine, weights.activation))
+    return rivals
+
+
+def _unexplained(basis: Float[Array, "n c"], answers: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    return np.asarray(answers - basis @ (basis.T @ answers))
+
+
+def awakened(
+    points: Float[Array, "n d"],
+    rows: Float[Array, "m e"],
+    rng: np.random.Generator,
+    share: float = 0.2,
+    most: int = 24,
+) -> Float[Array, "n d"]:
+    """Points of the same norms as these, turned so that about this share of them lies on either
+    side of every neuron's bend: each is turned towards the bends of a few neurons that seldom fire
+    (or seldom rest), at most so many, and stays random otherwise."""
+    arguments = with_one(points) @ rows.T
+    either = np.minimum((arguments > -0.5).mean(axis=0), (arguments < 0.5).mean(axis=0))
+    lacking = np.maximum(share - either, 0.0)
+    lacking *= min(1.0, most / max(float(lacking.sum()), TINY))
+    turned = points.copy()
+    for i in range(len(points) if lacking.any() else 0):
+        some = rng.permutation(np.flatnonzero(rng.random(len(rows)) < lacking))
+        norm = np.linalg.norm(points[i])
+        while len(some):
+            head, triangle = np.linalg.qr(rows[some, :-1].T)
+            wanted = rng.uniform(-1.0, 2.0, len(some)) * np.where(rows[some, -1] < 0, 1.0, -1.0)
+            along, *_ = np.linalg.lstsq(triangle.T, wanted - rows[some, -1], rcond=1e-6)
+            length = np.linalg.norm(along)
+            if length < 0.8 * norm:
+                across = points[i] - head @ (head.T @ points[i])
+                across *= np.sqrt(norm**2 - length**2) / max(float(np.linalg.norm(across)), TINY)
+                turned[i] = across + head @ along
+                break
+            some = some[: len(some) // 2]  # bends that are too far apart for one point
+    return turned
+
+
 def turned_towards(
     points: Float[Array, "n d"], row: Float[Array, " e"], rng: np.random.Generator
 ) -> Float[Array, "n d"]:
@@ -149,7 +226,10 @@ def fit_one(
 
 
 def _scanned(
-    way: Float[Array, " d"], part: Float[Array, " n"], homogeneous: Float[Array, "n e"], name: str
+    way: Float[Array, " d"],
+    part: Float[Array, " n"],
+    homogeneous: Float[Array, "n e"],
+    name: str,
 ) -> tuple[Float[Array, " p"], float]:
     """Row and size of the neuron along ±`way` whose values are most alike `part`; and how much of
     its square that explains."""

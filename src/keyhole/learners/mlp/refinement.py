@@ -113,8 +113,10 @@ class Linearised:
         answers: Array,
         options: RefinementOptions,
         ridge: float = 0.0,
+        maps: Maps | None = None,
     ) -> None:
         self.weights, self.homogeneous, self.options = weights, homogeneous, options
+        self.maps = maps  # the preconditioner of a linearisation nearby, where that is dear
         self.hidden, self.slopes = hidden_layer(weights, homogeneous)
         columns = np.column_stack([self.hidden, homogeneous])
         numbers = len(columns)
@@ -237,47 +239,57 @@ class Linearised:
 
         return outward, inward, (neurons, blocks * entries)
 
-    def _isotropic_preconditioner(self) -> Maps:
-        """Gram matrices as they are for points without a preferred direction: one number for all
-        directions across the row, two more for the row and the bias, each slope less what Φ takes
-        of it."""
+    def _rough_preconditioner(self) -> Maps:
+        """Gram matrices in single precision without the QR decomposition: across a neuron's row the
+        slope less its mean, which the linear part takes; along the row and for the bias, two
+        numbers that are kept apart, the slope less what Φ takes of it."""
         blocks, neurons, entries = self.shape
-        points = self.homogeneous[:, :-1]
-        width = entries - 1
-        square = (points**2).sum(axis=1)
+        points, width = self.homogeneous[:, :-1], entries - 1
+        short = points.astype(np.float32)
         size = np.sqrt(np.maximum((self.outer**2).sum(axis=0), TINY))
         parts = [self.weights.inner] if blocks == 1 else [self.weights.gate, self.weights.gate]
-        ways, across, roots = [], [], []
-        for slope, rows in zip(self.slopes, parts, strict=True):
+        ways = np.zeros((blocks, neurons, width))
+        across = np.empty((blocks, neurons, width, width), np.float32)
+        roots = np.empty((blocks, neurons, 2, 2))
+        for block, (slope, rows) in enumerate(zip(self.slopes, parts, strict=True)):
             if rows is None:
                 raise ValueError("a gate is needed")
             way = rows[:, :-1] / np.maximum(np.linalg.norm(rows[:, :-1], axis=1), TINY)[:, None]
-            time = points @ way.T
-            level = slope - slope.mean(axis=0)
-            wide = ((level**2) * (square[:, None] - time**2)).sum(axis=0) / max(width - 1, 1)
-            across.append(1.0 / (size * np.sqrt(np.maximum(wide, TINY))))
-            root = np.empty((neurons, 2, 2))
+            ways[block], time = way, points @ way.T
+            level = size * (slope - slope.mean(axis=0))
             for j in range(neurons):
+                tall = short * level[:, j, None].astype(np.float32)
+                gram = tall.T @ tall
+                gram -= np.outer(way[j], way[j] @ gram).astype(np.float32)
+                gram -= np.outer(gram @ way[j], way[j]).astype(np.float32)
+                usual = float(np.trace(gram)) / width + TINY
+                gram += (usual * np.outer(way[j], way[j])).astype(np.float32)
+                gram[np.diag_indices(width)] += np.float32(0.05 * usual)  # what Φ takes differs
+                across[block, j] = np.linalg.inv(np.linalg.cholesky(gram))
                 known = np.column_stack([np.ones(len(time)), time[:, j], self.hidden[:, j]])
                 own = np.column_stack([slope[:, j] * time[:, j], slope[:, j]])
                 own = own - known @ np.linalg.lstsq(known, own, rcond=1e-12)[0]
                 gram = size[j] ** 2 * (own.T @ own)
                 gram += (1e-9 * np.trace(gram) + TINY) * np.eye(2)
-                root[j] = np.linalg.inv(np.linalg.cholesky(gram))
-            ways.append(way)
-            roots.append(root)
+                roots[block, j] = np.linalg.inv(np.linalg.cholesky(gram))
+
+        def without_way(rows: Array) -> Array:
+            return np.asarray(rows - (rows * ways).sum(axis=2, keepdims=True) * ways)
 
         def outward(z: Array) -> Array:
-            return np.stack(
-                [_spread(z[b], ways[b], across[b], roots[b], True) for b in range(blocks)]
-            )
+            wide = z[:, :, None, :width].astype(np.float32) @ across
+            pair = np.einsum("njba,njb->nja", roots, z[:, :, width:])
+            rows = without_way(wide[:, :, 0].astype(np.float64)) + pair[:, :, :1] * ways
+            return np.concatenate([rows, pair[:, :, 1:]], axis=2)
 
         def inward(step: Array) -> Array:
-            return np.stack(
-                [_spread(step[b], ways[b], across[b], roots[b], False) for b in range(blocks)]
-            )
+            rows = step[:, :, :width]
+            wide = across @ without_way(rows)[..., None].astype(np.float32)
+            pair = np.stack([(rows * ways).sum(axis=2), step[:, :, width]], axis=2)
+            pair = np.einsum("njab,njb->nja", roots, pair)
+            return np.concatenate([wide[..., 0].astype(np.float64), pair], axis=2)
 
-        return outward, inward, self.shape
+        return outward, inward, (blocks, neurons, width + 2)
 
     def _matrix_free(
         self,
@@ -301,7 +313,7 @@ class Linearised:
 
     def _in_single_precision(self) -> Solve:
         """Large problems: steps need few digits, residuals are taken in double precision."""
-        outward, inward, shape = self._isotropic_preconditioner()
+        outward, inward, shape = self.maps = self.maps or self._rough_preconditioner()
         short = np.float32
         points, complement = self.homogeneous.astype(short), self.complement.astype(short)
         outer, slopes = self.outer.astype(short), [slope.astype(short) for slope in self.slopes]
@@ -326,21 +338,6 @@ class Linearised:
             return scale * self.free(outward(z))
 
         return solve
-
-
-def _spread(
-    step: Float[Array, "m e"],
-    way: Float[Array, "m d"],
-    across: Float[Array, " m"],
-    root: Float[Array, "m 2 2"],
-    outward: bool,
-) -> Float[Array, "m e"]:
-    """A step times the inverse root of the isotropic Gram matrices (or its transpose)."""
-    time = (step[:, :-1] * way).sum(axis=1)
-    pair = np.column_stack([time, step[:, -1]])
-    moved = np.einsum("jba,jb->ja" if outward else "jab,jb->ja", root, pair)
-    rest = (step[:, :-1] - time[:, None] * way) * across[:, None]
-    return np.column_stack([rest + moved[:, :1] * way, moved[:, 1]])
 
 
 def least_squares_cg(
@@ -401,7 +398,7 @@ def refine(
         done += 1
         for halving in range(6):
             moved = stepped(state.weights, step * 0.5**halving)
-            trial = Linearised(moved, homogeneous, answers, options)
+            trial = Linearised(moved, homogeneous, answers, options, maps=state.maps)
             trial_size = float(np.linalg.norm(trial.residual))
             if trial_size < size:
                 break

@@ -7,6 +7,9 @@ Algebra.    Where r is small they are nearly the same at all places, and what th
             like r: one look in that range tells where they would differ by as much as they are.
             Differences over r / 4096 then tell a smooth network from a piecewise linear one, where
             they vanish at most places.
+            Second differences of an odd φ nearly cancel around zero, and differ by as much as they
+            are at sizes that are far too small. What they differ by stops growing like r only where
+            φ has bent: that finds the size for networks that are looked at there (`widened`).
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array
+from keyhole.arrays import TINY, Array, Float
 
 Ask = Callable[[Array, str], Array]
 
@@ -25,7 +28,8 @@ class ScaleOptions:
     to the next one, where nothing bends or all places differ. places, step: of a look, the step
     relative to the size. varied: relative difference between places below which it grows like the
     size; target: the difference that a size is extrapolated to. roundings: of an answer, below
-    which a difference is none."""
+    which a difference is none. doublings: of a size at which the differences still grow like it, at
+    most."""
 
     start: float = 0.25
     looks: int = 8
@@ -36,6 +40,7 @@ class ScaleOptions:
     varied: float = 0.5
     target: float = 1.3
     roundings: float = 300.0
+    doublings: int = 5
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,7 @@ def _variation(
 ) -> float | None:
     """How much second differences at some places differ, relative to them; None where there are
     none."""
-    places = rng.standard_normal((options.places, width))
-    places *= size * np.sqrt(width) / np.linalg.norm(places, axis=1, keepdims=True)
-    way = rng.standard_normal(width)
-    way *= options.step * size * np.sqrt(width) / np.linalg.norm(way)
-    shrunk = 1.0 / (1.0 + options.step)  # so that no point is outside
-    points = shrunk * np.concatenate([places, places + way, places - way])
+    points = size * _look(width, rng, options)
     values = ask(points, "scale").reshape(3, options.places, -1)
     bends = values[1] + values[2] - 2 * values[0]
     total = float(np.linalg.norm(bends))
@@ -99,6 +99,41 @@ def _variation(
         return None
     spread = float(np.linalg.norm(bends - bends.mean(axis=0)))
     return spread / total * np.sqrt(options.places / (options.places - 1.0))
+
+
+def _look(width: int, rng: np.random.Generator, options: ScaleOptions) -> Float[Array, "n d"]:
+    """Places of a sphere, then one step further and one back, the same way at all of them; no point
+    is outside."""
+    places = rng.standard_normal((options.places, width))
+    places *= np.sqrt(width) / np.linalg.norm(places, axis=1, keepdims=True)
+    way = rng.standard_normal(width)
+    way *= options.step * np.sqrt(width) / np.linalg.norm(way)
+    return np.concatenate([places, places + way, places - way]) / (1.0 + options.step)
+
+
+def widened(
+    ask: Ask,
+    width: int,
+    size: float,
+    rng: np.random.Generator,
+    largest: float = np.inf,
+    options: ScaleOptions | None = None,
+) -> float:
+    """The size, doubled while what second differences differ by still grows like it."""
+    options = ScaleOptions() if options is None else options
+    look = _look(width, rng, options)
+
+    def spread(size: float) -> float:
+        values = ask(size * look, "scale").reshape(3, options.places, -1)
+        bends = values[1] + values[2] - 2 * values[0]
+        return float(np.linalg.norm(bends - bends.mean(axis=0))) / size**3
+
+    small = spread(size / 8.0)
+    for _ in range(options.doublings):
+        if 2.0 * size * np.sqrt(width) > largest or spread(size) < 0.5 * small:
+            break
+        size *= 2.0
+    return size
 
 
 def is_smooth(

@@ -82,6 +82,28 @@ def test_a_few_products_solve_for_a_step_in_scaled_unknowns():
     assert np.linalg.norm(found.step - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_derivatives_by_epsilons_far_below_a_rounding_of_differences(norm):
+    one = secret(norm)
+    model, point = model_of(one)
+    place = model.blocks.slices["epsilons"]
+    point[place] = np.log(1e-12)
+    columns = model.linearize(point).jacobian()[:, place]
+    for number, column in enumerate(columns.T):
+        step = np.zeros(len(point))
+        step[place.start + number] = 0.5
+        slope = model.residual(point + step) - model.residual(point - step)
+        assert np.linalg.norm(column - slope) < 0.1 * np.linalg.norm(slope)
+
+
+def test_no_step_loses_an_epsilon():
+    model, point = model_of(secret("post"))
+    moved = model.retract(point, np.full(len(point), -300.0))
+    change = model.blocks.split(moved - point)
+    assert (change["epsilons"] == -1.0).all()
+    assert (change["offset"] == -300.0).all()
+
+
 @pytest.mark.parametrize(("norm", "heads"), [("pre", 2), ("post", 2), ("post", 0)])
 def test_units_of_groups_make_their_own_columns_orthonormal(norm, heads):
     one = secret(norm, heads, activation="relu")

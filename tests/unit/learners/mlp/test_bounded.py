@@ -85,6 +85,29 @@ def test_few_digits_tell_wrong_neurons_in_the_end():
     assert search.network.neurons == 4
 
 
+def test_neurons_that_the_fit_moves_onto_one_hyperplane_are_one():
+    """Two that cancel leave, as far as their own errors excuse them; halves of one neuron are it.
+    Their errors would excuse those of all others."""
+    net = network(0, 5, 6)
+    single = net.astype(np.float32)
+    box, region = box_of(lambda x: single(x[:, 0].astype(np.float32)))
+    search = RaySearch.begin(box, region, np.random.default_rng(0))
+    search.ask(region.points(np.random.default_rng(3), 600))
+    beside = np.array([0.6, 0.8, 0.0, 0.0, 0.0])
+    rows = np.vstack([net.weight, net.weight[:1], beside, beside])
+    sizes = np.linalg.norm(rows, axis=1)
+    outputs = np.concatenate([net.output, net.output[:1], [0.1, -0.1]]) * sizes
+    outputs[0] = outputs[6] = outputs[0] / 2
+    bias = np.concatenate([net.bias, net.bias[:1], [0.1, 0.1 + 1e-6]]) / sizes
+    affine = np.zeros((5, 1)), np.zeros(1)
+    search.network = ReluNetwork(rows / sizes[:, None], bias, outputs[:, None], *affine)
+    search.error = np.full(9, 1e-6)
+    search.refine()
+    assert search.network.neurons == 6
+    assert search.misfit() < 1.0
+    assert search.network_error() < 1e-4
+
+
 @pytest.mark.parametrize("domain", [BALL, Domain(low=-1.0, high=1.0)])
 def test_all_neurons_that_matter_inside(domain):
     net = network(1, 5, 6)

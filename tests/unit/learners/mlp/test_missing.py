@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.missing import add_missing, turned_towards
+from keyhole.learners.mlp.missing import add_missing, awakened, other_bends, turned_towards
 from keyhole.learners.mlp.refinement import Weights, refine
 
 WIDTH, NEURONS, OUTPUTS = 6, 12, 5
@@ -71,3 +71,42 @@ def test_points_lie_on_both_sides_of_the_bend():
     alive = turned[:, 0] > 1.0
     assert 0.3 < alive.mean() < 0.9
     assert (turned[:, 0] >= 0).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_misread_bend_is_told_by_its_outer_weights(seed):
+    """GELU bends alike around 0.6 and, turned over, around 2.7: steps do not lead across."""
+    rng = np.random.default_rng(seed)
+    truth = network(rng)
+    truth.inner[3, :-1] *= 0.3
+    truth.inner[3, -1] = 0.6
+    points = rng.standard_normal((400, WIDTH))
+    answers = truth(points)
+    wrong = Weights(truth.inner.copy(), truth.outer, truth.affine, "gelu")
+    wrong.inner[3, -1] = 2.7
+    stuck = refine(wrong, points, answers, 2.0**-53, errors=False)
+    assert stuck.residual > 1e-6
+    rivals = other_bends(stuck.weights, points, answers)
+    fits = [refine(rival, points, answers, 2.0**-53, errors=False) for rival in rivals]
+    assert min(fit.residual for fit in fits) < 1e-12
+    assert other_bends(network(rng, gated=True), points, answers) == []
+
+
+def test_points_are_turned_to_where_neurons_bend():
+    rng = np.random.default_rng(0)
+    rows = np.column_stack([rng.standard_normal((40, 30)), rng.standard_normal(40) / 2])
+    rows[:6, -1] = [-14.0, -9.0, -11.0, 12.0, 10.0, -12.0]  # their arguments vary by one
+    points = rng.standard_normal((400, 30))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    rows[:, :-1] *= 30.0**0.5 / np.linalg.norm(rows[:, :-1], axis=1, keepdims=True)
+    rows[:6, -1] /= 5.0
+
+    def either(points):
+        arguments = points @ rows[:, :-1].T + rows[:, -1]
+        return np.minimum((arguments > -0.5).mean(axis=0), (arguments < 0.5).mean(axis=0))
+
+    turned = awakened(points, rows, rng)
+    assert np.linalg.norm(turned, axis=1) == pytest.approx(np.ones(400))
+    assert either(points).min() < 0.03
+    assert either(turned).min() > 0.1
+    assert (awakened(points, rows[6:], rng, share=0.0) == points).all()

@@ -72,6 +72,26 @@ def test_damped_steps_descend_from_far_away():
         assert np.abs(found(points) - answers).max() < 1e-4
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_large_problems_take_steps_in_single_precision(gated):
+    """Neurons that seldom fire see the points from few sides: their Gram matrices are far from
+    round, and conjugate gradients must not mind."""
+    rng = np.random.default_rng(0)
+    truth = teacher(rng, width=12, neurons=20, gated=gated)
+    (truth.inner if truth.gate is None else truth.gate)[:4, -1] = -1.5
+    points = 1.5 * rng.standard_normal((300, 12))
+    start = Weights(
+        truth.inner + 1e-3 * rng.standard_normal(truth.inner.shape),
+        truth.outer,
+        truth.affine,
+        "gelu",
+        None if truth.gate is None else truth.gate + 1e-3 * rng.standard_normal(truth.gate.shape),
+    )
+    options = RefinementOptions(dense=0, grams=0)
+    found = refine(start, points, truth(points), 2.0**-53, options=options, errors=False)
+    assert found.residual < 1e-12
+
+
 def test_a_neuron_that_is_silent_at_all_points_gets_no_weight():
     rng = np.random.default_rng(0)
     points = rng.uniform(-1.0, 1.0, (60, 3))
