@@ -348,12 +348,13 @@ class TriangleScaling:
     triangle: Float[Array, "unknowns unknowns"]  # upper; its transpose times it is the Gram matrix
 
     @classmethod
-    def of(cls, gram: Float[Array, "unknowns unknowns"]) -> "TriangleScaling":
-        """`gram`: of the columns."""
+    def of(cls, gram: Float[Array, "unknowns unknowns"], ridge: float = 0.0) -> "TriangleScaling":
+        """`gram`: of the columns. `ridge`: relative square below which no combination of columns is
+        taken to be weak, so that none makes long steps."""
         sizes = np.sqrt(np.diag(gram))
         sizes = np.where(sizes > 0, sizes, 1.0)
         gram = gram / sizes / sizes[:, None]
-        ridge = 4.0 * UNIT_ROUNDOFF * len(gram)
+        ridge = max(ridge, 4.0 * UNIT_ROUNDOFF * len(gram))
         gram[np.diag_indices(len(gram))] += np.where(np.diag(gram) > 0, 0.0, 1.0)
         while True:
             gram[np.diag_indices(len(gram))] += ridge
@@ -482,8 +483,9 @@ class BlockModel:
         whole[:, held] = 0.0
         return whole
 
-    def group_units(self, point: Float[Array, " unknowns"]) -> GroupScaling:
-        """Units of the unknowns of each head, of each neuron, and of the rest."""
+    def group_units(self, point: Float[Array, " unknowns"], ridge: float = 1e-2) -> GroupScaling:
+        """Units of the unknowns of each head, of each neuron, and of the rest. `ridge`: of heads,
+        whose two factors may make long steps that nearly cancel."""
         _, data = self.differentiate(point)
         every, slices = np.arange(self.blocks.size), self.blocks.slices
         places = {name: every[part] for name, part in slices.items()}
@@ -497,7 +499,8 @@ class BlockModel:
             ordered = [name for name in places if name in names]
             group = np.concatenate([places[name] for name in ordered])
             groups.append(group)
-            units.append(TriangleScaling.of(self.gram_of(ordered, data, self.held[group])))
+            gram = self.gram_of(ordered, data, self.held[group])
+            units.append(TriangleScaling.of(gram, ridge if names is not rest else 0.0))
         shape = dict(self.blocks.shapes)
         inner = places["inner"].reshape(shape["inner"])
         outer = places["outer"].reshape(shape["outer"])

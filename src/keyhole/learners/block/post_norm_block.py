@@ -688,14 +688,22 @@ class BlockWeights:
 
 
 def ask_sequences(
-    box: Box, width: int, unknowns: float, rng: np.random.Generator
+    box: Box, heads: list[Head], unknowns: float, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
-    """Random sequences of several lengths and sizes: as many numbers as the attention has
-    unknowns."""
-    count = int(unknowns / width / 4.0) + 3
+    """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
+    and half as many weights again as the scores have. Strong scores want small tokens, so that no
+    head takes one token alone."""
+    width = box.width
+    strength = max(float(np.linalg.norm(head.score)) for head in heads)
+    size = min(1.0, 2.0 / np.sqrt(max(strength, 1.0)))
+    longest = max(5, 1 + (width - 2) // len(heads))
+    scores = sum(2.0 * width * head.rank_bound for head in heads)
+    shapes = ((2, 1.0), (3, 2.0), (longest - 1, 1.0), (longest, 4.0 if size == 1.0 else 2.0))
+    weights = sum(len(heads) * (length - 1) for length, _ in shapes)
+    count = int(max(unknowns / width / len(shapes), 1.5 * scores / weights)) + 3
     found = []
-    for length, size in ((2, 1.0), (3, 2.0), (4, 1.0), (5, 4.0)):
-        tokens = box.representable(size * rng.standard_normal((count, length, width)))
+    for length, share in shapes:
+        tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
         found.append((tokens, box.ask(tokens, "refinement")))
     return found
 
@@ -767,7 +775,8 @@ def find_post_norm_block(
     offset, epsilon = polish_offset(lambda c, e: build(flat, c, e), offset, epsilon, pairs)
     single = build(flat, offset, epsilon)
     pairs.append((sphere.tokens[:, None], sphere.answers))
-    if misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2:
+    rough = misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2
+    if rough:
         # scores are read through the network, which enlarges what is wrong in it
         single = settle_block(single, pairs)
         assert single.attention is not None
@@ -798,9 +807,11 @@ def find_post_norm_block(
         for (left, right, bias), part in zip(found, maps, strict=True)
     ]
     unknowns = sum(2.0 * d * left.shape[1] + 2.0 * d * widest for left, _, _ in found)
-    pairs += soft_pairs(scores)
-    pairs += ask_sequences(box, d, unknowns, rng)
-    return [with_attention(single, Attention(heads, plane @ offset))], pairs
+    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, rng)
+    block = with_attention(single, Attention(heads, plane @ offset))
+    if rough:  # what is known least goes first
+        block = settle_block(block, context, "left|right|key", steps=6)
+    return [block], pairs + context
 
 
 def cut_rank(left: Array, right: Array, bias: Array) -> tuple[Array, Array, Array]:

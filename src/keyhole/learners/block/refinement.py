@@ -11,6 +11,7 @@ Algebra.    The exact forward model (forward.py), in coordinates of what the nor
 Fails.      At a residual above rounding: `Refined.level` tells.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -250,12 +251,17 @@ def refine_block(
     return Refined(best, Block.from_arrays({**told, **errors}), level)
 
 
-def settle_block(start: Block, pairs: Pairs, steps: int = 3, products: int = 200) -> Block:
-    """A block closer to these answers by a few Gauss-Newton steps, each of so many products: for a
-    part of the parameters, say, that all answers of one kind tell."""
+def settle_block(
+    start: Block, pairs: Pairs, only: str = "", steps: int = 3, products: int = 200
+) -> Block:
+    """A block closer to these answers by a few Gauss-Newton steps, each of so many products. Where
+    a pattern of names is given, all other parameters stay."""
     form, parts = form_of(start), split_block(start)
     blocks = Blocks.of(parts)
-    held = blocks.join(hold_gauge(parts, form.activation == "relu")) > 0
+    still = {
+        name: np.full(part.shape, float(not re.match(only, name))) for name, part in parts.items()
+    }
+    held = blocks.join(hold_gauge(parts, form.activation == "relu")) + blocks.join(still) > 0
     data = [Batch(tokens, answers, cancellation(start, tokens)) for tokens, answers in pairs]
     point = blocks.join(parts)
     model = BlockModel(form, blocks, data, held)
