@@ -427,8 +427,8 @@ def read_sphere(
     reasons = []
     if not gated:
         found = rank_ones(span, span.rank, rng)[None]
-        # few digits may show one dimension too many: the fit will tell
-        if found.shape[1] < span.rank - (1 if steps.coarse else 0):
+        # few digits may show some dimensions too many: the fit will tell
+        if found.shape[1] < span.rank - (max(1, span.rank // 32) if steps.coarse else 0):
             reasons.append(f"{found.shape[1]} of {span.rank} neurons")
     if gated or (gated is None and reasons and span.rank % 2 == 0):
         found = gated_pairs(span, span.rank // 2, rng)

@@ -202,6 +202,13 @@ class MlpLearner:
         on_sphere = [
             ("Hessians on a sphere", lambda: self._on_sphere(box, centre, size, inside, rng)),
         ]
+        if box.unit >= SINGLE_ROUNDOFF:  # few digits may hide a neuron in one frame, not in another
+            on_sphere.append(
+                (
+                    "Hessians in another frame",
+                    lambda: self._on_sphere(box, centre, size, inside, rng),
+                )
+            )
         if not strategies:  # a path far away says more than redundant neurons would
             on_sphere.append(
                 ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
