@@ -4,10 +4,11 @@ python benchmarks/stack.py [--width 8 --heads 2 --neurons 8 --layers 2] [--kind 
                            [--activation gelu] [--gated] [--final] [--seeds 5] [--first 9000]
 python benchmarks/stack.py --impostors [--final]
 python benchmarks/stack.py --gpt2 [--inner 64]    a two-block GPT-2 of transformers, random weights
-python benchmarks/stack.py --limits        errors and queries against depth, width, number format
+python benchmarks/stack.py --limits    errors and queries against depth, width, heads, number format
 """
 
 import argparse
+import re
 import time
 
 import numpy as np
@@ -18,7 +19,7 @@ from keyhole.models.random import block, stack
 
 
 def compare(name, secret, seed, dtype="float64"):
-    """One line per box."""
+    """One line per box, and the run."""
     begin = time.process_time()
     box = secret.astype(np.dtype(dtype))
     run = keyhole.recover(box, keyhole.StackLearner(), seed=seed, throw=False)
@@ -32,6 +33,7 @@ def compare(name, secret, seed, dtype="float64"):
         line += f" fresh {error:.1e} distance {apart:.1e} queries {paid}"
         line += f" ({paid / run.ledger.floor:.1f} x) blocks {len(run.model.blocks)}"
     print(f"{line} CPU {spent:.0f} s {run.reason}", flush=True)
+    return run
 
 
 def with_final_norm(secret, kind, seed):
@@ -74,13 +76,67 @@ def compare_impostors(seed, final):
     print(f"three blocks, promised to be two: {run.outcome.name} {run.reason}", flush=True)
 
 
-def measure_limits(seed):
-    """What depth, width and the number format change."""
-    cells = [(8, layers, "float64") for layers in (1, 2, 3, 4, 6)]
-    cells += [(width, 2, "float64") for width in (6, 12)] + [(8, 2, "float32")]
-    for width, layers, dtype in cells:
-        secret = stack(np.random.default_rng(seed), width, layers=layers, heads=2, neurons=8)
-        compare(f"d {width} H 2 m 8 L {layers} {dtype}", secret, seed, dtype)
+def measure_limits(seeds):
+    """Depth, width, heads and number format, one after the other; then how all figures grow."""
+    usual = (8, 2, 2, "float64")
+    cells = [(8, 2, layers, "float64") for layers in (1, 2, 3, 4, 6)]
+    cells += [(width, 2, 2, "float64") for width in (6, 12, 16)]
+    cells += [(8, heads, 2, "float64") for heads in (1, 4)] + [(8, 2, 2, "float32")]
+    rows = []
+    for width, heads, layers, dtype in cells:
+        for seed in seeds:
+            secret = stack(
+                np.random.default_rng(seed), width, layers=layers, heads=heads, neurons=8
+            )
+            name = f"d {width} H {heads} m 8 L {layers} {dtype}"
+            run = compare(name, secret, seed, dtype)
+            rows.append(((width, heads, layers, dtype), run, secret))
+    figures = {
+        "queries": lambda run, secret: run.ledger.paid,
+        "certificate": lambda run, secret: certificate_of(run),
+        "distance": lambda run, secret: keyhole.distance(run.model, secret),
+    }
+    found = [row for row in rows if row[1].model is not None]
+    for name, figure in figures.items():
+        for place, axis in ((2, "L"), (0, "d"), (1, "H")):
+            # other sizes as usual, and depth from two on: one block has nothing to be put in order
+            own = [
+                (cell[place], figure(run, secret)) for cell, run, secret in found
+                if all(cell[i] == usual[i] for i in range(4) if i != place) and cell[2] > 1
+            ]  # fmt: skip
+            exponent, error, constant = fit_power(*zip(*own, strict=True))
+            print(f"{name} ~ {constant:.2g} {axis}^{exponent:.2f} (± {error:.2f})")
+    told = [(cell, certificate_of(run)) for cell, run, _ in rows if cell[:3] == usual[:3]]
+    points = [(np.finfo(cell[3]).eps / 2, value) for cell, value in told if value is not None]
+    slope, error, constant = fit_power(*zip(*points, strict=True))
+    print(f"certificate ~ {constant:.2g} unit^{slope:.2f} (± {error:.2f})")
+    deep = [
+        (cell[2], certificate_of(run)) for cell, run, _ in found
+        if cell[:2] == usual[:2] and cell[2] > 1
+    ]  # fmt: skip
+    growth, _, here = fit_power(*zip(*deep, strict=True))
+    for layers in (2, 6, 12, 24):
+        unit = 2.0**-53 * (0.1 / (here * layers**growth)) ** (1.0 / slope)
+        print(f"L = {layers}: certificate 0.1 at unit {unit:.1e}, {-np.log2(unit):.0f} bits")
+
+
+def certificate_of(run):
+    """Distance of the order's entries from zero and one, told by a run or by why it failed."""
+    if run.model is not None:
+        return run.details["certificate"]
+    told = re.search(r"certificate is (\S+) away", run.reason)
+    return None if told is None else float(told.group(1))
+
+
+def fit_power(sizes, values):
+    """Exponent, its standard error, and constant of a power law through these values."""
+    table = np.column_stack([np.log(sizes), np.ones(len(sizes))])
+    right = np.log(values)
+    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
+    left = right - table @ solution
+    freedom = max(len(left) - 2, 1)
+    error = np.sqrt(left @ left / freedom * np.linalg.inv(table.T @ table)[0, 0])
+    return solution[0], error, np.exp(solution[1])
 
 
 def make_gpt2(seed, inner, norm=True, positions=True):
@@ -154,8 +210,7 @@ def main():
             compare_impostors(seed, chosen.final)
         return
     if chosen.limits:
-        for seed in range(chosen.first, chosen.first + chosen.seeds):
-            measure_limits(seed)
+        measure_limits(range(chosen.first, chosen.first + chosen.seeds))
         return
     name = f"d {chosen.width} H {chosen.heads} m {chosen.neurons} L {chosen.layers}"
     name += f" {chosen.kind}{', norm at the end' if chosen.final else ''}"

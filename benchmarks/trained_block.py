@@ -1,36 +1,33 @@
-"""Sublayers of a trained encoder that nobody here made: the PyPI package `sceptr` (torch's default
+"""A trained encoder layer that nobody here made: the PyPI package `sceptr` (torch's default
 post-norm layers with ReLU, d = 64, 8 heads, m = 256), its weights run in double precision.
 
-pip download sceptr --no-deps -d /tmp/models
-python benchmarks/trained_block.py /tmp/models/sceptr-*.whl [--layer 0] [--model SCEPTR]
+pip install sceptr --no-deps --target /tmp/trained
+python benchmarks/trained_block.py /tmp/trained/sceptr [--layer 0] [--model SCEPTR] [--only network]
+
+network: norm(x + mlp(x)), with free input; attention: norm(x + attention(X)); block: both, the
+whole layer as torch runs it.
 """
 
 import argparse
-import io
 import time
-import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import keyhole
-from keyhole.learners.block.box import Box
-from keyhole.learners.block.post_norm_mlp import find_post_norm_mlp
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp
-from keyhole.oracles.base import Spec
-from keyhole.oracles.function import FunctionOracle
 
 HEADS = 8
 
 
-def read_weights(wheel: str, model: str, layer: int) -> dict[str, np.ndarray]:
+def read_weights(folder: str, model: str, layer: int) -> dict[str, np.ndarray]:
     """Weights of one encoder layer, by torch's names."""
-    with zipfile.ZipFile(wheel) as archive:
-        raw = archive.read(f"sceptr/_model_saves/{model}/state_dict.pt")
-    state = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    path = Path(folder) / "_model_saves" / model / "state_dict.pt"
+    state = torch.load(path, map_location="cpu", weights_only=True)
     prefix = next(name for name in state if f"layers.{layer}.linear1.weight" in name)
     prefix = prefix.removesuffix("linear1.weight")
     return {
@@ -76,6 +73,17 @@ def attention_of(parts: dict[str, np.ndarray]) -> Block:
     )
 
 
+def block_of(parts: dict[str, np.ndarray]) -> Block:
+    return Block(
+        attention_of(parts).attention,
+        network_of(parts).mlp,
+        norm="post",
+        epsilons=[1e-5, 1e-5],
+        gain=np.array([parts["norm1.weight"], parts["norm2.weight"]]),
+        bias=np.array([parts["norm1.bias"], parts["norm2.bias"]]),
+    )
+
+
 def neuron_errors(found: Mlp, truth: Mlp, plane: np.ndarray) -> np.ndarray:
     """Relative error of outer_j inner_j (with the bias), for every true neuron the best."""
 
@@ -94,52 +102,50 @@ def neuron_errors(found: Mlp, truth: Mlp, plane: np.ndarray) -> np.ndarray:
     return np.array(errors)
 
 
+def measure(name: str, secret: Block, length: int, seed: int) -> None:
+    """One line: outcome, heads and neurons, error of fresh answers, queries and seconds."""
+    start = time.process_time()
+    result = keyhole.recover(secret, keyhole.BlockLearner(), seed=seed, throw=False)
+    told = [f"{name}: {result.outcome.name}"]
+    if result.model is not None:
+        fresh = np.random.default_rng(seed + 1).standard_normal((500, length, secret.width))
+        model = result.model
+        if secret.attention is not None:
+            told.append(f"{len(model.attention.heads)} of {len(secret.attention.heads)} heads")
+        if secret.mlp is not None:
+            told.append(f"{model.mlp.neurons} of {secret.mlp.neurons} neurons")
+        if secret.attention is None:
+            errors = neuron_errors(model.mlp, secret.mlp, secret.norms[0].plane)
+            told.append(f"neurons {np.median(errors):.1e}, worst {errors.max():.1e}")
+            told.append(f"{(errors < 1e-9).sum()} within 1e-9")
+        if secret.mlp is None:
+            told.append(f"distance {keyhole.distance(model, secret):.1e}")
+        told.append(f"fresh answers {np.abs(model(fresh) - secret(fresh)).max():.1e}")
+        told.append(f"{result.ledger.paid} queries = "
+                    f"{result.ledger.paid / result.ledger.floor:.1f} floors")  # fmt: skip
+    told.append(f"{time.process_time() - start:.0f} CPU s")
+    print(", ".join(told), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel", nargs="?", help="the downloaded package")
+    parser.add_argument("folder", nargs="?", help="of the installed package")
     parser.add_argument("--model", default="SCEPTR")
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="network, attention or block")
     options = parser.parse_args()
-    if options.wheel is None:
-        print("Not measured: give the wheel of sceptr (pip download sceptr --no-deps).")
+    if options.folder is None:
+        print("Not measured: give the folder of sceptr (pip install --no-deps --target).")
         return
-    parts = read_weights(options.wheel, options.model, options.layer)
-
-    secret = network_of(parts)
-    width, neurons = secret.width, secret.mlp.neurons  # type: ignore[union-attr]
-    floor = (neurons * (2 * width - 1) + 3 * width - 1) / (width - 1)
-    start, asked = time.perf_counter(), []
-
-    def count(tokens: np.ndarray) -> np.ndarray:
-        asked.append(len(tokens))
-        return secret(tokens)
-
-    box = Box(FunctionOracle(count, Spec(width)))
-    starts, _ = find_post_norm_mlp(box, np.random.default_rng(options.seed))
-    found = starts[0]
-    errors = neuron_errors(found.mlp, secret.mlp, secret.norms[0].plane)  # type: ignore[arg-type]
-    fresh = np.random.default_rng(1).standard_normal((500, 1, width))
-    print(
-        f"norm(x + mlp(x)): {found.mlp.neurons} of {neurons} neurons, "  # type: ignore[union-attr]
-        f"errors median {np.median(errors):.1e}, worst {errors.max():.1e}, "
-        f"{(errors < 1e-9).sum()} within 1e-9; "
-        f"fresh answers {np.abs(found(fresh) - secret(fresh)).max():.1e}; {sum(asked)} queries = "
-        f"{sum(asked) / floor:.1f} floors, {time.perf_counter() - start:.0f} s",
-        flush=True,
-    )
-
-    secret, start = attention_of(parts), time.perf_counter()
-    result = keyhole.recover(secret, keyhole.BlockLearner(), seed=options.seed, throw=False)
-    print(f"norm(x + attention(X)): {result.outcome.name}", end="")
-    if result.model is not None:
-        print(
-            f", {len(result.model.attention.heads)} of {HEADS} heads, distance "
-            f"{keyhole.distance(result.model, secret):.1e}, "
-            f"{result.ledger.paid / result.ledger.floor:.2f} floors",
-            end="",
-        )
-    print(f", {time.perf_counter() - start:.0f} s")
+    parts = read_weights(options.folder, options.model, options.layer)
+    for name, secret, length in (
+        ("network", network_of(parts), 1),
+        ("attention", attention_of(parts), 6),
+        ("block", block_of(parts), 6),
+    ):
+        if options.only in name:
+            measure(name, secret, length, options.seed)
 
 
 if __name__ == "__main__":

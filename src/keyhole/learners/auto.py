@@ -32,7 +32,7 @@ from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
 from keyhole.learners.positions import Positions, describe_bounded, has_sink
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
-from keyhole.learners.stack import StackLearner
+from keyhole.learners.stack import StackLearner, is_stack
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
 from keyhole.measurement.family import Facts, bends_between_opposites, examine_family
@@ -235,14 +235,16 @@ def refuse_unknown_families(facts: Facts) -> None:
 def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> str:
     """The block, stack or sublayer with a norm that the box may be, or "": answers are as wide as
     tokens, and single tokens act smoothly, as only a norm or a smooth activation does. A block
-    without positions sees the earlier tokens as a set; blocks behind one another do not."""
+    without positions sees the earlier tokens as a set; causal blocks behind one another do not."""
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
     if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
         return ""
     name = name_block(oracle, rng)
-    if not (facts.order or facts.copies):
-        return name
-    return "a stack of blocks" if name.startswith("a whole") else ""
+    whole, placed = name.startswith("a whole"), facts.order or facts.copies
+    norm = {"a whole pre-norm block": "pre", "post-norm attention": "post"}.get(name)
+    if (placed and whole) or (norm is not None and is_stack(oracle, norm, rng)):
+        return "a stack of blocks"
+    return "" if placed else name
 
 
 def learn_block(oracle: Oracle, rng: np.random.Generator, facts: Facts, name: str) -> Hypothesis:

@@ -79,24 +79,28 @@ class LogOdds:
         rows: Int[Array, " n"],
         groups: Int[Array, " n"],
         values: Float[Array, "n D"],
+        lengths: Float[Array, " n"] | None = None,
     ) -> Weights:
-        """Query q: probe group groups[q] against anchor rows[q], of `count`, and its value.
+        """Query q: probe group groups[q] against anchor rows[q], of `count`, and its value. Where
+        the anchor's `lengths` are given, a value that is small because its terms cancel is known
+        to be rounded at the size of the terms.
 
         The last group may be smaller than the others; its missing members read as score 0 with
         error 0.
         """
         probes, short = self.probes, self.probes.count % self.probes.group
+        reach = np.zeros(len(rows)) if lengths is None else lengths
         last = groups == probes.groups - 1
         if not (short and last.any()):
             queries = self._queries(anchors, count, rows, groups, probes.group)
-            return self._invert(self.oracle.ask(queries), queries, groups, values)
+            return self._invert(self.oracle.ask(queries), queries, groups, values, reach)
         shape = (len(rows), probes.group)
         found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
         for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
             if len(chosen):
                 queries = self._queries(anchors, count, rows[chosen], groups[chosen], size)
                 answers = self.oracle.ask(queries)
-                part = self._invert(answers, queries, groups[chosen], values[chosen])
+                part = self._invert(answers, queries, groups[chosen], values[chosen], reach[chosen])
                 found.scores[chosen, :size] = part.scores
                 found.errors[chosen, :size] = part.errors
                 found.saturated[chosen] = part.saturated
@@ -115,7 +119,9 @@ class LogOdds:
         tokens = ProbeAnchorBank(probes.bank, anchors, probes.count, count)
         return QueryBatch(tokens, index, self.purpose)
 
-    def _invert(self, answers: Array, queries: QueryBatch, groups: Array, values: Array) -> Weights:
+    def _invert(
+        self, answers: Array, queries: QueryBatch, groups: Array, values: Array, lengths: Array
+    ) -> Weights:
         self.noise = recognise_format(self.noise, answers)
         answers = np.asarray(answers, dtype=np.float64).reshape(len(queries), -1)
         size = queries.length - 1
@@ -135,7 +141,9 @@ class LogOdds:
             own = 1.0 - weights.sum(axis=1)
         # the offset is added last: it costs the rounding of one sum, not that of all terms
         terms = np.abs(answers - self.linear.offset) + np.abs(values)
-        level = answer_noise(self.noise, queries.width) * np.linalg.norm(terms, axis=1)
+        spread = float(np.linalg.norm(self.linear.value)) / np.sqrt(queries.width)
+        sizes = np.maximum(np.linalg.norm(terms, axis=1), lengths * spread)
+        level = answer_noise(self.noise, queries.width) * sizes
         # the offset is rounded twice: in the box, and where it is subtracted
         level += 2.0 * self.noise.relative * np.linalg.norm(self.linear.offset)
         level += self.noise.error_floor

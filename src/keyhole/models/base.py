@@ -74,6 +74,33 @@ def multiply_out_scores(
     return found
 
 
+class NormalPool:
+    """Disturbs arrays by normal numbers, a part at a time that stays in the processor's cache. The
+    numbers are drawn once and read again, from another place each time: drawing one for every
+    entry of a large array would take longer than asking the model."""
+
+    def __init__(self, rng: np.random.Generator, part: int = 2**13) -> None:
+        self.rng, self.part = rng, part
+        self.numbers = rng.standard_normal(2 * part)
+
+    def disturb(self, array: Array, relative: float, error: Array | None = None) -> Array:
+        """The array off by a relative rounding and by standard errors, a new one."""
+        flat = np.ascontiguousarray(array, dtype=np.float64).reshape(-1)
+        errors = None if error is None else np.ascontiguousarray(error).reshape(-1)
+        found = np.empty(array.shape)
+        for start in range(0, flat.size, self.part):
+            part = slice(start, min(start + self.part, flat.size))
+            place = int(self.rng.integers(self.part))
+            numbers = self.numbers[place : place + part.stop - part.start]
+            near = found.reshape(-1)[part]
+            np.multiply(flat[part], relative, out=near)
+            if errors is not None:
+                np.hypot(near, errors[part], out=near)
+            near *= numbers
+            near += flat[part]
+        return found
+
+
 def perturb_model(
     model: Any, errors: Any, relative: float, rng: np.random.Generator
 ) -> Iterator[Any]:
@@ -84,16 +111,22 @@ def perturb_model(
         yield from repeat(model)
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = multiply_out_scores(model.to_arrays(), uncertain)
-    deviations = {
-        name: _deviation(name, array, uncertain.get(name), relative)
-        for name, array in parameters.items()
-    }
+    normals: NormalPool | None = None
     while True:
         drawn = {}
         for name, array in parameters.items():
-            drawn[name] = np.asarray(rng.standard_normal(array.shape))
-            drawn[name] *= deviations[name]
-            drawn[name] += array
+            error = uncertain.get(name)
+            # standard errors of a factor say how far the product is off, which is added below
+            factor = name.endswith(("score_left", "score_right"))
+            if factor or (error is not None and error.shape != array.shape):
+                error = None
+            if array.size <= 2**13:  # few numbers may decide: a disturbance of its own for each
+                deviation = np.abs(array) * relative
+                deviation = deviation if error is None else np.hypot(deviation, error)
+                drawn[name] = np.asarray(rng.standard_normal(array.shape) * deviation + array)
+            else:
+                normals = normals or NormalPool(rng)
+                drawn[name] = normals.disturb(array, relative, error)
             if name.rpartition(".")[2].startswith("epsilon"):  # of a norm: never below zero
                 np.abs(drawn[name], out=drawn[name])
             drawn[name].flags.writeable = False  # so that the model keeps it as it is
@@ -119,14 +152,3 @@ def predict(model: Any, tokens: Array, answers: Array) -> Array:
 def takes_numbers(model: Any) -> bool:
     """Whether tokens are numbers (in a vocabulary of `model.tokens`), which nothing rounds."""
     return getattr(model, "tokens", None) is not None
-
-
-def _deviation(name: str, array: Array, error: Array | None, relative: float) -> Array:
-    """Standard deviations of a block: its rounding, and its error unless that is of a product."""
-    deviation = np.array(array, dtype=np.float64)
-    np.abs(deviation, out=deviation)
-    deviation *= relative
-    factor = name.endswith(("score_left", "score_right"))
-    if not factor and error is not None and error.shape == array.shape:
-        np.hypot(deviation, error, out=deviation)
-    return deviation

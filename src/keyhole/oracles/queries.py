@@ -18,7 +18,7 @@ from keyhole.arrays import Array, Float, Int, digest
 
 LIMITS = "limits"  # purpose of queries that only a refusal brings about
 VERIFICATION = "verification"  # purpose of queries that compare a model with the box
-BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
+BLOCK_BYTES = 2**19  # tokens made at once: they stay in the cache, and outweigh the calls
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
 
 
@@ -248,8 +248,8 @@ class QueryBatch:
         """Consecutive parts of `step` queries. Where the tokens of one are asked for, those of
         the next are made meanwhile."""
         starts = range(0, len(self), step)
-        # less than a megabyte of tokens is made faster than a thread is woken
-        if len(starts) < 2 or 8 * step * self.length * self.width < 2**20:
+        # up to a megabyte of tokens is made about as fast as a thread is woken
+        if len(starts) < 2 or 8 * step * self.length * self.width <= 2**20:
             yield from (self[start : start + step] for start in starts)
             return
         with ThreadPoolExecutor(1, "tokens") as pool:

@@ -16,7 +16,10 @@ SKIPPED = ("labels",)  # the coding of a label-only box is no parameter
 FULL_SPECTRUM = 1024  # smaller side of a dense matrix up to which all singular values are computed
 LEADING = 64  # singular values of a larger one, by a randomised method
 ATTENTION = ("score", "key_bias")  # of a Transformer, whose layer has one head
-UNITS = {"heads": "Head", "network": "Network"}
+UNITS = {
+    "blocks": "Block", "attention": "Attention", "heads": "Head", "mlp": "Network",
+    "network": "Network", "final_norm": "Final norm",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,13 +127,18 @@ def blocks_of(model: Any, errors: Any) -> list[Block]:
 
 
 def titled(name: str) -> tuple[str, str]:
-    """heads.0.key_bias -> Head 0, key bias: the number that Python and the terminal use."""
+    """blocks.1.attention.heads.0.key_bias -> Block 1, head 0, key bias: the numbers that Python and
+    the terminal use."""
     *place, last = name.split(".")
-    part = "Attention" if last in ATTENTION else ""
-    if place:
-        part = UNITS.get(place[0], place[0])
-        if len(place) > 1:
-            part += f" {int(place[1])}"
+    units: list[str] = []
+    for word in place:
+        if word.isdigit() and units:
+            units[-1] += f" {int(word)}"
+        elif units and word == "heads":  # whose attention is meant is clear
+            units[-1] = UNITS[word]
+        else:
+            units.append(UNITS.get(word, word))
+    part = ", ".join(units).capitalize() if units else "Attention" if last in ATTENTION else ""
     return part, last.replace("_", " ")
 
 

@@ -136,12 +136,11 @@ class Designer:
         return domain.drawn_in(tokens)
 
     def stretch_anchor(self, tokens: Array, first: bool) -> Array:
-        """The same tokens with a longer or shorter anchor: a box may look at its length."""
+        """Makes the anchor of these tokens longer or shorter: a box may look at its length."""
         if self.spec.domain.vocabulary is not None:
             return tokens
-        stretched = tokens.copy()
-        stretched[-1] *= self.draw_size(self.anchor, first)
-        return self.spec.domain.drawn_in(stretched)
+        tokens[-1] *= self.draw_size(self.anchor, first)
+        return self.spec.domain.drawn_in(tokens)
 
     def draw_plain(self, length: int, first: bool) -> Fresh:
         tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
@@ -150,8 +149,8 @@ class Designer:
     def draw_shifted(self, length: int, first: bool) -> Fresh:
         tokens = self.draw_tokens(length)
         if self.spec.domain.vocabulary is None:
-            shift = self.draw_tokens(1, self.draw_size(self.shift, first))
-            tokens = self.spec.domain.drawn_in(np.concatenate([tokens[:-1] + shift, tokens[-1:]]))
+            tokens[:-1] += self.draw_tokens(1, self.draw_size(self.shift, first))
+            tokens = self.spec.domain.drawn_in(tokens)
         return Fresh(tokens, "tokens with a large common part: near ties of large scores")
 
     def draw_hard(self, length: int, first: bool) -> Fresh:
@@ -183,7 +182,7 @@ class Designer:
         """Tokens in order of length, the anchor last: a box with positions cannot know them."""
         tokens = self.draw_tokens(length)
         order = np.argsort(np.linalg.norm(tokens[:-1], axis=1))[::-1]
-        return Fresh(np.concatenate([tokens[:-1][order], tokens[-1:]]), "tokens sorted by length")
+        return Fresh(tokens[[*order, -1]], "tokens sorted by length")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ A tolerance that error bars set is wide, and hides changes of the model that are
 large is told: for each block of parameters, the smallest change that some answer would have shown.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,13 @@ import numpy as np
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
-from keyhole.models.base import perturb_model, predict, replace_parameters, takes_numbers
+from keyhole.models.base import (
+    NormalPool,
+    perturb_model,
+    predict,
+    replace_parameters,
+    takes_numbers,
+)
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
@@ -46,13 +52,11 @@ def allow(
     answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
     copies = perturb_model(model, errors, noise.roundoff, rng)
-    # roundings of tokens are read from a pool, from another place each time: drawing all of them
-    # takes longer than asking the model
-    pool = rng.standard_normal(2**14)
+    normals = NormalPool(rng)
     for _ in range(draws):
         other = next(copies)
         for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
-            near = tokens if takes_numbers(model) else round_tokens(tokens, noise, pool, rng)
+            near = tokens if takes_numbers(model) else normals.disturb(tokens, noise.roundoff)
             np.maximum(spread, np.abs(predict(other, near, own) - part), out=spread)
         del other, near  # before the next is drawn
     return [
@@ -60,18 +64,6 @@ def allow(
         np.asarray(REJECTION * spread + allow_rounding(part, noise))
         for spread, part in zip(spreads, answers, strict=True)
     ]
-
-
-def round_tokens(tokens: Array, noise: NoiseModel, pool: Array, rng: np.random.Generator) -> Array:
-    """The tokens, each number off by a rounding of the box's arithmetic."""
-    near = np.empty(tokens.size)
-    flat, step = tokens.reshape(-1), len(pool) // 2
-    for start in range(0, len(near), step):
-        part, place = near[start : start + step], int(rng.integers(step))
-        np.multiply(pool[place : place + len(part)], noise.roundoff, out=part)
-        part += 1.0
-        part *= flat[start : start + step]
-    return near.reshape(tokens.shape)
 
 
 def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[Array, "n *out"]:
@@ -195,17 +187,17 @@ def portion_bytes(model: Any) -> int:
     return int(max(2**19, sum(array.nbytes for array in own)))
 
 
-def split_by_memory(model: Any, cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """Cases to be judged together, by one set of disturbed models."""
-    most, held, portion = portion_bytes(model), 0, list[Case]()
-    for case in cases:
-        if portion and held + case.tokens.nbytes > most:
-            yield portion
-            held, portion = 0, []
-        portion.append(case)
-        held += case.tokens.nbytes
-    if portion:
-        yield portion
+def split_by_memory(model: Any, sizes: list[int]) -> Iterator[slice]:
+    """Which cases, of so many bytes of tokens, are made and judged together, by one set of
+    disturbed models."""
+    most, held, start = portion_bytes(model), 0, 0
+    for number, size in enumerate(sizes):
+        if number > start and held + size > most:
+            yield slice(start, number)
+            held, start = 0, number
+        held += size
+    if sizes:
+        yield slice(start, len(sizes))
 
 
 def judge(

@@ -109,13 +109,16 @@ def _verdict(
     noise = precision or box.spec.precision or bound_noise(box, shortest, answers, VERIFICATION)
     worst, example = _recall(box, model, errors, past, noise, rng)  # a change explains the rest
     predicted = [case.predicted for case, _ in asked]
+    sizes = [8 * recipe.length * box.spec.width for _, recipe in asked]
     fresh = (
-        replace(case, tokens=designer.draw_again(recipe).tokens[None]) for case, recipe in asked
+        [replace(case, tokens=designer.draw_again(recipe).tokens[None]) for case, recipe in part]
+        for part in map(asked.__getitem__, split_by_memory(model, sizes))
     )
+    old = ([case] for case in sample_past(model, past))
     replayed, rates = 0, Rates()
     judged: list[Judged] = []
     changes = can_change_parameters(model)
-    for portion in split_by_memory(model, chain(fresh, sample_past(model, past))):
+    for portion in chain(fresh, old):
         found = judge(model, errors, portion, noise, rng, predicted)
         example = example or next((one.example for one in found if one.example), None)
         new = [one for one in found if one.case.reason != OLD]

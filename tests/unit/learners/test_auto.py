@@ -13,7 +13,9 @@ from keyhole.measurement.family import examine_family
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.mlp import Mlp
-from keyhole.models.random import attention, block
+from keyhole.models.norm import Norm
+from keyhole.models.random import attention, block, stack
+from keyhole.models.stack import Stack
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import Progress, recover
@@ -227,6 +229,25 @@ def test_blocks_and_their_sublayers_are_recognised(options: dict[str, Any], fami
     assert found.details["family"] == family
     fresh = np.random.default_rng(8).standard_normal((20, 4, 8))
     assert np.abs(found.model(fresh) - secret(fresh)).max() < 1e-9
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("final", [None, "layer", "rms"])
+def test_blocks_behind_one_another_are_a_stack(causal: bool, final: str | None) -> None:
+    rng = np.random.default_rng(3)
+    norm = None if final is None else Norm(1.0 + 0.2 * rng.standard_normal(6), None, 1e-5, final)
+    blocks = stack(rng, 6, layers=2, heads=1, neurons=4, kind=final or "layer").blocks
+    oracle = open_oracle(Stack(blocks, norm, causal=causal))
+    facts = examine_family(oracle, np.random.default_rng(0))
+    assert judge_family(oracle, facts) == ("a stack of blocks", "")
+
+
+def test_a_stack_that_sees_later_tokens_is_recovered() -> None:
+    blocks = stack(np.random.default_rng(2), 6, layers=2, heads=1, neurons=4).blocks
+    found = recover(Stack(blocks), Auto(), seed=1)
+    assert found.outcome is Outcome.RECOVERED
+    assert not found.model.causal
+    assert distance(found.model, Stack(blocks)) < 1e-9
 
 
 def test_what_a_block_looks_like_is_told_for_few_queries() -> None:

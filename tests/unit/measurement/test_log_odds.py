@@ -12,7 +12,7 @@ from keyhole.measurement.log_odds import LogOdds, ProbeSet
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
-from keyhole.oracles.queries import ArrayBank, ScaledBank
+from keyhole.oracles.queries import ArrayBank, QueryBatch, ScaledBank
 
 WIDTH = 8
 
@@ -61,6 +61,22 @@ def test_log_odds_are_probe_score_anchor(outputs: int | None, group: int, bias: 
     np.testing.assert_allclose(scores, truth(odds, model, anchor)[:, 0], atol=1e-12)
     errors = np.abs(scores - truth(odds, model, anchor)[:, 0])
     assert (errors <= 4 * found.errors.ravel()[:WIDTH]).all()
+
+
+def test_a_value_that_cancels_is_rounded_at_the_size_of_its_terms() -> None:
+    """A long anchor without value shows rounding alone: no proof that the box is no head."""
+    value = np.random.default_rng(5).standard_normal(WIDTH)
+    odds, _ = meter(Attention([Head(np.zeros((WIDTH, WIDTH)), None, value)]))
+    anchor = np.random.default_rng(6).standard_normal(WIDTH)
+    anchor = 50.0 * anchor / np.linalg.norm(anchor)
+    anchor -= (anchor @ value) / (value @ value) * value
+    none = QueryBatch.of(np.stack([anchor, anchor])[None], "score")
+    rounded = np.array([-1e-16 * 50.0 * np.linalg.norm(value)])
+    zero, nothing = np.zeros(1, dtype=np.int64), np.zeros((1, 1))
+    found = odds._invert(rounded, none, zero, nothing, np.array([50.0]))
+    assert found.saturated.all()
+    with pytest.raises(WrongFamily, match="not such a mean"):
+        odds._invert(np.array([-np.pi]), none, zero, nothing, np.array([50.0]))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])

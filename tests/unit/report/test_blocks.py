@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.models.attention import Attention, Head
-from keyhole.models.random import attention
+from keyhole.models.random import attention, block, stack
 from keyhole.report.blocks import FULL_SPECTRUM, LEADING, Block, Matrix, blocks_of, reduced
 from recoveries import recovery
 
@@ -28,6 +28,22 @@ def test_blocks_of_every_kind_of_model() -> None:
         ("Network", "weight"),
     ]
     assert "labels" not in {name for _, name in named("labels")}
+
+
+def test_blocks_of_transformer_blocks_and_stacks() -> None:
+    rng = np.random.default_rng(0)
+    whole = block(rng, 4, heads=2, neurons=3, norm="post")
+    named = [(one.part, one.name) for one in blocks_of(whole, None)]
+    assert ("Head 1", "score") in named
+    assert ("Attention", "offset") in named
+    assert ("Network", "inner bias") in named
+    assert ("", "epsilons") in named
+    assert len(set(named)) == len(named)
+    two = stack(rng, 4, layers=2, heads=1, neurons=3)
+    named = [(one.part, one.name) for one in blocks_of(two, None)]
+    assert ("Block 1, head 0", "value") in named
+    assert ("Block 0, network", "outer") in named
+    assert len(set(named)) == len(named)
 
 
 @given(

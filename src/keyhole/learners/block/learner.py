@@ -42,7 +42,7 @@ from keyhole.learners.block.pre_norm_attention import (
 )
 from keyhole.learners.block.pre_norm_block import bends, find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
-from keyhole.learners.block.refinement import Pairs, refine_block
+from keyhole.learners.block.refinement import Pairs, misfit_of, refine_block, with_attention
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
@@ -236,10 +236,6 @@ def fresh_sequences(width: int, rng: np.random.Generator) -> Float[Array, "n len
     return np.asarray(sizes * rng.standard_normal((12, 3, width)))
 
 
-def misfit_of(block: Block, pairs: Pairs) -> float:
-    return float(np.mean([np.mean((block(tokens) - seen) ** 2) for tokens, seen in pairs]))
-
-
 @dataclass(frozen=True)
 class Form:
     """A form of block: how it is asked, and how it is solved for, a pure function of answers."""
@@ -300,19 +296,6 @@ def multiply_out(block: Block) -> Block:
         return block
     heads = [Head(head.score, head.key_bias, head.value) for head in block.attention.heads]
     return with_attention(block, Attention(heads, block.attention.offset))
-
-
-def with_attention(block: Block, attention: Attention) -> Block:
-    return Block(
-        attention,
-        block.mlp,
-        norm=block.norm,
-        kind=block.kind,
-        epsilons=block.epsilons,
-        gain=block.gain if block.norms else None,
-        bias=block.bias if block.norms else None,
-        parallel=block.parallel,
-    )
 
 
 def perturb_answers(data: Any, unit: float, rng: np.random.Generator) -> Any:

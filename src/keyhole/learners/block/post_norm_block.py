@@ -25,7 +25,7 @@ Fails.      Two heads on one token look like one head; neurons that hardly any p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
@@ -44,14 +44,21 @@ from keyhole.learners.block.direction_fit import (
     with_one,
 )
 from keyhole.learners.block.direction_hessians import join_network, read_directions
+from keyhole.learners.block.direction_refinement import refine_directions
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, huge_size, unit_rows
-from keyhole.learners.block.refinement import Pairs, clear_rank
-from keyhole.learners.block.relu_circles import Pool, SphereBox, find_circles, find_hidden
+from keyhole.learners.block.refinement import (
+    Pairs,
+    clear_rank,
+    misfit_of,
+    settle_block,
+    with_attention,
+)
+from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
 from keyhole.learners.block.scores import Scores, Soft, Span, ask_scores, seen_rank, solve_scores
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
-from keyhole.models.mlp import ACTIVATIONS, Mlp
+from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
 
 
@@ -92,24 +99,29 @@ def difference_step(box: Box) -> float:
 
 @dataclass(frozen=True)
 class Differences:
-    """First differences: the step, the ways in which it is made, and their relative error. With
-    few digits both ways, so that only a third derivative spoils them."""
+    """First differences: the step, the ways in which it is made, and their relative error."""
 
     step: float
     ways: tuple[float, ...]
     doubt: float
 
     @classmethod
-    def of(cls, box: Box) -> "Differences":
-        if not box.coarse:
-            return cls(difference_step(box), (1.0,), difference_step(box))
+    def rough(cls, box: Box) -> "Differences":
+        """One way, unless the answers have few digits."""
+        if box.coarse:
+            return cls.fine(box)
+        return cls(difference_step(box), (1.0,), difference_step(box))
+
+    @classmethod
+    def fine(cls, box: Box) -> "Differences":
+        """Both ways, so that only a third derivative spoils them."""
         step = float(box.unit ** (1.0 / 3.0))
         return cls(step, (1.0, -1.0), step**2)
 
 
 def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
-    size, differences = huge_size(box), Differences.of(box)
+    size, differences = huge_size(box), Differences.rough(box)
     step, doubt = differences.step, differences.doubt
     longest = box.oracle.spec.domain.max_length
     count = options.candidates if longest is None else min(options.candidates, longest - 1)
@@ -155,7 +167,7 @@ def find_maps(
     box: Box, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
 ) -> Float[Array, "h p d"] | None:
     """M_h in the norm's plane; None where a head takes the anchor or jumps."""
-    size, differences = huge_size(box), Differences.of(box)
+    size, differences = huge_size(box), Differences.fine(box)
     heads, width = chosen.tokens.shape
     beside, moved = [], []
     along = np.column_stack([plane, np.ones(width) / np.sqrt(width)])
@@ -168,12 +180,9 @@ def find_maps(
         sequence = np.concatenate([chosen.tokens, share * size * chosen.heading[None]])
         sequence = box.representable(sequence)
         ahead = [way * differences.step * size * moves for way in differences.ways]
-        asked = sequence + np.concatenate([np.zeros((1, *sequence.shape)), *ahead])
-        centre, *after = np.split(
-            box.ask(box.representable(asked), "value maps"), [1, 1 + len(moves)]
-        )
-        other = after[1] if len(after) > 1 and len(after[1]) else centre
-        slopes = (after[0] - other) / (len(differences.ways) * differences.step)
+        asked = sequence + np.concatenate(ahead)
+        after, before = np.split(box.ask(box.representable(asked), "value maps"), 2)
+        slopes = (after - before) / (2.0 * differences.step)
         beside.append(slopes[: along.shape[1]].T)
         moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
     table = np.concatenate(beside)
@@ -363,11 +372,18 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
         return sphere.directions(sphere.ask(points)[2])
 
     box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.unit, lengths=False, bend=off)
-    circle = find_circles(box, rng)
-    sphere.grow(points_wanted(p, p, circle.neurons))
-    pool = Pool(sphere.points, sphere.directions(sphere.answers))
-    net = find_hidden(box, circle, pool, rng)
+
+    def draw(count: int) -> Pool:
+        sphere.grow(count)
+        return Pool(sphere.points, sphere.directions(sphere.answers))
+
+    net = find_neurons(box, draw, rng)
     sphere.grow_beside(net)
+    # the values, and so the points, are as exact as first differences
+    doubt = 30.0 * Differences.fine(sphere.box).doubt
+    for _ in range(2):
+        data = Data(with_one(sphere.points), sphere.read(net)[1])
+        net, _ = refine_directions(net, data, target=doubt)
     return net
 
 
@@ -463,6 +479,16 @@ def assemble(net: Directed, sphere: SphereAnswers) -> tuple[Mlp, Norm, Norm]:
     return network, Norm(gain, None, 0.0, norm.kind), last
 
 
+def directed_of(block: Block) -> Directed:
+    """What the second norm reads, as a network of what the first one gives."""
+    assert block.mlp is not None
+    plane, gain, bias, network = block.norms[0].plane, block.gain[0], block.bias[0], block.mlp
+    affine = np.column_stack([plane.T @ (gain[:, None] * plane), (bias + network.offset) @ plane])
+    thresholds = network.inner_bias + network.inner @ bias
+    rows = np.column_stack([(network.inner * gain) @ plane, thresholds])
+    return Directed(affine, plane.T @ outer_table(network), rows, network.activation)
+
+
 # --- 4: the offset of the attention ---------------------------------------------------------------
 
 
@@ -481,31 +507,41 @@ class Behind:
         wanted = self.directions(answers)
         point = start * (radius[:, None] / lengths(start))
 
-        def rest_of(place: Array) -> tuple[Array, Array, Array]:
+        ridge = 1e-15  # of normal equations, relative to their trace
+
+        def rest_of(place: Array, some: Array | slice = slice(None)) -> tuple[Array, Array, Array]:
             z = self.net(place)
             size = lengths(z)
-            return z / size - wanted, z / size, size
+            return z / size - wanted[some], z / size, size
 
         rest, u, size = rest_of(point)
-        length = np.ones(len(point))
+        length, active = np.ones(len(point)), np.arange(len(point))
         for _ in range(60):
-            slopes = self.net.slopes(point) / size[:, :, None]
-            slopes = slopes - u[:, :, None] * np.einsum("np,npk->nk", u, slopes)[:, None, :]
-            fixed = (point / radius[:, None])[:, None, :]
-            table = np.concatenate([slopes, fixed], axis=1)
-            right = np.concatenate([rest, np.zeros((len(rest), 1))], axis=1)
-            step = np.einsum("nkp,np->nk", np.linalg.pinv(table), right)
+            here, at = point[active], radius[active]
+            slopes = self.net.slopes(here) / size[active][:, :, None]
+            slopes = (
+                slopes
+                - u[active][:, :, None] * np.einsum("np,npk->nk", u[active], slopes)[:, None, :]
+            )
+            table = np.concatenate([slopes, (here / at[:, None])[:, None, :]], axis=1)
+            pulled = np.einsum("npk,np->nk", table[:, :-1], rest[active])
+            normal = table.transpose(0, 2, 1) @ table
+            normal += ridge * np.einsum("nkk->n", normal)[:, None, None] * np.eye(here.shape[1])
+            step = np.linalg.solve(normal, pulled[:, :, None])[:, :, 0]
             # no step is longer than a third of the sphere's radius
-            cut = np.minimum(1.0, 0.33 * radius / np.maximum(np.linalg.norm(step, axis=1), 1e-300))
-            moved = point - (length * cut)[:, None] * step
-            moved = moved * (radius[:, None] / lengths(moved))
-            after = rest_of(moved)
-            better = np.linalg.norm(after[0], axis=1) < np.linalg.norm(rest, axis=1)
-            point = np.where(better[:, None], moved, point)
-            rest, u, size = (np.where(better[:, None], new, old)
-                             for new, old in zip(after, (rest, u, size), strict=True))  # fmt: skip
-            length = np.where(better, np.minimum(1.0, 2.0 * length), 0.5 * length)
-            if not (better & (np.linalg.norm(step, axis=1) > 1e-12)).any() and length.max() < 1e-3:
+            far = np.linalg.norm(step, axis=1)
+            cut = np.minimum(1.0, 0.33 * at / np.maximum(far, 1e-300))
+            moved = here - (length[active] * cut)[:, None] * step
+            moved = moved * (at[:, None] / lengths(moved))
+            after = rest_of(moved, active)
+            better = np.linalg.norm(after[0], axis=1) < np.linalg.norm(rest[active], axis=1)
+            good = active[better]
+            point[good] = moved[better]
+            rest[good], u[good], size[good] = (new[better] for new in after)
+            length[active] *= np.where(better, 2.0, 0.5)
+            length = np.minimum(1.0, length)
+            active = active[np.where(better, far > 1e-12 * at, length[active] > 1e-3)]
+            if not len(active):
                 break
         return point, np.linalg.norm(rest, axis=1)
 
@@ -569,7 +605,11 @@ def polish_offset(
         return np.asarray((build(place[:-1], float(np.exp(place[-1])))(tokens) - answers).ravel())
 
     start = np.append(offset, np.log(epsilon))
-    found = least_squares(rest, start, x_scale="jac", max_nfev=30)
+    # an epsilon that hardly shows stays within three powers of ten
+    room = np.append(np.full(len(offset), np.inf), 7.0)
+    found = least_squares(
+        rest, start, x_scale="jac", max_nfev=30, bounds=(start - room, start + room)
+    )
     return found.x[:-1], float(np.exp(found.x[-1]))
 
 
@@ -588,14 +628,25 @@ class BlockWeights:
     epsilon: float
     close: float = 1e-4  # share of the right side that weights may leave at the right point
     starts: int = 12  # of the search for a point that weights explain
+    found: dict[bytes, Array] = field(default_factory=dict)  # points of answers that were read
 
     @property
     def readable(self) -> int:
         return self.maps.shape[1] - 1  # the length of z is unknown, too
 
     def equations(self, soft: Soft) -> tuple[Float[Array, "n p u"], Float[Array, "n p"]]:
-        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s). The search for n starts at
-        equal weights, and where it ends at a point that no weights explain, at random ones."""
+        """s n - Σ w_hi M_h τ u_i = B a + c, in the unknowns (w, s)."""
+        names = [one.tobytes() for one in soft.answers]
+        (fresh,) = np.nonzero([name not in self.found for name in names])
+        if len(fresh):
+            points = self.search(Soft(soft.anchor[fresh], soft.tokens[fresh], soft.answers[fresh]))
+            self.found.update({names[i]: point for i, point in zip(fresh, points, strict=True)})
+        points = np.array([self.found[name] for name in names])
+        return -points[:, :, None], -(soft.anchor @ self.whole.T + self.offset)
+
+    def search(self, soft: Soft) -> Float[Array, "n p"]:
+        """The directions n, from equal weights on, and where that ends at a point that no weights
+        explain, from random ones."""
         heads, count = len(self.maps), soft.tokens.shape[1]
         equal = np.full((len(soft.anchor), heads, count), 1.0 / (1.0 + count))
         points, gaps = self.read_points(soft, equal)
@@ -609,7 +660,7 @@ class BlockWeights:
             others, less = self.read_points(part, drawn)
             better = less < gaps[stray]
             points[stray[better]], gaps[stray[better]] = others[better], less[better]
-        return -points[:, :, None], -(soft.anchor @ self.whole.T + self.offset)
+        return points
 
     def read_points(
         self, soft: Soft, weights: Float[Array, "n h m"]
@@ -637,14 +688,22 @@ class BlockWeights:
 
 
 def ask_sequences(
-    box: Box, width: int, unknowns: float, rng: np.random.Generator
+    box: Box, heads: list[Head], unknowns: float, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
-    """Random sequences of several lengths and sizes: as many numbers as the attention has
-    unknowns."""
-    count = int(unknowns / width / 4.0) + 3
+    """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
+    and half as many weights again as the scores have. Strong scores want small tokens, so that no
+    head takes one token alone."""
+    width = box.width
+    strength = max(float(np.linalg.norm(head.score)) for head in heads)
+    size = min(1.0, 2.0 / np.sqrt(max(strength, 1.0)))
+    longest = max(5, 1 + (width - 2) // len(heads))
+    scores = sum(2.0 * width * head.rank_bound for head in heads)
+    shapes = ((2, 1.0), (3, 2.0), (longest - 1, 1.0), (longest, 4.0 if size == 1.0 else 2.0))
+    weights = sum(len(heads) * (length - 1) for length, _ in shapes)
+    count = int(max(unknowns / width / len(shapes), 1.5 * scores / weights)) + 3
     found = []
-    for length, size in ((2, 1.0), (3, 2.0), (4, 1.0), (5, 4.0)):
-        tokens = box.representable(size * rng.standard_normal((count, length, width)))
+    for length, share in shapes:
+        tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
         found.append((tokens, box.ask(tokens, "refinement")))
     return found
 
@@ -709,10 +768,23 @@ def find_post_norm_block(
             bias=np.array([first.bias, last.bias]),
         )
 
-    flat = [Head(np.zeros((d, d)), None, (plane @ part).T) for part in maps]
+    none = np.zeros((d, 1))
+    flat = [Head((none, none.T), np.zeros(d), (plane @ part).T) for part in maps]
     epsilon, near = find_epsilon(box, whole, offset, lambda e: build(flat, offset, e), rng)
     pairs.append(near)
     offset, epsilon = polish_offset(lambda c, e: build(flat, c, e), offset, epsilon, pairs)
+    single = build(flat, offset, epsilon)
+    pairs.append((sphere.tokens[:, None], sphere.answers))
+    rough = misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2
+    if rough:
+        # scores are read through the network, which enlarges what is wrong in it
+        single = settle_block(single, pairs)
+        assert single.attention is not None
+        sphere.norm, epsilon = single.norms[1], float(single.epsilons[0])
+        offset = single.attention.offset @ plane
+        maps = np.array([plane.T @ head.value.T for head in single.attention.heads])
+        whole = plane.T + maps.sum(axis=0)
+        behind = Behind(directed_of(single), sphere.directions, d)
     weights = BlockWeights(behind, maps, whole, offset, epsilon)
 
     def ask_soft(anchor: Array, tokens: Array) -> Soft:
@@ -735,10 +807,11 @@ def find_post_norm_block(
         for (left, right, bias), part in zip(found, maps, strict=True)
     ]
     unknowns = sum(2.0 * d * left.shape[1] + 2.0 * d * widest for left, _, _ in found)
-    pairs.append((sphere.tokens[:, None], sphere.answers))
-    pairs += soft_pairs(scores)
-    pairs += ask_sequences(box, d, unknowns, rng)
-    return [build(heads, offset, epsilon)], pairs
+    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, rng)
+    block = with_attention(single, Attention(heads, plane @ offset))
+    if rough:  # what is known least goes first
+        block = settle_block(block, context, "left|right|key", steps=6)
+    return [block], pairs + context
 
 
 def cut_rank(left: Array, right: Array, bias: Array) -> tuple[Array, Array, Array]:

@@ -29,7 +29,7 @@ from scipy.optimize import brentq
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.block.box import Box, Kept, Unclear
-from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside, points_wanted
+from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_attention import (
     Line,
@@ -40,7 +40,7 @@ from keyhole.learners.block.pre_norm_attention import (
 )
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs
-from keyhole.learners.block.relu_circles import Pool, SphereBox, find_circles, find_hidden
+from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -504,10 +504,16 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
 
     radius = float(np.sqrt(outputs))
     box = SphereBox(ask, width, radius, 4.0 * unit * oracle.size, lengths=True, bend=oracle.doubt)
-    circle = find_circles(box, rng)
-    points = rng.standard_normal((points_wanted(width, outputs, circle.neurons) // 2, width))
-    points *= radius / norms(points)
-    net = find_hidden(box, circle, Pool(points, ask(points)), rng)
+    pool = Pool(np.zeros((0, width)), np.zeros((0, outputs)))
+
+    def draw(count: int) -> Pool:
+        nonlocal pool
+        points = rng.standard_normal((max(0, count // 2 - len(pool.points)), width))
+        points *= radius / norms(points)
+        pool = pool.joined(points, ask(points)) if len(points) else pool
+        return pool
+
+    net = find_neurons(box, draw, rng)
     return Mlp(
         net.rows[:, :-1],
         net.rows[:, -1],

@@ -11,6 +11,7 @@ Algebra.    The exact forward model (forward.py), in coordinates of what the nor
 Fails.      At a residual above rounding: `Refined.level` tells.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from keyhole.fitting.gauss_newton import (
     form_jacobian,
     solve_linear,
 )
-from keyhole.learners.block.forward import Batch, BlockModel, Form, TriangleScaling
+from keyhole.learners.block.forward import Batch, BlockModel, Form, GroupScaling, TriangleScaling
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
@@ -164,16 +165,36 @@ def hold_gauge(parts: dict[str, Array], relu: bool) -> dict[str, Array]:
     return found
 
 
+def with_attention(block: Block, attention: Attention) -> Block:
+    """The block with another attention."""
+    return Block(
+        attention,
+        block.mlp,
+        norm=block.norm,
+        kind=block.kind,
+        epsilons=block.epsilons,
+        gain=block.gain if block.norms else None,
+        bias=block.bias if block.norms else None,
+        parallel=block.parallel,
+    )
+
+
+def misfit_of(block: Block, pairs: Pairs) -> float:
+    """Mean square of what is left of the answers."""
+    return float(np.mean([np.mean((block(tokens) - seen) ** 2) for tokens, seen in pairs]))
+
+
 # --- the fit --------------------------------------------------------------------------------------
 
 
 def refine_block(
     start: Block, pairs: Pairs, unit: float, rng: np.random.Generator, dense: int = 5000,
-    close: float = 1e-2,
+    close: float = 1e-2, many: int = 15000,
 ) -> Refined:  # fmt: skip
     """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed at
     every step. `close`: root mean square of what is left of the answers, from which on the
-    Jacobian hardly changes."""
+    Jacobian hardly changes. `many`: unknowns from which on their whole Gram matrix costs more than
+    it saves."""
     form = form_of(start)
     parts = split_block(start)
     blocks = Blocks.of(parts)
@@ -196,16 +217,21 @@ def refine_block(
     # what few answers see is off by more than their residual tells: no target here
     fine = replace(rough, steps=2, target=0.0, damping=1e-12)
     model, point = weighed(True), blocks.join(parts)
-    if np.sqrt(np.mean(model.residual(point) ** 2)) < close:
-        model, rough = precondition(model, point), replace(rough, dense_unknowns=0, damping=1e-12)
+    large = blocks.size > many
+    if large or np.sqrt(np.mean(model.residual(point) ** 2)) < close:
+        model = precondition(model, point, large)
+        rough = replace(rough, dense_unknowns=0, damping=1e-12)
         fine = replace(fine, dense_unknowns=0)
+    if large:  # neurons and heads that see each other take many products
+        rough, fine = replace(rough, inner_steps=1500, steps=8), replace(fine, inner_steps=1500)
     point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
     exact = reweigh(model, weighed(False), point)
     last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
     point = last.point
     at = exact.linearize(point)
     few = at.unknowns <= FEW
-    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at)
+    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at, 1e-10)
+    roughly = solve if few else products_inverse(at, 1e-3)  # standard errors need few digits
     moved = point - solve(last.residual)
     if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
         point = moved  # weak directions, too
@@ -216,7 +242,7 @@ def refine_block(
 
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
-        step = max(level, 1.0) * solve(rng.standard_normal(len(at.residual)))
+        step = max(level, 1.0) * roughly(rng.standard_normal(len(at.residual)))
         other = multiplied(join_block(blocks.split(point + step), form))
         return [other[name][None] for name in names]
 
@@ -225,8 +251,34 @@ def refine_block(
     return Refined(best, Block.from_arrays({**told, **errors}), level)
 
 
-def precondition(model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
-    """The model in units in which its Jacobian at this point has orthonormal columns."""
+def settle_block(
+    start: Block, pairs: Pairs, only: str = "", steps: int = 3, products: int = 200
+) -> Block:
+    """A block closer to these answers by a few Gauss-Newton steps, each of so many products. Where
+    a pattern of names is given, all other parameters stay."""
+    form, parts = form_of(start), split_block(start)
+    blocks = Blocks.of(parts)
+    still = {
+        name: np.full(part.shape, float(not re.match(only, name))) for name, part in parts.items()
+    }
+    held = blocks.join(hold_gauge(parts, form.activation == "relu")) + blocks.join(still) > 0
+    data = [Batch(tokens, answers, cancellation(start, tokens)) for tokens, answers in pairs]
+    point = blocks.join(parts)
+    model = BlockModel(form, blocks, data, held)
+    model = replace(model, scaling=model.group_units(point))
+    options = FitOptions(
+        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products
+    )
+    return join_block(blocks.split(fit_least_squares(model, point, options).point), form)
+
+
+def precondition(
+    model: BlockModel, point: Float[Array, " unknowns"], many: bool = False
+) -> BlockModel:
+    """The model in units in which its Jacobian at this point has orthonormal columns; where there
+    are many unknowns, those of each head and each neuron."""
+    if many:
+        return replace(model, scaling=model.group_units(point))
     return replace(model, scaling=TriangleScaling.of(model.gram(point)))
 
 
@@ -237,9 +289,9 @@ def reweigh(known: BlockModel, model: BlockModel, point: Float[Array, " unknowns
         [new.errors / old.errors for new, old in zip(model.data, known.data, strict=True)]
     )
     if known.scaling is None or ratios.max() > 4.0 * ratios.min():
-        return precondition(model, point)
+        return precondition(model, point, isinstance(known.scaling, GroupScaling))
     middle = float(np.sqrt(ratios.max() * ratios.min()))
-    return replace(model, scaling=replace(known.scaling, sizes=known.scaling.sizes / middle))
+    return replace(model, scaling=known.scaling.times(middle))
 
 
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
@@ -272,9 +324,12 @@ def inverse_of(
     return lambda right: np.asarray(cho_solve(factor, scaled.T @ right) / sizes)
 
 
-def products_inverse(at: Linearization, steps: int = 100) -> Callable[[Array], Array]:
-    """The same by products with a Jacobian whose columns are nearly orthonormal."""
-    return lambda right: solve_linear(at, right, 1e-10, steps).step
+def products_inverse(
+    at: Linearization, accuracy: float, steps: int = 100
+) -> Callable[[Array], Array]:
+    """The same by products with a Jacobian whose columns are nearly orthonormal, until the gradient
+    has fallen to `accuracy`."""
+    return lambda right: solve_linear(at, right, accuracy, steps).step
 
 
 def multiplied(block: Block) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 Statement.  z(ν) = A ν + a + Σ_j outer_j relu(inner_j . ν + bias_j) for |ν| = R in k dimensions; an
             answer tells z, or only its direction (p numbers, six or more). All is found up to one
             factor of z, and up to which way neurons are turned.
-Queries.    1  one great circle ν = R (u cos φ + w sin φ)          -> the neurons' planes there
+Queries.    1  a great circle ν = R (u cos φ + w sin φ)            -> the neurons' planes there
             2  points of it, moved along the other directions      -> the rest of the neurons' rows
             3  random points; arcs to those that are not explained -> neurons that miss the circle
 Algebra.    1: between kinks z = Z (1, cos φ, sin φ). Five directions tell Z up to a factor (four
@@ -15,6 +15,8 @@ Algebra.    1: between kinks z = Z (1, cos φ, sin φ). Five directions tell Z u
             columns of that table: one eigenvector.
             2: at a move h e the unknowns (A e, inner_j . e) are linear, p + m of them, in the plane
             beside the direction that is seen: p - 1 equations for each point of the circle.
+            As long as hardly any point is explained, another circle is asked: neurons that both
+            circles meet tell the ratio of their factors, the others are new.
             3: where one unknown neuron is on, outer lies in the plane of what is seen and what is
             explained; its arguments there are linear in its row.
             Errors of what a piece predicts are those of its copies with perturbed answers.
@@ -31,7 +33,13 @@ from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block.box import Unclear
-from keyhole.learners.block.direction_fit import Directed, lengths, with_one, without
+from keyhole.learners.block.direction_fit import (
+    Directed,
+    lengths,
+    points_wanted,
+    with_one,
+    without,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,9 @@ class CircleOptions:
     kink, the next one where a move meets another neuron. condition: of the table of these moves.
     spare: points of the circle beyond those that would just do. close: relative error within which
     a network explains an answer, before it is refined. draws: of circles, and of arcs to one point
-    that is not explained, at most.
+    that is not explained, at most. same: distance of the rows of one neuron, as two circles tell
+    them. explained: share of the sphere from which on single neurons are looked for. together:
+    unknowns of such neurons that are refined together, those of the newest ones.
     """
 
     start: float = 0.5
@@ -60,6 +70,9 @@ class CircleOptions:
     spare: int = 2
     close: float = 3e-4
     draws: int = 4
+    same: float = 1e-3
+    explained: float = 0.1
+    together: int = 1500
 
 
 @dataclass(frozen=True, eq=False)
@@ -554,17 +567,68 @@ def solve_rows(
 
 def find_circles(
     box: SphereBox, rng: np.random.Generator, options: CircleOptions | None = None
-) -> Directed:
-    """The network but for neurons that miss a circle; raises Unclear."""
+) -> tuple[Directed, Float[Array, " k"]]:
+    """The network but for neurons that miss a circle, and a point of the circle, where these are
+    off; raises Unclear."""
     options = CircleOptions() if options is None else options
     reason = ""
     for _ in range(options.draws):
         try:
             circle, kinks = find_circle(box, options, rng)
-            return find_rows(box, circle, kinks, options)
+            return find_rows(box, circle, kinks, options), box.radius * circle.first
         except (Unclear, np.linalg.LinAlgError) as failed:
             reason = str(failed)
     raise Unclear(reason)
+
+
+def find_neurons(
+    box: SphereBox, draw: Callable[[int], "Pool"], rng: np.random.Generator,
+    options: CircleOptions | None = None,
+) -> Directed:  # fmt: skip
+    """The whole network: circles, as long as most of the sphere is not explained, then the neurons
+    that miss all of them; raises Unclear. `draw`: so many random points, at least."""
+    options = CircleOptions() if options is None else options
+    net, home = find_circles(box, rng, options)
+    numbers = len(net.affine)
+    pool = draw(points_wanted(box.width, numbers, net.neurons))
+    idle, explained = 0, explained_share(net, pool, box, options)
+    while explained < options.explained and idle < options.draws:
+        other, _ = find_circles(box, rng, options)
+        joined = join_networks(net, other, home, options)
+        share = explained_share(joined, pool, box, options)
+        idle = 0 if joined.neurons > net.neurons and share >= explained else idle + 1
+        if not idle:
+            net, explained = joined, share
+    return find_hidden(box, net, draw(points_wanted(box.width, numbers, net.neurons)), rng, options)
+
+
+def explained_share(net: Directed, pool: "Pool", box: SphereBox, options: CircleOptions) -> float:
+    """Of random points, at which a network has what was seen."""
+    return float(np.mean(off_by(net, pool, box.lengths) < max(options.close, 1e3 * box.unit)))
+
+
+def join_networks(
+    net: Directed, other: Directed, home: Float[Array, " k"], options: CircleOptions
+) -> Directed:
+    """A network with the neurons that another circle shows besides. Neurons that both have tell
+    the ratio of their factors; a new one is turned so that it is off at home, a point of the first
+    circle, which it misses. Raises Unclear."""
+    own, rows = (one.rows / lengths(one.rows[:, :-1]) for one in (net, other))
+    mine, outer = (one.outer * lengths(one.rows[:, :-1]).T for one in (net, other))
+    ways = np.stack([np.linalg.norm(rows[:, None] - way * own, axis=2) for way in (1.0, -1.0)])
+    gaps = ways.min(axis=0)
+    nearest = np.argmin(gaps, axis=1)
+    known = gaps.min(axis=1) < options.same
+    both = mine[:, nearest[known]]
+    ratios = np.sum(both * outer[:, known], axis=0) / np.sum(both**2, axis=0)
+    if not len(ratios) or not np.median(ratios) > 0:
+        raise Unclear("two circles have no neuron in common")
+    side = np.where(rows @ np.append(home, 1.0) > 0, -1.0, 1.0)
+    return replace(
+        net,
+        outer=np.column_stack([net.outer, outer[:, ~known] / np.median(ratios)]),
+        rows=np.concatenate([net.rows, (side[:, None] * rows)[~known]]),
+    )
 
 
 # --- 3: neurons that miss the circle --------------------------------------------------------------
@@ -576,6 +640,9 @@ class Pool:
 
     points: Float[Array, "n k"]
     seen: Float[Array, "n p"]
+
+    def joined(self, points: Float[Array, "more k"], seen: Float[Array, "more p"]) -> "Pool":
+        return Pool(np.concatenate([self.points, points]), np.concatenate([self.seen, seen]))
 
 
 def off_by(net: Directed, pool: Pool, exact: bool) -> Float[Array, " n"]:
@@ -601,7 +668,7 @@ def find_hidden(
         if not len(wrong):
             return prune_hidden(net, known, pool, box.lengths, close)
         right = np.flatnonzero(off <= level)
-        if len(failed) >= 4 * options.draws or len(right) < 2 or net.neurons > 2 * known + 8:
+        if len(failed) >= 4 * options.draws or len(right) < 2:
             raise Unclear(f"{len(wrong)} of {len(off)} points are not explained")
         near = pool.points[wrong] @ pool.points[right].T
         near[np.isin(wrong, list(failed))] = -np.inf
@@ -619,7 +686,8 @@ def find_hidden(
             outer=np.column_stack([net.outer, outer]),
             rows=np.concatenate([net.rows, row[None]]),
         )
-        net = refine_hidden(net, known, pool, box.lengths, close)
+        newest = max(1, options.together // (len(outer) + len(row)))
+        net = refine_hidden(net, max(known, net.neurons - newest), pool, box.lengths, close)
 
 
 def prune_hidden(net: Directed, known: int, pool: Pool, exact: bool, level: float) -> Directed:
@@ -634,7 +702,7 @@ def prune_hidden(net: Directed, known: int, pool: Pool, exact: bool, level: floa
             if not len(out):
                 continue
             fewer = without(net, out)
-            if fewer.neurons > known:
+            if fewer.neurons > known and len(alike) > 1:
                 fewer = refine_hidden(fewer, known, pool, exact, 30.0 * level)
             if off_by(fewer, pool, exact).max() <= level:
                 net = fewer
@@ -649,7 +717,8 @@ def refine_hidden(net: Directed, known: int, pool: Pool, exact: bool, close: flo
     p, e = net.affine.shape
     for _ in range(3):
         off = off_by(net, pool, exact)
-        near = off < close
+        # only where one of them is on do they show
+        near = (off < close) & (with_one(pool.points) @ net.rows[known:].T > 0).any(axis=1)
         x, seen = with_one(pool.points[near]), pool.seen[near]
         z = net(pool.points[near])
         arguments = x @ net.rows[known:].T
@@ -719,9 +788,7 @@ def find_neuron(
             if share_one(net, pool, box.lengths, level) is None:
                 continue
             more = look(around(box.width + 3))
-            pool = Pool(
-                np.concatenate([pool.points, more.points]), np.concatenate([pool.seen, more.seen])
-            )
+            pool = pool.joined(more.points, more.seen)
             outer = share_one(net, pool, box.lengths, level)
             if outer is None:
                 continue

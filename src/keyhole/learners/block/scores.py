@@ -31,6 +31,7 @@ class ScoreOptions:
     furthest: float = 1.5  # distance of an anchor from the base, relative to the reach
     faint: float = 5e-3  # relative singular value of the keys that leaves a range unsure
     extra: int = 2  # anchors that are added for it
+    shortest: float = 0.05  # context steps at which weights must explain an answer
     weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
 
@@ -155,7 +156,8 @@ def ask_scores(
     tokens = draw_context(weights, context, rng, whole=True)
     base, reach = span.base, span.reach
     off = max(1e-4, 1e5 * unit)
-    size, full = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
+    size, full, rest = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
+    unit = max(unit, rest)  # what is known of the layer may be less exact than the answers
     groups = len(tokens)
     if groups > 1:
         full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
@@ -209,23 +211,27 @@ def read_at_once(weights: Weights, unit: float) -> int:
 
 def find_size(
     weights: Weights, ask: Ask, span: Span, other: Float[Array, " d"], tokens: Array, off: float
-) -> tuple[float, Soft]:
+) -> tuple[float, Soft, float]:
     """Length of context steps at which log-odds are of order one, at the base and at another
-    anchor: one of the two may happen to have small keys. And the query at the base. `off`: what
-    of an answer weights may leave."""
+    anchor: one of the two may happen to have small keys. And the query at the base, and what
+    weights leave of an answer. `off`: what they may leave; where weights are searched for, short
+    steps are found more surely."""
     size = min(1.0, span.longest)
     for _ in range(30):
         soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
         odds, rest = read_log_odds(weights, soft)
-        if rest > off:
+        if rest > off and size < READING.shortest * span.reach:
             raise NotThisBlock("no attention weights explain an answer")
+        if rest > off:
+            size *= 0.3
+            continue
         largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
         if largest > 4.0:
             size *= 0.3 if not np.isfinite(largest) else 2.0 / largest
         elif largest < 0.3 and size < span.longest:
             size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
         else:
-            return size, Soft(soft.anchor[:1], soft.tokens[:1], soft.answers[:1])
+            return size, Soft(soft.anchor[:1], soft.tokens[:1], soft.answers[:1]), rest
     raise Unclear("no size of tokens shows the attention weights")
 
 

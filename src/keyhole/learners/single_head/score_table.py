@@ -156,7 +156,8 @@ class _Filling:
         else:
             bank = ArrayBank(lengths[:, None] * self.anchors.rows(anchor))
             rows, count = np.arange(len(numbers)), len(numbers)
-        found = self.meter.ask(bank, count, rows, group, lengths[:, None] * self.values[anchor])
+        values = lengths[:, None] * self.values[anchor]
+        found = self.meter.ask(bank, count, rows, group, values, lengths)
         scores = found.scores - self.bias[group]
         self.product[group, :, anchor] = products = scores / lengths[:, None]
         rounding = self.meter.noise.relative * lengths * self.anchor_bias[anchor]

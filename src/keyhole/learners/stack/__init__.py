@@ -1,5 +1,5 @@
 """Stacks of Transformer blocks, all at once."""
 
-from keyhole.learners.stack.learner import StackDiagnostics, StackLearner
+from keyhole.learners.stack.learner import StackDiagnostics, StackLearner, is_stack
 
-__all__ = ["StackDiagnostics", "StackLearner"]
+__all__ = ["StackDiagnostics", "StackLearner", "is_stack"]

@@ -303,12 +303,16 @@ def fit_network(
 
     start, left = draw(neurons), 1.0
     for _ in range(options.rounds):
+        enough = False  # whether the first ridge was all that was left
         for place, ridge in enumerate(options.ridges):
             single = ridge > 1e-7  # what is left is then far above the roundings
             state = descend(start, data, ridge, options.steps, single=single)
             explained = state.left <= options.enough * state.cost
             left = state.left / scale
+            enough = enough or (explained and not place)
             if not explained and place:
+                if gated and enough:
+                    break
                 return Attempt(None, left)
             spare = options.spare * state.total
             start = without_cheap(state, data, max(spare, 1.1 * state.left))

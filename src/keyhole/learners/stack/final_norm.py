@@ -20,10 +20,11 @@ from keyhole.learners.block import Box
 from keyhole.models.norm import Norm, kept_plane
 
 
-def read_final_norm(box: Box, rng: np.random.Generator) -> Norm | None:
-    """The norm at the end (its epsilon is not seen), or None where there is none."""
+def read_final_norm(box: Box, rng: np.random.Generator, count: int = 24) -> Norm | None:
+    """The norm at the end (its epsilon is not seen), or None where there is none; `count`: tokens
+    that are asked."""
     # errors of the gain are enlarged by the size of an anchor: blocks must add less than a rounding
-    count, size = 24, box.unit ** (-7.0 / 6.0)
+    size = box.unit ** (-7.0 / 6.0)
     tokens = box.representable(size * rng.standard_normal((count, 1, box.width)))
     answers = box.ask(tokens, "final norm")
     best, least = None, np.inf

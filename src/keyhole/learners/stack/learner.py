@@ -148,6 +148,23 @@ class StackLearner:
         return describe(refined, order, kind, box, rng)
 
 
+def is_stack(oracle: Oracle, norm: str, rng: np.random.Generator) -> bool:
+    """Whether a box with attention and norms that looks "pre" or "post" is a stack. Behind a norm
+    at the end huge tokens show as they are. A pre-norm block alone reads the direction of a long
+    token and forgets its length like epsilon / length^2; blocks before the last one add to the
+    token, so that a stack forgets it like 1 / length."""
+    box = Box(oracle)
+    tokens = rng.standard_normal((1, 3, box.width))
+    box.ask(tokens, "depth")  # tells the number format
+    if norm == "post":
+        return read_final_norm(box, rng, count=4) is not None
+    lengths = box.unit**-0.25 * np.array([1.0, 2.0])
+    asked = np.tile(tokens, (2, 1, 1))
+    asked[:, :-1] *= lengths[:, None, None]
+    one, other = box.ask(asked, "depth")
+    return bool(np.abs(one - other).max() > np.sqrt(box.unit) * np.abs(one).max())
+
+
 def find_form(box: Box, rng: np.random.Generator) -> Norm | None:
     """The norm at the end, if there is one; raises where the box is no stack of pre-norm blocks."""
     place, final = find_norm(box, rng), None

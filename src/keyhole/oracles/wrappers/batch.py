@@ -31,12 +31,20 @@ class Batcher(Wrapper):
         return max(1, min(self.chunk_queries, self.chunk_bytes // size))
 
     def ask(self, queries: QueryBatch) -> Array:
-        return assembled(len(queries), dict(self.stream(queries)))
+        found = {}
+        for start, part in self.split(queries):
+            found[start] = self.inner.ask(part)
+        return assembled(len(queries), found)
 
     def stream(self, queries: QueryBatch) -> Iterator[tuple[int, Array]]:
         """(number of the first query, answers) of each chunk, as soon as it is answered: a journal
         keeps it before the next one is asked."""
+        for start, part in self.split(queries):
+            yield start, self.inner.ask(part)
+
+    def split(self, queries: QueryBatch) -> Iterator[tuple[int, QueryBatch]]:
+        """The chunks, each with the number of its first query."""
         start = 0
         for part in queries.slices(self.chunk(queries)):
-            yield start, self.inner.ask(part)
+            yield start, part
             start += len(part)

@@ -80,3 +80,45 @@ def test_a_few_products_solve_for_a_step_in_scaled_unknowns():
     wanted = np.where(model.held, 0.0, rng.standard_normal(len(point)))
     found = solve_linear(near.linearize(moved), near.linearize(moved).jvp(wanted), 1e-12, 40)
     assert np.linalg.norm(found.step - wanted) < 1e-6 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_derivatives_by_epsilons_far_below_a_rounding_of_differences(norm):
+    one = secret(norm)
+    model, point = model_of(one)
+    place = model.blocks.slices["epsilons"]
+    point[place] = np.log(1e-12)
+    columns = model.linearize(point).jacobian()[:, place]
+    for number, column in enumerate(columns.T):
+        step = np.zeros(len(point))
+        step[place.start + number] = 0.5
+        slope = model.residual(point + step) - model.residual(point - step)
+        assert np.linalg.norm(column - slope) < 0.1 * np.linalg.norm(slope)
+
+
+def test_no_step_loses_an_epsilon():
+    model, point = model_of(secret("post"))
+    moved = model.retract(point, np.full(len(point), -300.0))
+    change = model.blocks.split(moved - point)
+    assert (change["epsilons"] == -1.0).all()
+    assert (change["offset"] == -300.0).all()
+
+
+@pytest.mark.parametrize(("norm", "heads"), [("pre", 2), ("post", 2), ("post", 0)])
+def test_units_of_groups_make_their_own_columns_orthonormal(norm, heads):
+    one = secret(norm, heads, activation="relu")
+    model, point = model_of(one, (1,) * 12 if not heads else (1, 2, 3, 4, 5, 6, 7, 8, 9), True)
+    units = model.group_units(point, ridge=0.0)
+    assert np.array_equal(np.sort(np.concatenate(units.groups)), np.arange(len(point)))
+    jacobian = model.linearize(point).jacobian()
+    for group, unit in zip(units.groups, units.units, strict=True):
+        free = group[~model.held[group]]
+        own = jacobian[:, group].T @ jacobian[:, group]
+        triangle = unit.triangle * unit.sizes
+        assert np.allclose((triangle.T @ triangle)[:, ~model.held[group]],
+                           own[:, ~model.held[group]], atol=1e-8 * np.abs(own).max())  # fmt: skip
+        assert len(free)
+    z = np.random.default_rng(4).standard_normal(len(point))
+    step = np.random.default_rng(5).standard_normal(len(point))
+    assert np.isclose(units.apply(z) @ step, z @ units.adjoint(step))
+    assert np.allclose(units.times(2.0).apply(z), 2.0 * units.apply(z))

@@ -5,10 +5,14 @@ from keyhole.learners.block.refinement import (
     clear_rank,
     form_of,
     join_block,
+    misfit_of,
     multiplied,
     refine_block,
+    settle_block,
     split_block,
+    with_attention,
 )
+from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import canonical_block, distance
 from keyhole.models.random import block
 
@@ -54,3 +58,22 @@ def test_from_a_rough_start_to_rounding():
     errors, truth = found.errors.to_arrays(), multiplied(found.block)
     assert set(errors) == set(truth)
     assert 0 < np.abs(errors["mlp.inner"]).max() < 1e-9
+
+
+def test_only_the_parameters_of_a_pattern_are_settled():
+    rng = np.random.default_rng(11)
+    truth = canonical_block(block(rng, 6, heads=2, neurons=6, norm="post", activation="relu"))
+    heads = [
+        Head((left, right * (1.0 + 1e-3)), head.key_bias, head.value)
+        for head in truth.attention.heads
+        for left, right in [(head.score_factors.left, head.score_factors.right)]
+    ]
+    near = with_attention(truth, Attention(heads, truth.attention.offset))
+    pairs = []
+    for length in (2, 3, 4):
+        tokens = rng.standard_normal((60, length, 6))
+        pairs.append((tokens, truth(tokens)))
+    found = settle_block(near, pairs, "left|right|key", steps=6)
+    assert misfit_of(near, pairs) > 1e-9
+    assert misfit_of(found, pairs) < 1e-18
+    assert np.allclose(found.mlp.inner, truth.mlp.inner, atol=1e-12)

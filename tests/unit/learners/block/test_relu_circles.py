@@ -11,6 +11,8 @@ from keyhole.learners.block.relu_circles import (
     find_circle,
     find_circles,
     find_hidden,
+    find_neurons,
+    join_networks,
     make_noise,
     off_by,
     pair_kinks,
@@ -105,7 +107,7 @@ def test_a_circle_and_arcs_tell_the_whole_network(lengths):
     truth, asked = network(rng), []
     box = box_of(truth, lengths, asked)
     pool = pool_of(truth, rng, box)
-    net = find_hidden(box, find_circles(box, rng), pool, rng)
+    net = find_hidden(box, find_circles(box, rng)[0], pool, rng)
     assert net.neurons == truth.neurons
     assert row_errors(net, truth).max() < 1e-5
     assert off_by(net, pool, lengths).max() < 1e-5
@@ -124,6 +126,38 @@ def test_a_neuron_that_misses_the_circle_is_found_by_an_arc():
     net = find_hidden(box, fewer, pool, rng)
     assert net.neurons == truth.neurons
     assert row_errors(net, truth).max() < 1e-5
+
+
+def test_another_circle_adds_the_neurons_that_it_meets():
+    rng = np.random.default_rng(6)
+    truth = network(rng)
+    home = RADIUS * np.eye(WIDTH)[0]
+    away = np.sign(truth.rows @ np.append(home, 1.0))
+    # as two circles tell it: neurons that a circle misses, turned off there, are part of the rest
+    rows = np.where(away > 0, -1.0, 1.0)[:, None] * truth.rows
+    affine = truth.affine + (truth.outer * (away > 0)) @ truth.rows
+    whole = Directed(affine, truth.outer, rows, "relu")
+    one = Directed(affine, truth.outer[:, :8], rows[:8], "relu")
+    other = Directed(3.0 * affine, 3.0 * truth.outer[:, 4:] / 2.0, -2.0 * rows[4:], "relu")
+    joined = join_networks(one, other, home, CircleOptions())
+    assert joined.neurons == truth.neurons
+    points = pool_of(truth, rng, box_of(truth, True)).points
+    assert np.allclose(joined(points), whole(points))
+    apart = Directed(affine, truth.outer[:, 8:], rows[8:], "relu")
+    with pytest.raises(Unclear, match="no neuron in common"):
+        join_networks(one, apart, home, CircleOptions())
+
+
+def test_neurons_that_are_hardly_ever_on_take_several_circles():
+    rng = np.random.default_rng(7)
+    truth = network(rng, neurons=24)
+    shift = 1.4 * np.linalg.norm(truth.rows[:, :-1], axis=1)
+    rows = np.column_stack([truth.rows[:, :-1], -np.abs(truth.rows[:, -1]) - shift])
+    rare = Directed(truth.affine, truth.outer, rows, "relu")
+    box = box_of(rare, False)
+    net = find_neurons(box, lambda count: pool_of(rare, np.random.default_rng(8), box, count), rng)
+    assert net.neurons == truth.neurons
+    assert row_errors(net, rare).max() < 1e-3
 
 
 def test_neurons_that_cancel_are_taken_out():

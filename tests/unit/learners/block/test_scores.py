@@ -46,8 +46,9 @@ def test_scores_key_biases_and_ranks():
 
 def test_steps_are_no_longer_than_allowed():
     short = Span(SPAN.base, 1.0, 1e-3)
-    size, first = find_size(WEIGHTS, ask, short, np.ones(8), np.eye(8)[None, :2], 1e-4)
+    size, first, rest = find_size(WEIGHTS, ask, short, np.ones(8), np.eye(8)[None, :2], 1e-4)
     assert size == 1e-3
+    assert rest < 1e-12
     assert np.array_equal(first.anchor[0], short.base)
 
 

@@ -42,11 +42,13 @@ def make(neurons: int, seed: int = 0, gated: bool = False) -> tuple[Weights, Arr
 def test_the_network_is_found_with_its_number_of_neurons(gated: bool) -> None:
     true, points, answers = make(4, gated=gated)
     names = (true.activation,)
-    rng = np.random.default_rng(1)
-    found = fit_network(points, answers, 12, names, gated, 1e-9, rng).network
-    assert found is not None
-    assert found.neurons == true.neurons
-    assert np.abs(found(points) - answers).max() < 1e-7
+    # some of these starts end with a gate that is turned the wrong way, and others are drawn
+    for seed in range(1, 5):
+        rng = np.random.default_rng(seed)
+        found = fit_network(points, answers, 12, names, gated, 1e-9, rng).network
+        assert found is not None
+        assert found.neurons == true.neurons
+        assert np.abs(found(points) - answers).max() < 1e-7
 
 
 def test_of_activations_that_are_alike_the_right_one_is_taken() -> None:
