@@ -78,13 +78,16 @@ def find_neurons(
     nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
     # of the answers, by the last attempts with first activations; what was not tried comes in turn
     left = {False: 0.0, True: 0.0}
+    # whether more neurons hardly left less: then there are others, however little these leave
+    stalled = {False: False, True: False}
     too_small = set[tuple[int, bool]]()
     attempts, late = deque(list_attempts(options, width)), deque[Trial]()
     while attempts or late:
         size, gated, names = attempt = (attempts or late).popleft()
         if nearly[gated] > options.further or (size, gated) in too_small:
             continue
-        if attempts and left[gated] > options.behind * left[not gated]:
+        behind = left[gated] > options.behind * left[not gated] and not stalled[not gated]
+        if attempts and behind:
             late.append(attempt)
             continue
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
@@ -98,7 +101,12 @@ def find_neurons(
         accepted = options.explained * doubt
         tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
         found, first = tried.network, names == (options.gates if gated else options.activations)[0]
-        left[gated] = tried.left if first else left[gated]
+        if first:
+            stalled[gated] = 0.0 < left[gated] < 2.0 * tried.left
+            left[gated] = tried.left
+        if stalled[gated] and late:
+            attempts.extendleft(reversed([one for one in late if one[1] is not gated]))
+            late = deque(one for one in late if one[1] is gated)
         if found is None and tried.left > options.few:
             too_small.add((size, gated))
             continue

@@ -6,7 +6,9 @@ import pytest
 import keyhole
 from keyhole.arrays import Array
 from keyhole.learners.block import Box, Unclear
+from keyhole.learners.stack import neurons
 from keyhole.learners.stack.biases import find_offsets
+from keyhole.learners.stack.descent import Attempt
 from keyhole.learners.stack.epsilons import (
     find_epsilons,
     follow_path,
@@ -17,6 +19,7 @@ from keyhole.learners.stack.epsilons import (
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import (
     NeuronOptions,
+    NoNetwork,
     Union,
     find_neurons,
     list_attempts,
@@ -261,3 +264,25 @@ def test_refinement_reaches_rounding() -> None:
     fresh = rng.standard_normal((20, 3, WIDTH))
     assert np.abs(refined.stack(fresh) - secret(fresh)).max() < 1e-10
     assert refined.level < 8.0
+
+
+def test_gated_neurons_are_tried_again_where_more_plain_ones_help_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = stack(np.random.default_rng(0), 6, layers=1, heads=1, neurons=3, kind="rms",
+                   activation="silu", gated=True)  # fmt: skip
+    shallow = Shallow(Box(keyhole.open_oracle(secret)), np.eye(6))
+    tried: list[tuple[int, bool]] = []
+
+    def attempt(_points: Array, _answers: Array, size: int, names: tuple[str, ...], gated: bool,
+                *_: object) -> Attempt:  # fmt: skip
+        """Few gated neurons leave more than many plain ones, of which more help little."""
+        tried.append((size, gated))
+        return Attempt(None, 0.08 if gated else 0.02 / len(tried) ** 0.1)
+
+    monkeypatch.setattr(neurons, "fit_network", attempt)
+    with pytest.raises(NoNetwork):
+        find_neurons(shallow, np.zeros((6, 6)), 1e-9, np.random.default_rng(1))
+    gated = [place for place, (size, kind) in enumerate(tried) if kind and size > 14]
+    largest = max(size for size, kind in tried if not kind)
+    assert gated[0] < tried.index((largest, False))
