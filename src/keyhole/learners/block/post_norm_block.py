@@ -688,10 +688,10 @@ class BlockWeights:
 
 
 def ask_sequences(
-    box: Box, heads: list[Head], unknowns: float, rng: np.random.Generator
+    box: Box, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
-    and half as many weights again as the scores have. Strong scores want small tokens, so that no
+    and so many weights for each unknown of the scores. Strong scores want small tokens, so that no
     head takes one token alone."""
     width = box.width
     strength = max(float(np.linalg.norm(head.score)) for head in heads)
@@ -700,7 +700,7 @@ def ask_sequences(
     scores = sum(2.0 * width * head.rank_bound for head in heads)
     shapes = ((2, 1.0), (3, 2.0), (longest - 1, 1.0), (longest, 4.0 if size == 1.0 else 2.0))
     weights = sum(len(heads) * (length - 1) for length, _ in shapes)
-    count = int(max(unknowns / width / len(shapes), 1.5 * scores / weights)) + 3
+    count = int(max(unknowns / width / len(shapes), redundant * scores / weights)) + 3
     found = []
     for length, share in shapes:
         tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
@@ -807,7 +807,9 @@ def find_post_norm_block(
         for (left, right, bias), part in zip(found, maps, strict=True)
     ]
     unknowns = sum(2.0 * d * left.shape[1] + 2.0 * d * widest for left, _, _ in found)
-    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, rng)
+    # scores that were read badly are told by these sequences alone
+    redundant = 4.5 if rough else 1.5
+    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, redundant, rng)
     block = with_attention(single, Attention(heads, plane @ offset))
     if rough:  # what is known least goes first
         block = settle_block(block, context, "left|right|key", steps=6)
