@@ -123,6 +123,8 @@ def measure(name: str, secret: Block, length: int, seed: int) -> None:
         told.append(f"fresh answers {np.abs(model(fresh) - secret(fresh)).max():.1e}")
         told.append(f"{result.ledger.paid} queries = "
                     f"{result.ledger.paid / result.ledger.floor:.1f} floors")  # fmt: skip
+    else:
+        told.append(f"{result.ledger.paid} queries, {result.reason}")
     told.append(f"{time.process_time() - start:.0f} CPU s")
     print(", ".join(told), flush=True)
 

@@ -73,7 +73,7 @@ class PostNormOptions:
     """
 
     candidates: int = 256
-    draws: int = 8
+    draws: int = 16
     looks: int = 2
     patterns: int = 8
     spare: int = 4
@@ -210,19 +210,28 @@ def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]
 def find_values(
     box: Box, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
 ) -> Float[Array, "h p d"]:
-    """M_h of all heads."""
+    """M_h of all heads. Two heads on one token look like one whose rank is the sum of theirs: as
+    long as ranks differ, draws that show more heads are looked for."""
     seen: list[Chosen] = []
-    for _ in range(options.draws):
+    found: Array | None = None
+    for draw in range(options.draws):
         chosen = select_tokens(box, options, rng)
-        if chosen is not None:
+        if chosen is not None and (found is None or len(chosen.tokens) > len(found)):
             seen.append(chosen)
-        if len(seen) < options.looks:
+        last = draw + 1 == options.draws
+        if not seen or (found is None and len(seen) < options.looks and not last):
             continue
         best = max(seen, key=lambda one: len(one.tokens))
         maps = find_maps(box, best, plane, options)
-        if maps is not None:
+        if maps is None:
+            seen.remove(best)
+            continue
+        found, seen = maps, []
+        least = Differences.fine(box).doubt
+        if len({seen_rank(np.linalg.svd(one, compute_uv=False), least) for one in maps}) == 1:
             return maps
-        seen.remove(best)
+    if found is not None:
+        return found
     raise Unclear("no draw of huge tokens showed which token each head selects")
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import keyhole
+from keyhole.learners.block import post_norm_block
 from keyhole.learners.block.box import Box, Unclear
 from keyhole.learners.block.direction_fit import Directed, lengths
 from keyhole.learners.block.post_norm_block import (
@@ -296,3 +297,22 @@ def test_wider_encoder_layers_of_relus(pre):
         answers = module(torch.tensor(fresh))[:, -1].numpy()
     assert np.abs(found.model(fresh) - answers).max() < 1e-10
     assert found.ledger.paid < 20 * found.ledger.floor
+
+
+def test_two_heads_on_one_token_are_looked_for_again(monkeypatch):
+    rng = np.random.default_rng(4)
+    maps = [rng.standard_normal((8, 3)) @ rng.standard_normal((3, 9)) for _ in range(3)]
+    together = [maps[0] + maps[1], maps[2]]
+    drawn = iter([2, 2, 2, 3])
+
+    def select(box, options, rng):
+        return post_norm_block.Chosen(np.zeros((next(drawn), 9)), np.zeros(9))
+
+    def find(box, chosen, plane, options):
+        return np.array(maps if len(chosen.tokens) == 3 else together)
+
+    monkeypatch.setattr(post_norm_block, "select_tokens", select)
+    monkeypatch.setattr(post_norm_block, "find_maps", find)
+    box = Box(FunctionOracle(lambda x: x[:, -1], Spec(9)))
+    found = find_values(box, kept_plane(9, "layer"), PostNormOptions(), rng)
+    assert np.array_equal(found, maps)
