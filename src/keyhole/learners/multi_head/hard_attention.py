@@ -353,6 +353,32 @@ def halve_candidates(
 # --- vector answers -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Huge tokens before an anchor, and the answer in units of their size."""
+
+    anchor: Float[Array, " d"]
+    scale: float
+    tokens: Float[Array, "n d"]
+    base: Float[Array, "one outputs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Selected tokens, and what each answers to `shift`."""
+
+    pattern: HardAttentionPattern
+    marks: Float[Array, "h outputs"]
+    shift: Float[Array, " d"]
+
+    def subtract(self, constant: Float[Array, " outputs"]) -> "Selection":
+        """The same, answers less what does not depend on the tokens before the anchor."""
+        pattern = self.pattern
+        base = pattern.system.answers[:1] - constant / pattern.scale
+        system = LinearSystem.of(pattern.tokens[None], base)
+        return replace(self, pattern=replace(pattern, system=system))
+
+
 def find_selected_tokens_by_vectors(
     ask: Asker, anchor: Array, heads: int | None, shift: Array, rng: np.random.Generator
 ) -> tuple[HardAttentionPattern, Float[Array, "h outputs"]]:
@@ -362,7 +388,10 @@ def find_selected_tokens_by_vectors(
     counterexample = None
     accurate = 1e-10  # rounding error below which the selected tokens need no check of their own
     for _ in range(CANDIDATE_SETS):
-        seen = shift_candidates(ask, anchor, heads, shift, rng, size, scale)
+        tokens = random_directions(rng, size, len(anchor))
+        base = query_hard(ask, tokens[None], anchor, scale, "selected tokens")
+        candidates = Candidates(anchor, scale, tokens, base)
+        seen = shift_candidates(ask, candidates, heads, shift, rng)
         if seen.explained:
             if heads is not None and len(seen.support.nodes) > heads:
                 surplus = describe_surplus(len(seen.support.nodes), heads)
@@ -426,18 +455,16 @@ class ShiftedCandidates:
 
 def shift_candidates(
     ask: Asker,
-    anchor: Array,
+    candidates: Candidates,
     heads: int | None,
     shift: Array,
     rng: np.random.Generator,
-    size: int,
-    scale: float,
 ) -> ShiftedCandidates:
     """One pattern after the other, until fewer tokens than patterns explain the answers."""
     step = ask.unit ** (1 / 3)  # vectors need less signal than moments
     doubt = MISFIT * ask.unit / step
-    tokens = random_directions(rng, size, len(anchor))
-    base = query_hard(ask, tokens[None], anchor, scale, "selected tokens")
+    anchor, scale = candidates.anchor, candidates.scale
+    tokens, base, size = candidates.tokens, candidates.base, len(candidates.tokens)
     most = min(size - 1, base.shape[1], MOST_HEADS)
     patterns = rng.standard_normal((most + 1, size))
     patterns /= np.abs(patterns).max(axis=1, keepdims=True)

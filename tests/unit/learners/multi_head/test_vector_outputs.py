@@ -27,6 +27,7 @@ from keyhole.learners.multi_head.vector_outputs import (
     read_log_odds,
     report_layer,
     seem_shared,
+    spans_range,
 )
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
@@ -162,6 +163,22 @@ def test_hard_attention_measures_the_responses() -> None:
             [[np.linalg.norm(a - h.value) for h in model.heads] for a in found.products]
         )
         assert gaps.min(axis=1).max() < 1e-8
+
+
+def test_a_mark_is_a_spare_response() -> None:
+    ask, rng = asker(layer(), WIDTH), np.random.default_rng(19)
+    frame = np.eye(WIDTH)
+    plain = VectorProblem(ask, frame, frame[:1], 1.0, None, None, FLOAT64)
+    problem = replace(plain, believe_marks=True)
+    rows = np.linalg.qr(rng.standard_normal((WIDTH, 3)))[0].T
+    inside, outside = rng.standard_normal(3) @ rows, rng.standard_normal(WIDTH)
+    assert spans_range(problem, rows, inside, 0.1)
+    assert not spans_range(problem, rows, outside, 0.1)
+    assert not spans_range(problem, rows[:2], inside, 0.1)
+    assert not spans_range(plain, rows, inside, 0.1)  # one more must be asked
+    assert spans_range(plain, np.vstack([rows, inside]), inside, 0.1)
+    nearly = rows * np.array([1.0, 1.0, 1e-3])[:, None]  # their range would have few digits
+    assert not spans_range(problem, nearly, inside, 0.1)
 
 
 def test_ranks_of_spectra() -> None:
