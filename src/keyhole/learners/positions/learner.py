@@ -154,7 +154,7 @@ def learn_as_rotary(
 ) -> Hypothesis | Refuted | Inconclusive:
     def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
         first = measure_first_anchor(ask, rng, values, longest)
-        if isinstance(first, Inconclusive):
+        if isinstance(first, Refuted | Inconclusive):
             return first
         found = learn_rotary(first, rng)
         if isinstance(found, Inconclusive):

@@ -103,6 +103,14 @@ def convolved_keys(tokens: np.ndarray) -> np.ndarray:
     return answer
 
 
+def gated_neighbours(tokens: np.ndarray) -> np.ndarray:
+    """Tokens behind one with a larger first entry count for less: huge ones act as with rotary
+    positions, near ones have weights that no heads have."""
+    before = np.concatenate([tokens[:, :1, :1], tokens[:, :-1, :1]], axis=1)
+    gate = np.where(before > tokens[:, :, :1], 0.5, 1.0)
+    return np.asarray(placed_layer("none", 8, 2, 0)(gate * tokens))
+
+
 def recurrent(tokens: np.ndarray) -> np.ndarray:
     """A linear recurrence over the tokens."""
     state = np.zeros((len(tokens), tokens.shape[2]))
@@ -112,7 +120,8 @@ def recurrent(tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("box", "width"), [(gated_order, 6), (convolved, 6), (convolved_keys, 8), (recurrent, 6)]
+    ("box", "width"),
+    [(gated_order, 6), (convolved, 6), (convolved_keys, 8), (gated_neighbours, 8), (recurrent, 6)],
 )
 def test_what_only_looks_like_positions_is_rejected(box: object, width: int) -> None:
     found = keyhole.recover(keyhole.open_oracle(box, width=width), seed=0, throw=False)
