@@ -82,6 +82,7 @@ class Polished:
     value_errors: list[Array]
     offset_errors: Array
     misfit: float  # root mean square residual in standard errors, corrected for the unknowns
+    settled: bool = True  # whether further steps would have gained next to nothing
 
 
 def fit_layer(
@@ -126,6 +127,7 @@ def fit_layer(
         [dependent * part for part in values],
         dependent * offset[0],
         misfit,
+        fit.ending in ("settled", "target"),
     )
 
 

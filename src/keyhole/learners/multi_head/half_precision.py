@@ -509,7 +509,8 @@ def fit_to_the_end(
     box: Box, start: Layer, soft: tuple[SoftAnswers, ...], neighbours: Neighbours
 ) -> tuple[Polished, float]:
     """The layer fitted to all soft answers, and what that leaves, in standard deviations of the
-    rounding. A fit that ran out of steps goes on as long as it gains."""
+    rounding. A fit that ran out of steps, or left more, goes on as long as it gains: one that has
+    not settled may explain its own answers and no others."""
 
     def judge(fit: Polished, errors: float) -> float:
         return fit.misfit * errors / neighbours.measure_rounding(build_attention(fit.layer))
@@ -518,7 +519,7 @@ def fit_to_the_end(
     off = judge(fit, errors)
     gain = 0.7  # of the misfit: one that falls by less has settled
     for _ in range(4):
-        if off <= box.options.misfit:
+        if fit.settled and off <= box.options.misfit:
             break
         further, more = fit_soft_answers(box, fit.layer, soft)
         if further.misfit * more > gain * fit.misfit * errors:

@@ -124,25 +124,38 @@ def find_skip(oracle: Oracle, rng: np.random.Generator) -> Skip | None:
     fewest = 4  # tokens of a query, the anchor among them
     if not domain.unbounded or room < fewest:
         return None
-    directions = np.linalg.qr(rng.standard_normal((width, width)))[0]
+    known = find_known_directions(oracle)
+    drawn = rng.standard_normal((width, width))
+    drawn[: len(known)] = known
+    q, r = np.linalg.qr(drawn.T)
+    directions = (q * np.sign(np.diag(r))).T
     crowd = Setup.draw(oracle, rng, crowded=True)
     probe = 1e-3  # length of a step, in anchors, on which hardly any head leaves its token
-    if not crowd.is_signal(crowd.measure(directions[:1], probe), probe)[0]:
+    first = crowd.measure(directions[:1], probe)
+    if not crowd.is_signal(first, probe)[0]:
         return None
-    exact = crowd.noise.relative < DOUBLE_PRECISION and not crowd.noise.error_floor
-    found = measure_beside_selected(crowd, directions, rng) if exact and not crowd.scalar else None
+    found = None
+    if not crowd.scalar and crowd.noise.relative < DOUBLE_PRECISION and not crowd.noise.error_floor:
+        whole = None
+        if len(known):  # single tokens along that direction are known
+            zero, one = Asker(oracle)(np.outer((0.0, 1.0), directions[0])[:, None], PURPOSE)
+            whole = one - zero - first[0]
+        found = measure_beside_selected(crowd, directions, rng, whole)
     return found or measure_beside_four(oracle, directions, rng)
 
 
 def measure_beside_selected(
-    crowd: "Setup", directions: Float[Array, "d d"], rng: np.random.Generator
+    crowd: "Setup",
+    directions: Float[Array, "d d"],
+    rng: np.random.Generator,
+    whole: Float[Array, " D"] | None,
 ) -> Skip | None:
     """The skip by steps of an anchor behind the tokens alone that heads select from a crowd; None
-    where they are not found or the anchor does not act linearly."""
-    oracle, scale, known = crowd.oracle, TOKENS * ANCHOR, find_known_directions(crowd.oracle)
-    shift = known[0] if len(known) else directions[0]
+    where they are not found or the anchor does not act linearly. `whole` is what all heads answer
+    to the first direction, where that is known."""
+    oracle, scale, shift = crowd.oracle, TOKENS * ANCHOR, directions[0]
     candidates = Candidates(crowd.anchor, scale, crowd.choices / scale, crowd.base[None] / scale)
-    seen = shift_candidates(Asker(oracle), candidates, None, shift, rng)
+    seen = shift_candidates(Asker(oracle), candidates, None, shift, rng, whole)
     if not seen.explained:
         return None
     setup = replace(crowd, choices=crowd.choices[seen.support.nodes])

@@ -353,7 +353,8 @@ def tell_heads_apart(
     ask, direction = problem.ask, problem.frame[0]
 
     def select() -> tuple[HardAttentionPattern, Array]:
-        return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng)
+        whole = None if ask.low_precision else problem.first[0]
+        return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng, whole)
 
     before = problem.selected
     if before is not None and len(before.marks) <= (problem.heads or len(before.marks)):
@@ -507,13 +508,13 @@ def spans_range(problem: VectorProblem, responses: Array, mark: Array, reach: fl
         rank = find_response_rank(problem, responses, reach)
     goal = problem.policy.exceed(rank)
     sizes = np.linalg.svd(responses, compute_uv=False)
-    independent = bool(sizes[rank - 1] > 0.02 * sizes[0])
-    if problem.believe_marks and independent and len(responses) >= rank:
+    size = sizes[rank - 1] / sizes[0]
+    if problem.believe_marks and size > 0.005 and len(responses) >= rank:
         rows = np.linalg.svd(responses, full_matrices=False)[2][:rank]
         off = np.linalg.norm(mark - mark @ rows.T @ rows)
         seen = 1e-6  # part of a mark, which has ten digits, that is not rounding
         return bool(off <= seen * np.linalg.norm(mark))
-    return len(responses) >= 2 * goal - rank or (len(responses) >= goal and independent)
+    return bool(len(responses) >= 2 * goal - rank or (len(responses) >= goal and size > 0.02))
 
 
 def find_response_rank(
