@@ -389,9 +389,32 @@ def tell_heads_apart(
         return selected, shifted
     known = match_marks(ask, again.marks, marks, float(np.abs(again.marks).max()))
     rest = [i for i in range(len(again.pattern)) if i not in known]
-    fresh = dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
+    crowded = [i for i in range(len(pattern)) if i not in known.values()]
+    fresh: dict[int, Array] = {}
+    if problem.believe_marks and len(rest) == 2 and len(crowded) == 1:
+        fresh = split_responses(problem, again, rest, shifted[crowded[0]], marks[crowded[0]])
+    rest = [i for i in rest if i not in fresh]
+    if rest:
+        fresh |= dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
     responses = [shifted[known[i]] if i in known else fresh[i] for i in range(len(again.pattern))]
     return again, responses
+
+
+def split_responses(
+    problem: VectorProblem, again: SelectedTokens, pair: list[int], joint: Array, mark: Array
+) -> dict[int, Array]:
+    """Responses of two tokens whose heads shared one before: where their marks add up, those of
+    the second are what the first leaves of the joint ones, as far as these reach."""
+    sums = again.marks[pair].sum(axis=0)
+    if not match_marks(problem.ask, sums[None], mark[None], float(np.abs(mark).max())):
+        return {}
+    (first,) = measure_shifts(problem, again, pair[:1])
+    count = min(len(first), len(joint))
+    other = joint[len(joint) - count :] - first[len(first) - count :]
+    found = {pair[0]: first}
+    if spans_range(problem, other, again.marks[pair[1]], again.reach):
+        found[pair[1]] = other
+    return found
 
 
 def seem_shared(ranks: Sequence[int], heads: int | None) -> bool:
