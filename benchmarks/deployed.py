@@ -264,6 +264,7 @@ def name_kind(end: keyhole.Recovery, layer: Layer) -> str:
             "scores are capped": "capped",
             "queries and keys are normalised": "normalised",
             "rotary positions": "rotary",
+            "a vector of their place": "vectors",
         }
         said = " ".join((end.reason, *end.notes))
         told = [kind for word, kind in words.items() if word in said]

@@ -146,7 +146,8 @@ def name_bounded(
     is, where that is known."""
     # random factors that must all leave the answer linear: a winner may keep its place
     scalings = 4
-    if not all(is_bounded(ask, rng, bag, anchor, answer) for _ in range(scalings)):
+    known = [answer] + (scalings - 1) * [None]  # the others all differ from each other
+    if not all(is_bounded(ask, rng, bag, anchor, each) for each in known):
         return None
     tokens = 8  # of which one must be taken or left alike by all heads, wherever it stands
     same = 1e-6  # change of an answer, relative, that a weight of nearly one leaves room for
@@ -170,13 +171,17 @@ def is_bounded(
     """Whether the answer is linear in positive factors of the tokens: no head then prefers larger
     tokens. With hard attention the token in use changes with the factors, and all of the answer;
     biases of the keys bend it by one part in the tokens' size."""
+    factors = 10.0 ** rng.uniform(-1.0, 1.0, (2, len(bag), 1))
+    if answer is not None:
+        factors[0] = 1.0
+    every = np.stack([*factors, factors.mean(axis=0)]) * bag
+    last = np.broadcast_to(anchor, (3, 1, ask.width))
+    tokens = np.concatenate([every, last], axis=1)
     if answer is None:
-        answer = ask(np.concatenate([bag, anchor])[None], PURPOSE)[0]
-    factors = 10.0 ** rng.uniform(-1.0, 1.0, (len(bag), 1))
-    every = np.stack([factors * bag, 0.5 * (1.0 + factors) * bag])
-    last = np.broadcast_to(anchor, (2, 1, ask.width))
-    second, middle = ask(np.concatenate([every, last], axis=1), PURPOSE)
-    bend = float(np.abs(0.5 * (answer + second) - middle).max())
+        first, second, middle = ask(tokens, PURPOSE)
+    else:
+        first, (second, middle) = answer, ask(tokens[1:], PURPOSE)
+    bend = float(np.abs(0.5 * (first + second) - middle).max())
     linear = 1e-4  # bend relative to the answer that is none
     return bend <= linear * float(np.abs(middle).max())
 

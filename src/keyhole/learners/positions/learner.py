@@ -85,14 +85,23 @@ class Positions:
         }
         if kind.name not in strategies:
             raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
-        learn = strategies[kind.name]
 
-        def learn_seen_places() -> Hypothesis | Refuted | Inconclusive:
-            found = learn(ask, rng, kind, longest)
+        def learn_seen_places(kind: PositionKind) -> Hypothesis | Refuted | Inconclusive:
+            found = strategies[kind.name](ask, rng, kind, longest)
             return add_mask(oracle, rng, found, kind.masked) if kind.masked else found
 
+        def learn_placed() -> Hypothesis | Refuted | Inconclusive:
+            found = learn_seen_places(kind)
+            if kind.name != "additive" or not isinstance(found, Refuted):
+                return found
+            # few tokens in a window may win wherever they stand, though their keys turn
+            turned = learn_seen_places(replace(kind, name="rotary"))
+            if isinstance(turned, Inconclusive):
+                return Inconclusive(f"{found.reason}; taken for rotary positions, {turned.reason}")
+            return turned if isinstance(turned, Hypothesis) else found
+
         try:
-            return run_strategies([(kind.name, learn_seen_places)])
+            return run_strategies([(kind.name, learn_placed)])
         except KeyholeError as error:  # what was recognised is known, even if it was not learned
             error.findings = (*error.findings, kind.sentence)
             raise

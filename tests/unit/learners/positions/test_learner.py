@@ -7,7 +7,9 @@ import pytest
 
 import keyhole
 from keyhole.learners.positions import Positions
+from keyhole.learners.positions.kinds import recognise_positions
 from keyhole.learners.positions.learner import rotary_base, shorten_table
+from keyhole.measurement.asking import Asker
 from placed_layers import placed_layer
 
 
@@ -53,6 +55,15 @@ def test_vectors_of_places_are_found() -> None:
     found = keyhole.recover(keyhole.open_oracle(truth, max_length=24), seed=4)
     assert found.model.position.kind == "position vectors"
     assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_few_tokens_in_a_window_may_win_wherever_they_stand() -> None:
+    truth = placed_layer("rotary", 8, 2, 5, window=12)
+    kind = recognise_positions(Asker(keyhole.open_oracle(truth)), np.random.default_rng(5), None)
+    assert kind.name == "additive"  # the winners of both bags did not change with the order
+    found = keyhole.recover(truth, Positions(), seed=5)
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert found.model.position.kind == "rotary, window"
 
 
 def test_rotary_extrapolates() -> None:
