@@ -355,7 +355,7 @@ def rotary_base(frequencies: np.ndarray) -> float | None:
     power_law = 1e-6  # relative deviation of frequencies that follow one base
     if count == 2 and abs(frequencies[0] - 1.0) < power_law:  # else two are no law
         return float(frequencies[1] ** -2.0)
-    if count < 3:
+    if count < 3 or frequencies.min() <= 0.0:  # a fit may end at a frequency that is none
         return None
     slope, start = np.polyfit(np.arange(count), np.log(frequencies), 1)
     off = np.abs(np.log(frequencies) - start - slope * np.arange(count)).max()

@@ -150,6 +150,7 @@ def test_the_base_of_frequencies() -> None:
     assert rotary_base(np.array([1.0, 0.01])) == pytest.approx(1e4)
     assert rotary_base(np.array([0.9, 0.01])) is None
     assert rotary_base(np.array([1.0, 0.3, 0.2, 0.01])) is None
+    assert rotary_base(np.array([1.0, 0.3, 0.1, -1e-9])) is None
 
 
 def test_a_constant_end_is_cut_off() -> None:
