@@ -82,7 +82,6 @@ class Polished:
     value_errors: list[Array]
     offset_errors: Array
     misfit: float  # root mean square residual in standard errors, corrected for the unknowns
-    settled: bool = True  # whether further steps would have gained next to nothing
 
 
 def fit_layer(
@@ -127,7 +126,6 @@ def fit_layer(
         [dependent * part for part in values],
         dependent * offset[0],
         misfit,
-        fit.ending in ("settled", "target"),
     )
 
 

@@ -84,7 +84,7 @@ def learn_half_precision(
     if isinstance(hard, Inconclusive):
         return hard
     soft: SoftAnswers | None = None
-    neighbours: Neighbours | None = None
+    level = 0.0
     trouble = Inconclusive("no bag of long tokens showed the heads")
     for _ in range(options.bags):
         maps = measure_value_maps(box, single, hard)
@@ -97,15 +97,15 @@ def learn_half_precision(
         soft = soft.extend(box, count_start_queries(box, maps, soft.length))
         longer = soft.lengthen(box, count_further_queries(box, maps, soft))
         start = solve_scores(single, maps, soft)
-        neighbours = neighbours or Neighbours.ask(box, longer)
-        fit, off = fit_to_the_end(box, start, (soft, longer), neighbours)
+        fit, errors = fit_soft_answers(box, start, (soft, longer))
+        found = describe(box, start, fit, prior)
+        level = level or measure_rounding(box, longer, found.model)
+        off = fit.misfit * errors / level
         if off > options.misfit:
             trouble = Inconclusive(
                 f"a layer of {len(maps)} heads leaves {off:.1f} times as much as rounding does"
             )
             continue
-        found = describe(box, start, fit, prior)
-        level = neighbours.measure_rounding(found.model)
         odd = check_long_query(box, found.model, soft.size, level)
         return found if odd is None else odd
     return trouble
@@ -381,28 +381,16 @@ class SoftAnswers:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Neighbours:
-    """Soft queries, their neighbours in the number format, and how much the answers differ."""
-
-    old: Float[Array, "n length d"]
-    new: Float[Array, "n length d"]
-    gaps: Float[Array, "n D"]
-
-    @classmethod
-    def ask(cls, box: Box, soft: SoftAnswers) -> "Neighbours":
-        count = box.options.neighbours
-        old, answers = soft.tokens[-count:], soft.answers[-count:]
-        signs = box.rng.choice((-1.0, 1.0), old.shape)
-        new, others = box.answer(old * (1.0 + 2.0 * box.unit * signs), "precision")
-        return cls(old, new, others - answers)
-
-    def measure_rounding(self, model: Attention) -> float:
-        """Standard deviation of the rounding of a soft answer: neighbours are rounded otherwise.
-        The model says what else changes; one that is far off makes the rounding look larger."""
-        rounding = self.gaps - (model(self.new) - model(self.old))
-        # the rounding of neighbours is related: 0.75 to 0.97 of it is seen
-        return max(float(np.sqrt(np.mean(rounding**2) / 2.0)) / 0.86, TINY)
+def measure_rounding(box: Box, soft: SoftAnswers, model: Attention) -> float:
+    """Standard deviation of the rounding of a soft answer: neighbours of its tokens in the number
+    format are rounded otherwise. The model says what else the neighbours change, which is hardly
+    more than rounding itself: a rough model will do."""
+    old, answers = soft.tokens[-box.options.neighbours :], soft.answers[-box.options.neighbours :]
+    signs = box.rng.choice((-1.0, 1.0), old.shape)
+    new, others = box.answer(old * (1.0 + 2.0 * box.unit * signs), "precision")
+    gaps = (others - answers) - (model(new) - model(old))
+    # the rounding of neighbours is related: 0.75 to 0.97 of it is seen
+    return max(float(np.sqrt(np.mean(gaps**2) / 2.0)) / 0.86, TINY)
 
 
 def choose_length(box: Box, maps: list[Array]) -> int:
@@ -503,29 +491,6 @@ def fit_soft_answers(
     # half precision rounds every step, not only sums: its errors are nearly independent
     fit = fit_layer(start, data, box.rng, FIT, dependent=1.2)
     return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
-
-
-def fit_to_the_end(
-    box: Box, start: Layer, soft: tuple[SoftAnswers, ...], neighbours: Neighbours
-) -> tuple[Polished, float]:
-    """The layer fitted to all soft answers, and what that leaves, in standard deviations of the
-    rounding. A fit that ran out of steps, or left more, goes on as long as it gains: one that has
-    not settled may explain its own answers and no others."""
-
-    def judge(fit: Polished, errors: float) -> float:
-        return fit.misfit * errors / neighbours.measure_rounding(build_attention(fit.layer))
-
-    fit, errors = fit_soft_answers(box, start, soft)
-    off = judge(fit, errors)
-    gain = 0.7  # of the misfit: one that falls by less has settled
-    for _ in range(4):
-        if fit.settled and off <= box.options.misfit:
-            break
-        further, more = fit_soft_answers(box, fit.layer, soft)
-        if further.misfit * more > gain * fit.misfit * errors:
-            break
-        fit, errors, off = further, more, judge(further, more)
-    return fit, off
 
 
 def build_attention(layer: Layer) -> Attention:

@@ -1,14 +1,12 @@
 """Layers in float16 and bfloat16: two or three digits, honest bars, never refused for rounding."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import keyhole
-from keyhole.learners.multi_head import half_precision
 from keyhole.learners.multi_head.half_precision import fit_bilinear, round_to_format
 
 
@@ -61,17 +59,6 @@ def test_a_module_in_half_precision_is_recovered(dtype: torch.dtype, heads: int)
     assert len(found.model.heads) == heads
     assert measure_excess(layer, found.model) < 2.0
     assert found.ledger.paid < 10.0 * found.ledger.floor
-
-
-def test_a_fit_that_runs_out_of_steps_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bag, instead of another one and a start from nothing."""
-    layer = make_layer(2, 16, 2, torch.float16)
-    alone = keyhole.recover(layer, seed=1)
-    monkeypatch.setattr(half_precision, "FIT", replace(half_precision.FIT, steps=5))
-    found = keyhole.recover(layer, seed=1, throw=False)
-    assert found.outcome is keyhole.Outcome.RECOVERED
-    assert found.ledger.paid <= alone.ledger.paid + 1
-    assert measure_excess(layer, found.model) < 2.0
 
 
 def test_a_function_that_computes_in_half_precision_is_noticed() -> None:
