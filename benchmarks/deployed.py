@@ -1,7 +1,7 @@
 """Attention as it is deployed: skip connections and positions, recovered with nothing given.
 
     python benchmarks/deployed.py [--seeds 5] [--first 1000] [--only SUBSTRING]
-                                  [--half] [--llama] [--kinds] [--trained WHEEL]
+                                  [--half] [--llama] [--kinds] [--impostors] [--trained WHEEL]
 
 Boxes are NumPy functions of their own (keys and queries 1.4/sqrt d, biases 0.5, frequencies rounded
 to float32 as real models do). A row: how many runs ended RECOVERED; queries of the whole run over
@@ -21,6 +21,8 @@ standard error, of a whole matrix; the share of entries within two.
 
 --kinds: what is said of the positions of 17 kinds of boxes, without verification; a kind that
 cannot be learned has to be named by the reason.
+
+--impostors: boxes that look like positions and are not: what the runs ended as.
 
 --half: torch.nn.MultiheadAttention in float16 and bfloat16 instead. Error of the model's answers
 against the layer in float64 over that of the box's own answers, on 200 fresh sequences of 6 tokens
@@ -189,15 +191,16 @@ Make = Callable[[np.random.Generator], Layer]
 
 
 def rows() -> Iterator[tuple[str, Make]]:
-    for d, count in ((8, 1), (8, 2), (16, 4), (32, 4), (64, 8)):
+    shapes = ((8, 1), (8, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 2), (64, 4), (64, 8))
+    for d, count in shapes:
         for kind in ("identity", "random"):
             name = f"skip {kind}, d={d} H={count}"
             yield name, lambda rng, d=d, h=count, k=kind: Layer(rng, d, h, skip=k)
-    for d, count in ((8, 2), (16, 4)):
+    for d, count in ((8, 2), (16, 4), (32, 2)):
         name = f"skip, scalar answers, d={d} H={count}"
         yield name, lambda rng, d=d, h=count: Layer(rng, d, h, skip="random", scalar=True)
-    shapes = ((16, 2, 2), (16, 4, 4), (16, 4, 2), (32, 2, 2), (32, 4, 4))
-    for d, count, groups in shapes:
+    grouped = ((16, 2, 2), (16, 4, 4), (16, 4, 2), (32, 2, 2), (32, 4, 4))
+    for d, count, groups in grouped:
         name = f"rotary, d={d} H={count} G={groups}"
         yield name, lambda rng, d=d, h=count, g=groups: Layer(rng, d, h, "rotary", g)
     yield "rotary, base 5e5, d=16 H=2", lambda rng: Layer(rng, 16, 2, "rotary", base=5e5)
@@ -261,6 +264,7 @@ def name_kind(end: keyhole.Recovery, layer: Layer) -> str:
             "scores are capped": "capped",
             "queries and keys are normalised": "normalised",
             "rotary positions": "rotary",
+            "a vector of their place": "vectors",
         }
         said = " ".join((end.reason, *end.notes))
         told = [kind for word, kind in words.items() if word in said]
@@ -293,6 +297,76 @@ def measure_kinds(seeds: range, only: str) -> None:
         total, right = total + len(seeds), right + good
         print(f"| {name} | {good}/{len(seeds)} | {np.median(asked):.0f} |", flush=True)
     print(f"| all | {right}/{total} | |")
+
+
+def impostors() -> Iterator[tuple[str, Callable[..., Callable[[np.ndarray], np.ndarray]]]]:
+    """Name, and how the box is made of a generator, width and heads."""
+
+    def shift(tokens: np.ndarray) -> np.ndarray:
+        """Every token with a share of the one before it."""
+        before = np.concatenate([np.zeros_like(tokens[:, :1]), tokens[:, :-1]], axis=1)
+        return 0.7 * tokens + 0.3 * before
+
+    def sort(tokens: np.ndarray) -> np.ndarray:
+        """The earlier tokens in the order of their first entries."""
+        order = np.argsort(tokens[:, :-1, 0], axis=1)
+        earlier = np.take_along_axis(tokens[:, :-1], order[:, :, None], axis=1)
+        return np.concatenate([earlier, tokens[:, -1:]], axis=1)
+
+    def drop(tokens: np.ndarray) -> np.ndarray:
+        """Tokens whose neighbours have a larger first entry count for less."""
+        before = np.concatenate([tokens[:, :1, :1], tokens[:, :-1, :1]], axis=1)
+        return np.where(before > tokens[:, :, :1], 0.5, 1.0) * tokens
+
+    def before(
+        change: Callable[[np.ndarray], np.ndarray], positions: str
+    ) -> Callable[..., Callable[[np.ndarray], np.ndarray]]:
+        """A layer behind a change of its tokens."""
+
+        def make(*shape: Any) -> Callable[[np.ndarray], np.ndarray]:
+            layer = Layer(*shape, positions)
+            return lambda tokens: layer(change(tokens))
+
+        return make
+
+    for positions in ("none", "rotary", "linear bias"):
+        yield f"convolution before attention, {positions}", before(shift, positions)
+        yield f"neighbours that gate, {positions}", before(drop, positions)
+    for positions in ("rotary", "linear bias"):
+        yield f"places by content, {positions}", before(sort, positions)
+
+    def recur(rng: np.random.Generator, width: int, bend: bool) -> Callable[..., np.ndarray]:
+        keep, take = rng.standard_normal((2, width, width)) / (2.0 * width**0.5)
+
+        def run(tokens: np.ndarray) -> np.ndarray:
+            state = np.zeros((len(tokens), width))
+            for token in tokens.transpose(1, 0, 2):
+                state = state @ keep + token @ take
+                state = np.tanh(state) if bend else state
+            return state
+
+        return run
+
+    yield "linear recurrence", lambda rng, width, heads: recur(rng, width, False)
+    yield "recurrence with tanh", lambda rng, width, heads: recur(rng, width, True)
+
+
+def measure_impostors(seeds: range, only: str) -> None:
+    print("| box | rejected | other endings | queries |")
+    print("|---|---|---|---|")
+    for name, make in impostors():
+        if only not in name:
+            continue
+        ends, asked = [], []
+        for seed in seeds:
+            width, heads = ((16, 2), (16, 4), (32, 4))[seed % 3]
+            box = make(np.random.default_rng([seed, 18]), width, heads)
+            end = keyhole.recover(keyhole.open_oracle(box, width=width), seed=seed, throw=False)
+            ends.append(end.outcome.name)
+            asked.append(end.ledger.paid)
+        others = ", ".join(sorted(set(ends) - {"REJECTED"})) or "none"
+        good = ends.count("REJECTED")
+        print(f"| {name} | {good}/{len(seeds)} | {others} | {np.median(asked):.0f} |", flush=True)
 
 
 class Llama:
@@ -535,6 +609,7 @@ def main() -> None:
     parser.add_argument("--half", action="store_true")
     parser.add_argument("--llama", action="store_true")
     parser.add_argument("--kinds", action="store_true")
+    parser.add_argument("--impostors", action="store_true")
     parser.add_argument("--trained", metavar="WHEEL")
     parser.add_argument("--floors", type=float, default=4.0)
     options = parser.parse_args()
@@ -542,11 +617,16 @@ def main() -> None:
         layers = range(options.first, options.first + options.seeds)
         measure_trained(options.trained, layers, options.floors)
         return
-    if options.half or options.llama or options.kinds:
-        measure = measure_half_precision if options.half else measure_llama
-        measure = measure_kinds if options.kinds else measure
-        measure(range(options.first, options.first + options.seeds), options.only)
-        return
+    series = {
+        "half": measure_half_precision,
+        "llama": measure_llama,
+        "kinds": measure_kinds,
+        "impostors": measure_impostors,
+    }
+    for name, measure in series.items():
+        if getattr(options, name):
+            measure(range(options.first, options.first + options.seeds), options.only)
+            return
     print("| box | recovered | queries / floor | learning alone | W(0…16) | W(1e5) | seconds |")
     print("|---|---|---|---|---|---|---|")
     for name, make in rows():

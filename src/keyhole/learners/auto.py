@@ -39,7 +39,7 @@ from keyhole.measurement.family import Facts, bends_between_opposites, examine_f
 from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.wrappers.restrict import WithPrior
+from keyhole.oracles.wrappers.restrict import AffineSingles, WithPrior
 
 
 @dataclass(frozen=True)
@@ -348,6 +348,8 @@ def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) 
     reason = "single tokens act linearly, pairs not as one head would have it"
     if oracle.spec.precision is not None and oracle.spec.precision.half:
         reason = "single tokens act linearly, in half precision"
+    elif facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
+        oracle = AffineSingles(oracle, *facts.singles)
     choice = Choice.of(facts, "several heads", reason)
     return choice.learn(MultiHead(), oracle, rng)
 

@@ -41,6 +41,7 @@ class Facts:
     lone: bool = False  # f is affine in the last token, and no other token is seen
     half: bool = False  # the box computes in a format of 16 bits, and does not only answer in it
     against: Counterexample | None = field(default=None)
+    singles: tuple[Array, Array] | None = None  # tokens and answers, where f([x]) is affine
 
     @property
     def kind(self) -> str:
@@ -103,6 +104,7 @@ class _Examination:
         other = rng.standard_normal(self.start.shape)
         other *= np.linalg.norm(self.start) / np.linalg.norm(other)
         self.end = inside(oracle, (other - self.start)[None, None], rng)[0, 0]
+        self.singles: tuple[Array, Array] | None = None
 
     def run(self) -> Facts:
         if self._labels_only():
@@ -122,7 +124,7 @@ class _Examination:
         return Facts(
             self.noise, self.looked, self.outputs, False, bent, smooth,
             sequence, order, copies, several, lone, not bent and self._computes_in_half(line),
-            against or disorder,
+            against or disorder, None if bent else self.singles,
         )  # fmt: skip
 
     def _computes_in_half(self, line: Float[Array, "points D"]) -> bool:
@@ -262,6 +264,9 @@ class _Examination:
             return None
         probe = 0.5 * self.tokens(1)[0]
         zero, high = self.ask(np.stack([np.zeros(width), probe])[:, None])
+        tokens = np.stack([np.zeros(width), probe, self.start, self.end])
+        seen = np.stack([zero, high, line[0], line[-1]]).astype(self.looked[1].dtype)
+        self.singles = tokens, seen[:, 0] if self.outputs is None else seen
         swing = high - zero
         strength, noise = float(np.linalg.norm(swing)), self._sigma()
         if strength <= EXACTLY * noise:
@@ -274,14 +279,23 @@ class _Examination:
         tries = 6  # lengths of u at which a usable weight is looked for
         usable = 0.02  # a weight this far from 0 and 1 has a logarithm worth comparing
         affine = 1e-9  # second difference of log-odds that rounding inside a head may cause
+
+        def is_off_line(rest: Float[Array, "n D"]) -> bool:
+            """Whether a vector answer is off the line of its two values."""
+            off = rest - np.outer(rest @ swing / strength**2, swing)
+            allowed = affine * length * strength + ROUNDINGS * noise
+            return bool((np.linalg.norm(off, axis=1) > allowed).any())
+
         for _ in range(tries):
             pairs = np.stack([x + length * probe, x], axis=1)
-            rest = self.ask(pairs) - plain
+            rest = self.ask(pairs[:1]) - plain[:1]
+            if is_off_line(rest):
+                return True
+            rest = np.concatenate([rest, self.ask(pairs[1:]) - plain[1:]])
             weight = rest @ swing / (length * strength**2)
             doubt = noise / (length * strength)
-            off = np.linalg.norm(rest - np.outer(length * weight, swing), axis=1)
-            if (off > (affine + ROUNDINGS * doubt) * length * strength).any():
-                return True  # a vector answer off the line of its two values
+            if is_off_line(rest):
+                return True
             if (weight < -ROUNDINGS * doubt).any() or (weight > 1 + ROUNDINGS * doubt).any():
                 return True
             if (weight > usable).all() and (weight < 1.0 - usable).all():

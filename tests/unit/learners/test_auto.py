@@ -180,15 +180,15 @@ def test_a_linear_map_of_the_last_token_is_told_at_once() -> None:
     assert found.ledger.paid <= 20
 
 
-def test_the_learner_asks_what_it_would_ask_alone() -> None:
-    """The same seed, the same queries after those about the family. (The precision of the box is
-    found out with these, or else while verifying.)"""
+def test_the_learner_asks_less_than_it_would_ask_alone() -> None:
+    """Single tokens that told the family are not asked again. (The precision of the box is found
+    out with these, or else while verifying.)"""
     secret = attention(np.random.default_rng(3), 6, heads=2)
     found, alone = (recover(secret, learner, seed=4) for learner in (Auto(), keyhole.MultiHead()))
-    assert keyhole.distance(found.model, alone.model) == 0
+    assert keyhole.distance(found.model, alone.model) < 1e-8
     extra = [found.ledger.by_purpose[p] for p in ("family", "precision", "verification")]
-    assert found.ledger.paid - sum(extra) == (
-        alone.ledger.paid - alone.ledger.by_purpose["verification"]
+    assert found.ledger.paid - sum(extra) <= (
+        alone.ledger.paid - alone.ledger.by_purpose["verification"] - 2
     )
 
 

@@ -353,16 +353,50 @@ def halve_candidates(
 # --- vector answers -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Huge tokens before an anchor, and the answer in units of their size."""
+
+    anchor: Float[Array, " d"]
+    scale: float
+    tokens: Float[Array, "n d"]
+    base: Float[Array, "one outputs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Selected tokens, and what each answers to `shift`."""
+
+    pattern: HardAttentionPattern
+    marks: Float[Array, "h outputs"]
+    shift: Float[Array, " d"]
+
+    def subtract(self, constant: Float[Array, " outputs"]) -> "Selection":
+        """The same, answers less what does not depend on the tokens before the anchor."""
+        pattern = self.pattern
+        base = pattern.system.answers[:1] - constant / pattern.scale
+        system = LinearSystem.of(pattern.tokens[None], base)
+        return replace(self, pattern=replace(pattern, system=system))
+
+
 def find_selected_tokens_by_vectors(
-    ask: Asker, anchor: Array, heads: int | None, shift: Array, rng: np.random.Generator
+    ask: Asker,
+    anchor: Array,
+    heads: int | None,
+    shift: Array,
+    rng: np.random.Generator,
+    whole: Float[Array, " outputs"] | None = None,
 ) -> tuple[HardAttentionPattern, Float[Array, "h outputs"]]:
     """The selected tokens, and what each answers to `shift`; Overcomplete where there are as many
-    as outputs."""
+    as outputs. `whole` is what all heads together answer to it, where that is known."""
     size, scale = count_candidates(ask), HARD_SCALE / float(np.linalg.norm(anchor))
     counterexample = None
     accurate = 1e-10  # rounding error below which the selected tokens need no check of their own
     for _ in range(CANDIDATE_SETS):
-        seen = shift_candidates(ask, anchor, heads, shift, rng, size, scale)
+        tokens = random_directions(rng, size, len(anchor))
+        base = query_hard(ask, tokens[None], anchor, scale, "selected tokens")
+        candidates = Candidates(anchor, scale, tokens, base)
+        seen = shift_candidates(ask, candidates, heads, shift, rng, whole)
         if seen.explained:
             if heads is not None and len(seen.support.nodes) > heads:
                 surplus = describe_surplus(len(seen.support.nodes), heads)
@@ -426,32 +460,42 @@ class ShiftedCandidates:
 
 def shift_candidates(
     ask: Asker,
-    anchor: Array,
+    candidates: Candidates,
     heads: int | None,
     shift: Array,
     rng: np.random.Generator,
-    size: int,
-    scale: float,
+    whole: Float[Array, " outputs"] | None = None,
 ) -> ShiftedCandidates:
-    """One pattern after the other, until fewer tokens than patterns explain the answers."""
+    """One pattern after the other, until fewer tokens than patterns explain the answers. What all
+    heads answer together is a pattern that need not be asked; if it is not borne out, it is left
+    aside."""
     step = ask.unit ** (1 / 3)  # vectors need less signal than moments
     doubt = MISFIT * ask.unit / step
-    tokens = random_directions(rng, size, len(anchor))
-    base = query_hard(ask, tokens[None], anchor, scale, "selected tokens")
+    anchor, scale = candidates.anchor, candidates.scale
+    tokens, base, size = candidates.tokens, candidates.base, len(candidates.tokens)
     most = min(size - 1, base.shape[1], MOST_HEADS)
     patterns = rng.standard_normal((most + 1, size))
     patterns /= np.abs(patterns).max(axis=1, keepdims=True)
     answers = np.zeros((0, base.shape[1]))
-    goal = 2 if heads is None else heads + 1
+    known = 0 if whole is None else 1
+    goal = 2 if heads is None else max(1, heads + 1 - known)
+
+    def explain(asked: Array, answers: Array) -> ShiftedCandidates:
+        support = find_support_from_vectors(answers, asked, doubt)
+        return ShiftedCandidates(
+            anchor, scale, tokens, shift, asked, base[0], answers, step, support, doubt
+        )
+
     while True:
         shifted = tokens + step * patterns[len(answers) : goal, :, None] * shift
         change = query_hard(ask, shifted, anchor, scale, "selected tokens") - base
         answers = np.concatenate([answers, change / step])
         asked = patterns[: len(answers)]
-        support = find_support_from_vectors(answers, asked, doubt)
-        seen = ShiftedCandidates(
-            anchor, scale, tokens, shift, asked, base[0], answers, step, support, doubt
-        )
+        if whole is not None:
+            seen = explain(np.vstack([asked, np.ones(size)]), np.vstack([answers, whole]))
+            if seen.explained:
+                return seen
+        seen = explain(asked, answers)
         if seen.explained or len(answers) > most:
             return seen
         goal += 1

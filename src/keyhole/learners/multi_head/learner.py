@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import whole_number
+from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.base import (
     Hypothesis,
@@ -30,7 +30,7 @@ from keyhole.learners.base import (
 )
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
 from keyhole.learners.multi_head.half_precision import learn_half_precision
-from keyhole.learners.multi_head.hard_attention import CANDIDATES
+from keyhole.learners.multi_head.hard_attention import CANDIDATES, Selection
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     learn_by_least_squares,
@@ -44,6 +44,7 @@ from keyhole.learners.multi_head.vector_outputs import learn_vector
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asking import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.wrappers.restrict import find_known_directions
 
 Strategy = tuple[str, Callable[[], Result]]
 
@@ -79,8 +80,11 @@ class MultiHead:
             return run_strategies([strategy])
         return learn_beside_skip(oracle, rng, self.learn_heads)
 
-    def learn_heads(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        """The heads of a box without a skip connection."""
+    def learn_heads(
+        self, oracle: Oracle, rng: np.random.Generator, selected: Selection | None = None
+    ) -> Hypothesis:
+        """The heads of a box without a skip connection; `selected` are tokens that its heads are
+        known to prefer."""
         at_most_the_width(self.rank, oracle.spec.width)
         domain = oracle.spec.domain
         if domain.max_length == 1:
@@ -90,18 +94,25 @@ class MultiHead:
             return run_strategies([("random queries", lambda: learn_random(ask, rng, self))])
         if not domain.unbounded:
             return run_strategies(self.list_bounded_strategies(ask, rng))
-        frame = np.linalg.qr(random_directions(rng, ask.width, ask.width))[0].T
+        frame = draw_frame(oracle, rng, selected)
         if ask.additive:  # noise that does not scale with the answer is outgrown
             frame = 1e8 * frame
         first = ask(frame[:1, None], "values")
-        oracle.expect(self.expected_queries(replace(oracle.spec, outputs=first.shape[1])))
+        expected = self.expected_queries(replace(oracle.spec, outputs=first.shape[1]))
+        known = len(find_known_directions(oracle))  # and zero
+        oracle.expect(None if expected is None else expected - known - bool(known))
         recording = oracle.remaining is not None and bool(ask.low_precision or ask.additive)
         ask = replace(ask, recording=recording)
-        found = run_strategies(self.list_strategies(ask, rng, frame, first))
+        found = run_strategies(self.list_strategies(ask, rng, frame, first, selected))
         return refine_by_least_squares(ask, found, rng)
 
     def list_strategies(
-        self, ask: Asker, rng: np.random.Generator, frame: np.ndarray, first: np.ndarray
+        self,
+        ask: Asker,
+        rng: np.random.Generator,
+        frame: np.ndarray,
+        first: np.ndarray,
+        selected: Selection | None,
     ) -> Iterator[Strategy]:
         """Where tokens may be of any size; `first` is the answer to the first row of `frame`.
 
@@ -138,7 +149,7 @@ class MultiHead:
             if first.shape[1] > 1:
                 yield (
                     "all heads at once through vector answers",
-                    weigh(lambda: learn_vector(ask, rng, self, frame, first)),
+                    weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
                 )
             # a refutation is final unless candidate tokens were too few for the heads
             if longest <= CANDIDATES or not refuted:
@@ -180,3 +191,17 @@ class MultiHead:
         if not domain.unbounded:
             return count_random_queries(d, heads, 1) + 50
         return heads * each + 3 * heads + 6
+
+
+def draw_frame(
+    oracle: Oracle, rng: np.random.Generator, selected: Selection | None
+) -> Float[Array, "d d"]:
+    """Random orthonormal directions, those first along which single tokens are known, or selected
+    tokens have been shifted."""
+    known = find_known_directions(oracle)
+    if selected is not None and not len(known):
+        known = selected.shift[None]
+    drawn = random_directions(rng, oracle.spec.width, oracle.spec.width)
+    drawn[: len(known)] = known
+    q, r = np.linalg.qr(drawn.T)
+    return np.asarray((q * np.sign(np.diag(r))).T)

@@ -35,6 +35,7 @@ from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.hard_attention import (
     HardAttentionPattern,
     Overcomplete,
+    Selection,
     find_selected_tokens_by_vectors,
     query_hard,
 )
@@ -74,7 +75,7 @@ class SamplingPolicy:
         return rank + max(1, int(rank * self.spare))
 
 
-FLOAT64 = SamplingPolicy(0.03, 1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
+FLOAT64 = SamplingPolicy(0.1, 1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
 LOW_PRECISION = SamplingPolicy(0.1, 3, spare=0.4, share=0.5, groups=2, peak=1.5, anchor=0.5)
 # Few digits, where least squares follow: off by a few per cent at a ninth above the minimum.
 ROUGH = SamplingPolicy(0.1, 3, spare=0.15, share=1.0, groups=1, peak=1.5, anchor=0.5)
@@ -89,17 +90,24 @@ def learn_vector(
     prior: PriorKnowledge,
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
+    selected: Selection | None = None,
 ) -> Result:
-    """The whole recovery; `first` is the answer to the first row of `frame` alone."""
+    """The whole recovery; `first` is the answer to the first row of `frame` alone. Tokens that are
+    known to be `selected`, with what they answer to that row, need not be looked for."""
     offset = ask(np.zeros((1, 1, ask.width)), "values")[0]
     ask = ask.subtracting(offset)
+    selected = None if selected is None else selected.subtract(offset)
     size = float(np.linalg.norm(frame[0]))
     policy = LOW_PRECISION if ask.low_precision else FLOAT64
     trouble: Exception | None = None
     for number in range(prior.attempts):
+        if number == 1 and not ask.low_precision:  # a head may have left its token unnoticed
+            policy = replace(policy, reach=0.3 * policy.reach)
         problem = VectorProblem(
             ask, frame / size, (first - offset) / size, size, prior.heads, prior.rank, policy,
             expect_equal_ranks=ask.low_precision and number == 0,
+            believe_marks=not ask.low_precision and number == 0,
+            selected=selected if number == 0 else None,
         )  # fmt: skip
         try:
             model, errors, maps, answers = attempt_with_vectors(problem, rng)
@@ -172,6 +180,8 @@ class VectorProblem:
     rank: int | None
     policy: SamplingPolicy
     expect_equal_ranks: bool = False  # whether few digits are read as of one rank for all maps
+    believe_marks: bool = False  # whether the marks of selected tokens may show ranks
+    selected: Selection | None = None  # from before, if any
 
 
 def attempt_with_vectors(
@@ -304,7 +314,7 @@ class ValueResponses:
 
 
 class SelectedTokens(NamedTuple):
-    """Selected tokens, what each answers to the last direction of the frame, and how far they may
+    """Selected tokens, what each answers to the first direction of the frame, and how far they may
     be shifted."""
 
     pattern: HardAttentionPattern
@@ -320,6 +330,8 @@ def measure_responses(
     selected, shifted = tell_heads_apart(problem, anchor, rng)
     ranks = tuple(find_response_rank(problem, part, selected.reach) for part in shifted)
     if sum(ranks) > problem.first.shape[1]:
+        if problem.believe_marks and len(set(ranks)) > 1:
+            raise IllConditioned("a head seems to have left its token")
         raise Overcomplete("they have more inner dimensions together than outputs")
     rows = problem.frame[: max(1, len(anchor) - min(len(part) for part in shifted))]
     asked = problem.ask(problem.token_size * rows[1:, None], "values") / problem.token_size
@@ -338,12 +350,17 @@ def tell_heads_apart(
 ) -> tuple[SelectedTokens, list[Array]]:
     """Selected tokens and their responses. Where two heads seem to share a token, other candidates
     are asked, and the responses of the other heads are kept."""
-    ask, direction = problem.ask, problem.frame[-1]
+    ask, direction = problem.ask, problem.frame[0]
 
     def select() -> tuple[HardAttentionPattern, Array]:
-        return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng)
+        whole = None if ask.low_precision else problem.first[0]
+        return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng, whole)
 
-    pattern, marks = select()
+    before = problem.selected
+    if before is not None and len(before.marks) <= (problem.heads or len(before.marks)):
+        pattern, marks = before.pattern, before.marks
+    else:
+        pattern, marks = select()
     if not len(pattern):
         raise WrongFamily("no head answers to the tokens before the last one: no attention")
     selected = SelectedTokens(pattern, marks, problem.policy.reach)
@@ -372,9 +389,32 @@ def tell_heads_apart(
         return selected, shifted
     known = match_marks(ask, again.marks, marks, float(np.abs(again.marks).max()))
     rest = [i for i in range(len(again.pattern)) if i not in known]
-    fresh = dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
+    crowded = [i for i in range(len(pattern)) if i not in known.values()]
+    fresh: dict[int, Array] = {}
+    if problem.believe_marks and len(rest) == 2 and len(crowded) == 1:
+        fresh = split_responses(problem, again, rest, shifted[crowded[0]], marks[crowded[0]])
+    rest = [i for i in rest if i not in fresh]
+    if rest:
+        fresh |= dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
     responses = [shifted[known[i]] if i in known else fresh[i] for i in range(len(again.pattern))]
     return again, responses
+
+
+def split_responses(
+    problem: VectorProblem, again: SelectedTokens, pair: list[int], joint: Array, mark: Array
+) -> dict[int, Array]:
+    """Responses of two tokens whose heads shared one before: where their marks add up, those of
+    the second are what the first leaves of the joint ones, as far as these reach."""
+    sums = again.marks[pair].sum(axis=0)
+    if not match_marks(problem.ask, sums[None], mark[None], float(np.abs(mark).max())):
+        return {}
+    (first,) = measure_shifts(problem, again, pair[:1])
+    count = min(len(first), len(joint))
+    other = joint[len(joint) - count :] - first[len(first) - count :]
+    found = {pair[0]: first}
+    if spans_range(problem, other, again.marks[pair[1]], again.reach):
+        found[pair[1]] = other
+    return found
 
 
 def seem_shared(ranks: Sequence[int], heads: int | None) -> bool:
@@ -411,7 +451,7 @@ def add_up_tokens(
         return selected
     tokens = sums / np.linalg.norm(sums, axis=1, keepdims=True)
     factors = rng.uniform(-1, 1, len(tokens))
-    check = np.stack([tokens, tokens + selected.reach * factors[:, None] * problem.frame[-1]])
+    check = np.stack([tokens, tokens + selected.reach * factors[:, None] * problem.frame[0]])
     base, changed = query_hard(problem.ask, check, pattern.anchor, pattern.scale, "selected tokens")
     misfit = np.abs((changed - base) / selected.reach - factors @ marks).max()
     if misfit > 0.05 * np.abs(marks).max():  # some head left its token
@@ -433,13 +473,18 @@ def measure_shifts(
         typical = float(np.median(np.linalg.norm(answers, axis=1)))
         for token, answer in zip(active, answers, strict=True):
             sizes = [float(np.linalg.norm(a)) for a in found[token]] or [typical]
-            if np.linalg.norm(answer) > 3 * float(np.median(sizes)):  # a head has left its token
-                answer = shift_each(problem, selected, [token], row, 0.1 * selected.reach)[0]
+            usual = 3 * float(np.median(sizes))
+            for reach in (-selected.reach, 0.1 * selected.reach):
+                if np.linalg.norm(answer) <= usual:
+                    break  # no head has left its token
+                answer = shift_each(problem, selected, [token], row, reach)[0]
             found[token].append(answer)
         active = [
             token
             for token in active
-            if not spans_range(problem, np.stack(found[token]), selected.reach)
+            if not spans_range(
+                problem, np.stack(found[token]), selected.marks[token], selected.reach
+            )
         ]
         if not active:
             break
@@ -477,17 +522,22 @@ def shift_together(
     return found
 
 
-def spans_range(problem: VectorProblem, responses: Array, reach: float) -> bool:
+def spans_range(problem: VectorProblem, responses: Array, mark: Array, reach: float) -> bool:
     """Whether there are spare responses beyond the rank, and again as many where chance made them
-    nearly dependent."""
+    nearly dependent. With many digits the mark of the token, along another direction, is a spare
+    one that was paid for already."""
     rank = problem.rank
     if rank is None:
         rank = find_response_rank(problem, responses, reach)
     goal = problem.policy.exceed(rank)
-    if len(responses) < goal:
-        return False
     sizes = np.linalg.svd(responses, compute_uv=False)
-    return bool(len(responses) >= 2 * goal - rank or sizes[rank - 1] > 0.02 * sizes[0])
+    size = sizes[rank - 1] / sizes[0]
+    if problem.believe_marks and size > 0.005 and len(responses) >= rank:
+        rows = np.linalg.svd(responses, full_matrices=False)[2][:rank]
+        off = np.linalg.norm(mark - mark @ rows.T @ rows)
+        seen = 1e-6  # part of a mark, which has ten digits, that is not rounding
+        return bool(off <= seen * np.linalg.norm(mark))
+    return bool(len(responses) >= 2 * goal - rank or (len(responses) >= goal and size > 0.02))
 
 
 def find_response_rank(

@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Inconclusive, Refuted
-from keyhole.learners.positions.soft import Reader, Saturated
+from keyhole.learners.positions.soft import NEGATIVE, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
@@ -71,7 +71,7 @@ def learn_additive(
             size, negative = 0.5 * size, negative and seen.negative
     else:
         if negative:
-            return Refuted("the value maps explain soft answers by negative weights only")
+            return Refuted(NEGATIVE)
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
     table = np.column_stack([np.zeros(values.heads), near])
     found = Additive(scores, table, error)
@@ -84,13 +84,16 @@ def learn_additive(
         zeros = np.zeros((values.heads, reach + 1 - len(spread)))
         block = measure_block(reader, rng, scores, zeros, spread, size)
         far = 1e2  # standard error of a weight among so many copies, in that of near tokens
-        if not isinstance(block, Inconclusive) and np.abs(block).max() <= far * FLAT * error:
+        if (
+            not isinstance(block, Refuted | Inconclusive)
+            and np.abs(block).max() <= far * FLAT * error
+        ):
             return found
     while table.shape[1] <= reach:
         start = table.shape[1]
         distances = np.arange(start, min(start + rank, reach + 1))
         block = measure_block(reader, rng, scores, table, distances, size)
-        if isinstance(block, Inconclusive):
+        if isinstance(block, Refuted | Inconclusive):
             return block
         table = np.column_stack([table, block])
     return Additive(scores, table, error)
@@ -145,19 +148,22 @@ def measure_block(
     table: Float[Array, "heads n"],
     distances: Int[Array, " m"],
     size: float,
-) -> Float[Array, "heads m"] | Inconclusive:
+) -> Float[Array, "heads m"] | Refuted | Inconclusive:
     """The table at further distances, all nearer places filled with copies of the anchor."""
     values, width = reader.values, reader.ask.width
     bases = [np.linalg.qr(ins)[0] for ins in values.ins]
     steps = size * spread_tokens(bases, len(distances), 1, rng).T[: len(distances)]
-    anchor = np.zeros(width)
+    anchor, negative = np.zeros(width), True
     for _ in range(HALVINGS):
         try:
             ratios = reader.log_ratios(anchor, values.offset, (anchor + steps)[None], distances)
             break
-        except Saturated:
+        except Saturated as seen:
             steps = steps * 1.5  # far tokens must be preferred to be seen
+            negative = negative and seen.negative
     else:
+        if negative:
+            return Refuted(NEGATIVE)
         return Inconclusive("no tokens are so strong that their weights show at every distance")
     keys = scores[:, :, -1]
     copies = logsumexp(table, axis=1)

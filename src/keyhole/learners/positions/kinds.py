@@ -71,8 +71,8 @@ def is_place_seen(ask: Asker, rng: np.random.Generator, length: int, place: int)
     plain[-1] = rng.standard_normal(ask.width)
     marked = np.stack([plain, plain, plain])
     marked[1:, place] = np.outer((HUGE, -HUGE), rng.standard_normal(ask.width))
-    one, *others = ask(marked, PURPOSE)
-    return any(differ(ask, one, other) for other in others)
+    one, other = ask(marked[:2], PURPOSE)
+    return differ(ask, one, other) or differ(ask, one, ask(marked[2:], PURPOSE)[0])
 
 
 def count_masked(ask: Asker, rng: np.random.Generator, longest: int | None) -> int:
@@ -116,7 +116,7 @@ def recognise_unmasked(
         answer = ask(np.concatenate([bag, anchor])[None], PURPOSE)[0]
         turned = ask(np.concatenate([bag[rng.permutation(count)], anchor])[None], PURPOSE)[0]
         if differ(ask, answer, turned):
-            return PositionKind(name_bounded(ask, rng, bag, anchor) or "rotary", window)
+            return PositionKind(name_bounded(ask, rng, bag, anchor, answer) or "rotary", window)
     return PositionKind("additive", window)
 
 
@@ -136,12 +136,18 @@ def describe_bounded(ask: Asker, rng: np.random.Generator) -> str | None:
 
 
 def name_bounded(
-    ask: Asker, rng: np.random.Generator, bag: Float[Array, "n d"], anchor: Float[Array, "one d"]
+    ask: Asker,
+    rng: np.random.Generator,
+    bag: Float[Array, "n d"],
+    anchor: Float[Array, "one d"],
+    answer: Float[Array, " D"] | None = None,
 ) -> str | None:
-    """ "capped" or "normalised"; None where scores grow with the tokens."""
+    """ "capped" or "normalised"; None where scores grow with the tokens. `answer`: to the bag as it
+    is, where that is known."""
     # random factors that must all leave the answer linear: a winner may keep its place
     scalings = 4
-    if not all(is_bounded(ask, rng, bag, anchor) for _ in range(scalings)):
+    known = [answer] + (scalings - 1) * [None]  # the others all differ from each other
+    if not all(is_bounded(ask, rng, bag, anchor, each) for each in known):
         return None
     tokens = 8  # of which one must be taken or left alike by all heads, wherever it stands
     same = 1e-6  # change of an answer, relative, that a weight of nearly one leaves room for
@@ -156,15 +162,25 @@ def name_bounded(
 
 
 def is_bounded(
-    ask: Asker, rng: np.random.Generator, bag: Float[Array, "n d"], anchor: Float[Array, "one d"]
+    ask: Asker,
+    rng: np.random.Generator,
+    bag: Float[Array, "n d"],
+    anchor: Float[Array, "one d"],
+    answer: Float[Array, " D"] | None = None,
 ) -> bool:
     """Whether the answer is linear in positive factors of the tokens: no head then prefers larger
     tokens. With hard attention the token in use changes with the factors, and all of the answer;
     biases of the keys bend it by one part in the tokens' size."""
     factors = 10.0 ** rng.uniform(-1.0, 1.0, (2, len(bag), 1))
-    every = np.stack([*(f * bag for f in factors), factors.mean(axis=0) * bag])
+    if answer is not None:
+        factors[0] = 1.0
+    every = np.stack([*factors, factors.mean(axis=0)]) * bag
     last = np.broadcast_to(anchor, (3, 1, ask.width))
-    first, second, middle = ask(np.concatenate([every, last], axis=1), PURPOSE)
+    tokens = np.concatenate([every, last], axis=1)
+    if answer is None:
+        first, second, middle = ask(tokens, PURPOSE)
+    else:
+        first, (second, middle) = answer, ask(tokens[1:], PURPOSE)
     bend = float(np.abs(0.5 * (first + second) - middle).max())
     linear = 1e-4  # bend relative to the answer that is none
     return bend <= linear * float(np.abs(middle).max())

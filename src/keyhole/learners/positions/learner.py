@@ -19,7 +19,7 @@ from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import Counterexample, DomainError, KeyholeError, WrongFamily
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import FLAT, learn_additive
-from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
+from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
 from keyhole.learners.positions.rotary import (
     contradicts_rotation,
@@ -85,14 +85,24 @@ class Positions:
         }
         if kind.name not in strategies:
             raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
-        learn = strategies[kind.name]
 
-        def learn_seen_places() -> Hypothesis | Refuted | Inconclusive:
-            found = learn(ask, rng, kind, longest)
+        def learn_seen_places(kind: PositionKind) -> Hypothesis | Refuted | Inconclusive:
+            found = strategies[kind.name](ask, rng, kind, longest)
             return add_mask(oracle, rng, found, kind.masked) if kind.masked else found
 
+        def learn_placed() -> Hypothesis | Refuted | Inconclusive:
+            found = learn_seen_places(kind)
+            few = longest is not None and longest <= BAG
+            if kind.name != "additive" or not few or not isinstance(found, Refuted):
+                return found
+            # few tokens in a window may win wherever they stand, though their keys turn
+            turned = learn_seen_places(replace(kind, name="rotary"))
+            if isinstance(turned, Inconclusive):
+                return Inconclusive(f"{found.reason}; taken for rotary positions, {turned.reason}")
+            return turned if isinstance(turned, Hypothesis) else found
+
         try:
-            return run_strategies([(kind.name, learn_seen_places)])
+            return run_strategies([(kind.name, learn_placed)])
         except KeyholeError as error:  # what was recognised is known, even if it was not learned
             error.findings = (*error.findings, kind.sentence)
             raise
@@ -154,7 +164,7 @@ def learn_as_rotary(
 ) -> Hypothesis | Refuted | Inconclusive:
     def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
         first = measure_first_anchor(ask, rng, values, longest)
-        if isinstance(first, Inconclusive):
+        if isinstance(first, Refuted | Inconclusive):
             return first
         found = learn_rotary(first, rng)
         if isinstance(found, Inconclusive):
@@ -345,7 +355,7 @@ def rotary_base(frequencies: np.ndarray) -> float | None:
     power_law = 1e-6  # relative deviation of frequencies that follow one base
     if count == 2 and abs(frequencies[0] - 1.0) < power_law:  # else two are no law
         return float(frequencies[1] ** -2.0)
-    if count < 3:
+    if count < 3 or frequencies.min() <= 0.0:  # a fit may end at a frequency that is none
         return None
     slope, start = np.polyfit(np.arange(count), np.log(frequencies), 1)
     off = np.abs(np.log(frequencies) - start - slope * np.arange(count)).max()

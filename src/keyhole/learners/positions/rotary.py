@@ -27,9 +27,9 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp
 
 from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
-from keyhole.learners.base import Inconclusive
+from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions.rotary_fit import Asked, Rotary, Waves, fit_rotary
-from keyhole.learners.positions.soft import Ratios, Reader, Saturated
+from keyhole.learners.positions.soft import NEGATIVE, Ratios, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
@@ -102,7 +102,7 @@ class FirstAnchor:
 
 def measure_first_anchor(
     ask: Asker, rng: np.random.Generator, values: ValueMaps, longest: int | None
-) -> FirstAnchor | Inconclusive:
+) -> FirstAnchor | Refuted | Inconclusive:
     """(1) and (2); `longest` is the longest sequence that may be asked."""
     rank = values.ranks[0]
     if rank % 2 or len(set(values.ranks)) > 1:
@@ -112,12 +112,14 @@ def measure_first_anchor(
     if reach < 2 * rank:
         return Inconclusive("sequences are too short for as many distances as there are pairs")
     near, far = choose_distances(rank, reach, rng)
-    reader, size = Reader(ask, values), 1.0
+    reader, size, negative = Reader(ask, values), 1.0, True
     for _ in range(HALVINGS):
         try:
             return FirstAnchor(reader, measure_at_anchor(reader, rng, near, far, size), size)
-        except Saturated:
-            size *= 0.5
+        except Saturated as seen:
+            size, negative = 0.5 * size, negative and seen.negative
+    if negative:
+        return Refuted(NEGATIVE)
     return Inconclusive("no tokens are so near to the anchor that every weight shows")
 
 

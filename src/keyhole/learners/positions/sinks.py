@@ -69,12 +69,16 @@ class Sinks:
 def has_sink(ask: Asker, rng: np.random.Generator) -> bool:
     """Whether single tokens, which act nonlinearly, act linearly once they are large, and repeated
     tokens as one, while heads prefer larger tokens (behind a norm they do not)."""
-    tokens = 4  # of which some head takes one, not its sink: behind a norm answers never grow
+    tokens = 32  # of which all heads treat one alike, wherever it stands
+    left = 4  # tokens that no head takes from its sink: behind a norm answers never grow
     for _ in range(tokens):
         token = 1e3 * rng.standard_normal(ask.width)
         once = ask(np.outer((1.0, 2.0, 3.0), token)[:, None], PURPOSE)
         allowed = ROUNDINGS**2 * ask.unit * float(np.abs(once).max()) + ask.undetected
-        if np.abs(once[2] - once[0]).max() <= np.abs(once[0]).max() / tokens:
+        if 4.0 * np.abs(once[2] - once[0]).max() <= np.abs(once[0]).max():
+            left -= 1
+            if not left:
+                return False
             continue
         if np.abs(once[0] - 2.0 * once[1] + once[2]).max() > allowed:
             return False

@@ -21,6 +21,7 @@ from keyhole.measurement.asking import Asker
 from keyhole.oracles.noise import ROUNDINGS
 
 PURPOSE = "scores"
+NEGATIVE = "the value maps explain soft answers by negative weights only"
 
 
 class Saturated(IllConditioned):

@@ -161,7 +161,7 @@ def measure_with_bag(
     tokens = np.zeros((count, width))
     tokens[used] = bag[used]
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0]
-    move = 0.02  # moves of single tokens, relative to their size
+    move = 0.05  # moves of single tokens, relative to their size
     step = move * HUGE * np.sqrt(width)
 
     def respond(moves: Float[Array, "n heads d"]) -> Float[Array, "n D"]:

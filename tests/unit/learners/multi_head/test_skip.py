@@ -7,7 +7,14 @@ import pytest
 
 import keyhole
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.skip import Setup, collect_slopes, find_skip, learn_beside_skip
+from keyhole.learners.multi_head.skip import (
+    ANCHOR,
+    Setup,
+    collect_slopes,
+    find_skip,
+    learn_beside_skip,
+    remove_jumps,
+)
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
@@ -48,7 +55,62 @@ def test_the_skip_of_a_vector_box_is_measured_at_its_floor(seed: int) -> None:
     assert found is not None
     assert np.linalg.norm(found.value - truth) < 1e-12 * np.linalg.norm(truth)
     assert (np.abs(found.value - truth) < 6 * found.value_errors).mean() > 0.9
-    assert box.paid <= 12 + 4 + 12
+    assert found.selected is not None
+    naming = len(found.selected.marks) + 1  # queries that name the tokens, for whoever needs them
+    assert box.paid <= 12 + 3 + naming + 3
+
+
+def test_selected_tokens_are_handed_on() -> None:
+    truth = layer(12, 3, 8, 12, np.eye(12))
+    found = find_skip(counted(truth, 12), np.random.default_rng(3))
+    assert found is not None
+    assert found.selected is not None
+    pattern, marks = found.selected.pattern, found.selected.marks
+    values = [found.selected.shift @ head.value for head in truth.heads]
+    assert np.allclose(
+        sorted(np.linalg.norm(values, axis=1)), sorted(np.linalg.norm(marks, axis=1))
+    )
+    constant = pattern.anchor @ truth.skip + truth.offset
+    base = found.selected.subtract(constant).pattern.system.answers[0]
+    (answer,) = truth(np.concatenate([pattern.scale * pattern.tokens, pattern.anchor[None]])[None])
+    assert np.allclose(base, (answer - constant) / pattern.scale, rtol=0, atol=1e-12)
+
+
+def test_jumps_are_told_from_slopes_by_one_opposite_step() -> None:
+    """A box whose answer jumps by the same on a third of the steps."""
+    rng = np.random.default_rng(6)
+    truth, jump, edge = rng.standard_normal((20, 20)), rng.standard_normal(20), np.ones(20)
+    anchor = ANCHOR * np.eye(20)[0]
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        last = tokens[:, -1]
+        left = (last - anchor) @ edge > 0.02 * ANCHOR
+        return np.asarray(last @ truth + left[:, None] * jump * 4.0 * ANCHOR + ANCHOR)
+
+    oracle = counted(box, 20)
+    setup = Setup.ask_base(oracle, np.eye(20)[:4], anchor, 0)
+    directions = np.linalg.qr(rng.standard_normal((20, 20)))[0]
+    measured = setup.measure(directions, 0.1)
+    assert not np.allclose(measured, directions @ truth, rtol=0, atol=1e-9)
+    slopes = remove_jumps(setup, directions, measured, 0.1)
+    assert slopes is not None
+    assert np.allclose(slopes, directions @ truth, rtol=0, atol=1e-9)
+    assert oracle.paid == 1 + 20 + 1
+
+
+def test_a_jump_alone_is_no_skip() -> None:
+    """Now and then two of many tokens have nearly the same score, and a step of the anchor makes
+    a head change its choice: what follows shows that nothing else moves."""
+    rng = np.random.default_rng(0)
+    plain = layer(12, 3, 0, 5)
+    narrow = [rng.standard_normal((12, 2)) @ rng.standard_normal((2, 12)) for _ in plain.heads]
+    heads = [Head(w, h.key_bias, h.value) for w, h in zip(narrow, plain.heads, strict=True)]
+    paid = []
+    for seed in range(120):
+        box = counted(plain.with_heads(heads), 12)
+        assert find_skip(box, np.random.default_rng(seed)) is None
+        paid.append(box.paid)
+    assert 2 < max(paid) < 12
 
 
 def test_the_skip_of_a_scalar_box_is_measured_twice() -> None:

@@ -27,6 +27,9 @@ from keyhole.learners.multi_head.vector_outputs import (
     read_log_odds,
     report_layer,
     seem_shared,
+    spans_range,
+    split_responses,
+    tell_heads_apart,
 )
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
@@ -162,6 +165,39 @@ def test_hard_attention_measures_the_responses() -> None:
             [[np.linalg.norm(a - h.value) for h in model.heads] for a in found.products]
         )
         assert gaps.min(axis=1).max() < 1e-8
+
+
+def test_two_heads_that_shared_a_token_are_told_by_one_of_them() -> None:
+    model, rng = layer(20), np.random.default_rng(21)
+    ask = asker(model, WIDTH)
+    ask = ask.subtracting(ask(np.zeros((1, 1, WIDTH)), "values")[0])
+    frame = np.linalg.qr(rng.standard_normal((WIDTH, WIDTH)))[0]
+    first = ask(frame[:1, None], "values")
+    problem = VectorProblem(ask, frame, first, 1.0, None, None, FLOAT64, believe_marks=True)
+    selected, shifted = tell_heads_apart(problem, rng.standard_normal(WIDTH), rng)
+    count = min(len(part) for part in shifted[:2])
+    joint = shifted[0][-count:] + shifted[1][-count:]
+    mark = selected.marks[0] + selected.marks[1]
+    found = split_responses(problem, selected, [0, 1], joint, mark)
+    assert np.allclose(found[0][-count:], shifted[0][-count:], rtol=0, atol=1e-10)
+    assert np.allclose(found[1], shifted[1][-count:], rtol=0, atol=1e-10)
+    assert split_responses(problem, selected, [0, 1], joint, 2.0 * mark) == {}
+
+
+def test_a_mark_is_a_spare_response() -> None:
+    ask, rng = asker(layer(), WIDTH), np.random.default_rng(19)
+    frame = np.eye(WIDTH)
+    plain = VectorProblem(ask, frame, frame[:1], 1.0, None, None, FLOAT64)
+    problem = replace(plain, believe_marks=True)
+    rows = np.linalg.qr(rng.standard_normal((WIDTH, 3)))[0].T
+    inside, outside = rng.standard_normal(3) @ rows, rng.standard_normal(WIDTH)
+    assert spans_range(problem, rows, inside, 0.1)
+    assert not spans_range(problem, rows, outside, 0.1)
+    assert not spans_range(problem, rows[:2], inside, 0.1)
+    assert not spans_range(plain, rows, inside, 0.1)  # one more must be asked
+    assert spans_range(plain, np.vstack([rows, inside]), inside, 0.1)
+    nearly = rows * np.array([1.0, 1.0, 1e-3])[:, None]  # their range would have few digits
+    assert not spans_range(problem, nearly, inside, 0.1)
 
 
 def test_ranks_of_spectra() -> None:

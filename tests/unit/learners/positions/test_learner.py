@@ -7,7 +7,9 @@ import pytest
 
 import keyhole
 from keyhole.learners.positions import Positions
+from keyhole.learners.positions.kinds import recognise_positions
 from keyhole.learners.positions.learner import rotary_base, shorten_table
+from keyhole.measurement.asking import Asker
 from placed_layers import placed_layer
 
 
@@ -53,6 +55,15 @@ def test_vectors_of_places_are_found() -> None:
     found = keyhole.recover(keyhole.open_oracle(truth, max_length=24), seed=4)
     assert found.model.position.kind == "position vectors"
     assert keyhole.distance(found.model, truth) < 1e-6
+
+
+def test_few_tokens_in_a_window_may_win_wherever_they_stand() -> None:
+    truth = placed_layer("rotary", 8, 2, 5, window=12)
+    kind = recognise_positions(Asker(keyhole.open_oracle(truth)), np.random.default_rng(5), None)
+    assert kind.name == "additive"  # the winners of both bags did not change with the order
+    found = keyhole.recover(truth, Positions(), seed=5)
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert found.model.position.kind == "rotary, window"
 
 
 def test_rotary_extrapolates() -> None:
@@ -103,6 +114,14 @@ def convolved_keys(tokens: np.ndarray) -> np.ndarray:
     return answer
 
 
+def gated_neighbours(tokens: np.ndarray) -> np.ndarray:
+    """Tokens behind one with a larger first entry count for less: huge ones act as with rotary
+    positions, near ones have weights that no heads have."""
+    before = np.concatenate([tokens[:, :1, :1], tokens[:, :-1, :1]], axis=1)
+    gate = np.where(before > tokens[:, :, :1], 0.5, 1.0)
+    return np.asarray(placed_layer("none", 8, 2, 0)(gate * tokens))
+
+
 def recurrent(tokens: np.ndarray) -> np.ndarray:
     """A linear recurrence over the tokens."""
     state = np.zeros((len(tokens), tokens.shape[2]))
@@ -112,7 +131,8 @@ def recurrent(tokens: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("box", "width"), [(gated_order, 6), (convolved, 6), (convolved_keys, 8), (recurrent, 6)]
+    ("box", "width"),
+    [(gated_order, 6), (convolved, 6), (convolved_keys, 8), (gated_neighbours, 8), (recurrent, 6)],
 )
 def test_what_only_looks_like_positions_is_rejected(box: object, width: int) -> None:
     found = keyhole.recover(keyhole.open_oracle(box, width=width), seed=0, throw=False)
@@ -130,6 +150,7 @@ def test_the_base_of_frequencies() -> None:
     assert rotary_base(np.array([1.0, 0.01])) == pytest.approx(1e4)
     assert rotary_base(np.array([0.9, 0.01])) is None
     assert rotary_base(np.array([1.0, 0.3, 0.2, 0.01])) is None
+    assert rotary_base(np.array([1.0, 0.3, 0.1, -1e-9])) is None
 
 
 def test_a_constant_end_is_cut_off() -> None:

@@ -35,6 +35,14 @@ def test_large_tokens_act_linearly_beside_a_sink() -> None:
     assert not has_sink(Asker(FunctionOracle(squared, Spec(8))), np.random.default_rng(0))
 
 
+def test_a_sink_is_seen_beside_keys_that_turn() -> None:
+    """Most tokens that stand twice are left to the sink of some head at one of their places."""
+    layer = placed_layer("rotary", 16, 8, seed=5)
+    position = replace(layer.position, sinks=np.random.default_rng(5).standard_normal(8))
+    box = FunctionOracle(Attention(layer.heads, layer.offset, None, position), Spec(16))
+    assert has_sink(Asker(box), np.random.default_rng(0))
+
+
 def test_log_ratios_give_scores_and_sinks() -> None:
     rng = np.random.default_rng(1)
     width, rank, full = 5, 2, 3
