@@ -61,7 +61,8 @@ class PreNormOptions:
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
     little error from the attention, which falls as one over the size. circles: numbers that the
-    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does.
+    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
+    second derivatives are asked for, until one tells the network.
     """
 
     lines: int = 8
@@ -70,6 +71,7 @@ class PreNormOptions:
     stream: float = 10.0
     far_stream: float = 1e4
     circles: int = 10
+    frames: int = 4
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -423,17 +425,23 @@ def find_network(
             except Unclear:
                 pass  # the fit may still find them
         return turn_neurons(fit_network(sharp, ("relu",), rng))
-    learner = MlpLearner(neurons=frozen.width + 1) if frozen.width < 12 else MlpLearner()
     doubt = 20.0 / frozen.anchor_size / options.stream  # the maps and the offset are off by few 1/t
     oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, options.stream, doubt)
-    try:
-        return turn_neurons(learner.learn(oracle, rng).model)
-    except (
-        Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
-    ) as failed:  # fmt: skip
-        if frozen.width >= 12:
-            raise Unclear(f"the network behind the attention was not found: {failed}") from failed
-    return turn_neurons(fit_network(sharp, SMOOTH, rng))
+    narrow = frozen.width < 12
+    learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
+    # second derivatives in another frame are cheaper than redundant neurons, which come last
+    quick = replace(learner, options=replace(learner.options, small=0))
+    reason = ""
+    for one in (learner,) if narrow else (quick,) * (options.frames - 1) + (learner,):
+        try:
+            return turn_neurons(one.learn(oracle, rng).model)
+        except (
+            Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
+        ) as failed:  # fmt: skip
+            reason = str(failed)
+    if narrow:
+        return turn_neurons(fit_network(sharp, SMOOTH, rng))
+    raise Unclear(f"the network behind the attention was not found: {reason}")
 
 
 def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import keyhole
+from keyhole.errors import IllConditioned
 from keyhole.learners.block.box import Box, Kept, Unclear
 from keyhole.learners.block.direction_fit import Directed
 from keyhole.learners.block.pre_norm_block import (
@@ -26,6 +27,7 @@ from keyhole.learners.block.pre_norm_block import (
     token_of,
     turn_neurons,
 )
+from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.canonical import canonical_block
@@ -91,6 +93,23 @@ def test_the_network_and_the_epsilons_behind_a_known_attention():
     assert max(closest(row, inner) for row in network.inner) < 1e-5
     found = find_epsilons(frozen, attention_of(SECRET), network, rng)
     assert np.allclose(found, 1e-5, rtol=1e-3)
+
+
+def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch):
+    secret = canonical_block(block(np.random.default_rng(4), 13, heads=1, neurons=6, norm="pre"))
+    frozen = Frozen(Box(FunctionOracle(secret, Spec(13))), kept_plane(13, "layer"))
+    learn, tried = MlpLearner.learn, []
+
+    def fail_first(learner, oracle, rng):
+        tried.append(learner.options.small)
+        if len(tried) == 1:
+            raise IllConditioned("a frame in which two neurons look alike")
+        return learn(learner, oracle, rng)
+
+    monkeypatch.setattr(MlpLearner, "learn", fail_first)
+    network = find_network(frozen, attention_of(secret), OPTIONS, np.random.default_rng(5))
+    assert tried == [0, 0]  # redundant neurons would take longer
+    assert network.neurons == 6
 
 
 def test_a_stream_is_made_of_a_token():
