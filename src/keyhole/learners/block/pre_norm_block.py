@@ -646,17 +646,21 @@ def ask_sequences(
     box: Box, block: Block, singles: int, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences, their sizes spread from that of epsilon to 30: half as many numbers more
-    than the attention has unknowns, and so many single tokens."""
-    width = block.width
+    than the attention has unknowns, and half as many weights more than the scores have; and so
+    many single tokens."""
+    width, heads = block.width, block.attention.heads if block.attention is not None else []
     small = 3.0 * float(np.sqrt(block.epsilons[0]))
-    count = int(1.5 * 4.0 * width) + 16
+    longest = max(4, 1 + (width - 2) // len(heads))
+    if (most := box.oracle.spec.domain.max_length) is not None:
+        longest = min(longest, most)
+    shapes = ((2, 1.0), (min(3, longest), 3.0), (longest, 1.0), (longest - 1, 30.0))
+    scores = sum(2.0 * width * head.rank_bound for head in heads)
+    weights = len(heads) * sum(length - 1 for length, _ in shapes)
+    count = int(1.5 * max(width, scores / weights)) + 4
     found = []
     for length, size, number in (
-        (2, 1.0, count // 4),
-        (3, 3.0, count // 4),
-        (4, 1.0, count // 4),
-        (3, 30.0, count // 4),
-        (3, small, 8),
+        *((length, size, count) for length, size in shapes),
+        (min(3, longest), small, 8),
         (1, 1.0, singles),
     ):
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
