@@ -222,8 +222,9 @@ def refine_block(
         model = precondition(model, point, large)
         rough = replace(rough, dense_unknowns=0, damping=1e-12)
         fine = replace(fine, dense_unknowns=0)
-    if large:  # neurons and heads that see each other take many products
-        rough, fine = replace(rough, inner_steps=1500, steps=8), replace(fine, inner_steps=1500)
+    if large:  # neurons and heads that see each other take many products, weak directions the most
+        rough = replace(rough, inner_steps=1500, steps=8)
+        fine = replace(fine, inner_steps=300, steps=1)
     point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
     exact = reweigh(model, weighed(False), point)
     last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)

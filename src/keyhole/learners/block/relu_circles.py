@@ -678,8 +678,7 @@ def find_hidden(
         if not len(wrong):
             return prune_hidden(net, known, pool, box.lengths, close)
         right = np.flatnonzero(off <= level)
-        spent = len(failed) >= 4 * options.draws or net.neurons > 4 * known + 8
-        if spent or len(right) < 2:
+        if len(failed) >= 4 * options.draws or len(right) < 2:
             raise Unclear(f"{len(wrong)} of {len(off)} points are not explained")
         near = pool.points[wrong] @ pool.points[right].T
         near[np.isin(wrong, list(failed))] = -np.inf
@@ -697,7 +696,6 @@ def find_hidden(
             outer=np.column_stack([net.outer, outer]),
             rows=np.concatenate([net.rows, row[None]]),
         )
-        failed.clear()  # where two were on, the other one may now be seen alone
         newest = max(1, options.together // (len(outer) + len(row)))
         net = refine_hidden(net, max(known, net.neurons - newest), pool, box.lengths, close)
 

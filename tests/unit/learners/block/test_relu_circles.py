@@ -166,25 +166,6 @@ def test_neurons_that_are_hardly_ever_on_take_several_circles():
     assert row_errors(net, rare).max() < 1e-3
 
 
-def test_arcs_that_fail_are_counted_from_the_last_neuron_found_on(monkeypatch):
-    rng = np.random.default_rng(9)
-    truth = network(rng)
-    known, calls = truth.neurons - 3, []
-    fewer = Directed(truth.affine, truth.outer[:, :known], truth.rows[:known], "relu")
-
-    def fail_twice(box, net, *_):
-        calls.append(net.neurons)
-        if len(calls) % 3:
-            return None
-        return truth.outer[:, net.neurons], truth.rows[net.neurons]
-
-    monkeypatch.setattr(relu_circles, "find_neuron", fail_twice)
-    box = box_of(truth, False)
-    net = find_hidden(box, fewer, pool_of(truth, rng, box), rng, CircleOptions(draws=1))
-    assert calls == [known] * 3 + [known + 1] * 3 + [known + 2] * 3
-    assert net.neurons == truth.neurons
-
-
 def test_another_circle_is_asked_where_arcs_do_not_find_the_rest(monkeypatch):
     rng = np.random.default_rng(10)
     home = RADIUS * np.eye(WIDTH)[0]
