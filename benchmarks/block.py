@@ -41,6 +41,18 @@ def stop(_: int, __: object) -> None:
     raise Late
 
 
+def recover_within(limit: float, box: object, seed: int) -> tuple[str, keyhole.Recovery | None]:
+    """The outcome and what was found; LATE and None where the processor time was not enough."""
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        found = keyhole.recover(box, keyhole.BlockLearner(), seed=seed, throw=False)
+    except Late:
+        return "LATE", None
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return found.outcome.name, found
+
+
 def measure(name: str, size: str, boxes: Iterable[tuple[int, object, Error]], limit: float) -> None:
     """One line: outcomes, errors and queries over the floor of the boxes of one case."""
     errors, ratios, good, others, missed, start = [], [], 0, set(), [], time.process_time()
@@ -48,17 +60,11 @@ def measure(name: str, size: str, boxes: Iterable[tuple[int, object, Error]], li
     for seed, box, error in boxes:
         count += 1
         began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, limit)
-        try:
-            found = keyhole.recover(box, keyhole.BlockLearner(), seed=seed, throw=False)
-            outcome, reason = found.outcome.name, found.reason
-            if found.model is not None:
-                errors.append(error(found.model))
-                ratios.append(found.ledger.paid / found.ledger.floor)
-        except Late:
-            outcome, reason = "LATE", ""
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
+        outcome, found = recover_within(limit, box, seed)
+        reason = "" if found is None else found.reason
+        if found is not None and found.model is not None:
+            errors.append(error(found.model))
+            ratios.append(found.ledger.paid / found.ledger.floor)
         good += outcome == "RECOVERED"
         if outcome != "RECOVERED":
             others.add(outcome)
@@ -165,7 +171,7 @@ WHOLE = (
 )
 
 
-def run_impostors(seeds: range) -> None:
+def run_impostors(seeds: range, limit: float) -> None:
     """Boxes that are almost blocks: how many end RECOVERED with a model that answers otherwise."""
     for name, options in (
         ("norm(x + mlp)", {"neurons": 8, "activation": "relu", "norm": "post"}),
@@ -176,9 +182,9 @@ def run_impostors(seeds: range) -> None:
             for seed in seeds:
                 box = make(block(np.random.default_rng(seed), 8, **options))  # type: ignore[arg-type]
                 oracle = keyhole.open_oracle(box, width=8)
-                found = keyhole.recover(oracle, keyhole.BlockLearner(), seed=seed, throw=False)
-                outcomes.append(found.outcome.name)
-                if found.outcome is keyhole.Outcome.RECOVERED and found.model is not None:
+                outcome, found = recover_within(limit, oracle, seed)
+                outcomes.append(outcome)
+                if outcome == "RECOVERED" and found is not None and found.model is not None:
                     fresh = np.random.default_rng(seed + 1).standard_normal((100, 4, 8))
                     wrong += bool(np.abs(found.model(fresh) - box(fresh)).max() > 1e-8)
             told = ", ".join(f"{outcomes.count(one)} {one}" for one in sorted(set(outcomes)))
@@ -268,7 +274,7 @@ def main() -> None:
             boxes = draw_encoders(seeds, width, heads, share * width, bend, pre, options.single)
             measure(name, f"d{width} H{heads} m{share * width}", boxes, limit)
     if options.only in "impostors":
-        run_impostors(seeds)
+        run_impostors(seeds, limit)
     if options.only in "changes":
         run_changes(seeds)
 
