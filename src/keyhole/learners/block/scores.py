@@ -31,7 +31,7 @@ class ScoreOptions:
     furthest: float = 1.5  # distance of an anchor from the base, relative to the reach
     faint: float = 5e-3  # relative singular value of the keys that leaves a range unsure
     extra: int = 2  # anchors that are added for it
-    shortest: float = 0.05  # context steps at which weights must explain an answer
+    shortest: float = 0.05  # context steps, of the reach or of the longest, that are the last tried
     weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
 
@@ -158,7 +158,7 @@ def ask_scores(
     off = max(1e-4, 1e5 * unit)
     size, full, rest = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
     unit = max(unit, rest)  # what is known of the layer may be less exact than the answers
-    groups = len(tokens)
+    groups, longest = len(tokens), size
     if groups > 1:
         full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
     leading = 0
@@ -170,7 +170,12 @@ def ask_scores(
         leading = target
         keys = full_keys(weights, full, groups)
         if not np.isfinite(keys).all():
-            raise Unclear("some attention weights are below the noise of the answers")
+            if size < READING.shortest * longest:
+                raise Unclear("some attention weights are below the noise of the answers")
+            # keys are larger here than where the size was found
+            size, leading, target = 0.3 * size, 0, min(guess, width)
+            full = ask(np.repeat(base[None], groups, axis=0), size * tokens)
+            continue
         sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
         # a zero score still has a key bias
         ranks = [max(1, seen_rank(values, unit)) for values in sizes]

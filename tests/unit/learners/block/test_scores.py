@@ -13,6 +13,7 @@ from keyhole.learners.block.scores import (
     seen_rank,
     solve_scores,
 )
+from keyhole.models.attention import Attention, Head
 from keyhole.models.random import block
 
 LAYER = block(np.random.default_rng(0), 8, heads=2).attention
@@ -50,6 +51,24 @@ def test_steps_are_no_longer_than_allowed():
     assert size == 1e-3
     assert rest < 1e-12
     assert np.array_equal(first.anchor[0], short.base)
+
+
+def test_steps_are_shorter_where_keys_at_other_anchors_are_larger():
+    strong, _ = np.linalg.qr(np.random.default_rng(2).standard_normal((8, 8)))  # the anchors' basis
+    along = strong[:, 1]
+    first, second = LAYER.heads
+    more = 60.0 * np.outer(first.score_factors.left[:, 0], along)
+    steep = Head(first.score + more, first.key_bias - more @ SPAN.base, first.value)
+    layer = Attention([steep, second], LAYER.offset)
+
+    def ask_steep(anchor, tokens):
+        queries = np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1)
+        return Soft(anchor, tokens, layer(queries))
+
+    data = ask_scores(WEIGHTS, ask_steep, SPAN, 2, 1e-16, np.random.default_rng(2))
+    left, right, _ = solve_scores(data, WEIGHTS)[0]
+    # the smallest of these weights have few digits
+    assert np.linalg.norm(left @ right - steep.score) < 1e-4 * np.linalg.norm(steep.score)
 
 
 def test_too_many_heads_are_refused():
