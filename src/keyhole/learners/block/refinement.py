@@ -267,8 +267,9 @@ def settle_block(
     point = blocks.join(parts)
     model = BlockModel(form, blocks, data, held)
     model = replace(model, scaling=model.group_units(point))
+    # what the other parameters are off by ends it: a step that gains little is the last one
     options = FitOptions(
-        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products
+        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products, tolerance=0.01
     )
     return join_block(blocks.split(fit_least_squares(model, point, options).point), form)
 
