@@ -54,7 +54,15 @@ from keyhole.learners.block.refinement import (
     with_attention,
 )
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.block.scores import Scores, Soft, Span, ask_scores, seen_rank, solve_scores
+from keyhole.learners.block.scores import (
+    Scores,
+    Soft,
+    Span,
+    ask_scores,
+    seen_rank,
+    solve_scores,
+    usual_level,
+)
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -635,7 +643,9 @@ class BlockWeights:
     whole: Float[Array, "p d"]
     offset: Float[Array, " p"]
     epsilon: float
-    close: float = 1e-4  # share of the right side that weights may leave at the right point
+    close: float = (
+        1e-4  # share of the right side that weights may leave at the right point, at most
+    )
     starts: int = 12  # of the search for a point that weights explain
     found: dict[bytes, Array] = field(default_factory=dict)  # points of answers that were read
 
@@ -648,7 +658,7 @@ class BlockWeights:
         names = [one.tobytes() for one in soft.answers]
         (fresh,) = np.nonzero([name not in self.found for name in names])
         if len(fresh):
-            points = self.search(Soft(soft.anchor[fresh], soft.tokens[fresh], soft.answers[fresh]))
+            points = self.search(soft.taken(fresh))
             self.found.update({names[i]: point for i, point in zip(fresh, points, strict=True)})
         points = np.array([self.found[name] for name in names])
         return -points[:, :, None], -(soft.anchor @ self.whole.T + self.offset)
@@ -661,12 +671,11 @@ class BlockWeights:
         points, gaps = self.read_points(soft, equal)
         rng = np.random.default_rng(0)  # the same answers are read in the same way
         for _ in range(self.starts):
-            stray = np.flatnonzero(gaps > self.close)
+            stray = np.flatnonzero(gaps > usual_level(gaps, self.close))
             if not len(stray):
                 break
             drawn = rng.dirichlet(np.ones(count + 1), (len(stray), heads))[..., :count]
-            part = Soft(soft.anchor[stray], soft.tokens[stray], soft.answers[stray])
-            others, less = self.read_points(part, drawn)
+            others, less = self.read_points(soft.taken(stray), drawn)
             better = less < gaps[stray]
             points[stray[better]], gaps[stray[better]] = others[better], less[better]
         return points

@@ -61,7 +61,8 @@ class PreNormOptions:
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
     little error from the attention, which falls as one over the size. circles: numbers that the
-    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does.
+    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
+    second derivatives are asked for, until one tells the network.
     """
 
     lines: int = 8
@@ -70,6 +71,7 @@ class PreNormOptions:
     stream: float = 10.0
     far_stream: float = 1e4
     circles: int = 10
+    frames: int = 4
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -423,17 +425,23 @@ def find_network(
             except Unclear:
                 pass  # the fit may still find them
         return turn_neurons(fit_network(sharp, ("relu",), rng))
-    learner = MlpLearner(neurons=frozen.width + 1) if frozen.width < 12 else MlpLearner()
     doubt = 20.0 / frozen.anchor_size / options.stream  # the maps and the offset are off by few 1/t
     oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, options.stream, doubt)
-    try:
-        return turn_neurons(learner.learn(oracle, rng).model)
-    except (
-        Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
-    ) as failed:  # fmt: skip
-        if frozen.width >= 12:
-            raise Unclear(f"the network behind the attention was not found: {failed}") from failed
-    return turn_neurons(fit_network(sharp, SMOOTH, rng))
+    narrow = frozen.width < 12
+    learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
+    # second derivatives in another frame are cheaper than redundant neurons, which come last
+    quick = replace(learner, options=replace(learner.options, small=0))
+    reason = ""
+    for one in (learner,) if narrow else (quick,) * (options.frames - 1) + (learner,):
+        try:
+            return turn_neurons(one.learn(oracle, rng).model)
+        except (
+            Unclear, WrongFamily, IllConditioned, NotIdentifiable, np.linalg.LinAlgError,
+        ) as failed:  # fmt: skip
+            reason = str(failed)
+    if narrow:
+        return turn_neurons(fit_network(sharp, SMOOTH, rng))
+    raise Unclear(f"the network behind the attention was not found: {reason}")
 
 
 def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
@@ -638,17 +646,21 @@ def ask_sequences(
     box: Box, block: Block, singles: int, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences, their sizes spread from that of epsilon to 30: half as many numbers more
-    than the attention has unknowns, and so many single tokens."""
-    width = block.width
+    than the attention has unknowns, and half as many weights more than the scores have; and so
+    many single tokens."""
+    width, heads = block.width, block.attention.heads if block.attention is not None else []
     small = 3.0 * float(np.sqrt(block.epsilons[0]))
-    count = int(1.5 * 4.0 * width) + 16
+    longest = max(4, 1 + (width - 2) // len(heads))
+    if (most := box.oracle.spec.domain.max_length) is not None:
+        longest = min(longest, most)
+    shapes = ((2, 1.0), (min(3, longest), 3.0), (longest, 1.0), (longest - 1, 30.0))
+    scores = sum(2.0 * width * head.rank_bound for head in heads)
+    weights = len(heads) * sum(length - 1 for length, _ in shapes)
+    count = int(1.5 * max(width, scores / weights)) + 4
     found = []
     for length, size, number in (
-        (2, 1.0, count // 4),
-        (3, 3.0, count // 4),
-        (4, 1.0, count // 4),
-        (3, 30.0, count // 4),
-        (3, small, 8),
+        *((length, size, count) for length, size in shapes),
+        (min(3, longest), small, 8),
         (1, 1.0, singles),
     ):
         tokens = box.representable(size * rng.standard_normal((number, length, width)))

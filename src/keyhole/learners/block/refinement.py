@@ -222,8 +222,9 @@ def refine_block(
         model = precondition(model, point, large)
         rough = replace(rough, dense_unknowns=0, damping=1e-12)
         fine = replace(fine, dense_unknowns=0)
-    if large:  # neurons and heads that see each other take many products
-        rough, fine = replace(rough, inner_steps=1500, steps=8), replace(fine, inner_steps=1500)
+    if large:  # neurons and heads that see each other take many products, weak directions the most
+        rough = replace(rough, inner_steps=1500, steps=8)
+        fine = replace(fine, inner_steps=300, steps=1)
     point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
     exact = reweigh(model, weighed(False), point)
     last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
@@ -266,8 +267,9 @@ def settle_block(
     point = blocks.join(parts)
     model = BlockModel(form, blocks, data, held)
     model = replace(model, scaling=model.group_units(point))
+    # what the other parameters are off by ends it: a step that gains little is the last one
     options = FitOptions(
-        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products
+        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products, tolerance=0.01
     )
     return join_block(blocks.split(fit_least_squares(model, point, options).point), form)
 

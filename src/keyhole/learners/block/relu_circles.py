@@ -585,21 +585,31 @@ def find_neurons(
     box: SphereBox, draw: Callable[[int], "Pool"], rng: np.random.Generator,
     options: CircleOptions | None = None,
 ) -> Directed:  # fmt: skip
-    """The whole network: circles, as long as most of the sphere is not explained, then the neurons
-    that miss all of them; raises Unclear. `draw`: so many random points, at least."""
+    """The whole network: circles, as long as most of the sphere is not explained or the neurons
+    that miss all of them are not found; raises Unclear. `draw`: so many random points, at least."""
     options = CircleOptions() if options is None else options
     net, home = find_circles(box, rng, options)
     numbers = len(net.affine)
     pool = draw(points_wanted(box.width, numbers, net.neurons))
-    idle, explained = 0, explained_share(net, pool, box, options)
-    while explained < options.explained and idle < options.draws:
+    explained, reason = explained_share(net, pool, box, options), ""
+    idle = tried = 0  # circles without a new neuron; neurons beside which others were looked for
+    while True:
+        last = idle >= options.draws
+        if net.neurons > tried and (last or explained >= options.explained):
+            tried = net.neurons
+            more = draw(points_wanted(box.width, numbers, net.neurons))
+            try:
+                return find_hidden(box, net, more, rng, options)
+            except Unclear as failed:  # another circle may show some of those that are left
+                reason = str(failed)
+        if last:
+            raise Unclear(reason)
         other, _ = find_circles(box, rng, options)
         joined = join_networks(net, other, home, options)
         share = explained_share(joined, pool, box, options)
         idle = 0 if joined.neurons > net.neurons and share >= explained else idle + 1
         if not idle:
             net, explained = joined, share
-    return find_hidden(box, net, draw(points_wanted(box.width, numbers, net.neurons)), rng, options)
 
 
 def explained_share(net: Directed, pool: "Pool", box: SphereBox, options: CircleOptions) -> float:

@@ -31,7 +31,8 @@ class ScoreOptions:
     furthest: float = 1.5  # distance of an anchor from the base, relative to the reach
     faint: float = 5e-3  # relative singular value of the keys that leaves a range unsure
     extra: int = 2  # anchors that are added for it
-    shortest: float = 0.05  # context steps at which weights must explain an answer
+    shortest: float = 0.05  # context steps, of the reach or of the longest, that are the last tried
+    unusual: float = 1e4  # times the median of what weights leave of answers: another one was read
     weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
 
 
@@ -55,6 +56,9 @@ class Soft:
     def __add__(self, other: "Soft") -> "Soft":
         return Soft(*(np.concatenate([getattr(self, name), getattr(other, name)])
                       for name in ("anchor", "tokens", "answers")))  # fmt: skip
+
+    def taken(self, which: Array | slice) -> "Soft":
+        return Soft(self.anchor[which], self.tokens[which], self.answers[which])
 
 
 @runtime_checkable
@@ -83,26 +87,35 @@ class Span:
     longest: float
 
 
-def read_log_odds(weights: Weights, soft: Soft) -> tuple[Float[Array, "n h m"], float]:
-    """log w_hi / w_hN of every query: NaN where a weight came out negative. Also the largest
+def read_log_odds(
+    weights: Weights, soft: Soft, off: float = np.inf
+) -> tuple[Float[Array, "n h m"], float]:
+    """log w_hi / w_hN of every query: NaN where a weight came out negative, and where an answer was
+    misread: weights leave more than `off` of it, or far more than of the others. Also the largest
     residual of the equations, relative to their right sides."""
     heads = len(weights.maps)
     count, context, _ = soft.tokens.shape
     beside, right = weights.equations(soft)
     added = np.einsum("hpd,nmd->nphm", weights.maps, soft.tokens).reshape(*right.shape, -1)
     tables = np.concatenate([added, beside], axis=2)
-    found = np.empty((count, heads, context))
-    worst = 0.0
+    found, rest = np.empty((count, heads, context)), np.empty(count)
     for k, table in enumerate(tables):
         scale = np.maximum(np.linalg.norm(table, axis=0), 1e-300)
         solution, *_ = np.linalg.lstsq(table / scale, right[k], rcond=None)
-        rest = np.abs((table / scale) @ solution - right[k]).max()
-        worst = max(worst, float(rest / np.linalg.norm(right[k])))
+        left = np.abs((table / scale) @ solution - right[k]).max()
+        rest[k] = left / np.linalg.norm(right[k])
         share = (solution / scale)[: heads * context].reshape(heads, context)
         own = 1.0 - share.sum(axis=1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
             found[k] = np.where((share > 0) & (own > 0), np.log(share / own), np.nan)
-    return found, worst
+    if np.isfinite(off):
+        found[rest > usual_level(rest, off)] = np.nan
+    return found, float(rest.max())
+
+
+def usual_level(rest: Float[Array, " n"], most: float) -> float:
+    """What weights may leave of an answer that was read at its own point."""
+    return min(most, max(READING.unusual * float(np.median(rest)), READING.unusual * 2.0**-43))
 
 
 def draw_context(
@@ -137,6 +150,7 @@ class Scores:
     leading: int
     blocks: tuple[tuple[Array, Float[Array, "n g"], Soft], ...]  # columns, shares, answers
     ranks: tuple[int, ...]
+    off: float  # what weights may leave of an answer
 
     @property
     def parts(self) -> tuple[Soft, ...]:
@@ -158,7 +172,7 @@ def ask_scores(
     off = max(1e-4, 1e5 * unit)
     size, full, rest = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
     unit = max(unit, rest)  # what is known of the layer may be less exact than the answers
-    groups = len(tokens)
+    groups, longest = len(tokens), size
     if groups > 1:
         full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])
     leading = 0
@@ -168,9 +182,14 @@ def ask_scores(
         everywhere = np.tile(size * tokens, (len(anchors), 1, 1))
         full = full + ask(np.repeat(anchors, groups, axis=0), everywhere)
         leading = target
-        keys = full_keys(weights, full, groups)
+        keys = full_keys(weights, full, groups, off)
         if not np.isfinite(keys).all():
-            raise Unclear("some attention weights are below the noise of the answers")
+            if size < READING.shortest * longest:
+                raise Unclear("some attention weights are below the noise of the answers")
+            # keys are larger here than where the size was found, or an answer was misread
+            size, leading, target = 0.3 * size, 0, min(guess, width)
+            full = ask(np.repeat(base[None], groups, axis=0), size * tokens)
+            continue
         sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
         # a zero score still has a key bias
         ranks = [max(1, seen_rank(values, unit)) for values in sizes]
@@ -194,7 +213,7 @@ def ask_scores(
         sets = [size * draw_context(weights, context, rng, whole=False)[0] for _ in range(count)]
         anchors = base + reach * shares @ basis[:, columns].T
         blocks.append((columns, shares, ask(anchors, np.array(sets))))
-    return Scores(span, basis, full, leading, tuple(blocks), tuple(ranks))
+    return Scores(span, basis, full, leading, tuple(blocks), tuple(ranks), off)
 
 
 def read_at_once(weights: Weights, unit: float) -> int:
@@ -214,8 +233,8 @@ def find_size(
 ) -> tuple[float, Soft, float]:
     """Length of context steps at which log-odds are of order one, at the base and at another
     anchor: one of the two may happen to have small keys. And the query at the base, and what
-    weights leave of an answer. `off`: what they may leave; where weights are searched for, short
-    steps are found more surely."""
+    weights leave of an answer that is read well. `off`: what they may leave; where weights are
+    searched for, short steps are found more surely."""
     size = min(1.0, span.longest)
     for _ in range(30):
         soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
@@ -231,13 +250,16 @@ def find_size(
         elif largest < 0.3 and size < span.longest:
             size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
         else:
-            return size, Soft(soft.anchor[:1], soft.tokens[:1], soft.answers[:1]), rest
+            parts = [soft.taken(slice(k, k + 1)) for k in (0, 1)]
+            return size, parts[0], min(read_log_odds(weights, part)[1] for part in parts)
     raise Unclear("no size of tokens shows the attention weights")
 
 
-def full_keys(weights: Weights, full: Soft, groups: int) -> list[Float[Array, "d n"]]:
+def full_keys(
+    weights: Weights, full: Soft, groups: int, off: float = np.inf
+) -> list[Float[Array, "d n"]]:
     """Keys of every head at the anchors that were asked with all context tokens."""
-    odds, _ = read_log_odds(weights, full)
+    odds, _ = read_log_odds(weights, full, off)
     count, width = len(odds) // groups, full.anchor.shape[1]
     keys = []
     for h in range(len(weights.maps)):
@@ -255,7 +277,7 @@ def solve_scores(data: Scores, weights: Weights) -> list[tuple[Array, Array, Arr
     groups = len(data.full.anchor) // (1 + data.leading)
     reach = data.span.reach
     keys = full_keys(weights, data.full, groups)
-    read = [read_log_odds(weights, soft)[0] for _, _, soft in data.blocks]
+    read = [read_log_odds(weights, soft, data.off)[0] for _, _, soft in data.blocks]
     found = []
     for h, own in enumerate(keys):
         axes, _, _ = np.linalg.svd(own, full_matrices=False)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import keyhole
+from keyhole.errors import IllConditioned
 from keyhole.learners.block.box import Box, Kept, Unclear
 from keyhole.learners.block.direction_fit import Directed
 from keyhole.learners.block.pre_norm_block import (
@@ -10,6 +11,7 @@ from keyhole.learners.block.pre_norm_block import (
     PreNormOptions,
     ValuesOnSphere,
     ask_heads,
+    ask_sequences,
     bends,
     find_epsilons,
     find_maps,
@@ -26,13 +28,14 @@ from keyhole.learners.block.pre_norm_block import (
     token_of,
     turn_neurons,
 )
+from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.canonical import canonical_block
 from keyhole.models.mlp import Mlp, turned
 from keyhole.models.norm import Norm, kept_plane
 from keyhole.models.random import block
-from keyhole.oracles.base import Spec
+from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.queries import QueryBatch
 
@@ -91,6 +94,39 @@ def test_the_network_and_the_epsilons_behind_a_known_attention():
     assert max(closest(row, inner) for row in network.inner) < 1e-5
     found = find_epsilons(frozen, attention_of(SECRET), network, rng)
     assert np.allclose(found, 1e-5, rtol=1e-3)
+
+
+def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch):
+    secret = canonical_block(block(np.random.default_rng(4), 13, heads=1, neurons=6, norm="pre"))
+    frozen = Frozen(Box(FunctionOracle(secret, Spec(13))), kept_plane(13, "layer"))
+    learn, tried = MlpLearner.learn, []
+
+    def fail_first(learner, oracle, rng):
+        tried.append(learner.options.small)
+        if len(tried) == 1:
+            raise IllConditioned("a frame in which two neurons look alike")
+        return learn(learner, oracle, rng)
+
+    monkeypatch.setattr(MlpLearner, "learn", fail_first)
+    network = find_network(frozen, attention_of(secret), OPTIONS, np.random.default_rng(5))
+    assert tried == [0, 0]  # redundant neurons would take longer
+    assert network.neurons == 6
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_sequences_have_more_weights_than_the_scores_have_unknowns(heads):
+    secret = block(np.random.default_rng(0), 32, heads=heads, neurons=2, norm="pre")
+    box = Box(FunctionOracle(secret, Spec(32)))
+    asked = ask_sequences(box, secret, 5, np.random.default_rng(1))
+    rank = 32 // heads
+    weights = sum(len(tokens) * (tokens.shape[1] - 1) for tokens, _ in asked)
+    assert weights > 1.5 * (2 * 32 * rank - rank**2 + rank)
+
+
+def test_sequences_are_as_long_as_the_box_takes():
+    box = Box(FunctionOracle(SECRET, Spec(8, domain=Domain(max_length=3))))
+    asked = ask_sequences(box, SECRET, 5, np.random.default_rng(2))
+    assert {tokens.shape[1] for tokens, _ in asked} == {1, 2, 3}
 
 
 def test_a_stream_is_made_of_a_token():

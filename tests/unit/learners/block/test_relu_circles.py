@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from keyhole.learners.block import relu_circles
 from keyhole.learners.block.box import Unclear
 from keyhole.learners.block.direction_fit import Directed
 from keyhole.learners.block.relu_circles import (
@@ -48,6 +49,13 @@ def pool_of(net, rng, box, count=150):
     points = rng.standard_normal((count, WIDTH))
     points *= RADIUS / np.linalg.norm(points, axis=1, keepdims=True)
     return Pool(points, box.ask(points))
+
+
+def off_at(net, home):
+    """The same network with neurons that are off at this point."""
+    on = net.rows @ np.append(home, 1.0) > 0
+    rows = np.where(on, -1.0, 1.0)[:, None] * net.rows
+    return Directed(net.affine + (net.outer * on) @ net.rows, net.outer, rows, "relu")
 
 
 def row_errors(found, truth):
@@ -132,11 +140,9 @@ def test_another_circle_adds_the_neurons_that_it_meets():
     rng = np.random.default_rng(6)
     truth = network(rng)
     home = RADIUS * np.eye(WIDTH)[0]
-    away = np.sign(truth.rows @ np.append(home, 1.0))
     # as two circles tell it: neurons that a circle misses, turned off there, are part of the rest
-    rows = np.where(away > 0, -1.0, 1.0)[:, None] * truth.rows
-    affine = truth.affine + (truth.outer * (away > 0)) @ truth.rows
-    whole = Directed(affine, truth.outer, rows, "relu")
+    whole = off_at(truth, home)
+    affine, rows = whole.affine, whole.rows
     one = Directed(affine, truth.outer[:, :8], rows[:8], "relu")
     other = Directed(3.0 * affine, 3.0 * truth.outer[:, 4:] / 2.0, -2.0 * rows[4:], "relu")
     joined = join_networks(one, other, home, CircleOptions())
@@ -158,6 +164,29 @@ def test_neurons_that_are_hardly_ever_on_take_several_circles():
     net = find_neurons(box, lambda count: pool_of(rare, np.random.default_rng(8), box, count), rng)
     assert net.neurons == truth.neurons
     assert row_errors(net, rare).max() < 1e-3
+
+
+def test_another_circle_is_asked_where_arcs_do_not_find_the_rest(monkeypatch):
+    rng = np.random.default_rng(10)
+    home = RADIUS * np.eye(WIDTH)[0]
+    truth = off_at(network(rng), home)
+    fewer = Directed(truth.affine, truth.outer[:, :-2], truth.rows[:-2], "relu")
+    circles = iter([(fewer, home), (truth, home)])
+
+    def find_none(box, net, *_):
+        if net.neurons < truth.neurons:
+            raise Unclear("2 neurons are not seen alone")
+        return net
+
+    monkeypatch.setattr(relu_circles, "find_circles", lambda *_: next(circles))
+    monkeypatch.setattr(relu_circles, "find_hidden", find_none)
+    box = box_of(truth, False)
+
+    def draw(count):
+        return pool_of(truth, np.random.default_rng(11), box, count)
+
+    net = find_neurons(box, draw, rng, CircleOptions(explained=0.0))
+    assert net.neurons == truth.neurons
 
 
 def test_neurons_that_cancel_are_taken_out():

@@ -12,7 +12,9 @@ from keyhole.learners.block.scores import (
     read_log_odds,
     seen_rank,
     solve_scores,
+    usual_level,
 )
+from keyhole.models.attention import Attention, Head
 from keyhole.models.random import block
 
 LAYER = block(np.random.default_rng(0), 8, heads=2).attention
@@ -50,6 +52,42 @@ def test_steps_are_no_longer_than_allowed():
     assert size == 1e-3
     assert rest < 1e-12
     assert np.array_equal(first.anchor[0], short.base)
+
+
+def test_steps_are_shorter_where_keys_at_other_anchors_are_larger():
+    strong, _ = np.linalg.qr(np.random.default_rng(2).standard_normal((8, 8)))  # the anchors' basis
+    along = strong[:, 1]
+    first, second = LAYER.heads
+    more = 60.0 * np.outer(first.score_factors.left[:, 0], along)
+    steep = Head(first.score + more, first.key_bias - more @ SPAN.base, first.value)
+    layer = Attention([steep, second], LAYER.offset)
+
+    def ask_steep(anchor, tokens):
+        queries = np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1)
+        return Soft(anchor, tokens, layer(queries))
+
+    data = ask_scores(WEIGHTS, ask_steep, SPAN, 2, 1e-16, np.random.default_rng(2))
+    left, right, _ = solve_scores(data, WEIGHTS)[0]
+    # the smallest of these weights have few digits
+    assert np.linalg.norm(left @ right - steep.score) < 1e-4 * np.linalg.norm(steep.score)
+
+
+def test_an_answer_that_was_misread_is_left_out():
+    rng = np.random.default_rng(3)
+    soft = ask(rng.standard_normal((5, 8)), rng.standard_normal((5, 2, 8)))
+    soft.answers[2] += 1e-6 * rng.standard_normal(8)
+    assert np.isfinite(read_log_odds(WEIGHTS, soft)[0]).all()
+    odds, rest = read_log_odds(WEIGHTS, soft, 1e-4)
+    assert 1e-9 < rest < 1e-4
+    assert np.isnan(odds[2]).all()
+    assert np.isfinite(odds[[0, 1, 3, 4]]).all()
+
+
+def test_what_is_unusual_is_told_by_the_others():
+    usual = np.array([1e-10, 3e-10, 2e-10, 3e-5])
+    assert usual[2] < usual_level(usual, 1e-4) < usual[3]
+    assert usual_level(np.full(3, 1e-3), 1e-4) == 1e-4  # where many were misread
+    assert usual_level(np.zeros(3), 1e-4) > 0.0
 
 
 def test_too_many_heads_are_refused():
