@@ -189,7 +189,7 @@ def small(series: Series) -> None:
         run(
             series,
             f"sphere, {name}, d = 8, m = 32",
-            20,
+            30,
             lambda seed, name=name: teacher(seed, 7, 32, 8, name),
             sphere=np.sqrt(8),
         )
