@@ -328,9 +328,11 @@ def impostors(series: Series) -> None:
     largest error of a model's answers at fresh points, relative."""
     counts: dict[str, int] = {}
     for place, d, domain in (("free", 8, {}), ("sphere", 16, {"sphere": 4.0})):
-        for seed in series.seeds(place, 5):
-            for name, box in impostor_boxes(seed, d).items():
+        for name in impostor_boxes(0, d):
+            for seed in series.seeds(f"{place}, {name}", 5):
+                box = impostor_boxes(seed, d)[name]
                 oracle = open_oracle(box, width=d, **domain)
+                start = time.process_time()
                 found = recover(oracle, MlpLearner(), seed=seed, throw=False)
                 key = f"{place}, {name}: {found.outcome.name}"
                 if found.outcome is Outcome.RECOVERED and found.model is not None:
@@ -340,7 +342,8 @@ def impostors(series: Series) -> None:
                     told = box(fresh)
                     off = np.abs(np.asarray(found.model(fresh)) - told).max() / np.abs(told).max()
                     key += " and right" if off < 1e-6 else f" and WRONG, off {off:.0e}"
-                print(f"     {seed} {key}, {found.reason[:80]}", flush=True)
+                spent = time.process_time() - start
+                print(f"     {seed} {key}, {spent:.0f} s, {found.reason[:80]}", flush=True)
                 counts[key] = counts.get(key, 0) + 1
     for key in sorted(counts):
         print(f"| impostor, {key} | {counts[key]} |", flush=True)
