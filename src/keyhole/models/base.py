@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Float
 from keyhole.text import html_table
 
 # how scores and values are to be read, wherever they are shown
@@ -90,28 +90,34 @@ class NormalPool:
         found = np.empty(array.shape)
         for start in range(0, flat.size, self.part):
             part = slice(start, min(start + self.part, flat.size))
-            place = int(self.rng.integers(self.part))
-            numbers = self.numbers[place : place + part.stop - part.start]
             near = found.reshape(-1)[part]
-            np.multiply(flat[part], relative, out=near)
-            if errors is not None:
-                np.hypot(near, errors[part], out=near)
-            near *= numbers
-            near += flat[part]
+            np.multiply(self._take(len(near)), relative, out=near)
+            near += 1.0
+            near *= flat[part]
+            if errors is not None:  # independent of the rounding
+                near += errors[part] * self._take(len(near))
         return found
+
+    def _take(self, count: int) -> Float[Array, " n"]:
+        """So many of the numbers, from a random place."""
+        place = int(self.rng.integers(self.part))
+        return self.numbers[place : place + count]
 
 
 def perturb_model(
-    model: Any, errors: Any, relative: float, rng: np.random.Generator
+    model: Any,
+    errors: Any,
+    relative: float,
+    rng: np.random.Generator,
+    normals: NormalPool | None = None,
 ) -> Iterator[Any]:
     """The model with parameters off by their standard errors and by a relative rounding, again and
-    again; a copy is forgotten here before the next is made. Any callable may come here: one
-    without parameters stays as it is."""
+    again; a copy is forgotten here before the next is made. Large arrays take the numbers of
+    `normals`, if given. Any callable may come here: one without parameters stays as it is."""
     if not hasattr(model, "to_arrays"):
         yield from repeat(model)
     uncertain = {} if errors is None else errors.to_arrays()
     parameters = multiply_out_scores(model.to_arrays(), uncertain)
-    normals: NormalPool | None = None
     while True:
         drawn = {}
         for name, array in parameters.items():

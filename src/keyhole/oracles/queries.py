@@ -18,7 +18,7 @@ from keyhole.arrays import Array, Float, Int, digest
 
 LIMITS = "limits"  # purpose of queries that only a refusal brings about
 VERIFICATION = "verification"  # purpose of queries that compare a model with the box
-BLOCK_BYTES = 2**19  # tokens made at once: they stay in the cache, and outweigh the calls
+BLOCK_BYTES = 2**18  # tokens made at once: they stay in the cache, and outweigh the calls
 SELDOM = 32  # tokens that cost as much to copy as one more part costs
 
 
@@ -235,7 +235,7 @@ class QueryBatch:
     @property
     def different(self) -> int:
         """Different tokens of the first query: copies of one tell nothing of the scores."""
-        return len({token.tobytes() for token in self[:1].tokens()[0]})
+        return len({hash(token.tobytes()) for token in self[:1].shared_tokens()[0]})
 
     @property
     def width(self) -> int:

@@ -28,7 +28,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import InvalidArgument
-from keyhole.models.base import replace_parameters, takes_numbers
+from keyhole.models.base import NormalPool, replace_parameters, takes_numbers
 from keyhole.oracles.base import Spec
 
 CHANGE = 2.0**-10  # change of a parameter, relative to its block, by which candidates are compared
@@ -236,10 +236,10 @@ def choose_most_telling(
     model: Any, candidates: Iterable[Array], rng: np.random.Generator
 ) -> tuple[int, Array]:
     """The candidate on which one changed parameter shows most, and its number."""
-    other = change_one_number(model, rng)
+    other, normals = change_one_number(model, rng), NormalPool(rng)
     best: tuple[float, int, Array] | None = None
     for number, tokens in enumerate(candidates):
-        visibility = _rate_visibility(model, other, tokens[None], rng)
+        visibility = _rate_visibility(model, other, tokens[None], normals)
         if best is None or visibility > best[0]:
             best = visibility, number, tokens
     if best is None:
@@ -258,17 +258,11 @@ def change_one_number(model: Any, rng: np.random.Generator) -> Any:
     return replace_parameters(model, {name: changed})
 
 
-def _rate_visibility(model: Any, other: Any, tokens: Array, rng: np.random.Generator) -> float:
+def _rate_visibility(model: Any, other: Any, tokens: Array, normals: NormalPool) -> float:
     """How far the answer moves, in units of what rounding its tokens may do to it."""
     blur = CHANGE**2
     answer = np.asarray(model(tokens))
-    near = tokens
-    if not takes_numbers(model):
-        near = rng.standard_normal(tokens.shape)
-        near *= blur
-        near += 1.0
-        near *= tokens
-    blurred = model(near)
+    blurred = model(tokens if takes_numbers(model) else normals.disturb(tokens, blur))
     moved = float(np.linalg.norm(other(tokens) - answer)) / CHANGE
     rounding = float(np.linalg.norm(blurred - answer)) / blur + float(np.linalg.norm(answer))
     return moved / max(rounding, TINY)

@@ -51,8 +51,8 @@ def allow(
     told = batches if seen is None else seen
     answers = [predict(model, *both) for both in zip(batches, told, strict=True)]
     spreads = [np.zeros_like(part) for part in answers]
-    copies = perturb_model(model, errors, noise.roundoff, rng)
     normals = NormalPool(rng)
+    copies = perturb_model(model, errors, noise.roundoff, rng, normals)
     for _ in range(draws):
         other = next(copies)
         for tokens, own, part, spread in zip(batches, told, answers, spreads, strict=True):
@@ -189,8 +189,8 @@ def portion_bytes(model: Any) -> int:
 
 def split_by_memory(model: Any, sizes: list[int]) -> Iterator[slice]:
     """Which cases, of so many bytes of tokens, are made and judged together, by one set of
-    disturbed models."""
-    most, held, start = portion_bytes(model), 0, 0
+    disturbed models: no more than the largest case takes anyway."""
+    most, held, start = max(portion_bytes(model), *sizes, 0), 0, 0
     for number, size in enumerate(sizes):
         if number > start and held + size > most:
             yield slice(start, number)

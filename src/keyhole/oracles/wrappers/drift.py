@@ -123,12 +123,13 @@ class DriftWatch(Wrapper):
             self._values.update(np.asarray(answers, dtype=np.float64).ravel()[:sample].tolist())
         if len(self._samples) < KEPT:
             self._samples.append(np.array(answers[:sample]).ravel())
+        # queries of a verification are among the last: of these, large ones are not worth holding
+        if queries.purpose == VERIFICATION and 8 * queries.length * queries.width > 2**16:
+            return
         most = 0 if self._longest is None else self._longest.different
         longer = queries.length > most and queries.different > most
         new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
-        # queries of a verification are among the last: of these, large ones are not worth holding
-        large = 8 * queries.length * queries.width > 2**18  # bytes
-        if not (longer or new) or (large and queries.purpose == VERIFICATION):
+        if not (longer or new):
             return
         one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank
         scale = float(np.max(np.abs(answers), initial=0.0))

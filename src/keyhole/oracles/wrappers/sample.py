@@ -73,7 +73,7 @@ class AnswerSample(Wrapper):
 
     def narrow(self) -> None:
         """What comes now is no part of the learning: little of it is kept, and nothing leaves."""
-        self._room, self._thins = min(self._room, self._bytes + 2**18), False
+        self._room, self._thins = min(self._room, self._bytes + 2**16), False
 
     def _list(self, batch: Kept) -> None:
         """Adds what the stride leaves of the batch; the stride grows until all of it fits."""
