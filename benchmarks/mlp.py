@@ -174,7 +174,7 @@ def free(series: Series) -> None:
 
 def sphere(series: Series) -> None:
     for d, seeds in ((16, 30), (32, 30), (64, 10)):
-        for name in ("gelu", "silu", "tanh") if d < 64 else ("gelu",):
+        for name in ("gelu", "silu", "tanh") if d < 64 else ("gelu", "silu"):
             run(
                 series,
                 f"sphere, {name}, d = {d}, m = {4 * d}",
@@ -272,7 +272,9 @@ def relu(series: Series) -> None:
         if answers:
             line += f" | all neurons in {np.isfinite(distances).sum()}, distance then at most "
             line += f"{max(d for d in (0.0, *distances) if np.isfinite(d)):.0e} | answers: "
-            line += f"{np.quantile(answers, 0.99):.0e} of 99%, worst {np.max(answers):.0e}"
+            line += f"{np.quantile(answers, 0.99):.0e} of 99%, worst {np.max(answers):.0e}; off by "
+            share = max(np.mean(off > 1e-4) for off in answers)
+            line += f"more than 1e-4 on {share:.2%} of the points, at most"
         if outcomes:
             print(f"| {title} | {line} |", flush=True)
 
