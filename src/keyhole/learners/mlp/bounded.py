@@ -35,6 +35,7 @@ from keyhole.learners.mlp.line_search import (
     measure_rounding,
     search_line,
 )
+from keyhole.learners.mlp.low_precision import MultiLineSearch
 from keyhole.learners.mlp.relu_hypothesis import (
     CLEAN,
     Exactness,
@@ -47,9 +48,6 @@ from keyhole.learners.mlp.relu_hypothesis import (
 )
 from keyhole.learners.mlp.relu_least_squares import (
     Samples,
-    estimate_errors,
-    fit_network,
-    fit_outputs,
     join_neurons,
     keep_neurons,
     update_network,
@@ -76,8 +74,8 @@ class RayOptions:
     wasted: int = 60
     """Breakpoints that are no hyperplanes, and four per neuron, before the search ends."""
     edge: float = 0.75
-    """Share of the validation points at the edge of the domain: there every neuron is on
-    somewhere."""
+    """Share of the first validation points at the edge of the domain, where every neuron is on
+    somewhere; those after them all are."""
     roomy: float = 3e3
     """Error of a neuron, in roundings, beyond which another ray may do better; a tenth of that
     where answers have few digits."""
@@ -138,6 +136,7 @@ class RaySearch:
     network: ReluNetwork
     points: Float[Array, "n d"]  # that must be explained
     answers: Float[Array, "n k"]
+    at_edge: int  # how many of them are at the edge of the domain
     exactness: Exactness
     affine_error: float  # of the answers, across the domain
     log: list[tuple[Array, Array]]  # all points and answers
@@ -147,6 +146,10 @@ class RaySearch:
     bent: bool = False  # a known hyperplane was met again with another jump
     wasted: int = 0  # breakpoints that turned out to be no hyperplanes
     frame: Frame | None = None  # the line that was looked at last
+    doubtful: ReluNetwork = field(init=False)  # measured and not confirmed
+
+    def __post_init__(self) -> None:
+        self.doubtful = keep_neurons(self.network, np.zeros(0, dtype=int))
 
     @classmethod
     def begin(cls, box: NetworkBox, region: InputRegion, rng: np.random.Generator) -> "RaySearch":
@@ -174,16 +177,21 @@ class RaySearch:
             value - centre @ slopes,
         )
         affine_error = exactness.unit * region.size / step
-        return cls(box, region, rng, centre, network, points, answers, exactness, affine_error, log)
+        seen = points, answers, round(RayOptions().edge * POINTS)
+        return cls(box, region, rng, centre, network, *seen, exactness, affine_error, log)
 
     def run(self, unseen: float) -> bool:
         """Whether all validation points are explained, and so many that at most the given share of
         the domain's edge may differ."""
         while self.explain() or (self.exactness.low and self.reconsider()):
-            if len(self.points) * unseen >= CONFIDENCE_POINTS:
+            missing = int(np.ceil(CONFIDENCE_POINTS / unseen)) - self.at_edge
+            if missing <= 0:
                 return True
-            points = self.box.round_points(draw_points(self.region, self.rng, self.options.edge))
+            # these look for corners: all of them at the edge
+            points = self.region.edge_points(self.rng, min(POINTS, missing))
+            points = self.box.round_points(points)
             answers = self.ask(points)
+            self.at_edge += len(points)
             self.points = np.concatenate([self.points, points])
             self.answers = np.concatenate([self.answers, answers])
         return False
@@ -206,18 +214,38 @@ class RaySearch:
         return False
 
     def reconsider(self) -> bool:
-        """Where answers have few digits, two hyperplanes may have passed for one, and the right
-        ones are found beside it. All parameters are fitted to all answers, without the neurons
-        that the others make needless; whether that explains all answers."""
-        data = self.samples()
-        if len(data.points) < (self.network.neurons + 1) * (self.network.width + 1):
+        """Where answers have few digits, two hyperplanes may have passed for one, and right ones
+        for wrong: of all that were measured, those are taken that random points need
+        (low_precision). All parameters are then fitted to all answers; whether that explains
+        them."""
+        seen = join_neurons(self.network, self.doubtful)
+        search = MultiLineSearch(
+            self.box,
+            self.region,
+            self.rng,
+            exactness=self.exactness,
+            random=[Samples(self.points, self.answers, self.growth(self.points))],
+            votes=np.where(np.arange(seen.neurons) < self.network.neurons, 2, 1),
+        )
+        search.seen = seen
+        unknowns = search.count_unknowns(seen.neurons)
+        if unknowns > search.options.most_unknowns:
             return False
-        start, kept = fit_outputs(self.network, data)
-        network = fit_network(keep_neurons(start, np.abs(kept - 1) < 0.5), data)
-        if data.misfit(network) > self.options.explained:
+        missing = int(search.options.points * unknowns) - len(self.points)
+        if missing > 0:
+            inside = self.region.points(self.rng, missing // 2)
+            edge = self.region.edge_points(self.rng, missing - len(inside))
+            points = self.box.round_points(np.concatenate([inside, edge]))
+            search.random.append(Samples(points, self.ask(points), self.growth(points)))
+        search.explain()
+        explained = self.options.explained
+        if search.misfit <= explained:
+            search.beside = [Samples(*part, self.growth(part[0])) for part in self.log]
+            search.refine()
+        if search.misfit > explained:
             return False
-        errors = estimate_errors(network, data) * self.region.size
-        self.network, self.error, self.affine_error = network, errors[1:], float(errors[0])
+        self.network, self.error = search.network, search.error
+        self.affine_error = search.affine_error
         return True
 
     def samples(self) -> Samples:
@@ -257,6 +285,7 @@ class RaySearch:
             fresh, error = keep_neurons(fresh, roomy), error[roomy]
         if low:
             sure = self.confirm(fresh, error)
+            self.doubtful = join_neurons(self.doubtful, keep_neurons(fresh, ~sure))
             fresh, error = keep_neurons(fresh, sure), error[sure]
         return self.add_neurons(fresh, error)
 
@@ -357,8 +386,11 @@ class RaySearch:
 
     def answer_noise(self, points: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Errors of answers, which grow with the distance from the centre."""
-        far = np.linalg.norm(points - self.centre, axis=1) / self.region.size
-        return np.asarray(2 * self.exactness.unit * (1 + far))
+        return 2 * self.exactness.unit * self.growth(points)
+
+    def growth(self, points: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Of errors of answers, relative to those at the centre."""
+        return np.asarray(1 + np.linalg.norm(points - self.centre, axis=1) / self.region.size)
 
     def ask(self, points: Array) -> Array:
         points = self.box.round_points(points)
@@ -387,8 +419,8 @@ class RaySearch:
 
     @property
     def unseen(self) -> float:
-        """Share of points like the validation points on which the box may differ (95%)."""
-        return CONFIDENCE_POINTS / len(self.points)
+        """Share of the domain's edge on which the box may differ (95%)."""
+        return CONFIDENCE_POINTS / self.at_edge
 
     def witness_on_ray(self, error: NotPiecewiseAffine) -> Counterexample | None:
         """An answer on the last ray, which saw what the known neurons leave over."""
@@ -417,7 +449,7 @@ class RaySearch:
 
 def draw_points(region: InputRegion, rng: np.random.Generator, edge: float) -> Array:
     """Validation points, the given share of them at the edge of the domain."""
-    inside = region.points(rng, round((1 - edge) * POINTS), 1.0)
+    inside = region.points(rng, POINTS - round(edge * POINTS), 1.0)
     return np.concatenate([inside, region.edge_points(rng, POINTS - len(inside))])
 
 

@@ -404,7 +404,49 @@ def measured_gradients(
         for value, place, axis in zip(values, which, axes, strict=True):
             centre, gradient = gradients[place]
             gradient[:, axis] = (value - centre) / lengths[place][axis]
+    remeasure_poor(ask, segments, found, np.array(places), np.array(lengths), gradients, tables)
     return gradients
+
+
+def remeasure_poor(
+    ask: Ask,
+    segments: list[Segment],
+    found: list[list[Breakpoint]],
+    places: Float[Array, "b d"],
+    lengths: Float[Array, "b d"],
+    gradients: list[tuple[Array, Array]],
+    tables: list[Array],
+    poor: float = 0.05,
+) -> None:
+    """A gradient whose displacements had to be short, because a plane passes by, has few digits,
+    and so have the biases of its group: at once if a corner of the path is near a plane. Now that
+    the planes are known roughly, such a gradient is measured again in the same cell, away from the
+    nearest one. Shares of the usual displacement below `poor` are short."""
+    usual = float(np.median(lengths))
+    short = np.flatnonzero(lengths.min(axis=1) < poor * usual)
+    if not len(short):
+        return
+    rows = np.concatenate([solved_group(gradients, k, t, 1.0)[0] for k, t in enumerate(tables)])
+    on_planes = [
+        s.points(np.array([b.at for b in p])) for s, p in zip(segments, found, strict=True)
+    ]
+    offsets = -(rows * np.concatenate(on_planes)).sum(axis=1)
+    sizes = np.maximum(np.linalg.norm(rows, axis=1), TINY)
+    reach = float(np.linalg.norm(segments[0].step))
+    for k in short:
+        heights = (rows @ places[k] + offsets) / sizes
+        nearest = int(np.argmin(np.abs(heights)))
+        away = np.sign(heights[nearest]) * rows[nearest] / sizes[nearest]
+        ways = reach * np.logspace(-7.0, -1.0, 61)[:, None] * away
+        moved = ((places[k] + ways) @ rows.T + offsets) / sizes  # (trials, m)
+        free = np.where((moved * heights > 0).all(axis=1), np.abs(moved).min(axis=1), 0.0)
+        best = int(np.argmax(free))
+        length = 0.3 * free[best]
+        if length < 5.0 * lengths[k].min():
+            continue
+        base = places[k] + ways[best]
+        values = ask(np.vstack([base, base + length * np.eye(len(base))]), "gradients")
+        gradients[k] = gradients[k][0], ((values[1:] - values[0]) / length).T
 
 
 def solved_group(

@@ -23,7 +23,7 @@ Source.     Rank-one decomposition of a subspace (Kileel, Klock, Pereira 2021) o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
@@ -70,6 +70,29 @@ class Steps:
         if width < 200:
             return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
         return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
+
+    def balanced(
+        self, ask: Ask, frame: Float[Array, "n n"], unit: float, inside: bool = False
+    ) -> "Steps":
+        """Angles for the network at hand. Where digits are few, the truncation of a second
+        difference matters: it is θ² times what twice the step adds, which is measured. Rounding is
+        some 6 unit / θ² of the answers, sums of many terms."""
+        base, ways = frame[0] * (0.7 if inside else 1.0), frame[1:9]
+        steps = [k * self.second * ways for k in (1, -1, 2, -2)]
+        values = ask(along(base, np.concatenate([*steps, 0.0 * ways[:1]]), inside), "scale")
+        beside, centre = values[:-1].reshape(2, 2, len(ways), -1), values[-1]
+        bends = (beside.sum(axis=1) - 2 * centre) / self.second**2
+        bends[1] /= 4.0
+        truncation = np.sqrt(np.mean((bends[1] - bends[0]) ** 2)) / (3.0 * self.second**2)
+        rounding = 6.0 * unit * np.sqrt(np.mean(values**2))
+        share = float((rounding / max(truncation, TINY)) ** 0.25) / self.second
+        share = min(share, 2.0)  # a network may be next to quadratic around one place
+        return replace(
+            self,
+            second=share * self.second,
+            places=share * self.places,
+            first=share * self.first,
+        )
 
 
 def along(
@@ -422,7 +445,10 @@ def read_sphere(
     """Neurons of a network from answers on the unit sphere of R^width, or inside it; whether they
     are gated is found out unless it is given."""
     steps = Steps.of(unit, width)
-    table, span, size = grown_span(ask, width, steps, rng, inside)
+    frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
+    if steps.coarse:
+        steps = steps.balanced(ask, frame, unit, inside)
+    table, span, size = grown_span(ask, frame, steps, rng, inside)
     found = np.zeros((1, 0, size))
     reasons = []
     if not gated:
@@ -442,10 +468,14 @@ def read_sphere(
 
 
 def grown_span(
-    ask: Ask, width: int, steps: Steps, rng: np.random.Generator, inside: bool = False
+    ask: Ask,
+    frame: Float[Array, "n n"],
+    steps: Steps,
+    rng: np.random.Generator,
+    inside: bool = False,
 ) -> tuple[HessianTable, Span, int]:
     """Hessians until their span is clearly smaller than what they could span."""
-    frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
+    width = len(frame)
     usual = 3  # number in GROWTH that the split into U and X makes room for
     growths = GROWTH[usual:] if steps.coarse else GROWTH  # a small gap is believed with room
     sizes = [axes_for(growth * (width + 1) + 1, steps.room) for growth in growths]

@@ -42,7 +42,12 @@ from keyhole.learners.mlp.hessians import (
     weights_of,
 )
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
-from keyhole.learners.mlp.redundancy import fit_with_redundancy, random_start, repair
+from keyhole.learners.mlp.redundancy import (
+    costs_of_leaving,
+    fit_with_redundancy,
+    random_start,
+    repair,
+)
 from keyhole.learners.mlp.refinement import (
     Refined,
     RefinementOptions,
@@ -66,7 +71,8 @@ from keyhole.oracles.queries import QueryBatch
 @dataclass(frozen=True)
 class MlpOptions:
     """expected: neurons per entry of the input, before any was counted. paths: far away that are
-    tried. near: answers for the refinement, relative to the number of unknowns in them. small:
+    tried. near: answers for the refinement, relative to the number of unknowns in them. further:
+    how far out they are asked where inputs are free, relative to the Hessians. small:
     unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
     finished fit may leave; cancelled: how much larger than the answers these terms are believed to
     be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
@@ -78,6 +84,7 @@ class MlpOptions:
     expected: int = 4
     paths: int = 2
     near: float = 1.2
+    further: float = 3.0
     small: int = 2000
     roundings: float = 300.0
     cancelled: float = 30.0
@@ -340,6 +347,8 @@ class MlpLearner:
             known = any(fit.residual <= self._allowed(box, fit, points, answers) for fit in fits)
             fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
         refined = min(fits, key=lambda fit: fit.residual)
+        if refined.residual <= self._allowed(box, refined, points, answers):
+            refined = without_unseen(refined, points, answers, box.unit, rng)
         return self._judge(box, refined, points, answers, centre, radius)
 
     def _fit_all(
@@ -423,11 +432,13 @@ class MlpLearner:
     def _draw(
         self, domain: Domain, count: int, width: int, rng: np.random.Generator
     ) -> Float[Array, "n d"]:
-        """Points of the unit sphere, or of the shell inside it where the domain is no sphere."""
+        """Points of the unit sphere, or of a shell where the domain is no sphere: inside it, or
+        further out where inputs are free, for neurons that bend little."""
         points = rng.standard_normal((count, width))
         points /= np.linalg.norm(points, axis=1, keepdims=True)
         if domain.sphere is None:
-            points *= rng.uniform(0.5, 1.0, (count, 1))
+            further = self.options.further if domain.unbounded else 1.0
+            points *= rng.uniform(0.5, further, (count, 1))
         return points
 
     def _promise(self, neurons: int) -> Refuted | None:
@@ -438,13 +449,14 @@ class MlpLearner:
         )
 
     def _allowed(self, box: Box, refined: Refined, points: Array, answers: Array) -> float:
-        """What rounding explains of a residual."""
-        scale = min(
-            terms(refined.weights, points), self.options.cancelled * float(np.abs(answers).max())
-        )
-        roundings = self.options.roundings
-        if box.unit >= SINGLE_ROUNDOFF:  # sums of a few digits are off by less of them
-            roundings /= 8.0
+        """What rounding explains of a residual. A wrong network's terms may cancel too: where
+        digits are few, that would excuse what it leaves, and the answers alone are the measure;
+        sums of few digits are also off by less of them."""
+        scale, roundings = terms(refined.weights, points), self.options.roundings
+        if box.unit < SINGLE_ROUNDOFF:
+            scale = min(scale, self.options.cancelled * float(np.abs(answers).max()))
+        else:
+            scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
         return roundings * box.unit * scale + 6.0 * box.additive
 
     def _judge(
@@ -603,6 +615,24 @@ def without_idle(
         if kept.all():
             return refined
         weights = chosen(found, kept)
+
+
+def without_unseen(
+    refined: Refined, points: Array, answers: Array, unit: float, rng: np.random.Generator
+) -> Refined:
+    """The network without the neurons that explain no more of the answers than their numbers would
+    explain of rounding, each within six standard errors."""
+    while True:
+        weights = refined.weights
+        costs, left = costs_of_leaving(weights, points, answers)
+        own = points.shape[1] + 1 + answers.shape[1]
+        if weights.gate is not None:
+            own += points.shape[1] + 1
+        surplus = max(answers.size - own * weights.neurons, 1)
+        unseen = costs <= 36.0 * own * left / surplus
+        if not unseen.any() or unseen.all():
+            return refined
+        refined = refine(chosen(weights, ~unseen), points, answers, unit, rng=rng)
 
 
 def rows_of(weights: Weights) -> Float[Array, "m e"]:

@@ -65,8 +65,10 @@ class MultiLineOptions:
     neuron that a measurement led to."""
     kept: float = 0.5
     """Share of its output that a right neuron keeps or gains, at least and at most."""
-    additions: int = 6
+    additions: int = 8
     """Fits in which further neurons are tried, after each line."""
+    random: int = 1000
+    """Hyperplanes among them that no line showed."""
     worth: float = 0.9
     """Share of the misfit that an addition must not leave."""
     invisible: float = 50.0
@@ -255,20 +257,29 @@ class MultiLineSearch:
 
     def extend(self, network: ReluNetwork, data: Samples) -> ReluNetwork | None:
         """With the neurons that were seen and are not in the network but would be right beside
-        it; if there are none, with the one that helps most. Fitted neurons that fade to 30% of
-        their output are given up again."""
+        it; if there are none, with the one that helps most, random ones among them: fits lead from
+        there to the right one. Fitted neurons that fade to 30% of their output are given up
+        again."""
         gaps = relative_gaps(network, self.seen)
         known = 3 * self.options.same
         unused = keep_neurons(self.seen, gaps.min(axis=0, initial=np.inf) > known)
-        if unused.neurons == 0:
-            return None
         both, kept = fit_outputs(join_neurons(network, unused), data)
         right = self.keeps(kept)
         right[: network.neurons] = np.abs(kept[: network.neurons]) > 0.3
         if right[network.neurons :].any():
             return keep_neurons(both, right)
+        unused = join_neurons(unused, self.draw_neurons(data))
         best = int(np.argmax(rate_additions(network, unused, data)))
         return fit_outputs(join_neurons(network, keep_neurons(unused, np.array([best]))), data)[0]
+
+    def draw_neurons(self, data: Samples) -> ReluNetwork:
+        """Random hyperplanes through the points."""
+        count, width = self.options.random, data.points.shape[1]
+        rows = self.rng.standard_normal((count, width))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        through = data.points[self.rng.integers(len(data.points), size=count)]
+        bias = -np.einsum("nd,nd->n", rows, through)
+        return ReluNetwork(rows, bias, np.ones((count, data.answers.shape[1])))
 
     def refine(self) -> None:
         """All parameters from all answers. Neurons that turn out to be nothing are dropped, one by

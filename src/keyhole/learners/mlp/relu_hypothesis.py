@@ -197,6 +197,11 @@ def build_hypothesis(
     oriented = Orientation(network, False, "not asked")
     if orient:
         oriented = orient_neurons(network, size + found.affine_error)
+        # with large errors sides may seem to fit that change the function
+        points = region.points(np.random.default_rng(0), 256)
+        moved = np.abs(oriented.network(points) - network(points)).max(initial=0.0)
+        if moved > exactness.allowed:
+            oriented = Orientation(network, False, "the errors are too large")
     model = flatten_output(oriented.network) if box.scalar else oriented.network
     errors = derive_standard_errors(model, found.error, found.affine_error, region.scale)
     model = drop_rounding(model, errors, exactness, region.scale)

@@ -80,9 +80,20 @@ def test_few_digits_tell_wrong_neurons_in_the_end():
     assert len(search.error) == 6
     points = region.points(np.random.default_rng(2), 500)
     assert np.abs(search.network(points)[:, 0] - net(points)).max() < 1e-5
-    search.network = keep_neurons(search.network, np.arange(4))  # two are missing
+    search.network = keep_neurons(search.network, np.arange(4))  # two are missing: found again
+    assert search.reconsider()
+    assert search.network.neurons == 6
+    assert np.abs(search.network(points)[:, 0] - net(points)).max() < 1e-5
+
+
+def test_few_digits_excuse_no_other_family():
+    deep = two_hidden_layers(0, 5)
+    box, region = box_of(lambda x: deep(x).astype(np.float32))
+    search = RaySearch.begin(box, region, np.random.default_rng(0))
+    assert search.exactness.low
+    neurons = search.network.neurons
     assert not search.reconsider()
-    assert search.network.neurons == 4
+    assert search.network.neurons == neurons
 
 
 def test_neurons_that_the_fit_moves_onto_one_hyperplane_are_one():
@@ -125,3 +136,13 @@ def test_another_family_is_not_found():
     assert not isinstance(found, FoundNetwork | Hypothesis)
     if isinstance(found, Refuted):
         assert found.counterexample is not None
+
+
+def test_what_may_be_unseen_is_a_share_of_the_edge():
+    net = network(3, 5, 4)
+    box, region = box_of(lambda x: net(x[:, 0]))
+    search = RaySearch.begin(box, region, np.random.default_rng(0))
+    assert search.run(0.01)
+    norms = np.linalg.norm(search.points, axis=1)
+    assert search.at_edge == (norms > 0.97 * 3.0).sum() >= 300
+    assert search.unseen == 3.0 / search.at_edge

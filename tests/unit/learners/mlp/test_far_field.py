@@ -67,3 +67,19 @@ def test_piecewise_linear_and_affine_are_told():
     assert not find_scale(lambda x, _: bent(x), 5, 2.0**-53, rng).smooth
     straight = rng.standard_normal((5, 5))
     assert find_scale(lambda x, _: x @ straight, 5, 2.0**-53, rng).affine
+
+
+def test_a_corner_of_the_path_near_a_plane_costs_no_digits():
+    width, radius = 12, FAR * 48 * 6**0.5
+    corner, other = np.linalg.qr(np.random.default_rng(6).standard_normal((width, 2)))[0].T
+    truth = network(np.random.default_rng(3), width, 24, width)
+    rows = truth.inner.copy()
+    rows[0] -= (rows[0] @ corner + 1e-5 * rows[0] @ other) * corner  # met 1e-5 after the corner
+    truth = Mlp(rows, truth.inner_bias, truth.outer, linear=truth.linear, offset=truth.offset)
+    rng = np.random.default_rng(6)
+    far = read_far_field(lambda x, _: truth(x), width, radius, 1.0, 2.0**-53, rng)
+    lengths = np.linalg.norm(far.direction, axis=1)
+    found = np.column_stack([far.direction, far.bias]) / lengths[:, None]
+    planes = np.column_stack([rows, truth.inner_bias]) / np.linalg.norm(rows, axis=1)[:, None]
+    gaps = np.minimum(*(np.abs(found[:, None] - side * planes).max(axis=2) for side in (1, -1)))
+    assert gaps.min(axis=0).max() < 0.02

@@ -117,3 +117,29 @@ def test_steps_follow_the_digits():
     assert not Steps.of(UNIT, 16).two_sided
     assert Steps.of(2.0**-24, 16).two_sided
     assert Steps.of(UNIT, 400).two_sided
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_where_digits_are_few_steps_follow_the_weights(inside):
+    rng = np.random.default_rng(6)
+    truth, frame = network(rng, 16, 24, 8), np.eye(16)
+    unit = 2.0**-24
+
+    def step(scale):
+        ask = lambda x, _: truth(scale * x)  # noqa: E731
+        return Steps.of(unit, 16).balanced(ask, frame, unit, inside).second * scale
+
+    lengths = [step(scale) for scale in (1.0, 2.0, 4.0)]
+    assert max(lengths) < 2.0 * min(lengths)  # in the network's own scale
+
+
+def test_few_digits_of_a_network_with_large_weights():
+    rng = np.random.default_rng(7)
+    truth = network(rng, 16, 40, 16).astype(np.float32)
+    ask = lambda x, _: np.asarray(truth((4.0 * x).astype(np.float32)), dtype=float)  # noqa: E731
+    sketch = read_sphere(ask, 16, 2.0**-24, rng, inside=True)
+    assert sketch.rows.shape == (1, 40, 16)
+    rows = truth.inner.astype(float)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    mine = sketch.rows[0] / np.linalg.norm(sketch.rows[0], axis=1, keepdims=True)
+    assert np.abs(rows @ mine.T).max(axis=1).min() > 0.99

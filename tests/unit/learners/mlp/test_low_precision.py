@@ -73,3 +73,14 @@ def test_too_many_unknowns_are_said():
     failed = searching(network(0, 6, 8), most_unknowns=20).run()
     assert isinstance(failed, Inconclusive)
     assert "more than can be fitted" in failed.reason
+
+
+def test_a_neuron_that_no_line_showed_is_found_by_the_fit():
+    net = unflatten_output(network(5, 6, 8))
+    search = searching(net)
+    assert search.scan_line() is None
+    search.seen = keep_neurons(net, np.arange(8) != 3)
+    search.votes = np.full(7, 2)
+    search.explain()
+    assert search.misfit < 3.0
+    assert search.network.neurons == 8

@@ -93,3 +93,15 @@ def test_a_hypothesis_has_oriented_neurons_errors_and_diagnostics():
     open_sides = build_hypothesis(found, box, FREE, orient=False)
     assert not open_sides.diagnostics.orientation_certified
     assert "not decided" in open_sides.notes[0]
+
+
+def test_sides_that_only_large_errors_excuse_are_not_taken():
+    net = network(1, 5, 4)
+    skip = np.full(5, 1e-3)  # small beside the errors below, not beside the answers' rounding
+    box = NetworkBox(CountingOracle(net, 5))
+    beside = ReluNetwork(net.weight, net.bias, net.output, skip, 0.0)
+    found = FoundNetwork(unflatten_output(beside), np.full(4, 1e-1), 1e-1, 1e-15, EXACT, 1)
+    learned = build_hypothesis(found, box, FREE, orient=True)
+    assert not learned.diagnostics.orientation_certified
+    points = np.random.default_rng(0).standard_normal((50, 5))
+    assert learned.model(points) == pytest.approx(beside(points), abs=1e-9)

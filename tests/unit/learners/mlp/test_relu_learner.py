@@ -275,7 +275,8 @@ def test_a_bounded_domain_asks_as_much_as_it_promises():
         box = CountingOracle(secret, 8, domain=Domain(max_norm=2.0))
         ReluNetworkLearner(unseen=unseen).learn(box, np.random.default_rng(0))
         counts.append(box.queries)
-    assert 768 <= counts[1] - counts[0] <= 800  # and a few more to validate
+    # a thousand at the edge, of which the first batch has 192; and a few more to validate
+    assert 808 <= counts[1] - counts[0] <= 840
 
 
 def test_a_vocabulary_is_not_enough():
