@@ -51,6 +51,7 @@ from keyhole.linalg.bases import random_directions
 from keyhole.linalg.linear_system import LinearSystem
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
+from keyhole.measurement.noise import decimals
 from keyhole.models.attention import Attention, Head
 from keyhole.models.factors import find_groups, tell_groups
 
@@ -99,6 +100,8 @@ def learn_vector(
     selected = None if selected is None else selected.subtract(offset)
     size = float(np.linalg.norm(frame[0]))
     policy = LOW_PRECISION if ask.low_precision else FLOAT64
+    # a plain answer with few decimals has fewer digits than one to huge tokens
+    rounded = ask.low_precision or decimals(first) is not None
     trouble: Exception | None = None
     for number in range(prior.attempts):
         if number == 1 and not ask.low_precision:  # a head may have left its token unnoticed
@@ -106,7 +109,8 @@ def learn_vector(
         problem = VectorProblem(
             ask, frame / size, (first - offset) / size, size, prior.heads, prior.rank, policy,
             expect_equal_ranks=ask.low_precision and number == 0,
-            believe_marks=not ask.low_precision and number == 0,
+            believe_marks=not rounded and number == 0,
+            believe_whole=not rounded,
             selected=selected if number == 0 else None,
         )  # fmt: skip
         try:
@@ -181,6 +185,7 @@ class VectorProblem:
     policy: SamplingPolicy
     expect_equal_ranks: bool = False  # whether few digits are read as of one rank for all maps
     believe_marks: bool = False  # whether the marks of selected tokens may show ranks
+    believe_whole: bool = False  # whether `first` has the digits of answers to huge tokens
     selected: Selection | None = None  # from before, if any
 
 
@@ -353,7 +358,7 @@ def tell_heads_apart(
     ask, direction = problem.ask, problem.frame[0]
 
     def select() -> tuple[HardAttentionPattern, Array]:
-        whole = None if ask.low_precision else problem.first[0]
+        whole = problem.first[0] if problem.believe_whole else None
         return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng, whole)
 
     before = problem.selected
@@ -531,7 +536,7 @@ def spans_range(problem: VectorProblem, responses: Array, mark: Array, reach: fl
         rank = find_response_rank(problem, responses, reach)
     goal = problem.policy.exceed(rank)
     sizes = np.linalg.svd(responses, compute_uv=False)
-    size = sizes[rank - 1] / sizes[0]
+    size = sizes[rank - 1] / max(float(sizes[0]), TINY)
     if problem.believe_marks and size > 0.005 and len(responses) >= rank:
         rows = np.linalg.svd(responses, full_matrices=False)[2][:rank]
         off = np.linalg.norm(mark - mark @ rows.T @ rows)

@@ -249,3 +249,28 @@ def test_the_strategy_returns_and_does_not_throw() -> None:
     other = asker(lambda tokens: np.tanh(tokens.mean(axis=1)), 6)
     refuted = learn_vector(other, rng, Prior(), frame, other(frame[:1, None], "values"))
     assert isinstance(refuted, Refuted | Inconclusive)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_plain_answer_with_few_decimals_is_no_pattern(seed: int) -> None:
+    """Answers to huge tokens have all their digits; what all heads answer to a plain one has six.
+    Taken for exact, it hid which tokens the heads select, and no value map was measured."""
+
+    class Prior:
+        heads, rank, bias, attempts = None, None, None, 1
+
+    rng, frame = np.random.default_rng(seed), np.eye(6)
+    heads = [
+        Head(
+            (rng.standard_normal((6, 2)) / np.sqrt(6), rng.standard_normal((2, 6))),
+            None,
+            rng.standard_normal((6, 3)) @ rng.standard_normal((3, 6)) / 4,
+        )
+        for _ in range(2)
+    ]
+    model = Attention(heads)
+    box = asker(lambda tokens: np.round(model(tokens), 6), 6)
+    found = learn_vector(
+        box, np.random.default_rng(seed), Prior(), frame, box(frame[:1, None], "values")
+    )
+    assert "no anchor led to a model" not in (getattr(found, "reason", ""))
