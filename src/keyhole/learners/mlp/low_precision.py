@@ -238,28 +238,42 @@ class MultiLineSearch:
         data = self.collect(self.random)
         start, kept = fit_outputs(self.seen, data)
         network = fit_network(keep_neurons(start, (self.votes > 1) | self.keeps(kept)), data)
+        network = self.add_seen(network, data)
+        self.network, self.misfit = network, data.misfit(network)
+        if self.misfit > self.options.explained:
+            # hyperplanes that no line showed are believed only where all is explained with them
+            tried = self.add_seen(network, data, beside_random=True)
+            if data.misfit(tried) <= self.options.explained:
+                self.network, self.misfit = tried, data.misfit(tried)
+
+    def add_seen(
+        self, network: ReluNetwork, data: Samples, beside_random: bool = False
+    ) -> ReluNetwork:
+        """The network with further neurons, as long as these explain more."""
         misfit = data.misfit(network)
         for _ in range(self.options.additions):
             if misfit <= self.options.explained:
                 break
-            tried = self.extend(network, data)
+            tried = self.extend(network, data, beside_random)
             if tried is None:
                 break
             tried = fit_network(tried, data)
             if not data.misfit(tried) < self.options.worth * misfit:
                 break
             network, misfit = tried, data.misfit(tried)
-        self.network, self.misfit = network, misfit
+        return network
 
     def keeps(self, share: Array) -> Array:
         """Which neurons keep about their output."""
         return np.asarray(np.abs(share - 1) < self.options.kept)
 
-    def extend(self, network: ReluNetwork, data: Samples) -> ReluNetwork | None:
+    def extend(
+        self, network: ReluNetwork, data: Samples, beside_random: bool
+    ) -> ReluNetwork | None:
         """With the neurons that were seen and are not in the network but would be right beside
-        it; if there are none, with the one that helps most, random ones among them: fits lead from
-        there to the right one. Fitted neurons that fade to 30% of their output are given up
-        again."""
+        it; if there are none, with the one that helps most, random ones among them if wished: fits
+        lead from there to the right one. Fitted neurons that fade to 30% of their output are given
+        up again."""
         gaps = relative_gaps(network, self.seen)
         known = 3 * self.options.same
         unused = keep_neurons(self.seen, gaps.min(axis=0, initial=np.inf) > known)
@@ -268,7 +282,10 @@ class MultiLineSearch:
         right[: network.neurons] = np.abs(kept[: network.neurons]) > 0.3
         if right[network.neurons :].any():
             return keep_neurons(both, right)
-        unused = join_neurons(unused, self.draw_neurons(data))
+        if beside_random:
+            unused = join_neurons(unused, self.draw_neurons(data))
+        if unused.neurons == 0:
+            return None
         best = int(np.argmax(rate_additions(network, unused, data)))
         return fit_outputs(join_neurons(network, keep_neurons(unused, np.array([best]))), data)[0]
 
