@@ -48,6 +48,7 @@ from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
+from keyhole.measurement.asking import DOUBLE_PRECISION
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
@@ -162,9 +163,16 @@ class Transformer:
         around = learn_residual_layer(oracle, network, region, rng)
         if isinstance(around, Hypothesis):
             return replace(around, tried=(Attempt("a layer without residual", plain.reason),))
-        if isinstance(plain, Refuted):
-            raise WrongFamily(plain.reason, plain.counterexample)
-        raise NotIdentifiable(plain.reason)
+        if not isinstance(plain, Refuted):
+            raise NotIdentifiable(plain.reason)
+        noise = network.hypothesis.noise
+        if noise is not None and noise.relative >= DOUBLE_PRECISION:
+            # one misread answer among few digits may have spoilt the score of an honest layer
+            raise IllConditioned(
+                f"{plain.reason}. But the box's answers have so few digits that the score may have "
+                "been misread; the same box in double precision would tell"
+            )
+        raise WrongFamily(plain.reason, plain.counterexample)
 
     def expected_queries(self, spec: Spec) -> int | None:
         inner = self.ffn.expected_queries(spec)
