@@ -61,10 +61,11 @@ def test_refused_in_bounded_domains(name, domain):
 @pytest.mark.parametrize("name", IMPOSTORS)
 def test_refused_in_single_precision(name):
     """So few digits tell what is far from any network; what is near one has hidden breakpoints, or
-    not, but never comes out clean."""
+    not, but never comes out clean. A squared ReLU is far from one on some lines only."""
     box = CountingOracle(lambda x: IMPOSTORS[name](x).astype(np.float32), 8)
     far = name in ("two hidden layers", "step at a sphere", "maximum")
-    with pytest.raises(WrongFamily if far else (WrongFamily, IllConditioned)):
+    near = (WrongFamily, IllConditioned) if name == "squared relu" else IllConditioned
+    with pytest.raises(WrongFamily if far else near):
         ReluNetworkLearner().learn(box, np.random.default_rng(0))
     assert box.queries < 6000
 

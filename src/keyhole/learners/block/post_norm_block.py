@@ -643,9 +643,7 @@ class BlockWeights:
     whole: Float[Array, "p d"]
     offset: Float[Array, " p"]
     epsilon: float
-    close: float = (
-        1e-4  # share of the right side that weights may leave at the right point, at most
-    )
+    close: float = 1e-4  # share of the right side that weights leave at the right point, at most
     starts: int = 12  # of the search for a point that weights explain
     found: dict[bytes, Array] = field(default_factory=dict)  # points of answers that were read
 

@@ -35,7 +35,7 @@ from keyhole.learners.mlp.line_search import (
     measure_rounding,
     search_line,
 )
-from keyhole.learners.mlp.low_precision import MultiLineSearch
+from keyhole.learners.mlp.low_precision import MultiLineOptions, MultiLineSearch
 from keyhole.learners.mlp.relu_hypothesis import (
     CLEAN,
     Exactness,
@@ -218,29 +218,31 @@ class RaySearch:
         for wrong: of all that were measured, those are taken that random points need
         (low_precision). All parameters are then fitted to all answers; whether that explains
         them."""
-        seen = join_neurons(self.network, self.doubtful)
-        search = MultiLineSearch(
-            self.box,
-            self.region,
-            self.rng,
-            exactness=self.exactness,
-            random=[Samples(self.points, self.answers, self.growth(self.points))],
-            votes=np.where(np.arange(seen.neurons) < self.network.neurons, 2, 1),
-        )
-        search.seen = seen
-        unknowns = search.count_unknowns(seen.neurons)
-        if unknowns > search.options.most_unknowns:
+        seen, options = join_neurons(self.network, self.doubtful), MultiLineOptions()
+        unknowns = (seen.neurons + 1) * (seen.width + 1)
+        if unknowns > options.most_unknowns:
             return False
-        missing = int(search.options.points * unknowns) - len(self.points)
+        random = [Samples(self.points, self.answers, self.growth(self.points))]
+        missing = int(options.points * unknowns) - len(self.points)
         if missing > 0:
             inside = self.region.points(self.rng, missing // 2)
             edge = self.region.edge_points(self.rng, missing - len(inside))
             points = self.box.round_points(np.concatenate([inside, edge]))
-            search.random.append(Samples(points, self.ask(points), self.growth(points)))
+            random.append(Samples(points, self.ask(points), self.growth(points)))
+        search = MultiLineSearch(
+            self.box,
+            self.region,
+            self.rng,
+            options,
+            self.exactness,
+            random=random,
+            beside=[Samples(*part, self.growth(part[0])) for part in self.log],
+            votes=np.where(np.arange(seen.neurons) < self.network.neurons, 2, 1),
+            measured=seen,
+        )
         search.explain()
         explained = self.options.explained
         if search.misfit <= explained:
-            search.beside = [Samples(*part, self.growth(part[0])) for part in self.log]
             search.refine()
         if search.misfit > explained:
             return False

@@ -12,7 +12,7 @@ Fails.      Neurons that are weak or hidden on every line leave the points unexp
 Source.     Ours.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -128,12 +128,14 @@ class MultiLineSearch:
     misfit: float = np.inf
     error: Array = field(default_factory=lambda: np.zeros(0))
     affine_error: float = 0.0
+    measured: InitVar[ReluNetwork | None] = None  # neurons that are known from elsewhere
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, measured: ReluNetwork | None) -> None:
         width = len(self.region.centre)
-        self.seen = self.network = ReluNetwork(
+        self.network = ReluNetwork(
             np.zeros((0, width)), np.zeros(0), np.zeros((0, 1)), None, np.zeros(1)
         )
+        self.seen = self.network if measured is None else measured
 
     def run(self) -> Inconclusive | None:
         """Lines until a network explains all answers, as far as the options go."""
@@ -238,15 +240,15 @@ class MultiLineSearch:
         data = self.collect(self.random)
         start, kept = fit_outputs(self.seen, data)
         network = fit_network(keep_neurons(start, (self.votes > 1) | self.keeps(kept)), data)
-        network = self.add_seen(network, data)
+        network = self.add_neurons(network, data)
         self.network, self.misfit = network, data.misfit(network)
         if self.misfit > self.options.explained:
             # hyperplanes that no line showed are believed only where all is explained with them
-            tried = self.add_seen(network, data, beside_random=True)
+            tried = self.add_neurons(network, data, beside_random=True)
             if data.misfit(tried) <= self.options.explained:
                 self.network, self.misfit = tried, data.misfit(tried)
 
-    def add_seen(
+    def add_neurons(
         self, network: ReluNetwork, data: Samples, beside_random: bool = False
     ) -> ReluNetwork:
         """The network with further neurons, as long as these explain more."""

@@ -91,11 +91,9 @@ def _variation(
 ) -> float | None:
     """How much second differences at some places differ, relative to them; None where there are
     none."""
-    points = size * _look(width, rng, options)
-    values = ask(points, "scale").reshape(3, options.places, -1)
-    bends = values[1] + values[2] - 2 * values[0]
+    values, bends = _bend(ask, size * _look(width, rng, options))
     total = float(np.linalg.norm(bends))
-    if total <= options.roundings * unit * float(np.linalg.norm(values[0])):
+    if total <= options.roundings * unit * float(np.linalg.norm(values)):
         return None
     spread = float(np.linalg.norm(bends - bends.mean(axis=0)))
     return spread / total * np.sqrt(options.places / (options.places - 1.0))
@@ -111,6 +109,14 @@ def _look(width: int, rng: np.random.Generator, options: ScaleOptions) -> Float[
     return np.concatenate([places, places + way, places - way]) / (1.0 + options.step)
 
 
+def _bend(
+    ask: Ask, points: Float[Array, "n d"]
+) -> tuple[Float[Array, "places k"], Float[Array, "places k"]]:
+    """The answers at the places of a look, and their second differences."""
+    middle, after, before = ask(points, "scale").reshape(3, len(points) // 3, -1)
+    return middle, after + before - 2 * middle
+
+
 def widened(
     ask: Ask,
     width: int,
@@ -124,8 +130,7 @@ def widened(
     look = _look(width, rng, options)
 
     def spread(size: float) -> float:
-        values = ask(size * look, "scale").reshape(3, options.places, -1)
-        bends = values[1] + values[2] - 2 * values[0]
+        _, bends = _bend(ask, size * look)
         return float(np.linalg.norm(bends - bends.mean(axis=0))) / size**3
 
     small = spread(size / 8.0)
