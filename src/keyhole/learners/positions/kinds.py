@@ -1,13 +1,13 @@
 """What kind of positions a box of attention has: about a dozen queries.
 
-A huge token at the first place, and its opposite, that change nothing: where the
-sequence is short, the first places are masked, and their number is found by halving; where it is
-long, a window, whose length is found so. [x, x] against [x], behind masked places: tokens carry a
-vector of their place. A bag of huge tokens, all of them scaled:
-where scores are bounded nobody wins, and the answer is linear in the factors. If scores are capped,
-all weights of huge tokens stay what they are while these turn a little, and the answer is linear in
-that too; if queries and keys are normalised, it bends. The same bag in another order: where other tokens win, the part of the score that grows with the token depends on
-the place (rotary positions), else places add to the score.
+A huge token at the first place, and its opposite, that change nothing: where the sequence is short,
+the first places are masked, and their number is found by halving; where it is long, a window, whose
+length is found so. [x, x] against [x], behind masked places: tokens carry a vector of their place.
+A bag of huge tokens, all of them scaled: where scores are bounded nobody wins, and the answer is
+linear in the factors. If scores are capped, all weights of huge tokens stay what they are while
+these turn a little, and the answer is linear in that too; if queries and keys are normalised, it
+bends. The same bag in another order: where other tokens win, the part of the score that grows with
+the token depends on the place (rotary positions), else places add to the score.
 """
 
 from dataclasses import dataclass, replace
