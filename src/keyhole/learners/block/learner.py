@@ -219,14 +219,13 @@ def attempt_fit(
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
-        if refined.level < 8.0:
-            model, errors = refined.block, refined.errors
-            fresh = box.representable(fresh_sequences(box.width, rng))
-            misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
-            if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
-                errors = scale_errors(errors, max(misfit, 1.0))
-                return describe(*set_zeros(model, errors), refined.level, box)
-        reason = f"the best block leaves {refined.level:.1e} times the rounding of the answers"
+        model, errors = refined.block, refined.errors
+        fresh = box.representable(fresh_sequences(box.width, rng))
+        misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
+        if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
+            errors = scale_errors(errors, max(misfit, 1.0))
+            return describe(*set_zeros(model, errors), refined.level, box)
+        reason = f"fresh answers are {misfit:.1e} standard errors from the best block"
     return Inconclusive(reason)
 
 
