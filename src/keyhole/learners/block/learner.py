@@ -42,7 +42,13 @@ from keyhole.learners.block.pre_norm_attention import (
 )
 from keyhole.learners.block.pre_norm_block import bends, find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
-from keyhole.learners.block.refinement import Pairs, misfit_of, refine_block, with_attention
+from keyhole.learners.block.refinement import (
+    Pairs,
+    Refined,
+    misfit_of,
+    refine_block,
+    with_attention,
+)
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
@@ -215,10 +221,7 @@ def attempt_fit(
         try:
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
-            refined = refine_block(starts[0], pairs, box.unit, rng)
-            fewer = without_idle_neurons(refined.block, refined.errors)
-            if fewer is not None:
-                refined = refine_block(fewer, pairs, box.unit, rng)
+            refined = refine_start(starts[0], pairs, box.unit, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
@@ -232,20 +235,47 @@ def attempt_fit(
     return Inconclusive(reason)
 
 
-def without_idle_neurons(model: Block, errors: Block, zero: float = 12.0) -> Block | None:
-    """The block without neurons that the answers show no part of: the rough structure may hold more
-    than there are. None where it holds none of these. `zero`: standard errors of what is none."""
-    if model.mlp is None:
-        return None
-    parts, doubts = model.to_arrays(), errors.to_arrays()
+def refine_start(start: Block, pairs: Pairs, unit: float, rng: np.random.Generator) -> Refined:
+    """The refined block. The start may hold more neurons than there are: some that hardly bend are
+    left out where the fit fails, and those that the answers show no part of, after it."""
+    try:
+        refined = refine_block(start, pairs, unit, rng)
+    except NotThisBlock:
+        fewer = drop_neurons(start, find_straight_neurons(start))
+        if fewer is None:
+            raise
+        refined = refine_block(fewer, pairs, unit, rng)
+    fewer = drop_neurons(refined.block, find_idle_neurons(refined))
+    return refined if fewer is None else refine_block(fewer, pairs, unit, rng)
+
+
+def find_straight_neurons(model: Block, straight: float = 0.02) -> Array:
+    """Neurons whose second derivatives are this small, relative to those of most."""
+    parts = model.to_arrays()
+    rows, columns = (
+        np.linalg.norm(parts["mlp.inner"], axis=1),
+        np.linalg.norm(parts["mlp.outer"], axis=0),
+    )
+    bends = rows**2 * columns
+    return np.asarray(bends < straight * np.median(bends))
+
+
+def find_idle_neurons(refined: Refined, zero: float = 12.0) -> Array:
+    """Neurons whose weights in the answers are zero within so many standard errors."""
+    parts, doubts = refined.block.to_arrays(), refined.errors.to_arrays()
     outer, doubt = (np.linalg.norm(each["mlp.outer"], axis=0) for each in (parts, doubts))
-    idle = outer <= zero * doubt
-    if not idle.any() or idle.all():
+    return np.asarray(outer <= zero * doubt)
+
+
+def drop_neurons(model: Block, which: Array) -> Block | None:
+    """The block without these neurons; None where that changes nothing or leaves none."""
+    if not which.any() or which.all():
         return None
+    parts = model.to_arrays()
     for name in parts:
         if name.startswith(("mlp.inner", "mlp.gate")):
-            parts[name] = parts[name][~idle]
-    parts["mlp.outer"] = parts["mlp.outer"][:, ~idle]
+            parts[name] = parts[name][~which]
+    parts["mlp.outer"] = parts["mlp.outer"][:, ~which]
     return Block.from_arrays(parts)
 
 

@@ -5,10 +5,13 @@ import keyhole
 from keyhole.learners.block.box import Box
 from keyhole.learners.block.learner import (
     BlockLearner,
+    drop_neurons,
+    find_idle_neurons,
     find_order,
+    find_straight_neurons,
     unknowns,
-    without_idle_neurons,
 )
+from keyhole.learners.block.refinement import Refined
 from keyhole.models.block import Block
 from keyhole.models.random import attention, block
 from keyhole.oracles.base import Spec
@@ -118,11 +121,24 @@ def test_neurons_without_a_part_in_the_answers_are_left_out():
     parts = one.to_arrays()
     doubts = {name: np.full_like(part, 1e-9) for name, part in parts.items()}
     doubts |= {name: part for name, part in parts.items() if name.startswith("norm.")}
-    assert without_idle_neurons(one, Block.from_arrays(doubts)) is None
+    errors = Block.from_arrays(doubts)
+    assert not find_idle_neurons(Refined(one, errors, 1.0)).any()
     kept = np.arange(6) != 2
     parts["mlp.outer"] = parts["mlp.outer"] * kept + 1e-10 * ~kept
-    fewer = without_idle_neurons(Block.from_arrays(parts), Block.from_arrays(doubts))
-    assert fewer is not None
+    idle = Block.from_arrays(parts)
+    np.testing.assert_array_equal(find_idle_neurons(Refined(idle, errors, 1.0)), ~kept)
+    fewer = drop_neurons(idle, ~kept)
     assert fewer.mlp.inner.shape == (5, 8)
     tokens = np.random.default_rng(6).standard_normal((4, 3, 8))
-    np.testing.assert_allclose(fewer(tokens), Block.from_arrays(parts)(tokens), atol=1e-8)
+    np.testing.assert_allclose(fewer(tokens), idle(tokens), atol=1e-8)
+    assert drop_neurons(idle, np.zeros(6, dtype=bool)) is None
+    assert drop_neurons(idle, np.ones(6, dtype=bool)) is None
+
+
+def test_neurons_that_hardly_bend_are_told():
+    one = block(np.random.default_rng(5), 8, heads=2, neurons=6, norm="pre", activation="gelu")
+    parts = one.to_arrays()
+    assert not find_straight_neurons(one).any()
+    straight = np.arange(6) == 4
+    parts["mlp.inner"] = np.where(straight[:, None], 0.05, 1.0) * parts["mlp.inner"]
+    np.testing.assert_array_equal(find_straight_neurons(Block.from_arrays(parts)), straight)
