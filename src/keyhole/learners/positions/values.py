@@ -188,8 +188,15 @@ def measure_with_bag(
         linear = off <= NOTHING * np.abs(some).max()
         return Inconclusive(reason) if linear else Refuted("moves of tokens act nonlinearly")
 
-    others = [respond(alone(h, frame[:rank])) for h in range(1, len(used))]
-    own = [first, *others]
+    def respond_clearly(head: int) -> Array:
+        """As many responses as span the range of a head, and more where it is seen badly."""
+        clear = 1e-3  # singular value, relative to the largest, that costs three digits
+        found = respond(alone(head, frame[:rank]))
+        while len(found) < width and NOTHING < smallest_share(found, rank) < clear:
+            found = np.concatenate([found, respond(alone(head, frame[len(found)][None]))])
+        return found
+
+    own = [first, *(respond_clearly(h) for h in range(1, len(used)))]
     if any(numerical_rank(responses) != rank for responses in own):
         return call_crowded("two heads share a token, or heads have value maps of different ranks")
     outs = [np.linalg.svd(responses, full_matrices=False)[2][:rank] for responses in own]
@@ -253,6 +260,12 @@ def name_tokens_in_use(
     if len(used) != len(responses) - 1:
         return Refuted("the tokens in use cannot be named")
     return used
+
+
+def smallest_share(rows: Array, rank: int) -> float:
+    """The last of so many singular values, relative to the first."""
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    return float(sizes[rank - 1] / sizes[0]) if sizes[0] > 0 else 0.0
 
 
 def numerical_rank(rows: Array) -> int:

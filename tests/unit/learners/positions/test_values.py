@@ -27,6 +27,17 @@ def test_value_maps_and_their_price(kind: str) -> None:
     assert box.paid == 2 * 12 - 4 + 3 + 5
 
 
+def test_a_head_that_is_seen_badly_is_asked_once_more() -> None:
+    truth = placed_layer("linear bias", 12, 3, 1)
+    box = QueryCounter(FunctionOracle(truth, Spec(12)), None)
+    found = measure_value_maps(Asker(box), np.random.default_rng(17), None)
+    assert isinstance(found, ValueMaps)
+    for head in truth.heads:
+        gaps = [np.linalg.norm(m - head.value) / np.linalg.norm(head.value) for m in found.maps]
+        assert min(gaps) < 1e-11
+    assert box.paid == 2 * 12 - 4 + 3 + 5 + 1
+
+
 def test_split_tells_the_heads_apart() -> None:
     rng = np.random.default_rng(0)
     outs = tuple(np.linalg.qr(rng.standard_normal((6, 2)))[0].T for _ in range(3))
