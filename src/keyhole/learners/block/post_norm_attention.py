@@ -279,7 +279,6 @@ def select_tokens(
         if heads >= min(plane - 1, 32):
             return None
         count = 2 * count
-
     shares = combinations(base, n, box.unit, rng)
     response, rest = calibrate(base, n, ask(shares @ pattern), shares)
     if rest > 1e6 * box.unit / step:
