@@ -24,9 +24,9 @@ from keyhole.models.random import block
 Box = Callable[[np.ndarray], np.ndarray]
 Error = Callable[[Block], float]
 
-CASES = (  # name, widths, options
-    ("norm(x + attention)", ((8, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 8)), "post"),
-    ("x + attention(norm)", ((8, 2), (16, 2), (16, 4), (32, 2), (32, 4), (32, 8)), "pre"),
+CASES = (  # name, norm
+    ("norm(x + attention)", "post"),
+    ("x + attention(norm)", "pre"),
 )
 NETWORKS = ((8, 8, "gelu"), (16, 32, "gelu"), (16, 16, "silu"), (32, 64, "gelu"))
 BEHIND = ((8, 8, "relu"), (8, 32, "relu"), (16, 16, "relu"), (16, 32, "relu"), (8, 8, "gelu"),
@@ -244,8 +244,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=5000, help="the first seed")
     parser.add_argument("--only", default="", help="part of the names of the cases to be run")
-    parser.add_argument("--width", type=int, nargs="+", default=[8, 16], help="of encoder layers")
-    parser.add_argument("--heads", type=int, nargs="+", default=[2, 4], help="of encoder layers")
+    parser.add_argument("--width", type=int, nargs="+", default=[8, 16], help="of attention")
+    parser.add_argument("--heads", type=int, nargs="+", default=[2, 4], help="of attention")
     parser.add_argument("--share", type=int, nargs="+", default=[1, 2, 4], help="neurons per width")
     parser.add_argument("--activation", nargs="+", default=["relu", "gelu"])
     parser.add_argument("--limit", type=float, default=600.0, help="CPU seconds for one box")
@@ -255,8 +255,9 @@ def main() -> None:
     limit = options.limit
     seeds = range(options.first, options.first + (1 if options.quick else options.seeds))
     print(f"{'':20} {'size':>12} recovered    median     worst  asked/floor, worst   each")
-    for name, sizes, norm in CASES:
-        for width, heads in sizes if options.only in name else ():
+    for name, norm in CASES:
+        sizes = itertools.product(options.width, options.heads) if options.only in name else ()
+        for width, heads in sizes:
             boxes = draw_blocks(seeds, width=width, heads=heads, norm=norm)
             measure(name, f"d{width} H{heads}", boxes, limit)
     for name, networks, norm in (

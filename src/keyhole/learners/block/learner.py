@@ -27,7 +27,7 @@ from keyhole.learners.base import (
     Result,
     run_strategies,
 )
-from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Paid, Unclear
 from keyhole.learners.block.no_norm import learn_without_norm
 from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
@@ -297,14 +297,28 @@ POST = Form(ask_post_norm_attention, solve_post_norm_attention)
 PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def attempt(form: Form, box: Box, rng: np.random.Generator) -> Result:
-    """The block of this form that explains the answers."""
+def attempt(
+    form: Form, box: Box, rng: np.random.Generator, longest: int = 64, widest: int = 96
+) -> Result:
+    """The block of this form that explains the answers: by algebra, then all parameters on all
+    answers to queries of up to `longest` tokens together, up to the width `widest`."""
+    paid = Paid(box.oracle, longest)
     try:
-        data = form.ask(box, rng)
+        data = form.ask(replace(box, oracle=paid), rng)
         model = form.solve(data, box.unit)
     except (NotThisBlock, Unclear, np.linalg.LinAlgError) as failed:
         return Inconclusive(str(failed))
-    errors = bootstrap_block(form, data, model, box, rng)
+    errors = None
+    if box.width <= widest:
+        try:
+            refined = refine_block(model, paid.pairs(), box.unit, rng)
+        except (ArithmeticError, np.linalg.LinAlgError):
+            pass  # what the algebra found may be right, all the same
+        else:
+            if refined.level < 8.0:
+                model, errors = refined.block, refined.errors
+    if errors is None:
+        errors = bootstrap_block(form, data, model, box, rng)
     if errors is None:
         return Inconclusive("rounding of the answers is enough to change what is found")
     misfit = compare(model, errors, data.pairs(), box, rng)

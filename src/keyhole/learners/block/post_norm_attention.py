@@ -45,9 +45,10 @@ class HardOptions:
     """What a person might tune of the search for selected tokens."""
 
     candidates: int = 2048  # huge tokens of which each head selects one
-    step: float = 0.2  # length of a move of a selected token, relative to the token
+    step: float = 0.12  # length of a move of a selected token, relative to the token
     first_step: float = 5e-3  # of all candidates, among which the gaps are narrower
     shorter: float = 0.4  # by which the moves are shortened where a head jumped to another token
+    narrow: int = 16  # width up to which an answer has few numbers: one more is asked each time
     draws: int = 6  # of candidate tokens, before the search is given up
     patterns: int = 6  # of moves at first: enough to tell up to four heads
     spare: int = 2  # patterns beyond the number of heads that name the tokens without doubt
@@ -98,9 +99,10 @@ def single_tokens(data: Singles) -> Float[Array, "n d"]:
 def ask_singles(box: Box, rng: np.random.Generator) -> Singles:
     width = box.width
     frame, _ = np.linalg.qr(rng.standard_normal((width, width)))
-    count = 3 + width // 16
-    mixed = rng.standard_normal((count + 3, width)) / np.sqrt(width)
-    huge = np.arange(count + 3) < count
+    few = 1 + HARD.narrow // width
+    count = 1 + width // 64 + few
+    mixed = rng.standard_normal((count + few, width)) / np.sqrt(width)
+    huge = np.arange(count + few) < count
     anchor = rng.standard_normal(width)
     # the first answer tells the number format, on which the size depends
     first = box.ask(anchor[None, None], "norm")
@@ -177,7 +179,8 @@ def solve_singles(data: Singles, unit: float, kind: str | None = None) -> Projec
     system[:, :, width] = rest[:, None] * anchor
     for e in range(count):
         system[e, :, width + 1 + e] = -mixed[e]
-    _, size, axes = np.linalg.svd(system.reshape(-1, system.shape[2]))
+    triangle = np.linalg.qr(system.reshape(-1, system.shape[2]), mode="r")
+    _, size, axes = np.linalg.svd(triangle)
     lengths = axes[-1, : width + 1]
     lengths = lengths if lengths.sum() > 0 else -lengths
     if len(size) >= system.shape[2] and not size[-1] < 1e3 * unit * size[0] / 1e-2:
@@ -360,14 +363,16 @@ def ask_moves(
     width, plane, heads = box.width, len(known.offset), len(selected.tokens)
     basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
     sequence = np.concatenate([selected.tokens, selected.anchor[None]])
-    joint = step * selected.size * unit_rows(rng, 2, width)
-    asked = np.repeat(sequence[None], 3, axis=0)
+    joint = step * selected.size * unit_rows(rng, 1 + HARD.narrow // width, width)
+    asked = np.repeat(sequence[None], 1 + len(joint), axis=0)
     asked[1:, :-1] += joint[:, None]
     answers = box.ask(asked, "value maps")
+    if jumps(box, selected, answers[0], known, step, rng):
+        return None
     data = Moves(selected, step, basis, (), joint, answers[0], answers[1:])
     share = -(-width // heads)
     per_head = [0] * heads
-    target = [min(width, share + 1 + share // 8)] * heads
+    target = [min(width, share + max(1, share // 8))] * heads
     while True:
         wanted = []
         for h in range(heads):
@@ -397,6 +402,32 @@ def ask_moves(
         if all_responses(data, known)[1] > 1e6 * box.unit / step:
             return None
     return data
+
+
+def jumps(
+    box: Box,
+    selected: Selected,
+    base: Float[Array, " d"],
+    known: Projected,
+    step: float,
+    rng: np.random.Generator,
+    margin: float = 1.5,
+) -> bool:
+    """Whether some head takes another token when all are moved at random, a bit farther: told by
+    a few queries before as many as the width are paid. In a narrow box these few are no less."""
+    heads, width = selected.tokens.shape
+    count = width // 64
+    if count < 2:
+        return False
+    moves = np.zeros((count, heads + 1, width))
+    apart = unit_rows(rng, count * heads, width).reshape(count, heads, width)
+    moves[:, :-1] = margin * step * selected.size * apart
+    shares, _ = np.linalg.qr(rng.standard_normal((count, count)))
+    sequence = np.concatenate([selected.tokens, selected.anchor[None]])
+    both = np.concatenate([moves, np.tensordot(shares, moves, 1)])
+    n = known.directions(np.concatenate([base[None], box.ask(sequence + both, "value maps")]))
+    _, rest = calibrate(n[0], n[1 : 1 + count], n[1 + count :], shares)
+    return rest > 1e6 * box.unit / step
 
 
 def all_responses(data: Moves, known: Projected) -> tuple[list[dict[int, Array]], float]:
@@ -429,18 +460,28 @@ def unsplit_moves(
     along it have independent ranges."""
     ranges = value_ranges(responses, unit)
     wanted = []
-    for column in range(width):
+    for still, columns in group_columns(responses, width):
         kept: list[Array] = []
-        for h, own in enumerate(responses):
-            if column in own:
-                continue
+        for h in still:
             values = np.linalg.svd(np.hstack([*kept, ranges[h]]), compute_uv=False)
             tall = sum(part.shape[1] for part in kept) + ranges[h].shape[1] <= len(ranges[h])
             if tall and values[-1] > 1e-3:
                 kept.append(ranges[h])
             else:
-                wanted.append((h, column))
+                wanted += [(h, column) for column in columns]
     return wanted
+
+
+def group_columns(
+    responses: list[dict[int, Array]], width: int
+) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Heads that were not moved along a column of the basis, with all columns for which it is
+    these."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for column in range(width):
+        still = tuple(h for h, own in enumerate(responses) if column not in own)
+        found.setdefault(still, []).append(column)
+    yield from found.items()
 
 
 def solve_moves(data: Moves, known: Projected, unit: float) -> Values:
@@ -475,21 +516,17 @@ def solve_moves(data: Moves, known: Projected, unit: float) -> Values:
     ranges = value_ranges(responses, unit)
     heads, width = len(responses), len(data.basis)
     maps = np.zeros((heads, len(known.offset), width))
-    for column in range(width):
-        left = total[:, column].copy()
-        others = []
-        for h, own in enumerate(responses):
-            if column in own:
-                maps[h, :, column] = ranges[h] @ (ranges[h].T @ own[column]) * factor
-                left -= maps[h, :, column]
-            else:
-                others.append(h)
-        if others:
-            joint = np.hstack([ranges[h] for h in others])
-            share, *_ = np.linalg.lstsq(joint, left, rcond=None)
-            ends = np.cumsum([0, *(ranges[h].shape[1] for h in others)])
-            for h, (start, stop) in zip(others, pairwise(ends), strict=True):
-                maps[h, :, column] = ranges[h] @ share[start:stop]
+    for h, own in enumerate(responses):
+        for column, one in own.items():
+            maps[h, :, column] = ranges[h] @ (ranges[h].T @ one) * factor
+    left = total - maps.sum(axis=0)
+    for still, columns in group_columns(responses, width):
+        if still:
+            joint = np.hstack([ranges[h] for h in still])
+            share, *_ = np.linalg.lstsq(joint, left[:, columns], rcond=None)
+            ends = np.cumsum([0, *(ranges[h].shape[1] for h in still)])
+            for h, (start, stop) in zip(still, pairwise(ends), strict=True):
+                maps[h][:, columns] = ranges[h] @ share[start:stop]
     return Values(whole, maps @ data.basis.T)
 
 

@@ -53,13 +53,12 @@ class Refined:
 
 
 def form_of(block: Block) -> Form:
-    assert block.mlp is not None
     return Form(
         block.norm,
         block.kind,
         block.width,
         0 if block.attention is None else len(block.attention.heads),
-        block.mlp.activation,
+        None if block.mlp is None else block.mlp.activation,
         block.parallel,
     )
 
@@ -74,13 +73,14 @@ def clear_rank(sizes: Float[Array, " n"]) -> int:
 
 
 def split_block(block: Block) -> dict[str, Array]:
-    """The parameters that are fitted, by name. The network has no linear part."""
-    assert block.mlp is not None
+    """The parameters that are fitted, by name. The network has no linear part; where there is
+    none, what it adds at every token is the attention's offset."""
     plane = kept_plane(block.width, block.kind)
     pre = block.norm == "pre"
     parts: dict[str, Array] = {"epsilons": np.log(np.maximum(block.epsilons, 1e-300))}
-    network, outer = block.mlp, outer_table(block.mlp)
     if block.attention is None:
+        assert block.mlp is not None
+        network, outer = block.mlp, outer_table(block.mlp)
         return parts | {"inner": network.inner, "inner_bias": network.inner_bias,
                         "outer": plane.T @ outer, "added": plane.T @ network.offset,
                         "last_gain": block.gain[0], "last_bias": block.bias[0]}  # fmt: skip
@@ -98,6 +98,12 @@ def split_block(block: Block) -> dict[str, Array]:
         root = np.sqrt(sizes[:rank])
         parts |= {f"left{h}": left, f"right{h}": right, f"key{h}": bias}
         parts |= {f"out{h}": axes[:, :rank] * root, f"value{h}": root[:, None] * rows[:rank]}
+    if block.mlp is None:
+        if pre:
+            return parts | {"added": block.attention.offset}
+        return parts | {"added": plane.T @ block.attention.offset,
+                        "last_gain": block.gain[0], "last_bias": block.bias[0]}  # fmt: skip
+    network, outer = block.mlp, outer_table(block.mlp)
     parts["offset"] = plane.T @ block.attention.offset
     if pre:
         parts |= {"inner": network.inner @ plane, "inner_bias": network.inner_bias,
@@ -124,21 +130,22 @@ def join_block(parts: dict[str, Array], form: Form) -> Block:
         else:
             table = plane @ table
         heads.append(Head((left, right), key, table.T))
-    attention = Attention(heads, plane @ parts["offset"]) if heads else None
-    inner, outer, added = parts["inner"], parts["outer"], parts["added"]
     gain = bias = None
-    if attention is not None:
-        inner = inner @ plane.T
-    if not pre and attention is None:
-        outer, added = plane @ outer, plane @ added
-        gain, bias = parts["last_gain"][None], parts["last_bias"][None]
-    elif not pre:
-        inner, outer, added = inner / parts["gain"], plane @ outer, plane @ added
+    if form.whole and not pre:
         gain = np.array([parts["gain"], parts["last_gain"]])
         bias = np.array([np.zeros(form.width), parts["last_bias"]])
-    network = Mlp(inner, parts["inner_bias"], outer, activation=form.activation, offset=added)
+    elif not pre:
+        gain, bias = parts["last_gain"][None], parts["last_bias"][None]
+    added = parts["added"] if pre else plane @ parts["added"]
+    offset = plane @ parts["offset"] if form.whole else added
+    network = None
+    if form.activation is not None:
+        inner, outer = parts["inner"], parts["outer"] if pre else plane @ parts["outer"]
+        inner = inner @ plane.T if form.heads else inner
+        inner = inner / parts["gain"] if "gain" in parts else inner
+        network = Mlp(inner, parts["inner_bias"], outer, activation=form.activation, offset=added)
     return Block(
-        attention,
+        Attention(heads, offset) if heads else None,
         network,
         norm=form.norm,
         kind=form.kind,
@@ -218,23 +225,28 @@ def refine_block(
     # what few answers see is off by more than their residual tells: no target here
     fine = replace(rough, steps=2, target=0.0, damping=1e-12)
     model, point = weighed(True), blocks.join(parts)
-    large = blocks.size > many
-    if large or np.sqrt(np.mean(model.residual(point) ** 2)) < close:
-        model = precondition(model, point, large)
-        rough = replace(rough, dense_unknowns=0, damping=1e-12)
-        fine = replace(fine, dense_unknowns=0)
-    if large:  # neurons and heads that see each other take many products, weak directions the most
-        rough = replace(rough, inner_steps=1500, steps=8)
-        fine = replace(fine, inner_steps=300, steps=1)
-    point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
-    exact = reweigh(model, weighed(False), point)
+    large, off = blocks.size > many, np.sqrt(np.mean(model.residual(point) ** 2))
+    if large and off < np.sqrt(unit):  # the last digits alone are missing: no step is long
+        exact = weighed(False)
+        exact = replace(exact, scaling=exact.group_units(point, ridge=1e-8))
+        fine = replace(fine, dense_unknowns=0, inner_steps=400, accuracy=1e-4)
+    else:
+        if large or off < close:
+            model = precondition(model, point, large)
+            rough = replace(rough, dense_unknowns=0, damping=1e-12)
+            fine = replace(fine, dense_unknowns=0)
+        if large:  # neurons and heads see each other: many products, for weak directions the most
+            rough = replace(rough, inner_steps=1500, steps=8)
+            fine = replace(fine, inner_steps=300, steps=1)
+        point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
+        exact = reweigh(model, weighed(False), point)
     last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
     point = last.point
     at = exact.linearize(point)
     few = at.unknowns <= FEW
     solve = inverse_of(form_jacobian(at)) if few else products_inverse(at, 1e-10)
     roughly = solve if few else products_inverse(at, 1e-3)  # standard errors need few digits
-    moved = point - solve(last.residual)
+    moved = exact.retract(point, -solve(last.residual))
     if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
@@ -248,10 +260,10 @@ def refine_block(
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
         step = max(level, 1.0) * roughly(rng.standard_normal(len(at.residual)))
-        other = multiplied(join_block(blocks.split(point + step), form))
+        other = multiplied(join_block(blocks.split(exact.retract(point, step)), form))
         return [other[name][None] for name in names]
 
-    found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
+    found = bootstrap_errors([told[name][None] for name in names], repeat, 3 if large else 8)
     errors = {name: part[0] for name, part in zip(names, found, strict=True)}
     return Refined(best, Block.from_arrays({**told, **errors}), level)
 

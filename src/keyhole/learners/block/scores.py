@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
@@ -26,7 +27,8 @@ class ScoreOptions:
 
     directions: float = 0.8  # context tokens per head's dimension, of one answer
     block: int = 16  # anchor directions that are solved for together
-    redundant: float = 1.15  # equations per unknown: a square system would lose two digits
+    wide: int = 128  # width from which on sets of tokens are conditioned alike
+    redundant: float = 1.08  # equations per unknown: a square system would lose two digits
     readers: int = 24  # sets of context tokens tried, of which the best conditioned is asked
     furthest: float = 1.5  # distance of an anchor from the base, relative to the reach
     faint: float = 5e-3  # relative singular value of the keys that leaves a range unsure
@@ -96,12 +98,12 @@ def read_log_odds(
     heads = len(weights.maps)
     count, context, _ = soft.tokens.shape
     beside, right = weights.equations(soft)
-    added = np.einsum("hpd,nmd->nphm", weights.maps, soft.tokens).reshape(*right.shape, -1)
+    added = map_tokens(weights.maps, soft.tokens)
     tables = np.concatenate([added, beside], axis=2)
     found, rest = np.empty((count, heads, context)), np.empty(count)
     for k, table in enumerate(tables):
         scale = np.maximum(np.linalg.norm(table, axis=0), 1e-300)
-        solution, *_ = np.linalg.lstsq(table / scale, right[k], rcond=None)
+        solution = solve_tall(table / scale, right[k])
         left = np.abs((table / scale) @ solution - right[k]).max()
         rest[k] = left / np.linalg.norm(right[k])
         share = (solution / scale)[: heads * context].reshape(heads, context)
@@ -111,6 +113,26 @@ def read_log_odds(
     if np.isfinite(off):
         found[rest > usual_level(rest, off)] = np.nan
     return found, float(rest.max())
+
+
+def map_tokens(
+    maps: Float[Array, "h p d"], tokens: Float[Array, "n m d"]
+) -> Float[Array, "n p hm"]:
+    """M_h u_i of every head and token of a set, side by side."""
+    flat = tokens.reshape(-1, tokens.shape[2]).T
+    added = (maps.reshape(-1, maps.shape[2]) @ flat).reshape(*maps.shape[:2], *tokens.shape[:2])
+    return np.asarray(added.transpose(2, 1, 0, 3).reshape(len(tokens), maps.shape[1], -1))
+
+
+def solve_tall(table: Float[Array, "p u"], right: Float[Array, "p *k"]) -> Float[Array, "u *k"]:
+    """Least squares by orthogonal columns, several times as quick as by singular values; by these
+    where columns depend on each other."""
+    if table.shape[0] >= table.shape[1]:
+        columns, triangle = np.linalg.qr(table)
+        sizes = np.abs(np.diag(triangle))
+        if sizes.min(initial=np.inf) > 1e-12 * sizes.max(initial=0.0):
+            return np.asarray(solve_triangular(triangle, columns.T @ right, check_finite=False))
+    return np.asarray(np.linalg.lstsq(table, right, rcond=None)[0])
 
 
 def usual_level(rest: Float[Array, " n"], most: float) -> float:
@@ -124,15 +146,17 @@ def draw_context(
     """Context tokens in sets of m, best conditioned of a few draws: all directions if `whole`."""
     width = weights.maps.shape[2]
     best, least = np.zeros((1, context, width)), -1.0
-    for _ in range(READING.readers if width <= 128 else 2):
+    draws = READING.readers if width <= READING.wide else 1
+    for _ in range(draws):
         basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
         groups = [basis.T[k : k + context] for k in range(0, width if whole else context, context)]
         short = context - len(groups[-1])
         if short:  # the last set is filled up with directions that are known already
             groups[-1] = np.concatenate([groups[-1], basis.T[:short]])
         tokens = np.array(groups)
-        added = np.einsum("hpd,gmd->gphm", weights.maps, tokens)
-        sizes = np.linalg.svd(added.reshape(*added.shape[:2], -1), compute_uv=False)
+        if draws == 1:
+            return tokens
+        sizes = np.linalg.svd(map_tokens(weights.maps, tokens), compute_uv=False)
         worst = float((sizes[:, -1] / sizes[:, 0]).min())
         if worst > least:
             best, least = tokens, worst
@@ -206,7 +230,8 @@ def ask_scores(
     blocks = []
     for start in range(leading, width, READING.block):
         columns = np.arange(start, min(start + READING.block, width))
-        count = -(-int(READING.redundant * len(columns) * max(ranks) + 1) // context) + 1
+        count = -(-int(READING.redundant * len(columns) * max(ranks) + 1) // context)
+        count += width < 2 * READING.block  # few directions: one answer more is many digits
         count = max(count, len(columns))
         shares = rng.standard_normal((count, len(columns))) / np.sqrt(len(columns))
         shares[: len(columns)] += np.eye(len(columns))
@@ -236,9 +261,9 @@ def find_size(
     anchor: one of the two may happen to have small keys. And the query at the base, and what
     weights leave of an answer that is read well. `off`: what they may leave; where weights are
     searched for, short steps are found more surely."""
-    size = min(1.0, span.longest)
+    size, asked = min(1.0, span.longest), np.array([0, -1])
     for _ in range(30):
-        soft = ask(np.array([span.base, other]), size * tokens[[0, -1]])
+        soft = ask(np.array([span.base, other])[asked], size * tokens[asked])
         odds, rest = read_log_odds(weights, soft)
         if rest > off and size < READING.shortest * span.reach:
             raise NotThisBlock("no attention weights explain an answer")
@@ -248,10 +273,13 @@ def find_size(
         largest = float(np.abs(odds).max()) if np.isfinite(odds).all() else np.inf
         if largest > 4.0:
             size *= 0.3 if not np.isfinite(largest) else 2.0 / largest
-        elif largest < 0.3 and size < span.longest:
-            size = min(size * min(1e3, 1.0 / max(largest, 1e-4)), span.longest)
+        elif largest < 2.0 and size < span.longest and len(asked) > 1:
+            # errors of keys fall as its square grows; log-odds are in proportion to it
+            factor = min(1e3, 3.0 / max(largest, 1e-4))
+            size = min(size * factor, span.longest)
+            asked = asked if factor == 1e3 else asked[:1]
         else:
-            parts = [soft.taken(slice(k, k + 1)) for k in (0, 1)]
+            parts = [soft.taken(slice(k, k + 1)) for k in range(len(asked))]
             return size, parts[0], min(read_log_odds(weights, part)[1] for part in parts)
     raise Unclear("no size of tokens shows the attention weights")
 
@@ -262,15 +290,12 @@ def full_keys(
     """Keys of every head at the anchors that were asked with all context tokens."""
     odds, _ = read_log_odds(weights, full, off)
     count, width = len(odds) // groups, full.anchor.shape[1]
-    keys = []
-    for h in range(len(weights.maps)):
-        own = np.empty((width, count))
-        for k in range(count):
-            part = slice(k * groups, (k + 1) * groups)
-            table = full.tokens[part].reshape(-1, width)
-            own[:, k], *_ = np.linalg.lstsq(table, odds[part, h].ravel(), rcond=None)
-        keys.append(own)
-    return keys
+    keys = np.empty((len(weights.maps), width, count))
+    for k in range(count):
+        part = slice(k * groups, (k + 1) * groups)
+        right = odds[part].transpose(0, 2, 1).reshape(-1, len(keys))
+        keys[:, :, k] = solve_tall(full.tokens[part].reshape(-1, width), right).T
+    return list(keys)
 
 
 def solve_scores(data: Scores, weights: Weights) -> list[tuple[Array, Array, Array]]:
@@ -291,7 +316,7 @@ def solve_scores(data: Scores, weights: Weights) -> list[tuple[Array, Array, Arr
             right = (odds[:, h] - steps @ start) / reach
             table = np.einsum("nmr,ng->nmrg", steps, shares).reshape(right.size, -1)
             good = np.isfinite(right.ravel())
-            part, *_ = np.linalg.lstsq(table[good], right.ravel()[good], rcond=None)
+            part = solve_tall(table[good], right.ravel()[good])
             slopes[:, columns] = part.reshape(data.ranks[h], len(columns))
         right_factor = slopes @ data.basis.T
         found.append((left, right_factor, left @ (start - right_factor @ data.span.base)))

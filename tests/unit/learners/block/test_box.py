@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.block.box import Box, NotThisBlock
+from keyhole.learners.block.box import Box, NotThisBlock, Paid
 from keyhole.models.random import attention, block
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
@@ -20,3 +20,14 @@ def test_a_scalar_box_is_no_block():
     box = Box(FunctionOracle(attention(np.random.default_rng(0), 6), Spec(6)))
     with pytest.raises(NotThisBlock, match="vector of its width"):
         box.ask(np.ones((1, 2, 6)), "test")
+
+
+def test_all_short_queries_are_kept_by_their_length():
+    secret = block(np.random.default_rng(0), 6, heads=2)
+    paid = Paid(FunctionOracle(secret, Spec(6)), 3)
+    box, rng = Box(paid), np.random.default_rng(1)
+    for count, length in ((2, 3), (1, 1), (4, 3), (1, 4)):
+        box.ask(rng.standard_normal((count, length, 6)), "test")
+    shapes = [tokens.shape for tokens, _ in paid.pairs()]
+    assert shapes == [(1, 1, 6), (6, 3, 6)]
+    assert all(np.array_equal(answers, secret(tokens)) for tokens, answers in paid.pairs())

@@ -13,9 +13,9 @@ from keyhole.models.canonical import canonical_block
 from keyhole.models.random import block
 
 
-def secret(norm, heads=2, **options):
+def secret(norm, heads=2, neurons=5, **options):
     return canonical_block(
-        block(np.random.default_rng(0), 6, heads=heads, neurons=5, norm=norm, **options)
+        block(np.random.default_rng(0), 6, heads=heads, neurons=neurons, norm=norm, **options)
     )
 
 
@@ -27,7 +27,7 @@ def model_of(one, lengths=(1, 3), held=False):
     for length in lengths:
         tokens = rng.standard_normal((8, length, 6))
         data.append(Batch(tokens, one(tokens), rng.uniform(0.5, 2.0, 8)))
-    still = blocks.join(hold_gauge(parts, one.mlp.activation == "relu")) > 0
+    still = blocks.join(hold_gauge(parts, form_of(one).activation == "relu")) > 0
     held = still if held else np.zeros(blocks.size, bool)
     return BlockModel(form_of(one), blocks, data, held), blocks.join(parts)
 
@@ -41,6 +41,10 @@ def model_of(one, lengths=(1, 3), held=False):
         ("post", 2, {}),
         ("post", 2, {"activation": "relu"}),
         ("post", 0, {"activation": "relu"}),
+        ("pre", 2, {"neurons": 0}),
+        ("pre", 2, {"neurons": 0, "kind": "rms"}),
+        ("post", 2, {"neurons": 0}),
+        ("post", 2, {"neurons": 0, "kind": "rms"}),
     ],
 )
 def test_answers_and_derivatives_are_those_of_the_block(norm, heads, options):
@@ -104,9 +108,11 @@ def test_no_step_loses_an_epsilon():
     assert (change["offset"] == -300.0).all()
 
 
-@pytest.mark.parametrize(("norm", "heads"), [("pre", 2), ("post", 2), ("post", 0)])
-def test_units_of_groups_make_their_own_columns_orthonormal(norm, heads):
-    one = secret(norm, heads, activation="relu")
+@pytest.mark.parametrize(
+    ("norm", "heads", "neurons"), [("pre", 2, 5), ("post", 2, 5), ("post", 0, 5), ("post", 2, 0)]
+)
+def test_units_of_groups_make_their_own_columns_orthonormal(norm, heads, neurons):
+    one = secret(norm, heads, neurons, activation="relu")
     model, point = model_of(one, (1,) * 12 if not heads else (1, 2, 3, 4, 5, 6, 7, 8, 9), True)
     units = model.group_units(point, ridge=0.0)
     assert np.array_equal(np.sort(np.concatenate(units.groups)), np.arange(len(point)))

@@ -39,7 +39,7 @@ def test_attention_with_a_residual_and_a_norm(norm, width, heads):
     assert found.details["heads"] == heads
     kept = width - 1 if norm == "pre" else width  # numbers of a token that the scores see
     assert found.details["score_ranks"] == (min(width // heads, kept),) * heads
-    assert keyhole.distance(found.model, secret) < 1e-8
+    assert keyhole.distance(found.model, secret) < 1e-10  # the algebra alone: 1e-8
     assert found.ledger.paid < 8.0 * found.ledger.floor
 
 

@@ -3,11 +3,14 @@ import pytest
 
 from keyhole.learners.block.box import Box, NotThisBlock
 from keyhole.learners.block.post_norm_attention import (
+    Selected,
     ask_post_norm_attention,
     ask_singles,
     calibrate,
     fit_layer_norm,
     fit_rms_norm,
+    group_columns,
+    jumps,
     moved_rank,
     solve_epsilon,
     solve_moves,
@@ -104,3 +107,22 @@ def test_gains_of_the_other_sign():
     secret = type(secret).from_arrays({**secret.to_arrays(), "gain": -secret.gain})
     data = ask_post_norm_attention(box_of(secret), np.random.default_rng(7))
     assert distance(solve_post_norm_attention(data, 2.0**-53), secret) < 1e-8
+
+
+def test_columns_of_which_the_same_heads_are_unknown():
+    responses = [{0: np.ones(3), 1: np.ones(3)}, {1: np.ones(3)}]
+    assert dict(group_columns(responses, 4)) == {(1,): [0], (): [1], (0, 1): [2, 3]}
+
+
+def test_long_moves_let_heads_jump_and_short_ones_do_not():
+    rng = np.random.default_rng(2)
+    secret = block(np.random.default_rng(5), 128, heads=2)
+    box = box_of(secret)
+    known = solve_singles(ask_singles(box, rng), 2.0**-53)
+    anchor, size = rng.standard_normal(128), 1e6
+    keys = [head.score @ anchor + head.key_bias for head in secret.attention.heads]
+    tokens = size * np.array([key / np.linalg.norm(key) for key in keys])
+    base = box.ask(np.concatenate([tokens, anchor[None]])[None], "test")[0]
+    selected = Selected(anchor, tokens, size)
+    assert not jumps(box, selected, base, known, 0.1, rng)
+    assert jumps(box, selected, base, known, 20.0, rng)

@@ -35,6 +35,14 @@ def test_parameters_make_the_block_again(norm, activation):
     assert distance(join_block(split_block(one), form_of(one)), one) < 1e-12
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_parameters_make_attention_alone_again(norm, kind):
+    one = block(np.random.default_rng(0), 6, heads=2, norm=norm, kind=kind)
+    one = canonical_block(one)
+    assert distance(join_block(split_block(one), form_of(one)), one) < 1e-12
+
+
 def test_weak_directions_are_no_part_of_a_rank():
     assert clear_rank(np.array([1.0, 0.3, 0.1, 1e-5, 1e-5])) == 3
     assert clear_rank(np.array([1.0, 0.5, 0.2])) == 3

@@ -8,10 +8,12 @@ from keyhole.learners.block.scores import (
     Span,
     ask_scores,
     find_size,
+    map_tokens,
     read_at_once,
     read_log_odds,
     seen_rank,
     solve_scores,
+    solve_tall,
     usual_level,
 )
 from keyhole.models.attention import Attention, Head
@@ -116,3 +118,31 @@ def test_too_many_heads_are_refused():
 def test_ranks_are_seen_above_the_noise():
     assert seen_rank(np.array([1.0, 1e-3, 1e-12]), 1e-16) == 2
     assert seen_rank(np.zeros(3), 1e-16) == 0
+
+
+def test_maps_of_all_tokens_side_by_side():
+    tokens = np.random.default_rng(3).standard_normal((4, 3, 8))
+    wanted = np.einsum("hpd,nmd->nphm", MAPS, tokens).reshape(4, 8, -1)
+    assert np.allclose(map_tokens(MAPS, tokens), wanted)
+
+
+@pytest.mark.parametrize("rank", [4, 2])
+def test_least_squares_of_tall_tables_whatever_their_rank(rank):
+    rng = np.random.default_rng(4)
+    table = rng.standard_normal((9, rank)) @ rng.standard_normal((rank, 4))
+    right = rng.standard_normal((9, 2))
+    assert np.allclose(solve_tall(table, right), np.linalg.lstsq(table, right, rcond=None)[0])
+
+
+def test_steps_become_as_long_as_log_odds_are_of_order_one():
+    weak = Attention([Head(0.03 * h.score, 0.03 * h.key_bias, h.value) for h in LAYER.heads],
+                     LAYER.offset)  # fmt: skip
+
+    def ask_weak(anchor, tokens):
+        context = np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1)
+        return Soft(anchor, tokens, weak(context))
+
+    tokens = np.eye(8)[:4].reshape(2, 2, 8)
+    size, base, _ = find_size(WEIGHTS, ask_weak, SPAN, SPAN.base + 0.1, tokens, 1e-4)
+    assert size > 1.0
+    assert np.abs(read_log_odds(WEIGHTS, base)[0]).max() < 6.0
