@@ -312,11 +312,10 @@ def attempt(
     if box.width <= widest:
         try:
             refined = refine_block(model, paid.pairs(), box.unit, rng)
-        except (ArithmeticError, np.linalg.LinAlgError):
+        except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
-            if refined.level < 8.0:
-                model, errors = refined.block, refined.errors
+            model, errors = refined.block, refined.errors
     if errors is None:
         errors = bootstrap_block(form, data, model, box, rng)
     if errors is None:
