@@ -215,7 +215,9 @@ def attempt_fit(
         try:
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
-            refined = refine_block(starts[0], pairs, box.unit, rng)
+            likely = starts if box.coarse else starts[:1]  # few digits tell after the fit only
+            every = [refine_block(start, pairs, box.unit, rng) for start in likely]
+            refined = min(every, key=lambda one: one.level)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
