@@ -41,7 +41,8 @@ from keyhole.learners.block.direction_fit import find_network as fit_to_directio
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.mlp import MlpLearner
+from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
+from keyhole.learners.mlp import descend as descend_network
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
@@ -64,7 +65,8 @@ class PreNormOptions:
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
     little error from the attention, which falls as one over the size. circles: numbers that the
     norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network.
+    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
+    redundant neurons. most: entries of their rows that are tried.
     """
 
     context: int = 3
@@ -78,6 +80,8 @@ class PreNormOptions:
     far_stream: float = 1e4
     circles: int = 10
     frames: int = 4
+    plenty: float = 2.5
+    most: int = 2500
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -279,30 +283,42 @@ def best_tokens(
 def find_offset(
     frozen: Frozen, whole: Float[Array, "d k"], rng: np.random.Generator
 ) -> Float[Array, " d"]:
-    """What attention adds to every token, as far as the second norm sees it. A token t z changes
-    the answer beside the residual by J (off + M z) / t + ..., J the network's derivative along the
-    sphere, which is measured too."""
+    """What attention adds to every token, as far as the second norm sees it. A token t z has the
+    stream t z + M z + off: the network gives what it gives to a huge token along this stream. The
+    offset for which it does is found by Gauss-Newton steps, with derivatives along the sphere that
+    are measured once."""
     box, plane = frozen.box, frozen.plane
-    size, step = box.unit ** (-1.0 / 5.0), frozen.unit ** (1.0 / 3.0)
-    rows, right = [], []
-    for point in frozen.points(rng, 3):
+    step = frozen.unit ** (1.0 / 3.0)
+    points = frozen.points(rng, 4)
+    slopes = []
+    for point in points:
         tangent = np.linalg.svd(point[None])[2][1:]  # directions along the sphere
-        turned = np.cos(step) * point + np.sin(step) * np.linalg.norm(point) * tangent
-        other = np.cos(step) * point - np.sin(step) * np.linalg.norm(point) * tangent
-        none = np.zeros((len(turned), 0, frozen.width))
-        ahead, behind = (frozen.ask(none, side, "offset") for side in (turned, other))
-        # M z is part of both: it is taken out
-        slope = (ahead - behind - (turned - other) @ whole.T) / (2.0 * np.sin(step))
-        slope = slope / np.linalg.norm(point)
-        sizes = size * np.array([1.0, 2.0, 4.0])
-        tokens = box.representable(sizes[:, None] * (plane @ point))
-        seen = box.ask(tokens[:, None], "offset") - tokens
-        # a + b/t + c/t^2: b
-        b = np.linalg.solve(np.vander(1.0 / sizes, increasing=True), seen)[1]
-        rows.append(slope.T @ tangent)
-        right.append(b - slope.T @ (tangent @ (plane.T @ (whole @ point))))
-    found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)
+        ahead = np.cos(step) * point + np.sin(step) * np.linalg.norm(point) * tangent
+        behind = np.cos(step) * point - np.sin(step) * np.linalg.norm(point) * tangent
+        moved = network_beside(frozen, whole, ahead) - network_beside(frozen, whole, behind)
+        slope = moved / (2.0 * np.sin(step) * np.linalg.norm(point))
+        slopes.append(slope.T @ tangent)
+    table = np.concatenate(slopes)
+    found = np.zeros(frozen.width)
+    # the shorter the token, the more the offset turns it
+    for size in (box.unit ** (-1.0 / 5.0), box.unit ** (-1.0 / 10.0)):
+        tokens = box.representable(size * points @ plane.T)
+        seen = box.ask(tokens[:, None], "offset") - tokens - points @ whole.T
+        for _ in range(3):
+            stream = (tokens + points @ whole.T) @ plane + found
+            turned = stream * np.sqrt(len(plane)) / norms(stream)
+            rest = seen - network_beside(frozen, whole, turned)
+            change, *_ = np.linalg.lstsq(table, size * rest.ravel(), rcond=None)
+            found = found + change
     return np.asarray(plane @ found)
+
+
+def network_beside(
+    frozen: Frozen, whole: Float[Array, "d k"], points: Float[Array, "n k"]
+) -> Float[Array, "n d"]:
+    """What the network gives at points of the sphere, and the offset."""
+    none = np.zeros((len(points), 0, frozen.width))
+    return np.asarray(frozen.ask(none, points, "offset") - points @ whole.T)
 
 
 # --- 4: the network -------------------------------------------------------------------------------
@@ -370,6 +386,8 @@ def find_network(
     coarse = frozen.box.coarse
     sharp = behind_attention(frozen, known, options.stream if coarse else options.far_stream)
     if has_kinks(sharp, rng):
+        if coarse:
+            return turn_neurons(fit_redundant(sharp, "relu", options, rng))
         if frozen.width >= options.circles:
             try:
                 return turn_neurons(find_relus(sharp, frozen.box.unit, rng))
@@ -484,6 +502,40 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
         linear=net.affine[:, :-1],
         offset=net.affine[:, -1],
     )
+
+
+def fit_redundant(
+    oracle: BehindAttention, activation: str, options: PreNormOptions, rng: np.random.Generator
+) -> Mlp:
+    """A network on the sphere from random points, with more neurons than it has at first: no answer
+    needs many digits, as those beside kinks would. Its linear part is what it is. Raises
+    Unclear."""
+    width, outputs = oracle.spec.width, len(oracle.plane)
+    points, answers = np.zeros((0, width)), np.zeros((0, outputs))
+    neurons = 2 * outputs
+    while neurons * (width + 1) <= options.most:
+        unknowns = neurons * (width + 1 + outputs) + outputs * (width + 1)
+        count = int(options.plenty * unknowns / outputs) - len(points)
+        fresh = rng.standard_normal((count, width))
+        fresh *= np.sqrt(outputs) / norms(fresh)
+        points = np.concatenate([points, fresh])
+        seen = oracle.ask(QueryBatch.of(fresh[:, None], "network"))
+        answers = np.concatenate([answers, seen.astype(np.float64)])
+        scale = float(np.sqrt(np.mean(answers**2)))
+        start = random_start(neurons, points, outputs, activation, False, rng)
+        # the ridge keeps neurons that do the same from working against each other
+        found, left = descend_network(start, points, answers, ridge=5e-4, steps=60)
+        thinning = RedundancyOptions(spare=2e-2, steps=60)
+        if left < thinning.spare * scale:
+            explained = oracle.doubt * scale
+            fewer = thin_out(found, points, answers, explained, scale, thinning)
+            if fewer is not None:
+                return Mlp(
+                    fewer.inner[:, :-1], fewer.inner[:, -1], fewer.outer, activation=activation,
+                    linear=fewer.affine[:, :-1], offset=fewer.affine[:, -1],
+                )  # fmt: skip
+        neurons = int(1.6 * neurons)
+    raise Unclear("no network of few neurons explains random points of the sphere")
 
 
 def fit_network(
