@@ -244,7 +244,7 @@ def refine_block(
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
         step = max(level, 1.0) * roughly(rng.standard_normal(len(at.residual)))
-        other = multiplied(join_block(blocks.split(point + step), form))
+        other = multiplied(join_block(blocks.split(exact.retract(point, step)), form))
         return [other[name][None] for name in names]
 
     found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
