@@ -301,7 +301,7 @@ def removal_costs(net: Directed, data: Data) -> Float[Array, " m"]:
     normal[diagonal] += 1e-9 * normal[diagonal] + 1e-13 * normal[diagonal].max()
     p, e = net.affine.shape
     q = e + net.neurons
-    # the length of z is not seen, and a longer row of a ReLU makes up for a shorter outer: both stay
+    # the length of z is not seen, nor is that of a ReLU's row beside its outer: both stay
     most = float(normal[diagonal].max())
     whole = join(net)[: p * q] / np.linalg.norm(join(net)[: p * q])
     normal[: p * q, : p * q] += most * np.outer(whole, whole)

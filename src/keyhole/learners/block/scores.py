@@ -34,7 +34,7 @@ class ScoreOptions:
     shortest: float = 0.05  # context steps, of the reach or of the longest, that are the last tried
     unusual: float = 1e4  # times the median of what weights leave of answers: another one was read
     weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
-    hidden: float = 0.1  # the same, where rounding decides it, from which on it may hide a rank
+    hidden: float = 2e-3  # the same, where errors decide it, from which on they may hide a rank
     drop: float = 5.0  # of singular values, behind which they are errors
 
 
@@ -223,6 +223,7 @@ def key_rank(values: Float[Array, " k"], unit: float, guess: int) -> int:
     if 1e5 * unit < READING.hidden:
         return max(1, seen_rank(values, unit))  # a zero score still has a key bias
     drops = values[:-1] / np.maximum(values[1:], 1e-300)
+    drops = np.where(values[1:] < 1e-2 * values[0], drops, 1.0)
     clear = len(drops) > 0 and drops.max() > READING.drop
     return int(np.argmax(drops)) + 1 if clear else min(guess, len(values))
 
