@@ -4,20 +4,22 @@ Statement.  A huge anchor freezes the network: with x_N = t a and a on the norm'
             y(X) - y([x_N]) = (I + L/t) (attention(X) - attention([x_N])) + O(1/t^2), L the same for
             all contexts. Tokens of the context are huge too: they cost no digits, since only
             their directions enter. All is in a basis of what the norm keeps (k numbers).
-Queries.    1  one other token b, n times, beside m copies of the anchor -> heads, ranges of M_h
-            2  k + 3 tokens b_i, each in three numbers            -> M_h and the key at one anchor
-            3  sets of tokens at k + 3 anchors                    -> scores and key biases
-            4  single tokens at three sizes, and beside them      -> the offset of the attention
-               single tokens t z                                  -> the network (learners/mlp)
+Queries.    1  contexts of three tokens before one anchor         -> heads and their M_h
+            2  sets of tokens at k + 3 anchors                    -> scores and key biases
+            3  single tokens at two sizes, and huge ones          -> the offset of the attention
+            4  single tokens t z                                  -> the network (learners/mlp)
             5  a small token of the context, a small stream       -> both epsilons
             6  sequences of all sizes                             -> refinement.py
-Algebra.    1: the answers are Σ_h σ(λ_h + log n / (m + 1)) M_h (b - a): a matrix of rank H whose
-            column space names the λ_h (MUSIC). 2: the ranges split an answer into its heads, and
-            s_j = s - q s_j (m_j + 1) / n_j is linear in (s, q), q = exp(-λ_h). 3: all weights are
-            linear in one answer. 4: attention known to 1/t^2, the stream that is wanted has a
-            token; what is wrong in M_h adds to the linear part of the network, and to the rest
-            only by a 1/t-th. Then refinement.py on all answers.
-Fails.      Heads whose values share a range; heads that attend alike to every token.
+Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (variable projection).
+            Heads come one at a time, until they explain the answers. 2: all weights are linear in
+            one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
+            has a token; what is wrong in M_h adds to the linear part of the network, and to the
+            rest only by a 1/t-th. Then refinement.py on all answers.
+            In single precision the anchor has two sizes, which take L out; ReLUs are found by
+            redundant neurons, since kinks would want more digits; activations that are nearly alike
+            are told by what the refinement leaves.
+Fails.      Heads that attend alike to every token.
+Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
 
 from collections.abc import Callable

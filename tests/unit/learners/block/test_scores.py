@@ -8,6 +8,7 @@ from keyhole.learners.block.scores import (
     Span,
     ask_scores,
     find_size,
+    key_rank,
     read_at_once,
     read_log_odds,
     seen_rank,
@@ -100,3 +101,10 @@ def test_too_many_heads_are_refused():
 def test_ranks_are_seen_above_the_noise():
     assert seen_rank(np.array([1.0, 1e-3, 1e-12]), 1e-16) == 2
     assert seen_rank(np.zeros(3), 1e-16) == 0
+
+
+def test_ranks_that_errors_may_hide_are_told_by_the_largest_fall():
+    values = np.array([1.0, 0.2, 0.1, 8e-3, 1e-5])
+    assert key_rank(values, 5e-7, 2) == 4  # a bound of five hundredths would say three
+    assert key_rank(values, 1e-13, 2) == 5
+    assert key_rank(np.array([1.0, 0.3, 0.1, 0.05]), 1e-4, 2) == 2  # no fall: the guess
