@@ -301,6 +301,13 @@ def removal_costs(net: Directed, data: Data) -> Float[Array, " m"]:
     normal[diagonal] += 1e-9 * normal[diagonal] + 1e-13 * normal[diagonal].max()
     p, e = net.affine.shape
     q = e + net.neurons
+    # the length of z is not seen, nor is that of a ReLU's row beside its outer: both stay
+    most = float(normal[diagonal].max())
+    whole = join(net)[: p * q] / np.linalg.norm(join(net)[: p * q])
+    normal[: p * q, : p * q] += most * np.outer(whole, whole)
+    for j, row in enumerate(net.rows / lengths(net.rows) if net.activation == "relu" else ()):
+        place = slice(p * q + j * e, p * q + (j + 1) * e)
+        normal[place, place] += most * np.outer(row, row)
     inverse = np.linalg.inv(normal)
     found = np.empty(net.neurons)
     for j in range(net.neurons):

@@ -221,7 +221,8 @@ def attempt_fit(
         try:
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
-            refined = refine_start(starts[0], pairs, box.unit, rng)
+            likely = starts if box.coarse else starts[:1]  # few digits tell after the fit only
+            refined = refine_best(likely, pairs, box.unit, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
@@ -233,6 +234,21 @@ def attempt_fit(
             return describe(*set_zeros(model, errors), refined.level, box)
         reason = f"fresh answers are {misfit:.1e} standard errors from the best block"
     return Inconclusive(reason)
+
+
+def refine_best(
+    starts: Iterable[Block], pairs: Pairs, unit: float, rng: np.random.Generator
+) -> Refined:
+    """The refined block that leaves the least of the answers."""
+    found, reason = [], "nothing to start from"
+    for start in starts:
+        try:
+            found.append(refine_start(start, pairs, unit, rng))
+        except NotThisBlock as failed:
+            reason = str(failed)
+    if not found:
+        raise NotThisBlock(reason)
+    return min(found, key=lambda one: one.level)
 
 
 def refine_start(start: Block, pairs: Pairs, unit: float, rng: np.random.Generator) -> Refined:

@@ -41,6 +41,8 @@ from keyhole.learners.block.direction_fit import (
     lengths,
     points_beside,
     points_wanted,
+    prune_neurons,
+    random_network,
     with_one,
 )
 from keyhole.learners.block.direction_hessians import join_network, read_directions
@@ -363,10 +365,11 @@ class SphereAnswers:
 
 def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
     """Whether Φ curves otherwise than a norm does between kinks: four near points of a great circle
-    have directions in three dimensions where it does not."""
-    p = len(sphere.whole)
-    step = sphere.box.unit ** (1.0 / 6.0)
-    count, turns = 7, np.arange(-2.0, 3.0)
+    have directions in three dimensions where it does not. Where rounding hides that, the arcs with
+    a kink tell: a smooth Φ leaves the three dimensions by the cube of the step everywhere."""
+    p, coarse = len(sphere.whole), sphere.box.coarse
+    step = 2e-2 if coarse else sphere.box.unit ** (1.0 / 6.0)
+    count, turns = 20 if coarse else 7, np.arange(-2.0, 3.0)
     back = np.linalg.pinv(sphere.whole)
     size = sphere.box.unit ** (-5.0 / 8.0)
     off = []
@@ -377,6 +380,8 @@ def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
         answers = sphere.box.ask(tokens[:, None], "network")
         seen = sphere.directions(answers)
         off.append(np.linalg.svd(seen, compute_uv=False)[3])
+    if coarse:
+        return bool(np.max(off) < 4.0 * step**3)
     return bool(np.median(off) > 1e-2 * step**3)
 
 
@@ -402,6 +407,32 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
         data = Data(with_one(sphere.points), sphere.read(net)[1])
         net, _ = refine_directions(net, data, target=doubt)
     return net
+
+
+def fit_relus(sphere: SphereAnswers, rng: np.random.Generator, most: int = 2500) -> Directed:
+    """A network of ReLUs from directions of few digits, which those beside kinks would want: more
+    neurons than it has are fitted to random points, then thinned out. `most`: numbers of their rows
+    and outer weights that are tried. Raises Unclear."""
+    p, d = sphere.whole.shape
+    # the second norm, whose epsilon bends the ellipsoid, is known roughly at first
+    rough, neurons = difference_step(sphere.box), 2 * d
+    # the values, and so the points, are as exact as first differences
+    doubt = 30.0 * Differences.fine(sphere.box).doubt
+    while neurons * (2 * p + 1) <= most:
+        sphere.grow(int(1.6 * points_wanted(p, p, neurons)))
+        data = Data(with_one(sphere.points), sphere.read(None)[1])
+        net, rest = random_network(np.eye(p, p + 1), neurons, "relu", rng), np.inf
+        for ridge in (1e-3, 1e-5):
+            if rest > 0.3 * rough:
+                net, rest = fit_directions(net, data, 40, ridge, target=0.3 * rough)
+        if rest < rough:
+            net, _ = prune_neurons(net, data, rough)
+            sphere.grow_beside(net)
+            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
+            if rest < doubt:
+                return net
+        neurons = int(1.6 * neurons)
+    raise Unclear("no network of few ReLUs explains the directions of the answers")
 
 
 def find_smooth(
@@ -754,7 +785,9 @@ def find_post_norm_block(
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
     level = 5.0 * box.unit if box.coarse else 30.0 * difference_step(box)
     net = None
-    if activations == ("relu",) and p >= options.circles:
+    if activations == ("relu",) and box.coarse:
+        net = fit_relus(sphere, rng)
+    elif activations == ("relu",) and p >= options.circles:
         try:
             net = find_relus(sphere, rng)
         except Unclear:

@@ -4,20 +4,22 @@ Statement.  A huge anchor freezes the network: with x_N = t a and a on the norm'
             y(X) - y([x_N]) = (I + L/t) (attention(X) - attention([x_N])) + O(1/t^2), L the same for
             all contexts. Tokens of the context are huge too: they cost no digits, since only
             their directions enter. All is in a basis of what the norm keeps (k numbers).
-Queries.    1  one other token b, n times, beside m copies of the anchor -> heads, ranges of M_h
-            2  k + 3 tokens b_i, each in three numbers            -> M_h and the key at one anchor
-            3  sets of tokens at k + 3 anchors                    -> scores and key biases
-            4  single tokens at three sizes, and beside them      -> the offset of the attention
-               single tokens t z                                  -> the network (learners/mlp)
+Queries.    1  contexts of three tokens before one anchor         -> heads and their M_h
+            2  sets of tokens at k + 3 anchors                    -> scores and key biases
+            3  single tokens at two sizes, and huge ones          -> the offset of the attention
+            4  single tokens t z                                  -> the network (learners/mlp)
             5  a small token of the context, a small stream       -> both epsilons
             6  sequences of all sizes                             -> refinement.py
-Algebra.    1: the answers are Σ_h σ(λ_h + log n / (m + 1)) M_h (b - a): a matrix of rank H whose
-            column space names the λ_h (MUSIC). 2: the ranges split an answer into its heads, and
-            s_j = s - q s_j (m_j + 1) / n_j is linear in (s, q), q = exp(-λ_h). 3: all weights are
-            linear in one answer. 4: attention known to 1/t^2, the stream that is wanted has a
-            token; what is wrong in M_h adds to the linear part of the network, and to the rest
-            only by a 1/t-th. Then refinement.py on all answers.
-Fails.      Heads whose values share a range; heads that attend alike to every token.
+Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (variable projection).
+            Heads come one at a time, until they explain the answers. 2: all weights are linear in
+            one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
+            has a token; what is wrong in M_h adds to the linear part of the network, and to the
+            rest only by a 1/t-th. Then refinement.py on all answers.
+            In single precision the anchor has two sizes, which take L out; ReLUs are found by
+            redundant neurons, since kinks would want more digits; activations that are nearly alike
+            are told by what the refinement leaves.
+Fails.      Heads that attend alike to every token.
+Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
 
 from collections.abc import Callable
@@ -26,22 +28,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
+from keyhole.fitting.attention_rows import Rows
+from keyhole.fitting.levenberg_marquardt import (
+    Descent,
+    DescentOptions,
+    descend,
+    measure_label_power,
+)
 from keyhole.learners.block.box import Box, Kept, Unclear
 from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
-from keyhole.learners.block.pre_norm_attention import (
-    Line,
-    count_heads,
-    label_heads,
-    line_rank,
-    read_line,
-)
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
-from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.block.refinement import Pairs, settle_block
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.mlp import MlpLearner
+from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
+from keyhole.learners.mlp import descend as descend_network
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
@@ -55,23 +58,32 @@ from keyhole.oracles.queries import QueryBatch
 class PreNormOptions:
     """What a person might tune.
 
-    lines: of one other token, in many numbers, asked at most before all heads were apart.
-    spare: answers, tokens and anchors beyond those that would just do.
+    context: tokens before the anchor at which heads are found. redundant: numbers of answers there
+    per unknown. draws: random heads of which the best joins those found so far. steps: of its first
+    fit. explained: what heads may leave of the answers, in units of their error.
+    spare: answers and anchors beyond those that would just do.
     share: of the numbers of an answer, that weights are read for at once.
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
     little error from the attention, which falls as one over the size. circles: numbers that the
     norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network.
+    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
+    redundant neurons. most: entries of their rows that are tried.
     """
 
-    lines: int = 8
+    context: int = 3
+    redundant: float = 1.6
+    draws: int = 3
+    steps: int = 15
+    explained: float = 30.0
     spare: int = 3
     share: float = 0.7
     stream: float = 10.0
     far_stream: float = 1e4
     circles: int = 10
     frames: int = 4
+    plenty: float = 2.5
+    most: int = 2500
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -86,13 +98,14 @@ class Frozen:
 
     @property
     def anchor_size(self) -> float:
-        """Where rounding (t units) and the network's curvature (1 / t^2) are alike."""
-        return float(self.box.unit ** (-1.0 / 3.0))
+        """Where rounding (t units) and the network's curvature (1 / t^2) are alike; where two sizes
+        are asked, it is their rounding that counts."""
+        return float(self.box.unit ** (-1.0 / 4.0 if self.box.coarse else -1.0 / 3.0))
 
     @property
     def unit(self) -> float:
         """Error of an answer beside the residual, whose numbers are of order one."""
-        return self.box.unit * self.anchor_size
+        return (4.0 if self.box.coarse else 1.0) * self.box.unit * self.anchor_size
 
     @property
     def width(self) -> int:
@@ -105,165 +118,97 @@ class Frozen:
     def ask(
         self, context: Float[Array, "n length k"], anchors: Float[Array, "n k"], purpose: str
     ) -> Float[Array, "n d"]:
-        """Answers without the residual."""
-        last = self.box.representable(self.anchor_size * anchors @ self.plane.T)
+        """Answers without the residual. With few digits no size of the anchor hides the network
+        well: two sizes tell what is left at none."""
         others = self.box.representable(self.box.unit ** (-3.0 / 8.0) * context @ self.plane.T)
-        return self.box.ask(np.concatenate([others, last[:, None]], axis=1), purpose) - last
+        found = []
+        for share in (1.0, 2.0) if self.box.coarse else (1.0,):
+            last = self.box.representable(share * self.anchor_size * anchors @ self.plane.T)
+            tokens = np.concatenate([others, last[:, None]], axis=1)
+            found.append(self.box.ask(tokens, purpose) - last)
+        return found[0] if len(found) == 1 else np.asarray(2.0 * found[1] - found[0])
 
 
 def norms(rows: Float[Array, "*any d"]) -> Float[Array, "*any 1"]:
     return np.asarray(np.linalg.norm(rows, axis=-1, keepdims=True))
 
 
-# --- 1: heads and the ranges of their values ------------------------------------------------------
-
-
-def ask_numbers(
-    frozen: Frozen,
-    anchor: Float[Array, " k"],
-    other: Float[Array, " k"],
-    copies: Int[Array, "j 2"],
-    alone: Float[Array, " d"],
-) -> Line:
-    """One other token and copies of the anchor, in these numbers; what they change."""
-    answers = np.empty((len(copies), len(alone)))
-    for length in sorted(set(copies.sum(axis=1))):
-        (chosen,) = np.nonzero(copies.sum(axis=1) == length)
-        context = np.array(
-            [np.repeat(np.array([other, anchor]), copies[j], axis=0) for j in chosen]
-        )
-        answers[chosen] = frozen.ask(context, np.tile(anchor, (len(chosen), 1)), "heads") - alone
-    steps = np.tile([1.0, 0.0], (len(copies), 1))
-    return Line(other - anchor, steps, copies, answers)
-
-
-def spread_numbers(count: int, longest: int | None) -> Int[Array, "j 2"]:
-    """Numbers (n, m) of two tokens, n / (m + 1) spread evenly in its logarithm."""
-    most = min(3 * count, 60) if longest is None else min(60, longest - 2)
-    odds = np.linspace(-np.log(most), np.log(most), count)
-    ahead = np.maximum(1, np.round(np.exp(odds))).astype(int)
-    behind = np.maximum(1, np.round(np.exp(-odds))).astype(int) - 1
-    return np.unique(np.stack([ahead, behind], axis=1), axis=0)
-
-
-def ask_heads(
-    frozen: Frozen, anchor: Array, alone: Array, options: PreNormOptions, rng: np.random.Generator
-) -> tuple[int, tuple[Array, Line]]:
-    """The number of heads, and a token that shows all of them apart."""
-    longest = frozen.box.oracle.spec.domain.max_length
-    zero = np.zeros_like(alone)
-    best: tuple[float, Array, Line] | None = None
-    heads, count = 0, 12
-    for _ in range(options.lines):
-        other = frozen.points(rng, 1)[0]
-        line = ask_numbers(frozen, anchor, other, spread_numbers(count, longest), alone)
-        seen = count_heads(line, zero, frozen.unit)
-        if seen < 1:
-            raise Unclear("no head changes the answers")
-        if seen > len(line.answers) - options.spare:
-            count *= 2
-            continue
-        if seen > heads:
-            heads, best = seen, None
-        read = read_line(line, zero, seen, frozen.unit)
-        if seen < heads or read is None:
-            continue
-        rates = read[0]
-        apart = 1.0 if heads == 1 else float(np.diff(rates).min())
-        if best is None or apart > best[0]:
-            best = (apart, other, line)
-        if apart > 1.0 / heads:
-            break
-    if best is None:
-        raise Unclear("no token shows the heads apart")
-    return heads, best[1:]
-
-
-def find_ranges(
-    frozen: Frozen,
-    anchor: Array,
-    alone: Array,
-    heads: int,
-    first: tuple[Array, Line],
-    options: PreNormOptions,
-    rng: np.random.Generator,
-) -> list[Float[Array, "d r"]]:
-    """Orthonormal bases of what each head can add, from tokens near the first one."""
-    zero, unit = np.zeros_like(alone), frozen.unit
-    numbers = spread_numbers(len(first[1].answers), frozen.box.oracle.spec.domain.max_length)
-    start = read_line(first[1], zero, heads, unit)
-    if start is None:
-        raise Unclear("the heads were not told apart")
-    parts = [start]
-    target = -(-frozen.width // heads) + 2
-    tries = 4 * frozen.width
-    while True:
-        while len(parts) < target:
-            tries -= 1
-            if not tries:
-                raise Unclear("the heads were not told apart on enough tokens")
-            near = first[0] + 0.3 * frozen.points(rng, 1)[0]
-            near *= np.sqrt(len(frozen.plane)) / np.linalg.norm(near)
-            read = read_line(ask_numbers(frozen, anchor, near, numbers, alone), zero, heads, unit)
-            if read is not None:
-                parts.append(read)
-        values = label_heads(parts)
-        ranks = [line_rank(part, unit) for part in values]
-        if max(ranks) < len(parts):
-            break
-        if target > frozen.width:
-            raise Unclear("the ranges of the heads' values were not seen")
-        target = min(2 * target, frozen.width + options.spare)
-    found = []
-    for part, rank in zip(values, ranks, strict=True):
-        axes, _, _ = np.linalg.svd(part.T, full_matrices=False)
-        found.append(axes[:, :rank])
-    joint = np.hstack(found)
-    if joint.shape[1] > len(joint) or np.linalg.svd(joint, compute_uv=False)[-1] < 1e-5:
-        raise Unclear("the heads' values share a range: they cannot be split")
-    return found
-
-
-# --- 2: value maps at one anchor ------------------------------------------------------------------
+# --- 1: heads and their value maps ----------------------------------------------------------------
 
 
 def find_maps(
+    frozen: Frozen, options: PreNormOptions, rng: np.random.Generator
+) -> Float[Array, "h d k"]:
+    """M_h of all heads, from contexts before one anchor: heads come one at a time, until they
+    explain the answers; raises Unclear."""
+    anchor = frozen.points(rng, 1)[0]
+    alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "heads")[0]
+    target = options.explained * frozen.unit
+    rows: Rows | None = None
+    keys = np.zeros((1, 0, frozen.width))
+    for heads in range(1, len(alone) + 1):
+        rows = ask_contexts(frozen, anchor, alone, heads, rows, options, rng)
+        # squares relative to those of the answers, as a descent counts them
+        enough = target**2 * rows.targets.size / measure_label_power(rows)
+        if enough > 1.0:
+            raise Unclear("no head changes the answers")
+        brief = DescentOptions(iterations=options.steps, finished=0.01 * enough)
+        trials = []
+        for _ in range(options.draws):
+            key = rng.standard_normal((1, 1, frozen.width)) / np.sqrt(frozen.width)
+            start = np.concatenate([keys, rng.uniform(0.3, 2.0) * key], axis=1)
+            trials.append(descend(rows, start, brief))
+        best = min(trials, key=lambda trial: trial.relative)
+        best = descend(rows, best.at.theta, replace(brief, iterations=10 * options.steps))
+        keys = best.at.theta
+        if best.relative < enough:
+            best = drop_heads(rows, best, enough, brief)
+            found = best.at.values.reshape(-1, frozen.width, len(alone))
+            return np.asarray(found.transpose(0, 2, 1))
+    raise Unclear("no number of heads explains the answers at one anchor")
+
+
+def ask_contexts(
     frozen: Frozen,
-    anchor: Array,
-    alone: Array,
-    ranges: list[Array],
+    anchor: Float[Array, " k"],
+    alone: Float[Array, " d"],
+    heads: int,
+    known: Rows | None,
     options: PreNormOptions,
     rng: np.random.Generator,
-) -> Float[Array, "h d k"]:
-    """M_h, from single other tokens in three numbers each."""
-    copies = np.array([[1, 3], [1, 0], [4, 0]])
-    others = frozen.points(rng, frozen.width + options.spare)
-    lines = [ask_numbers(frozen, anchor, other, copies, alone) for other in others]
-    inverse = np.linalg.pinv(np.hstack(ranges))
-    ends = np.cumsum([0, *(part.shape[1] for part in ranges)])
-    maps = []
-    for h, part in enumerate(ranges):
-        moved = []
-        for line in lines:
-            own = line.answers @ inverse[ends[h] : ends[h + 1]].T
-            moved.append(solve_numbers(own, copies))
-        table, *_ = np.linalg.lstsq(others - anchor, np.array(moved), rcond=None)
-        maps.append(part @ table.T)
-    return np.array(maps)
+) -> Rows:
+    """Random contexts before the anchor and what they change, those that are known among them: a
+    few numbers for each unknown of so many heads."""
+    outputs, k = len(alone), frozen.width
+    count = int(options.redundant * (heads * k * (outputs + 1) / outputs + 1)) + options.spare
+    longest = frozen.box.oracle.spec.domain.max_length
+    length = options.context if longest is None else min(options.context, longest - 1)
+    fresh = count if known is None else count - len(known.tokens)
+    context = frozen.points(rng, fresh * length).reshape(fresh, length, k)
+    anchors = np.tile(anchor, (fresh, 1))
+    change = frozen.ask(context, anchors, "heads") - alone
+    tokens = np.concatenate([context, anchors[:, None]], axis=1)
+    targets = change[:, None]
+    if known is not None:
+        tokens = np.concatenate([known.tokens, tokens])
+        targets = np.concatenate([known.targets, targets])
+    # the key at one anchor is a constant: that of an anchor of one number, one
+    ones = np.ones((count, 1, 1))
+    return Rows(ones, tokens, None, ones[:, :, 0], targets, offset=True)
 
 
-def solve_numbers(own: Float[Array, "j r"], copies: Int[Array, "j 2"]) -> Float[Array, " r"]:
-    """M_h (b - a) of one head from its part of the answers to several numbers of the token b."""
-    odds = np.log(copies[:, 0] / (copies[:, 1] + 1.0))
-    _, _, axes = np.linalg.svd(own, full_matrices=False)
-    along = own @ axes[0]
-    table = np.column_stack([np.ones(len(own)), -along * np.exp(-odds)])
-    solution, *_ = np.linalg.lstsq(table, along, rcond=None)
-    weight = 1.0 / (1.0 + max(float(solution[1]), 0.0) * np.exp(-odds))
-    return np.asarray(weight @ own / (weight @ weight))
+def drop_heads(rows: Rows, best: Descent, enough: float, options: DescentOptions) -> Descent:
+    """Heads without which the others still explain the answers leave: a descent that had ended
+    elsewhere may have needed one more than there are."""
+    heads = best.at.theta.shape[1]
+    for h in range(heads if heads > 1 else 0):
+        fewer = descend(rows, np.delete(best.at.theta, h, axis=1), options)
+        if fewer.relative < enough:
+            return drop_heads(rows, fewer, enough, options)
+    return best
 
 
-# --- 3: scores ------------------------------------------------------------------------------------
+# --- 2: scores ------------------------------------------------------------------------------------
 
 
 def find_scores(
@@ -334,59 +279,76 @@ def best_tokens(
     return min(draws, key=condition)
 
 
-# --- 4: the offset --------------------------------------------------------------------------------
+# --- 3: the offset --------------------------------------------------------------------------------
 
 
 def find_offset(
     frozen: Frozen, whole: Float[Array, "d k"], rng: np.random.Generator
 ) -> Float[Array, " d"]:
-    """What attention adds to every token, as far as the second norm sees it. A token t z changes
-    the answer beside the residual by J (off + M z) / t + ..., J the network's derivative along the
-    sphere, which is measured too."""
+    """What attention adds to every token, as far as the second norm sees it. A token t z has the
+    stream t z + M z + off: the network gives what it gives to a huge token along this stream. The
+    offset for which it does is found by Gauss-Newton steps, with derivatives along the sphere that
+    are measured once."""
     box, plane = frozen.box, frozen.plane
-    size, step = frozen.anchor_size**0.6, frozen.unit ** (1.0 / 3.0)
-    rows, right = [], []
-    for point in frozen.points(rng, 3):
+    step = frozen.unit ** (1.0 / 3.0)
+    points = frozen.points(rng, 4)
+    slopes = []
+    for point in points:
         tangent = np.linalg.svd(point[None])[2][1:]  # directions along the sphere
-        turned = np.cos(step) * point + np.sin(step) * np.linalg.norm(point) * tangent
-        other = np.cos(step) * point - np.sin(step) * np.linalg.norm(point) * tangent
-        none = np.zeros((len(turned), 0, frozen.width))
-        ahead, behind = (frozen.ask(none, side, "offset") for side in (turned, other))
-        # M z is part of both: it is taken out
-        slope = (ahead - behind - (turned - other) @ whole.T) / (2.0 * np.sin(step))
-        slope = slope / np.linalg.norm(point)
-        sizes = size * np.array([1.0, 2.0, 4.0])
-        tokens = box.representable(sizes[:, None] * (plane @ point))
-        seen = box.ask(tokens[:, None], "offset") - tokens
-        # a + b/t + c/t^2: b
-        b = np.linalg.solve(np.vander(1.0 / sizes, increasing=True), seen)[1]
-        rows.append(slope.T @ tangent)
-        right.append(b - slope.T @ (tangent @ (plane.T @ (whole @ point))))
-    found, *_ = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)
+        ahead = np.cos(step) * point + np.sin(step) * np.linalg.norm(point) * tangent
+        behind = np.cos(step) * point - np.sin(step) * np.linalg.norm(point) * tangent
+        moved = network_beside(frozen, whole, ahead) - network_beside(frozen, whole, behind)
+        slope = moved / (2.0 * np.sin(step) * np.linalg.norm(point))
+        slopes.append(slope.T @ tangent)
+    table = np.concatenate(slopes)
+    found = np.zeros(frozen.width)
+    # the shorter the token, the more the offset turns it
+    for size in (box.unit ** (-1.0 / 5.0), box.unit ** (-1.0 / 10.0)):
+        tokens = box.representable(size * points @ plane.T)
+        seen = box.ask(tokens[:, None], "offset") - tokens - points @ whole.T
+        for _ in range(3):
+            stream = (tokens + points @ whole.T) @ plane + found
+            turned = stream * np.sqrt(len(plane)) / norms(stream)
+            rest = seen - network_beside(frozen, whole, turned)
+            change, *_ = np.linalg.lstsq(table, size * rest.ravel(), rcond=None)
+            found = found + change
     return np.asarray(plane @ found)
 
 
-# --- 5: the network -------------------------------------------------------------------------------
+def network_beside(
+    frozen: Frozen, whole: Float[Array, "d k"], points: Float[Array, "n k"]
+) -> Float[Array, "n d"]:
+    """What the network gives at points of the sphere, and the offset."""
+    none = np.zeros((len(points), 0, frozen.width))
+    return np.asarray(frozen.ask(none, points, "offset") - points @ whole.T)
+
+
+# --- 4: the network -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class BehindAttention(Wrapper):
     """What the network adds to a stream of this size, on points of the norm's sphere: the token
-    that has this stream is found by iteration. `doubt`: of the attention."""
+    that has this stream is found by iteration. `doubt`: of the attention. `unit`: relative rounding
+    of the box."""
 
     inner: Oracle
     known: Block
     plane: Float[Array, "d k"]
     size: float
     doubt: float
+    unit: float = UNIT_ROUNDOFF
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
         width, kept = self.plane.shape
         known = self.inner.spec
         sphere = Domain(max_length=known.domain.max_length, sphere=float(np.sqrt(width)))
-        # what the attention is wrong by is smooth: only its size is told
-        noise = NoiseModel(additive=self.doubt)
+        # what the attention is wrong by is smooth: only its size is told. Beside a stream in
+        # single precision, whose size is that of the rounding, the answers are small
+        coarse = self.unit >= SINGLE_ROUNDOFF
+        relative = self.unit * self.size if coarse else UNIT_ROUNDOFF
+        noise = NoiseModel(relative, additive=self.doubt)
         return replace(known, width=kept, outputs=width, domain=sphere, precision=noise)
 
     def ask(self, queries: QueryBatch) -> Array:
@@ -398,9 +360,11 @@ class BehindAttention(Wrapper):
                 break
             tokens = moved
         tokens = moved
+        if self.unit >= SINGLE_ROUNDOFF:  # tokens as the box sees them
+            tokens = tokens.astype(np.float32).astype(np.float64)
         stream = tokens + attended(self.known, tokens)  # to the last digit
         answers = np.asarray(self.inner.ask(QueryBatch.of(tokens[:, None], queries.purpose)))
-        return np.asarray(answers - stream.astype(answers.dtype))
+        return np.asarray((answers.astype(np.float64) - stream).astype(answers.dtype))
 
 
 def attended(known: Block, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -409,24 +373,30 @@ def attended(known: Block, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
     return known.attention(known.norms[0](tokens)[:, None])
 
 
+def behind_attention(frozen: Frozen, known: Block, size: float) -> BehindAttention:
+    # the maps and the offset are off by few 1/t, or where two sizes were asked by its square
+    doubt = frozen.anchor_size**-2 if frozen.box.coarse else 20.0 / frozen.anchor_size / size
+    return BehindAttention(frozen.box.oracle, known, frozen.plane, size, doubt, frozen.box.unit)
+
+
 def find_network(
     frozen: Frozen, known: Block, options: PreNormOptions, rng: np.random.Generator
 ) -> Mlp:
     """The network on normalised streams; its linear part is zero. In narrow blocks few neurons are
     looked for first: second derivatives tell them, where many need a fit to random points."""
-    sharp = BehindAttention(
-        frozen.box.oracle, known, frozen.plane, options.far_stream,
-        20.0 / frozen.anchor_size / options.far_stream,
-    )  # fmt: skip
+    # a large stream would leave answers of few digits none
+    coarse = frozen.box.coarse
+    sharp = behind_attention(frozen, known, options.stream if coarse else options.far_stream)
     if has_kinks(sharp, rng):
+        if coarse:
+            return turn_neurons(fit_redundant(sharp, "relu", options, rng))
         if frozen.width >= options.circles:
             try:
                 return turn_neurons(find_relus(sharp, frozen.box.unit, rng))
             except Unclear:
                 pass  # the fit may still find them
         return turn_neurons(fit_network(sharp, ("relu",), rng))
-    doubt = 20.0 / frozen.anchor_size / options.stream  # the maps and the offset are off by few 1/t
-    oracle = BehindAttention(frozen.box.oracle, known, frozen.plane, options.stream, doubt)
+    oracle = behind_attention(frozen, known, options.stream)
     narrow = frozen.width < 12
     learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
     # second derivatives in another frame are cheaper than redundant neurons, which come last
@@ -446,18 +416,22 @@ def find_network(
 
 def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
     """Whether the network is affine between kinks: five near points of a great circle then have
-    answers a + b cos + c sin."""
-    step = 3e-3  # shorter than most pieces of many neurons
+    answers a + b cos + c sin. Where rounding hides that, the arcs with a kink tell: there they miss
+    it by about the step, where a smooth network misses it by the cube of the step."""
+    coarse = oracle.unit >= SINGLE_ROUNDOFF
+    step = 2e-2 if coarse else 3e-3  # shorter than most pieces of many neurons
     angles = step * np.arange(-2.0, 3.0)
     wave = np.column_stack([np.ones(5), np.cos(angles), np.sin(angles)])
     across = np.linalg.svd(wave)[0][:, 3:].T
     left, whole = [], []
-    for _ in range(12):
+    for _ in range(24 if coarse else 12):
         first, second = np.linalg.qr(rng.standard_normal((oracle.spec.width, 2)))[0].T
         points = np.sqrt(len(oracle.plane)) * (wave[:, 1:] @ np.array([first, second]))
         values = oracle.ask(QueryBatch.of(points[:, None], "network"))
         left.append(np.abs(across @ values).max())
         whole.append(np.abs(values).max())
+    if coarse:
+        return bool(np.max(left) > step**2 * np.median(whole))
     # a smooth activation bends everywhere by some hundredths of the cube of the step
     return bool(np.quantile(left, 0.2) < 1e-3 * step**3 * np.median(whole))
 
@@ -532,6 +506,40 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
     )
 
 
+def fit_redundant(
+    oracle: BehindAttention, activation: str, options: PreNormOptions, rng: np.random.Generator
+) -> Mlp:
+    """A network on the sphere from random points, with more neurons than it has at first: no answer
+    needs many digits, as those beside kinks would. Its linear part is what it is. Raises
+    Unclear."""
+    width, outputs = oracle.spec.width, len(oracle.plane)
+    points, answers = np.zeros((0, width)), np.zeros((0, outputs))
+    neurons = 2 * outputs
+    while neurons * (width + 1) <= options.most:
+        unknowns = neurons * (width + 1 + outputs) + outputs * (width + 1)
+        count = int(options.plenty * unknowns / outputs) - len(points)
+        fresh = rng.standard_normal((count, width))
+        fresh *= np.sqrt(outputs) / norms(fresh)
+        points = np.concatenate([points, fresh])
+        seen = oracle.ask(QueryBatch.of(fresh[:, None], "network"))
+        answers = np.concatenate([answers, seen.astype(np.float64)])
+        scale = float(np.sqrt(np.mean(answers**2)))
+        start = random_start(neurons, points, outputs, activation, False, rng)
+        # the ridge keeps neurons that do the same from working against each other
+        found, left = descend_network(start, points, answers, ridge=5e-4, steps=60)
+        thinning = RedundancyOptions(spare=2e-2, steps=60)
+        if left < thinning.spare * scale:
+            explained = oracle.doubt * scale
+            fewer = thin_out(found, points, answers, explained, scale, thinning)
+            if fewer is not None:
+                return Mlp(
+                    fewer.inner[:, :-1], fewer.inner[:, -1], fewer.outer, activation=activation,
+                    linear=fewer.affine[:, :-1], offset=fewer.affine[:, -1],
+                )  # fmt: skip
+        neurons = int(1.6 * neurons)
+    raise Unclear("no network of few neurons explains random points of the sphere")
+
+
 def fit_network(
     oracle: BehindAttention, activations: tuple[str, ...], rng: np.random.Generator
 ) -> Mlp:
@@ -568,7 +576,7 @@ def turn_neurons(network: Mlp) -> Mlp:
     return with_parts(network, linear=np.zeros_like(network.linear))
 
 
-# --- 6: the epsilons ------------------------------------------------------------------------------
+# --- 5: the epsilons ------------------------------------------------------------------------------
 
 
 def find_epsilons(
@@ -594,6 +602,8 @@ def find_epsilons(
         return share_of(change, seen)
 
     small = search_epsilon(first)
+    if box.coarse:  # too little is known to make a small stream: the refinement begins alike
+        return small, small
     whole = sum((head.value.T for head in layer.heads), np.zeros((d, d)))
 
     def second(size: float) -> float:
@@ -639,7 +649,7 @@ def token_of(
     return np.asarray(c * point(c))
 
 
-# --- 7: sequences for the refinement --------------------------------------------------------------
+# --- 6: sequences for the refinement --------------------------------------------------------------
 
 
 def ask_sequences(
@@ -693,11 +703,7 @@ def find_pre_norm_block(
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
     frozen = Frozen(box, plane)
-    anchor = frozen.points(rng, 1)[0]
-    alone = frozen.ask(np.zeros((1, 0, frozen.width)), anchor[None], "heads")[0]
-    heads, first = ask_heads(frozen, anchor, alone, options, rng)
-    ranges = find_ranges(frozen, anchor, alone, heads, first, options, rng)
-    maps = find_maps(frozen, anchor, alone, ranges, options, rng)
+    maps = find_maps(frozen, options, rng)
     scores = find_scores(frozen, maps, options, rng)
     offset = find_offset(frozen, maps.sum(axis=0), rng)
     layer = Attention(
@@ -715,4 +721,16 @@ def find_pre_norm_block(
     singles = kept.apart(1e5)
     wanted = 1.3 * wide.neurons * (plane.shape[1] + 1 + box.width) / box.width
     more = max(8, int(wanted - len(singles[0]) / 2))
-    return [block], [singles, *ask_sequences(box, block, more, rng)]
+    pairs = [singles, *ask_sequences(box, block, more, rng)]
+    if not box.coarse:
+        return [block], pairs
+    # what is known least goes first; then activations that few digits do not tell apart
+    block = settle_block(block, pairs[1:], "left|right|key", steps=6)
+    alike = ("gelu", "gelu_tanh")
+    names = alike if wide.activation in alike else (wide.activation,)
+    assert block.mlp is not None
+    networks = [with_parts(block.mlp, activation=name) for name in names]
+    return [
+        Block(block.attention, one, norm="pre", kind=kind, epsilons=block.epsilons)
+        for one in networks
+    ], pairs

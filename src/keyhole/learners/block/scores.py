@@ -36,6 +36,8 @@ class ScoreOptions:
     shortest: float = 0.05  # context steps, of the reach or of the longest, that are the last tried
     unusual: float = 1e4  # times the median of what weights leave of answers: another one was read
     weak: float = 1e-7  # singular value, relative to the largest, that does not count for a rank
+    hidden: float = 2e-3  # the same, where errors decide it, from which on they may hide a rank
+    drop: float = 5.0  # of singular values, behind which they are errors
 
 
 READING = ScoreOptions()
@@ -216,8 +218,7 @@ def ask_scores(
             full = ask(np.repeat(base[None], groups, axis=0), size * tokens)
             continue
         sizes = [np.linalg.svd(k, compute_uv=False) for k in keys]
-        # a zero score still has a key bias
-        ranks = [max(1, seen_rank(values, unit)) for values in sizes]
+        ranks = [key_rank(values, unit, guess) for values in sizes]
         if leading == width:
             break
         if max(ranks) <= leading:
@@ -240,6 +241,17 @@ def ask_scores(
         anchors = base + reach * shares @ basis[:, columns].T
         blocks.append((columns, shares, ask(anchors, np.array(sets))))
     return Scores(span, basis, full, leading, tuple(blocks), tuple(ranks), off)
+
+
+def key_rank(values: Float[Array, " k"], unit: float, guess: int) -> int:
+    """The rank of keys with these singular values. Errors that could hide a rank show by their own
+    size: it is that behind which the values fall most, and the guess where they fall evenly."""
+    if 1e5 * unit < READING.hidden:
+        return max(1, seen_rank(values, unit))  # a zero score still has a key bias
+    drops = values[:-1] / np.maximum(values[1:], 1e-300)
+    drops = np.where(values[1:] < 1e-2 * values[0], drops, 1.0)
+    clear = len(drops) > 0 and drops.max() > READING.drop
+    return int(np.argmax(drops)) + 1 if clear else min(guess, len(values))
 
 
 def read_at_once(weights: Weights, unit: float) -> int:

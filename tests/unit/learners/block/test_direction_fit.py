@@ -21,6 +21,7 @@ from keyhole.learners.block.direction_fit import (
     residual_of,
     split,
     with_one,
+    without,
 )
 
 WIDTH = 5
@@ -159,3 +160,17 @@ def test_balanced_networks_have_the_same_directions():
     z, other = net(points), balanced(net)(points)
     assert np.allclose(z / lengths(z), other / lengths(other))
     assert points_wanted(7, 7, 8) == int(1.7 * (7 * 16 + 8 * 8) / 6) + 4
+
+
+def test_what_taking_out_a_relu_costs():
+    rng = np.random.default_rng(0)
+    affine, outer = np.eye(6, 6), 0.3 * rng.standard_normal((6, 4))
+    net = Directed(affine, outer * [1.0, 1.0, 0.02, 1.0], rng.standard_normal((4, 6)), "relu")
+    points = rng.standard_normal((200, 5))
+    seen = net(points)
+    data = Data(with_one(points), seen / np.linalg.norm(seen, axis=1, keepdims=True))
+    costs = removal_costs(net, data)
+    assert np.argmin(costs) == 2
+    fewer = without(net, np.array([2]))
+    left = fit_directions(fewer, data, 40)[1] ** 2 * data.seen.size
+    assert 0.5 < costs[2] / left < 2.0

@@ -316,3 +316,16 @@ def test_two_heads_on_one_token_are_looked_for_again(monkeypatch):
     box = Box(FunctionOracle(lambda x: x[:, -1], Spec(9)))
     found = find_values(box, kept_plane(9, "layer"), PostNormOptions(), rng)
     assert np.array_equal(found, maps)
+
+
+def test_a_whole_block_of_relus_in_single_precision():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(2)
+    module = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval()
+    found = keyhole.recover(keyhole.open_oracle(module, width=16), keyhole.BlockLearner())
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert repr(found.model) == "Block(width=16, 2 heads, 16 relu neurons, post-norm (layer))"
+    fresh = np.random.default_rng(0).standard_normal((20, 5, 16)).astype(np.float32)
+    with torch.no_grad():
+        answers = module(torch.tensor(fresh))[:, -1].double().numpy()
+    assert np.abs(found.model(fresh.astype(np.float64)) - answers).max() < 2e-5

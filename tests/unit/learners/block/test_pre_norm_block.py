@@ -10,21 +10,18 @@ from keyhole.learners.block.pre_norm_block import (
     Frozen,
     PreNormOptions,
     ValuesOnSphere,
-    ask_heads,
     ask_sequences,
     bends,
     find_epsilons,
     find_maps,
     find_network,
     find_offset,
-    find_ranges,
     find_relus,
     find_scores,
     fit_network,
+    fit_redundant,
     has_kinks,
     search_epsilon,
-    solve_numbers,
-    spread_numbers,
     token_of,
     turn_neurons,
 )
@@ -43,10 +40,19 @@ OPTIONS = PreNormOptions()
 SECRET = canonical_block(block(np.random.default_rng(3), 8, heads=2, neurons=8, norm="pre"))
 
 
-def frozen_box(secret, rng):
-    frozen = Frozen(Box(FunctionOracle(secret, Spec(secret.width))), kept_plane(8, "layer"))
-    anchor = frozen.points(rng, 1)[0]
-    return frozen, anchor, frozen.ask(np.zeros((1, 0, 7)), anchor[None], "test")[0]
+def single(secret):
+    """The block, computed in float64, with tokens and answers in single precision."""
+
+    def box(tokens):
+        return secret(tokens.astype(np.float32).astype(np.float64)).astype(np.float32)
+
+    return FunctionOracle(box, Spec(secret.width))
+
+
+def frozen_box(secret, coarse=False):
+    box = Box(single(secret) if coarse else FunctionOracle(secret, Spec(secret.width)))
+    box.ask(np.ones((1, 1, secret.width)) * np.pi, "format")
+    return Frozen(box, kept_plane(secret.width, "layer"))
 
 
 def attention_of(secret):
@@ -57,36 +63,34 @@ def closest(part, parts):
     return min(np.linalg.norm(part - one) / np.linalg.norm(one) for one in parts)
 
 
-def test_heads_and_their_maps_are_seen_past_the_network():
-    rng = np.random.default_rng(0)
-    frozen, anchor, alone = frozen_box(SECRET, rng)
-    heads, first = ask_heads(frozen, anchor, alone, OPTIONS, rng)
-    assert heads == 2
-    ranges = find_ranges(frozen, anchor, alone, heads, first, OPTIONS, rng)
-    assert [part.shape for part in ranges] == [(8, 4), (8, 4)]
-    maps = find_maps(frozen, anchor, alone, ranges, OPTIONS, rng)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_heads_and_their_maps_are_seen_past_the_network(coarse):
+    frozen = frozen_box(SECRET, coarse)
+    maps = find_maps(frozen, OPTIONS, np.random.default_rng(0))
+    assert len(maps) == 2
     values = [frozen.plane.T @ head.value for head in SECRET.attention.heads]
-    assert max(closest(part.T, values) for part in maps) < 1e-3
+    assert max(closest(part.T, values) for part in maps) < 3e-3
 
 
-def test_scores_and_offset_from_the_maps():
+@pytest.mark.parametrize(("coarse", "error"), [(False, 1e-3), (True, 2e-2)])
+def test_scores_and_offset_from_the_maps(coarse, error):
     rng = np.random.default_rng(1)
-    frozen, _, _ = frozen_box(SECRET, rng)
+    frozen = frozen_box(SECRET, coarse)
     plane = frozen.plane
     maps = np.array([head.value.T @ plane for head in SECRET.attention.heads])
     for (left, right, bias), head in zip(
         find_scores(frozen, maps, OPTIONS, rng), SECRET.attention.heads, strict=True
     ):
         assert left.shape[1] == 4
-        assert closest(left @ right, [plane.T @ head.score @ plane]) < 1e-2
-        assert np.allclose(plane @ bias, head.key_bias, atol=1e-2)
+        assert closest(left @ right, [plane.T @ head.score @ plane]) < 10.0 * error
+        assert np.allclose(plane @ bias, head.key_bias, atol=10.0 * error)
     offset = find_offset(frozen, maps.sum(axis=0), rng)
-    assert np.allclose(offset, SECRET.attention.offset, atol=1e-3)
+    assert np.allclose(offset, SECRET.attention.offset, atol=error)
 
 
 def test_the_network_and_the_epsilons_behind_a_known_attention():
     rng = np.random.default_rng(2)
-    frozen, _, _ = frozen_box(SECRET, rng)
+    frozen = frozen_box(SECRET)
     network = find_network(frozen, attention_of(SECRET), OPTIONS, rng)
     assert network.neurons == 8
     assert not network.linear.any()
@@ -155,15 +159,6 @@ def test_a_token_whose_stream_vanishes():
         assert np.abs(token + whole @ point + offset).max() < 1e-9
 
 
-def test_numbers_of_one_token_tell_a_head():
-    copies = np.array([[1, 3], [1, 0], [4, 0]])
-    value, odds = np.array([1.0, -2.0]), np.log(copies[:, 0] / (copies[:, 1] + 1.0))
-    own = (1.0 / (1.0 + np.exp(-0.7 - odds)))[:, None] * value
-    assert np.allclose(solve_numbers(own, copies), value, atol=1e-12)
-    assert spread_numbers(12, 6).sum(axis=1).max() <= 5
-    assert len(spread_numbers(12, None)) >= 10
-
-
 def test_neurons_are_turned_until_no_linear_part_is_left():
     rng = np.random.default_rng(0)
     network = Mlp(rng.standard_normal((6, 4)), rng.standard_normal(6), rng.standard_normal((5, 6)))
@@ -197,19 +192,26 @@ def test_a_network_behind_the_attention_is_seen(neurons):
     assert bends(box, np.random.default_rng(1)) == bool(neurons)
 
 
-def test_heads_that_share_a_range_are_not_split():
-    heads = [Head(h.score, h.key_bias, SECRET.attention.heads[0].value @ np.diag([scale] * 8))
+def test_heads_that_share_a_range_are_split():
+    heads = [Head(h.score, h.key_bias, scale * SECRET.attention.heads[0].value)
              for h, scale in zip(SECRET.attention.heads, (1.0, 2.0), strict=True)]  # fmt: skip
     secret = Block(Attention(heads, np.zeros(8)), SECRET.mlp, norm="pre")
-    rng = np.random.default_rng(0)
-    frozen, anchor, alone = frozen_box(secret, rng)
+    frozen = frozen_box(secret)
+    maps = find_maps(frozen, OPTIONS, np.random.default_rng(0))
+    assert len(maps) == 2
+    assert (
+        max(closest(part.T, [frozen.plane.T @ head.value for head in heads]) for part in maps)
+        < 1e-3
+    )
 
-    def split():
-        count, first = ask_heads(frozen, anchor, alone, OPTIONS, rng)
-        return find_ranges(frozen, anchor, alone, count, first, OPTIONS, rng)
 
-    with pytest.raises(Unclear):
-        split()
+def test_attention_without_effect_has_no_heads():
+    head = SECRET.attention.heads[0]
+    dead = Head(head.score, head.key_bias, 0.0 * head.value)
+    secret = Block(Attention([dead], np.zeros(8)), SECRET.mlp,
+                   norm="pre")  # fmt: skip
+    with pytest.raises(Unclear, match="no head"):
+        find_maps(frozen_box(secret), OPTIONS, np.random.default_rng(0))
 
 
 def test_a_whole_torch_block():
@@ -242,6 +244,20 @@ def test_relus_are_told_from_smooth_networks(activation, kinks):
     assert has_kinks(oracle, np.random.default_rng(0)) == kinks
 
 
+@pytest.mark.parametrize(("activation", "kinks"), [("relu", True), ("gelu", False)])
+def test_few_digits_tell_relus_too(activation, kinks):
+    secret, _ = sharp_box(activation, neurons=8)
+    plane = kept_plane(8, "layer")
+    coarse = BehindAttention(single(secret), attention_of(secret), plane, 10.0, 1e-4, 2.0**-24)
+    rng = np.random.default_rng(0)
+    assert has_kinks(coarse, rng) == kinks
+    network = turn_neurons(fit_redundant(coarse, activation, OPTIONS, rng))
+    assert network.neurons == 8
+    points = rng.standard_normal((5, 7))
+    points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)
+    assert np.allclose(network(points), secret.mlp(points @ plane.T), atol=1e-4)
+
+
 @pytest.mark.parametrize("find", ["fit", "circle"])
 def test_relus_behind_the_attention(find):
     secret, oracle = sharp_box("relu")
@@ -269,3 +285,21 @@ def test_values_become_directions_and_points_beside_are_added():
     source.grow_beside(rare)
     assert (source.points[40:, 0] > 2.5).all()
     assert len(source.points) > 45
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_whole_block_in_single_precision(activation):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(2)
+    module = torch.nn.TransformerEncoderLayer(
+        16, 2, 16, activation=activation, norm_first=True, batch_first=True
+    ).eval()
+    found = keyhole.recover(keyhole.open_oracle(module, width=16), keyhole.BlockLearner())
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert repr(found.model) == (
+        f"Block(width=16, 2 heads, 16 {activation} neurons, pre-norm (layer))"
+    )
+    fresh = np.random.default_rng(0).standard_normal((20, 5, 16)).astype(np.float32)
+    with torch.no_grad():
+        answers = module(torch.tensor(fresh))[:, -1].double().numpy()
+    assert np.abs(found.model(fresh.astype(np.float64)) - answers).max() < 2e-5

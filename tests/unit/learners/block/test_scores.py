@@ -8,6 +8,7 @@ from keyhole.learners.block.scores import (
     Span,
     ask_scores,
     find_size,
+    key_rank,
     map_tokens,
     read_at_once,
     read_log_odds,
@@ -146,3 +147,10 @@ def test_steps_become_as_long_as_log_odds_are_of_order_one():
     size, base, _ = find_size(WEIGHTS, ask_weak, SPAN, SPAN.base + 0.1, tokens, 1e-4)
     assert size > 1.0
     assert np.abs(read_log_odds(WEIGHTS, base)[0]).max() < 6.0
+
+
+def test_ranks_that_errors_may_hide_are_told_by_the_largest_fall():
+    values = np.array([1.0, 0.2, 0.1, 8e-3, 1e-5])
+    assert key_rank(values, 5e-7, 2) == 4  # a bound of five hundredths would say three
+    assert key_rank(values, 1e-13, 2) == 5
+    assert key_rank(np.array([1.0, 0.3, 0.1, 0.05]), 1e-4, 2) == 2  # no fall: the guess
