@@ -461,7 +461,7 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool =
     seen = np.zeros((parts[0].seen.shape[1],) * 2)
     rank = max(value.rank for value in layer.values)
     numbers = rank * sum(len(part.anchors) for part in parts)
-    enough = 20 * width  # rows for a sum of as many squares as the width
+    enough = 20 * width + 4000  # rows for a sum of as many squares as the width; a few cost nothing
     share = max(1, numbers // enough)
     for part in parts:
         apart_tokens = part.tokens - part.tokens.mean(axis=1, keepdims=True)

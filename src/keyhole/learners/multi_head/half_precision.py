@@ -471,9 +471,7 @@ def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> 
     places = np.arange(len(anchors))
     scores = []
     for h in range(len(maps)):
-        own = np.clip(
-            weights[:, h], errors[:, h], 1.0
-        )  # a logarithm of no less than an error
+        own = np.clip(weights[:, h], errors[:, h], 1.0)  # a logarithm of no less than an error
         largest = own.argmax(axis=1)
         first = own[places, largest][:, None]
         doubt = errors[:, h] / own
