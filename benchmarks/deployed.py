@@ -191,12 +191,10 @@ Make = Callable[[np.random.Generator], Layer]
 
 
 def rows() -> Iterator[tuple[str, Make]]:
-    shapes = ((8, 1), (8, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 2), (64, 4), (64, 8))
-    for d, count in shapes:
+    for d, count in itertools.product((8, 16, 32, 64), (1, 2, 4, 8)):
         for kind in ("identity", "random"):
             name = f"skip {kind}, d={d} H={count}"
             yield name, lambda rng, d=d, h=count, k=kind: Layer(rng, d, h, skip=k)
-    for d, count in ((8, 2), (16, 4), (32, 2)):
         name = f"skip, scalar answers, d={d} H={count}"
         yield name, lambda rng, d=d, h=count: Layer(rng, d, h, skip="random", scalar=True)
     grouped = ((16, 2, 2), (16, 4, 4), (16, 4, 2), (32, 2, 2), (32, 4, 4))

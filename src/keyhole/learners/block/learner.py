@@ -216,18 +216,37 @@ def attempt_fit(
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
             refined = refine_block(starts[0], pairs, box.unit, rng)
+            fewer = without_idle_neurons(refined.block, refined.errors)
+            if fewer is not None:
+                refined = refine_block(fewer, pairs, box.unit, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
-        if refined.level < 8.0:
-            model, errors = refined.block, refined.errors
-            fresh = box.representable(fresh_sequences(box.width, rng))
-            misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
-            if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
-                errors = scale_errors(errors, max(misfit, 1.0))
-                return describe(*set_zeros(model, errors), refined.level, box)
-        reason = f"the best block leaves {refined.level:.1e} times the rounding of the answers"
+        model, errors = refined.block, refined.errors
+        fresh = box.representable(fresh_sequences(box.width, rng))
+        misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
+        if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
+            errors = scale_errors(errors, max(misfit, 1.0))
+            return describe(*set_zeros(model, errors), refined.level, box)
+        reason = f"fresh answers are {misfit:.1e} standard errors from the best block"
     return Inconclusive(reason)
+
+
+def without_idle_neurons(model: Block, errors: Block, zero: float = 12.0) -> Block | None:
+    """The block without neurons that the answers show no part of: the rough structure may hold more
+    than there are. None where it holds none of these. `zero`: standard errors of what is none."""
+    if model.mlp is None:
+        return None
+    parts, doubts = model.to_arrays(), errors.to_arrays()
+    outer, doubt = (np.linalg.norm(each["mlp.outer"], axis=0) for each in (parts, doubts))
+    idle = outer <= zero * doubt
+    if not idle.any() or idle.all():
+        return None
+    for name in parts:
+        if name.startswith(("mlp.inner", "mlp.gate")):
+            parts[name] = parts[name][~idle]
+    parts["mlp.outer"] = parts["mlp.outer"][:, ~idle]
+    return Block.from_arrays(parts)
 
 
 def fresh_sequences(width: int, rng: np.random.Generator) -> Float[Array, "n length d"]:
@@ -341,10 +360,10 @@ def compare(
     return worst
 
 
-def set_zeros(model: Block, errors: Block) -> tuple[Block, Block]:
-    """Biases that are zero within small standard errors become zero: many layers have none."""
+def set_zeros(model: Block, errors: Block, zero: float = 12.0) -> tuple[Block, Block]:
+    """Biases that are zero within small standard errors become zero: many layers have none.
+    `zero`: standard errors within which such a block of parameters counts as zero."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
-    zero = 12.0  # standard errors within which such a block of parameters counts as zero
     for name in list(parts):
         if not name.endswith(BIASES) or not np.linalg.norm(doubts[name]) < 1e-4:
             continue

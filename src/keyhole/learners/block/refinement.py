@@ -28,6 +28,7 @@ from keyhole.fitting.gauss_newton import (
     form_jacobian,
     solve_linear,
 )
+from keyhole.learners.block.box import NotThisBlock
 from keyhole.learners.block.forward import Batch, BlockModel, Form, GroupScaling, TriangleScaling
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -237,6 +238,9 @@ def refine_block(
     if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
+    explained = 8.0  # what may be left of an answer, in its roundings
+    if not level < explained:  # standard errors, too, would mean nothing
+        raise NotThisBlock(f"the best block leaves {level:.1e} times the rounding of the answers")
     best = join_block(blocks.split(point), form)
     told = multiplied(best)
     names = [name for name, part in told.items() if part.size]

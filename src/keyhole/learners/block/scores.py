@@ -171,7 +171,8 @@ def ask_scores(
     base, reach = span.base, span.reach
     off = max(1e-4, 1e5 * unit)
     size, full, rest = find_size(weights, ask, span, base + reach * basis[:, 0], tokens, off)
-    unit = max(unit, rest)  # what is known of the layer may be less exact than the answers
+    # what is known of the layer may be less exact than the answers; keys are off by tens of that
+    unit = max(unit, 1e-3 * rest)
     groups, longest = len(tokens), size
     if groups > 1:
         full = full + ask(np.repeat(base[None], groups - 1, axis=0), size * tokens[1:])

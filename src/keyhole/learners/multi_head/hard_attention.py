@@ -44,6 +44,7 @@ from keyhole.linalg.sparse_moments import (
 from keyhole.measurement.asking import Asker
 
 CANDIDATES = 256  # tokens offered: two heads share one in about H²/512 of all cases
+CROWD = 4 * CANDIDATES  # tokens offered where answers are vectors, which tell more of them apart
 MOST_HEADS = 64  # heads beyond which an unknown number of them is no longer looked for
 HARD_SCALE = 1e10  # token size over anchor size that makes attention hard at ordinary scores
 CANDIDATE_SETS = 4  # sets of candidates tried before the family is doubted
@@ -105,10 +106,10 @@ def query_hard(ask: Asker, tokens: Array, anchor: Array, scale: float, purpose: 
     return ask(np.concatenate([scale * tokens, last], axis=1), purpose) / scale
 
 
-def count_candidates(ask: Asker, heads: int | None = None) -> int:
-    """How many tokens to offer, so that every head has its own in most cases."""
+def count_candidates(ask: Asker, most: int, heads: int | None = None) -> int:
+    """How many tokens to offer, at most, so that every head has its own in most cases."""
     limit = ask.oracle.spec.domain.max_length
-    size = CANDIDATES if limit is None else min(CANDIDATES, limit - 1)
+    size = most if limit is None else min(most, limit - 1)
     if size < 2 or (heads is not None and size < heads + 2):
         raise DomainError(
             f"finding {heads or 'several'} heads needs sequences longer than max_length={limit}"
@@ -141,7 +142,7 @@ def find_selected_tokens(
     rng: np.random.Generator,
 ) -> HardAttentionPattern:
     """The selected tokens among random candidates; `total` is the sum of all values."""
-    size = count_candidates(ask, heads)
+    size = count_candidates(ask, CANDIDATES, heads)
     scale = HARD_SCALE / float(np.linalg.norm(anchor))
     if ask.low_precision and not ask.additive:
         by_halves = halve_candidates(ask, anchor, total, heads, rng, size, scale)
@@ -389,7 +390,7 @@ def find_selected_tokens_by_vectors(
 ) -> tuple[HardAttentionPattern, Float[Array, "h outputs"]]:
     """The selected tokens, and what each answers to `shift`; Overcomplete where there are as many
     as outputs. `whole` is what all heads together answer to it, where that is known."""
-    size, scale = count_candidates(ask), HARD_SCALE / float(np.linalg.norm(anchor))
+    size, scale = count_candidates(ask, CROWD), HARD_SCALE / float(np.linalg.norm(anchor))
     counterexample = None
     accurate = 1e-10  # rounding error below which the selected tokens need no check of their own
     for _ in range(CANDIDATE_SETS):

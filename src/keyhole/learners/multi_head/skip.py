@@ -29,7 +29,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.hard_attention import (
-    CANDIDATES,
+    CROWD,
     Candidates,
     Selection,
     shift_candidates,
@@ -266,7 +266,7 @@ class Setup:
         along, across = random_directions(rng, 2, oracle.spec.width)
         choices = np.stack([along, -along, across, -across])
         if crowded:  # many more of them
-            more = random_directions(rng, CANDIDATES - len(choices), oracle.spec.width)
+            more = random_directions(rng, CROWD - len(choices), oracle.spec.width)
             choices = np.concatenate([choices, more])
         room = oracle.spec.domain.max_length
         if room is not None:  # for one token more

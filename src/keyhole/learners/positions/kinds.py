@@ -1,14 +1,13 @@
 """What kind of positions a box of attention has: about a dozen queries.
 
-A huge token at the first place, and its opposite, that change nothing: where the
-sequence is short, the first places are masked, and their number is found by halving; where it is
-long, a window, whose length is found so. [x, x] against [x], behind masked places: tokens carry a
-vector of their place. A bag of huge tokens, all of them scaled:
-where scores are bounded nobody wins, and the answer is linear in the factors; a huge token that
-stands there twice then counts no more than once if scores are capped (its weight is one or none
-already), and more if queries and keys are normalised. The same bag in
-another order: where other tokens win, the part of the score that grows with the token depends on
-the place (rotary positions), else places add to the score.
+A huge token at the first place, and its opposite, that change nothing: where the sequence is short,
+the first places are masked, and their number is found by halving; where it is long, a window, whose
+length is found so. [x, x] against [x], behind masked places: tokens carry a vector of their place.
+A bag of huge tokens, all of them scaled: where scores are bounded nobody wins, and the answer is
+linear in the factors. If scores are capped, all weights of huge tokens stay what they are while
+these turn a little, and the answer is linear in that too; if queries and keys are normalised, it
+bends. The same bag in another order: where other tokens win, the part of the score that grows with
+the token depends on the place (rotary positions), else places add to the score.
 """
 
 from dataclasses import dataclass, replace
@@ -149,14 +148,15 @@ def name_bounded(
     known = [answer] + (scalings - 1) * [None]  # the others all differ from each other
     if not all(is_bounded(ask, rng, bag, anchor, each) for each in known):
         return None
-    tokens = 8  # of which one must be taken or left alike by all heads, wherever it stands
-    same = 1e-6  # change of an answer, relative, that a weight of nearly one leaves room for
-    for token in bag[:tokens]:
-        alone = np.stack([np.zeros(ask.width), token, anchor[0]])
-        once, twice = ask(np.stack([alone, np.stack([token, token, anchor[0]])]), PURPOSE)
-        size = float(np.abs(once).max())
-        taken = size > np.sqrt(HUGE)  # by some head
-        if taken and np.abs(once - twice).max() <= same * size:
+    step = ask.unit**0.25  # to all tokens; bends stand out from rounding by as much as from steps
+    trials = 4  # of steps on which no score may change its sign
+    for _ in range(trials):
+        turn = step * HUGE * rng.standard_normal(bag.shape)
+        every = np.stack([bag - turn, bag, bag + turn])
+        last = np.broadcast_to(anchor, (3, 1, ask.width))
+        before, here, behind = ask(np.concatenate([every, last], axis=1), PURPOSE)
+        bend = float(np.abs(before - 2.0 * here + behind).max())
+        if bend <= ask.unit**0.5 * float(np.abs(behind - before).max()):
             return "capped"
     return "normalised"
 

@@ -34,7 +34,6 @@ from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asking import Asker
 
-LONGEST = 4096  # distance that is asked at most
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
 
@@ -108,7 +107,8 @@ def measure_first_anchor(
     if rank % 2 or len(set(values.ranks)) > 1:
         return Inconclusive("rotary positions need heads of one even rank")
     # slow pairs come with many dimensions: 512 places for each of a head
-    reach = min(512 * rank, LONGEST, (longest or LONGEST + 1) - 1)
+    farthest = 4096  # distance that is asked at most
+    reach = min(512 * rank, farthest, (longest or farthest + 1) - 1)
     if reach < 2 * rank:
         return Inconclusive("sequences are too short for as many distances as there are pairs")
     near, far = choose_distances(rank, reach, rng)

@@ -169,7 +169,7 @@ def learn_sinks(
     if rank < 2:
         return Inconclusive("heads of rank one do not tell a sink from a token")
     full, tokens = min(width + 1, rank + max(1, rank // 8)), rank - 1
-    spare = 1  # query beyond as many equations as unknowns
+    spare = 3  # queries beyond as many equations as unknowns, for their condition
     more = max(width + 1 - full, -(-(rank * (width + 1 - full)) // tokens) + spare)
     asked: list[SinkRatios] = []
     directions = np.linalg.qr(rng.standard_normal((width, width)))[0]

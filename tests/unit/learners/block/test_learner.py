@@ -3,7 +3,13 @@ import pytest
 
 import keyhole
 from keyhole.learners.block.box import Box
-from keyhole.learners.block.learner import BlockLearner, find_order, unknowns
+from keyhole.learners.block.learner import (
+    BlockLearner,
+    find_order,
+    unknowns,
+    without_idle_neurons,
+)
+from keyhole.models.block import Block
 from keyhole.models.random import attention, block
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
@@ -105,3 +111,18 @@ def test_unknowns_of_a_post_norm_sublayer():
     secret = block(np.random.default_rng(0), 8, heads=2)
     # scores 2·4·8 - 16 + 4, values 4·15 - 16, offset 7, gain and bias 16, epsilon 1
     assert unknowns(secret) == 2 * (52 + 44) + 7 + 16 + 1
+
+
+def test_neurons_without_a_part_in_the_answers_are_left_out():
+    one = block(np.random.default_rng(5), 8, heads=2, neurons=6, norm="post", activation="gelu")
+    parts = one.to_arrays()
+    doubts = {name: np.full_like(part, 1e-9) for name, part in parts.items()}
+    doubts |= {name: part for name, part in parts.items() if name.startswith("norm.")}
+    assert without_idle_neurons(one, Block.from_arrays(doubts)) is None
+    kept = np.arange(6) != 2
+    parts["mlp.outer"] = parts["mlp.outer"] * kept + 1e-10 * ~kept
+    fewer = without_idle_neurons(Block.from_arrays(parts), Block.from_arrays(doubts))
+    assert fewer is not None
+    assert fewer.mlp.inner.shape == (5, 8)
+    tokens = np.random.default_rng(6).standard_normal((4, 3, 8))
+    np.testing.assert_allclose(fewer(tokens), Block.from_arrays(parts)(tokens), atol=1e-8)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from keyhole.learners.block.box import NotThisBlock
 from keyhole.learners.block.refinement import (
     clear_rank,
     form_of,
@@ -77,3 +78,10 @@ def test_only_the_parameters_of_a_pattern_are_settled():
     assert misfit_of(near, pairs) > 1e-9
     assert misfit_of(found, pairs) < 1e-18
     assert np.allclose(found.mlp.inner, truth.mlp.inner, atol=1e-12)
+
+
+def test_a_block_that_explains_nothing_is_refused_before_it_has_standard_errors():
+    rng = np.random.default_rng(3)
+    tokens = rng.standard_normal((120, 2, 6))
+    with pytest.raises(NotThisBlock, match="times the rounding"):
+        refine_block(start_of("pre"), [(tokens, np.sin(9.0 * tokens[:, 0]))], 2.0**-53, rng)

@@ -46,6 +46,22 @@ def test_scores_key_biases_and_ranks():
         assert np.allclose(bias, head.key_bias, atol=1e-9)
 
 
+def test_ranks_behind_a_network_that_is_known_to_six_digits():
+    first, second = LAYER.heads
+    axes, sizes, rows = np.linalg.svd(first.score)
+    weak = (axes[:, :4] * [*sizes[:3], 0.01 * sizes[0]], rows[:4])
+    layer = Attention([Head(weak, first.key_bias, first.value), second], LAYER.offset)
+    noise = np.random.default_rng(5)
+
+    def ask_noisily(anchor, tokens):
+        queries = np.concatenate([anchor[:, None] + tokens, anchor[:, None]], axis=1)
+        answers = layer(queries)
+        return Soft(anchor, tokens, answers + 1e-6 * noise.standard_normal(answers.shape))
+
+    data = ask_scores(WEIGHTS, ask_noisily, SPAN, 4, 1e-9, np.random.default_rng(2))
+    assert data.ranks == (4, 4)
+
+
 def test_steps_are_no_longer_than_allowed():
     short = Span(SPAN.base, 1.0, 1e-3)
     size, first, rest = find_size(WEIGHTS, ask, short, np.ones(8), np.eye(8)[None, :2], 1e-4)

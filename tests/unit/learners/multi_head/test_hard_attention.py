@@ -195,7 +195,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(NotIdentifiable, match="every answer is zero"):
         find_selected_tokens(asker(silent, WIDTH), anchor, total_of(silent), None, rng)
     with pytest.raises(DomainError, match="max_length=4"):
-        count_candidates(asker(model, WIDTH, domain=Domain(max_length=4)), 5)
+        count_candidates(asker(model, WIDTH, domain=Domain(max_length=4)), 256, 5)
 
 
 def test_attention_that_never_hardens_is_no_pattern() -> None:

@@ -51,8 +51,18 @@ def test_places_at_the_start_that_nobody_sees(masked: int) -> None:
     assert f"the first {masked} places are not seen" in found.sentence
 
 
-def build_bounded_box(kind: str, seed: int, width: int = 8, heads: int = 2) -> Callable[..., Array]:
-    """Attention without places whose scores do not grow with the tokens."""
+def turn_pairs(keys: Array) -> Array:
+    """Pairs of entries turned by one radian per place."""
+    angles = np.arange(keys.shape[1])[::-1, None]
+    pairs = keys[..., ::2] + 1j * keys[..., 1::2]
+    turned = pairs * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag], axis=2)
+
+
+def build_bounded_box(
+    kind: str, seed: int, width: int = 8, heads: int = 2, turning: bool = False
+) -> Callable[..., Array]:
+    """Attention whose scores do not grow with the tokens; without places, or with turning keys."""
     rng = np.random.default_rng(seed)
     inner = width // heads
     keys, queries = rng.standard_normal((2, heads, width, inner)) / width**0.5
@@ -62,6 +72,8 @@ def build_bounded_box(kind: str, seed: int, width: int = 8, heads: int = 2) -> C
         total = np.zeros((len(tokens), width))
         for key, query, value in zip(keys, queries, values, strict=True):
             seen, asked = tokens @ key + 0.3, tokens[:, -1] @ query
+            if turning:
+                seen = turn_pairs(seen)
             if kind == "normalised":
                 seen = seen / np.sqrt((seen**2).mean(axis=2, keepdims=True))
                 asked = asked / np.sqrt((asked**2).mean(axis=1, keepdims=True))
@@ -82,6 +94,13 @@ def test_what_keeps_scores_bounded_is_named(kind: str, seed: int) -> None:
     words = {"capped": "scores are capped", "normalised": "queries and keys are normalised"}
     assert told == words.get(kind)
     assert counted.paid <= 28
+
+
+@pytest.mark.parametrize("kind", ["capped", "normalised"])
+@pytest.mark.parametrize("seed", [0, 19, 27])
+def test_bounded_scores_are_named_behind_turning_keys(kind: str, seed: int) -> None:
+    box = FunctionOracle(build_bounded_box(kind, seed, 16, 8, turning=True), Spec(16))
+    assert recognise_positions(Asker(box), np.random.default_rng(seed), None).name == kind
 
 
 def test_a_refusal_says_that_scores_are_capped() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.positions import Positions
-from keyhole.learners.positions.kinds import recognise_positions
+from keyhole.learners.positions import Positions, learner
+from keyhole.learners.positions.kinds import PositionKind, recognise_positions
 from keyhole.learners.positions.learner import rotary_base, shorten_table
 from keyhole.measurement.asking import Asker
 from placed_layers import placed_layer
@@ -64,6 +64,16 @@ def test_few_tokens_in_a_window_may_win_wherever_they_stand() -> None:
     found = keyhole.recover(truth, Positions(), seed=5)
     assert found.outcome is keyhole.Outcome.RECOVERED
     assert found.model.position.kind == "rotary, window"
+
+
+def test_turning_keys_are_found_where_winners_kept_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = placed_layer("rotary", 8, 2, 3)
+    monkeypatch.setattr(learner, "recognise_positions", lambda *_: PositionKind("additive"))
+    found = keyhole.recover(truth, Positions(), seed=1)
+    assert found.model.position.kind == "rotary"
+    assert keyhole.distance(found.model, truth) < 1e-6
 
 
 def test_rotary_extrapolates() -> None:
