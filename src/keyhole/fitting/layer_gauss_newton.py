@@ -26,13 +26,13 @@ from keyhole.linalg.softmax import softmax, softmax_jvp
 # next step; an excess of 0.3 per cent in the cost moves unknowns by a twentieth of their standard
 # errors.
 OPTIONS = FitOptions(
-    steps=10, damping=0.0, dense_unknowns=0, accuracy=0.02, finest=0.02, inner_steps=60,
+    steps=10, damping=0.0, dense_unknowns=0, accuracy=0.003, finest=0.003, inner_steps=60,
     tolerance=0.003, probes=0,
 )  # fmt: skip
 # Where few numbers, or tokens of very different sizes, tell the unknowns: solved to the end.
 THOROUGH = replace(OPTIONS, steps=6, accuracy=1e-4, finest=0.0, inner_steps=400, tolerance=1e-3)
 # From a start off by a few per cent, before that.
-APPROACH = replace(OPTIONS, steps=2, accuracy=0.05, finest=0.05, inner_steps=20)
+APPROACH = replace(OPTIONS, steps=1, inner_steps=30)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,15 @@ class Answered:
         if rows == last.shape[1]:
             return last
         return np.concatenate([last, np.ones((len(last), 1))], axis=1)
+
+    def split(self) -> "list[Answered]":
+        """The queries in pieces, whose products stay in the processor's caches."""
+        rows = max(16, 4_000_000 // self.tokens[0].size)
+        return [
+            Answered(self.tokens[piece], self.answers[piece], self.errors[piece])
+            for low in range(0, len(self.answers), rows)
+            for piece in [slice(low, low + rows)]
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +100,13 @@ def fit_layer(
     options: FitOptions = OPTIONS,
     dependent: float = 1.5,
     working: type = np.float32,
+    back: Float[Array, "outputs outputs"] | None = None,
 ) -> Polished:
     """Least squares over all answers from a layer close to it; farther starts need `options`, or
-    to be brought nearer by `approach_layer`.
+    `fit_rough_layer`.
     `dependent`: factor on standard errors, since roundings of one box are not independent.
-    `working`: precision of the linear problems."""
+    `working`: precision of the linear problems. `back`: turns the answers into those that the
+    result is for, where layer and data have combinations of them."""
     model = LayerModel(tuple(data), working)
     fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
@@ -115,13 +126,15 @@ def fit_layer(
         wild += misfit * rng.standard_normal(numbers)
         step = solve_linear(at, wild, options.accuracy, options.inner_steps).step
         scores, values, offset = change_maps(found, step)
+        if back is not None:
+            values, offset = [value @ back for value in values], offset @ back
         return np.stack(scores), np.stack(values), offset[None]
 
     still = change_maps(found, np.zeros(at.unknowns))
     best = (np.stack(still[0]), np.stack(still[1]), still[2][None])
     scores, values, offset = bootstrap_errors(best, change, repetitions)
     return Polished(
-        found,
+        found if back is None else mix_outputs(found, back),
         [dependent * part for part in scores],
         [dependent * part for part in values],
         dependent * offset[0],
@@ -129,27 +142,25 @@ def fit_layer(
     )
 
 
-def approach_layer(layer: Layer, data: Sequence[Answered], options: FitOptions = APPROACH) -> Layer:
-    """A layer off by a few per cent brought near, to be fitted then. The outputs of a trained layer
-    differ in size by thousands, and unknowns that only small ones show converge last: here all
-    combinations of outputs count alike at first, whatever their noise, then as the roots of their
-    sizes. The scores come before all else, since hard attention told the values better."""
+def fit_rough_layer(
+    layer: Layer, data: Sequence[Answered], rng: np.random.Generator, options: FitOptions = OPTIONS
+) -> Polished:
+    """Least squares from a layer off by a few per cent. The outputs of a trained layer differ in
+    size by thousands, and so do their roundings, less: combinations of outputs count by the roots
+    of their sizes. Roundings are then about alike in all of them, and unknowns that only small
+    ones show converge as the others do. The scores come before all else, since hard attention told
+    the values better."""
     sizes, vectors = np.linalg.eigh(
         np.sum([(v.right.T * v.singular**2) @ v.right for v in layer.values], axis=0)
     )
-    sizes = np.sqrt(np.maximum(sizes, 1e-7 * sizes[-1]) / sizes[-1])
-
-    def fit_mixed(layer: Layer, power: float, options: FitOptions, scores_only: bool) -> Layer:
-        mixed = (vectors * sizes**-power) @ vectors.T
-        parts = tuple(replace(part, answers=part.answers @ mixed) for part in data)
+    roots = (np.maximum(sizes, 1e-7 * sizes[-1]) / sizes[-1]) ** 0.25
+    mixed, back = (vectors / roots) @ vectors.T, (vectors * roots) @ vectors.T
+    parts = tuple(replace(part, answers=part.answers @ mixed) for part in data)
+    layer = mix_outputs(layer, mixed)
+    for scores_only in (True, False):
         model = LayerModel(parts, scores_only=scores_only)
-        fit = fit_least_squares(model, mix_outputs(layer, mixed), options)
-        return mix_outputs(fit.point, (vectors * sizes**power) @ vectors.T)
-
-    layer = fit_mixed(layer, 1.0, replace(options, steps=1), scores_only=True)
-    layer = fit_mixed(layer, 1.0, options, scores_only=False)
-    longer = replace(options, inner_steps=2 * options.inner_steps)
-    return fit_mixed(layer, 0.5, longer, scores_only=False)
+        layer = fit_least_squares(model, layer, APPROACH).point
+    return fit_layer(layer, parts, rng, options, back=back)
 
 
 def mix_outputs(layer: Layer, matrix: Float[Array, "outputs outputs"]) -> Layer:
@@ -236,17 +247,22 @@ class LayerModel:
 
     def residual(self, layer: Layer) -> Array:
         found = []
+        outs = np.concatenate([value.right for value in layer.values])
         for part in self.data:
-            guess = np.broadcast_to(layer.offset, part.answers.shape).copy()
-            for keys, value in zip(layer.scores, layer.values, strict=True):
-                _, mean = _attend(keys, part)
-                guess += ((mean @ value.left) * value.singular) @ value.right
-            found.append(((guess - part.answers) / part.errors[:, None]).ravel())
+            for piece in part.split():
+                _, means = _attend(layer, piece)
+                seen = [
+                    (means[:, h] @ value.left) * value.singular
+                    for h, value in enumerate(layer.values)
+                ]
+                guess = np.hstack(seen) @ outs + layer.offset
+                found.append(((guess - piece.answers) / piece.errors[:, None]).ravel())
         return np.concatenate(found)
 
     def linearize(self, layer: Layer) -> Linearization:
-        parts = [_Derivative(layer, part, self.working) for part in self.data]
-        ends = np.cumsum([0, *(part.answers.size for part in self.data)])
+        data = [piece for part in self.data for piece in part.split()]
+        parts = [_Derivative(layer, part, self.working) for part in data]
+        ends = np.cumsum([0, *(part.answers.size for part in data)])
 
         def push(step: Array) -> Array:
             steps = _Steps.of(layer, step, self.working)
@@ -271,12 +287,15 @@ class LayerModel:
         return move_layer(layer, step)
 
 
-def _attend(keys: Factored, part: Answered) -> tuple[Array, Array]:
-    """Weights (n, length) of one head, and the weighted means (n, d) of the tokens."""
-    anchors = part.anchors(keys.right.shape[1])
-    directed = ((anchors @ keys.right.T) * keys.singular) @ keys.left.T
-    weights = softmax(np.matmul(part.tokens, directed[:, :, None])[:, :, 0], overwrite=True)
-    return weights, np.matmul(weights[:, None], part.tokens)[:, 0]
+def _attend(layer: Layer, part: Answered) -> tuple[Array, Array]:
+    """Weights (n, heads, length), and the weighted means (n, heads, d) of the tokens."""
+    anchors = part.anchors(layer.scores[0].right.shape[1])
+    directed = np.empty((len(anchors), len(layer.scores), part.tokens.shape[2]))
+    for h, keys in enumerate(layer.scores):
+        np.matmul((anchors @ keys.right.T) * keys.singular, keys.left.T, out=directed[:, h])
+    scores = np.matmul(directed, part.tokens.transpose(0, 2, 1))
+    weights = softmax(scores, overwrite=True)
+    return weights, np.matmul(weights, part.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,9 +340,9 @@ class _Derivative:
     """Products with the derivative of the answers of one length, through the factors alone."""
 
     def __init__(self, layer: Layer, part: Answered, working: type) -> None:
-        attended = [_attend(keys, part) for keys in layer.scores]
-        self.weights: Array = np.stack([weights for weights, _ in attended], 1).astype(working)
-        self.means: list[Array] = [mean.astype(working) for _, mean in attended]
+        weights, means = _attend(layer, part)
+        self.weights: Array = weights.astype(working)
+        self.means: list[Array] = list(np.moveaxis(means.astype(working), 1, 0))
         self.tokens: Array = part.tokens.astype(working)
         self.precision: Array = (1.0 / part.errors[:, None]).astype(working)
         self.anchors: Array = part.anchors(layer.scores[0].right.shape[1]).astype(working)
@@ -337,15 +356,17 @@ class _Derivative:
         self.score_cuts = np.cumsum([keys.rank for keys in layer.scores])[:-1]
         self.value_cuts = np.cumsum([value.rank for value in layer.values])[:-1]
 
+    def _room(self) -> Array:
+        """For one vector of the tokens' width per query and head."""
+        return np.empty((len(self.tokens), len(self.ins), self.tokens.shape[2]), self.tokens.dtype)
+
     def push(self, steps: _Steps) -> Array:
         inner = np.split(self.anchors @ steps.along, self.score_cuts, axis=1)
-        moved = [
-            query @ across.T + part @ left.T
-            for query, across, part, left in zip(
-                self.queries, steps.across, inner, self.lefts, strict=True
-            )
-        ]
-        change = np.matmul(np.stack(moved, axis=1), self.tokens.transpose(0, 2, 1))
+        moved = self._room()
+        for h, part in enumerate(inner):
+            np.matmul(self.queries[h], steps.across[h].T, out=moved[:, h])
+            moved[:, h] += part @ self.lefts[h].T
+        change = np.matmul(moved, self.tokens.transpose(0, 2, 1))
         means = np.matmul(softmax_jvp(self.weights, change), self.tokens)
         inside = [
             means[:, h] @ self.ins[h] + self.means[h] @ steps.up[h] for h in range(len(self.ins))
@@ -357,7 +378,9 @@ class _Derivative:
         """Adds the product with the transpose to `total`."""
         rest = vector.astype(self.precision.dtype).reshape(len(self.anchors), -1) * self.precision
         inside = np.split(rest @ self.outs.T, self.value_cuts, axis=1)
-        pulled = np.stack([a @ b.T for a, b in zip(inside, self.ins, strict=True)], axis=1)
+        pulled = self._room()
+        for h, part in enumerate(inside):
+            np.matmul(part, self.ins[h].T, out=pulled[:, h])
         change = np.matmul(pulled, self.tokens.transpose(0, 2, 1))
         keys = np.matmul(softmax_jvp(self.weights, change), self.tokens)
         for h in range(len(self.ins)):
@@ -436,14 +459,20 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool =
     keys, anchors = np.zeros((heads, width, width)), np.zeros((heads, rows, rows))
     common, apart, total = np.zeros((width, width)), np.zeros((width, width)), 0.0
     seen = np.zeros((parts[0].seen.shape[1],) * 2)
+    rank = max(value.rank for value in layer.values)
+    numbers = rank * sum(len(part.anchors) for part in parts)
+    enough = 20 * width + 4000  # rows for a sum of as many squares as the width; a few cost nothing
+    share = max(1, numbers // enough)
     for part in parts:
+        apart_tokens = part.tokens - part.tokens.mean(axis=1, keepdims=True)
+        products = apart_tokens @ apart_tokens.transpose(0, 2, 1)
         total += float((part.precision.astype(np.float64) ** 2).sum())
         mean = np.mean(part.means, axis=0)
         common += _gram(mean * part.precision)
         seen += _gram(part.seen * part.precision)
         for h in range(heads):
             apart += _gram((part.means[h] - mean) * part.precision) / heads
-            power = _add_key_information(part, h, keys[h])
+            power = _add_key_information(part, h, products, keys[h], share)
             anchors[h] += _gram(part.anchors * np.sqrt(power)[:, None])
     across, along = [], []
     for h, score in enumerate(layer.scores):
@@ -462,22 +491,27 @@ def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool =
     return _Units(layer, tuple(across), tuple(along), up, down, offset)
 
 
-def _add_key_information(part: _Derivative, head: int, total: Array) -> Array:
+def _add_key_information(
+    part: _Derivative,
+    head: int,
+    products: Float[Array, "n length length"],
+    total: Array,
+    share: int,
+) -> Array:
     """Adds sum of g g' to `total`, g = sum_i w_i (x_i - mean) (x_i - mean)' M in standard errors
-    of each answer; returns the squared sizes of g."""
-    power = np.zeros(len(part.anchors))
-    width, rank = part.ins[head].shape
-    at_once = max(1, 4_000_000 // (part.tokens.shape[1] * width))
-    enough = 20 * width  # rows for a sum of as many squares as the width
-    share = max(1, len(power) * rank // enough)
-    for low in range(0, len(power), at_once):
-        rows = slice(low, low + at_once)
-        apart = part.tokens[rows] - part.means[head][rows, None]
-        scale = part.weights[rows, head][:, :, None] * part.precision[rows, None]
-        seen = (scale * (apart @ part.ins[head])).transpose(0, 2, 1) @ apart  # (n, r, d)
-        power[rows] = np.einsum("nrd,nrd->n", seen, seen)
-        total += share * _gram(seen[::share].reshape(-1, width))
-    return power
+    of each answer, from one query in `share`; returns the squared sizes of g. The coefficients of
+    the x_i sum to zero: it does not matter from where tokens are counted, and `products` are those
+    of tokens of mean zero."""
+    values = part.tokens @ part.ins[head]
+    weights = part.weights[:, head]
+    values -= np.einsum("nl,nlr->nr", weights, values)[:, None]
+    values *= weights[:, :, None] * part.precision[:, None]
+    some = values[::share], part.tokens[::share]
+    apart = some[1] - some[1].mean(axis=1, keepdims=True)
+    scale = len(values) / len(apart)
+    total += scale * _gram((some[0].transpose(0, 2, 1) @ apart).reshape(-1, apart.shape[2]))
+    power = np.einsum("nij,nij->n", values @ values.transpose(0, 2, 1), products)
+    return np.maximum(power, 0.0)
 
 
 def _gram(rows: Array) -> Array:

@@ -8,8 +8,9 @@ Queries.    All tokens are numbers of the box's format. [x] for a frame of x; ba
             of them moved; then random sequences of a few tokens at which attention is soft.
 Algebra.    A bag whose answer doubles with its tokens is decided: every head attends to one token.
             The tokens that matter are those whose absence changes the answer (halving). The changes
-            that moves of one of them cause span the rows of that head's output map; all spans
-            together split the sum of the value maps, which single tokens show exactly, into heads.
+            that moves of one of them cause are the value map of its head. (Fewer moves, as many as
+            the map has rank, would show what it spans, and all spans split the sum of the maps; but
+            nearly dependent spans lose the two or three digits that there are.)
             With the value maps, one soft answer tells the weights of every head by linear least
             squares, and their log-ratios are linear in the scores. From there, all soft answers are
             fitted at once (fitting/layer_gauss_newton), which forgives a start off by a third.
@@ -19,6 +20,7 @@ When it fails.  Scalar answers; more inner dimensions than outputs; heads that a
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,7 +58,7 @@ class HalfPrecisionOptions:
     move: float = 0.25
     floors: float = 5.5
     rows: float = 1.6
-    softness: float = 0.5
+    softness: float = 0.25
     neighbours: int = 16
     misfit: float = 1.5
 
@@ -221,7 +223,7 @@ def find_hard_size(box: Box, single: SingleTokens) -> float | Inconclusive:
     _, answers = ask_bags(box, single, size * bags)
     while size < 2.0**9:  # squares of entries are still far from the largest float16
         _, doubled = ask_bags(box, single, 2.0 * size * bags)
-        if is_decided(box, answers, doubled).any():
+        if is_decided(box, answers, doubled).mean() >= 0.5:
             return size
         size, answers = 2.0 * size, doubled
     return Inconclusive("no tokens that half precision can hold make attention hard")
@@ -244,15 +246,13 @@ def measure_value_maps(
     rank, rest = divmod(min(box.width, outputs), count)
     if rest:
         return f"{count} tokens in use do not share out the width"
-    outs = []
+    maps = []
     for number in range(count):
-        responses = move_token(box, single, tokens[0], base[0], number, rank)
-        if len(responses) < rank:
+        moves = move_token(box, single, tokens[0], base[0], number, rank)
+        if len(moves.changes) < box.width:
             return "heads leave the tokens in use when these are moved"
-        outs.append(np.linalg.svd(responses)[2][:rank])
-    stacked = np.concatenate(outs)
-    shares = np.linalg.lstsq(stacked.T, single.total.T, rcond=None)[0].T
-    return [np.asarray(shares[:, h * rank : (h + 1) * rank] @ outs[h]) for h in range(count)]
+        maps.append(moves.solve_map(rank))
+    return maps
 
 
 def draw_decided_bag(box: Box, single: SingleTokens, size: float) -> Bag | None:
@@ -296,6 +296,19 @@ def name_tokens_in_use(box: Box, single: SingleTokens, bag: Bag) -> Int[Array, "
     return np.sort(np.concatenate(active)) if active else np.zeros(0, int)
 
 
+@dataclass(frozen=True, eq=False)
+class MovedToken:
+    """Orthonormal directions in which a token was moved, and changes of the answer per length."""
+
+    directions: Float[Array, "n d"]
+    changes: Float[Array, "n D"]
+
+    def solve_map(self, rank: int) -> Float[Array, "d D"]:
+        """The value map of the head that attends to the token."""
+        left, sizes, right = np.linalg.svd(self.directions.T @ self.changes)
+        return np.asarray((left[:, :rank] * sizes[:rank]) @ right[:rank])
+
+
 def move_token(
     box: Box,
     single: SingleTokens,
@@ -303,27 +316,62 @@ def move_token(
     base: Float[Array, " D"],
     number: int,
     rank: int,
-) -> Float[Array, "n D"]:
-    """Changes of the answer per move of one token, each made to and fro: a head that leaves its
-    token on the way does so on one side only. Shorter moves replace those."""
-    wanted = min(box.width, rank + 2)
-    length = box.options.move * float(np.linalg.norm(tokens[number]))
+) -> MovedToken:
+    """Moves of one token in all directions. As many as show the outputs of its head are made to and
+    fro: a head that leaves its token on the way does so on one side only. In the other directions
+    one move will do, which must stay within those outputs."""
     rounding = 8.0 * box.unit * float(np.linalg.norm(base))
-    kept: list[Array] = []
-    for _ in range(4):
-        frame = np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
-        steps = length * frame[: wanted - len(kept)]
-        moved = np.repeat(tokens[None], 2 * len(steps), axis=0)
-        moved[:, number] += np.concatenate([steps, -steps])
-        _, answers = ask_bags(box, single, moved)
-        forth, back = (answers - base).reshape(2, len(steps), -1)
+    length = box.options.move * float(np.linalg.norm(tokens[number]))
+    frame = np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
+
+    def change(steps: Array) -> Array:
+        moved = np.repeat(tokens[None], len(steps), axis=0)
+        moved[:, number] += steps
+        return np.asarray(ask_bags(box, single, moved)[1] - base)
+
+    def move_both_ways(steps: Array) -> tuple[Array, Array]:
+        forth, back = change(np.concatenate([steps, -steps])).reshape(2, len(steps), -1)
         odd = np.linalg.norm(forth + back, axis=1)
         fine = odd <= 0.2 * np.linalg.norm(forth - back, axis=1) + rounding
-        kept.extend((forth - back)[fine] / (2.0 * length))
-        if len(kept) >= wanted:
+        return (forth - back) / 2.0, fine
+
+    sure = shorten_moves(move_both_ways, frame[: rank + 2], length)
+    if len(sure.changes) < rank:
+        return sure
+    outs = np.linalg.svd(sure.changes)[2][:rank]
+    most = 2.0 * float(np.linalg.norm(sure.changes, axis=1).max())
+
+    def move_one_way(steps: Array) -> tuple[Array, Array]:
+        forth = change(steps)
+        sizes, odd = (np.linalg.norm(p, axis=1) for p in (forth, forth - forth @ outs.T @ outs))
+        lengths = np.linalg.norm(steps, axis=1)
+        return forth, (odd <= 0.2 * sizes + rounding) & (sizes <= most * lengths + rounding)
+
+    if len(frame) <= rank + 2:
+        return sure
+    more = shorten_moves(move_one_way, frame[rank + 2 :], length)
+    return MovedToken(
+        np.concatenate([sure.directions, more.directions]),
+        np.concatenate([sure.changes, more.changes]),
+    )
+
+
+def shorten_moves(
+    move: Callable[[Float[Array, "n d"]], tuple[Array, Array]],
+    directions: Float[Array, "n d"],
+    length: float,
+) -> MovedToken:
+    """Moves of this length, or shorter where a head does not stay; `move` tells the changes of the
+    answers, and which of them are fine."""
+    kept, changes = [], []
+    for _ in range(4):
+        changed, fine = move(length * directions)
+        kept.append(directions[fine])
+        changes.append(changed[fine] / length)
+        directions, length = directions[~fine], 0.5 * length
+        if not len(directions):
             break
-        length *= 0.5
-    return np.array(kept).reshape(len(kept), -1)
+    return MovedToken(np.concatenate(kept), np.concatenate(changes))
 
 
 # -- Soft attention ----------------------------------------------------------------------------
@@ -415,42 +463,60 @@ def count_further_queries(box: Box, maps: list[Array], soft: "SoftAnswers") -> i
 
 
 def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> Layer:
-    """Scores with key biases from the log-ratios of weights."""
-    weights = solve_weights(single, maps, soft)
+    """Scores with key biases from the log-ratios of weights, each to the largest of its query."""
+    weights, errors = solve_weights(single, maps, soft)
     width, outputs = maps[0].shape
     score_rank, rank = (max(1, n // len(maps)) for n in (width, min(width, outputs)))
     anchors = np.concatenate([soft.tokens[:, -1], np.ones((len(soft.tokens), 1))], axis=1)
-    apart = soft.tokens[:, :-1] - soft.tokens[:, -1:]
+    places = np.arange(len(anchors))
     scores = []
     for h in range(len(maps)):
-        own = np.clip(weights[:, h], 0.01, 1.0)  # a weight below has no logarithm worth a row
-        ratios = np.log(own[:, :-1] / own[:, -1:])
-        trust = 1.0 / np.hypot(1.0 / own[:, :-1], 1.0 / own[:, -1:])
-        scores.append(
-            Factored.of(np.eye(width), fit_bilinear(apart, anchors, ratios, trust), score_rank)
-        )
+        own = np.clip(weights[:, h], errors[:, h], 1.0)  # a logarithm of no less than an error
+        largest = own.argmax(axis=1)
+        first = own[places, largest][:, None]
+        doubt = errors[:, h] / own
+        doubt = np.hypot(doubt, doubt[places, largest][:, None])
+        apart = soft.tokens - soft.tokens[places, largest][:, None]
+        # a start need not be better than a few per cent of a score of order one
+        trust = 1.0 / np.hypot(doubt, 0.03)
+        dense = fit_bilinear(apart, anchors, np.log(own / first), trust)
+        scores.append(Factored.of(np.eye(width), dense, score_rank))
     values = [Factored.of(np.eye(width), part, rank) for part in maps]
     return Layer(tuple(scores), tuple(values), single.offset)
 
 
 def solve_weights(
     single: SingleTokens, maps: list[Array], soft: SoftAnswers
-) -> Float[Array, "n heads length"]:
-    """Weights of every head by linear least squares, each head's of sum one."""
+) -> tuple[Float[Array, "n heads length"], Float[Array, "n heads length"]]:
+    """Weights of every head by linear least squares, each head's of sum one, and their standard
+    errors: rounding, and errors of the maps, are as large as what the answers leave unexplained."""
     apart = soft.tokens[:, :-1] - soft.tokens[:, -1:]
     design = np.stack([apart @ value for value in maps], axis=1)  # (n, heads, length - 1, D)
     count, heads, others, outputs = design.shape
     design = design.reshape(count, heads * others, outputs)
     rest = soft.answers - single.predict(soft.tokens[:, -1])
     normal = design @ design.transpose(0, 2, 1)
-    # few outputs for many weights: those that the answer does not tell stay at their mean
-    trace = np.trace(normal, axis1=1, axis2=2) / normal.shape[1]
-    ridge = 1e-2 * trace[:, None, None] * np.eye(normal.shape[1])
+    scale = np.trace(normal, axis1=1, axis2=2) / normal.shape[1]
     even = np.full(normal.shape[1], 1.0 / (others + 1))
-    right = np.einsum("nkd,nd->nk", design, rest) + ridge @ even
-    found = np.linalg.solve(normal + ridge, right[..., None])[..., 0]
+    level = 1e-6 * scale  # of the ridge, before the noise is known
+    for _ in range(2):
+        # weights that an answer does not tell stay at their mean, up to about as much
+        ridge = level[:, None, None] * np.eye(normal.shape[1])
+        inverse = np.linalg.inv(normal + ridge)
+        right = np.einsum("nkd,nd->nk", design, rest) + ridge @ even
+        found = np.einsum("nkj,nj->nk", inverse, right)
+        left = rest - np.einsum("nk,nkd->nd", found, design)
+        noise = float(np.median((left**2).sum(axis=1))) / max(outputs - heads * others, 1)
+        level = np.full(count, noise) * (others + 1) ** 2
+    spread = noise * inverse.reshape(count, heads, others, heads, others)
+    spread = np.stack([spread[:, h, :, h] for h in range(heads)], axis=1)
+    errors = np.sqrt(np.diagonal(spread, axis1=2, axis2=3))
+    last = np.sqrt(spread.sum(axis=(2, 3)))
     found = found.reshape(count, heads, others)
-    return np.concatenate([found, 1.0 - found.sum(axis=2, keepdims=True)], axis=2)
+    return (
+        np.concatenate([found, 1.0 - found.sum(axis=2, keepdims=True)], axis=2),
+        np.maximum(np.concatenate([errors, last[:, :, None]], axis=2), TINY),
+    )
 
 
 def fit_bilinear(
@@ -473,7 +539,7 @@ def fit_bilinear(
     operator = LinearOperator(
         (trust.size, shape[0] * shape[1]), matvec=push, rmatvec=pull, dtype=np.float64
     )
-    return np.asarray(lsmr(operator, (trust * products).ravel(), maxiter=60)[0].reshape(shape))
+    return np.asarray(lsmr(operator, (trust * products).ravel(), maxiter=200)[0].reshape(shape))
 
 
 # -- The fit -----------------------------------------------------------------------------------

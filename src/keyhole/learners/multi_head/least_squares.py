@@ -23,12 +23,13 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.layer_gauss_newton import (
+    OPTIONS,
     THOROUGH,
     Answered,
     Layer,
     Polished,
-    approach_layer,
     fit_layer,
+    fit_rough_layer,
 )
 from keyhole.learners.base import Hypothesis, Inconclusive, Result
 from keyhole.learners.multi_head.validation import (
@@ -78,7 +79,10 @@ def learn_by_least_squares(
         return Inconclusive("a rough start does not predict soft queries")
     ask(tokens[8:], "refinement")
     data = collect_answers(ask, found.model)
-    fit = fit_layer(approach_layer(factor_layer(found), data), data, rng)
+    numbers = sum(part.tokens.size for part in data)
+    # a step takes as long as there are numbers in the tokens, and the first two gain most
+    steps = int(np.clip(1.5e8 / numbers, 2, OPTIONS.steps))
+    fit = fit_rough_layer(factor_layer(found), data, rng, replace(OPTIONS, steps=steps))
     if not fit.misfit < 1.5:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
@@ -153,11 +157,12 @@ def draw_soft_queries(
 def draw_independent_tokens(
     model: Attention, count: int, ask: Asker, rng: np.random.Generator
 ) -> list[Float[Array, "n length d"]]:
-    """Random tokens a little shorter than those at which scores are of order one."""
+    """Random tokens a little shorter than those at which scores are of order one. All queries are
+    of one size: a few that tell more than the others would slow the fit down."""
     length = max(2, min(32, (model.outputs or 1) // len(model.heads)))
     length = min(length, ask.oracle.spec.domain.max_length or length)
-    sizes = rng.uniform(0.6, 1.0, (count, 1, 1)) * model.natural_length() / np.sqrt(model.width)
-    return [sizes * rng.standard_normal((count, length, model.width))]
+    size = 0.8 * model.natural_length() / np.sqrt(model.width)
+    return [size * rng.standard_normal((count, length, model.width))]
 
 
 def draw_short_moves(

@@ -7,7 +7,18 @@ import pytest
 import torch
 
 import keyhole
-from keyhole.learners.multi_head.half_precision import fit_bilinear, round_to_format
+from keyhole.fitting.layer_gauss_newton import multiply_out
+from keyhole.learners.multi_head.half_precision import (
+    MovedToken,
+    SingleTokens,
+    SoftAnswers,
+    fit_bilinear,
+    round_to_format,
+    shorten_moves,
+    solve_scores,
+    solve_weights,
+)
+from keyhole.linalg.softmax import softmax
 
 
 def make_layer(seed: int, width: int, heads: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -49,6 +60,55 @@ def test_a_bilinear_form_from_products() -> None:
     products = np.einsum("nmd,de,ne->nm", tokens, matrix, anchors)
     found = fit_bilinear(tokens, anchors, products, rng.uniform(0.5, 1.0, products.shape))
     assert np.linalg.norm(found - matrix) < 1e-4 * np.linalg.norm(matrix)
+
+
+def test_moves_show_a_value_map() -> None:
+    rng = np.random.default_rng(0)
+    value = rng.standard_normal((8, 3)) @ rng.standard_normal((3, 6))
+    frame = np.linalg.qr(rng.standard_normal((8, 8)))[0]
+    found = MovedToken(frame, frame @ value + 1e-3 * rng.standard_normal((8, 6))).solve_map(3)
+    assert np.linalg.matrix_rank(found) == 3
+    assert np.abs(found - value).max() < 5e-3
+
+
+def test_moves_are_shortened_until_a_head_stays() -> None:
+    directions = np.eye(3)
+    longest = np.array([1.0, 0.3, 0.01])
+
+    def move(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return 2.0 * steps, np.linalg.norm(steps, axis=1) <= steps.astype(bool) @ longest
+
+    found = shorten_moves(move, directions, 1.0)
+    np.testing.assert_array_equal(found.directions, directions[:2])
+    np.testing.assert_allclose(found.changes, 2.0 * directions[:2])
+
+
+@pytest.mark.parametrize("size", [1.0, 1.5])
+def test_weights_of_soft_answers_tell_the_scores(size: float) -> None:
+    """Where attention is nearly hard the last token has hardly a weight: no ratio to it would tell
+    anything, and most weights are small beside the largest."""
+    rng = np.random.default_rng(4)
+    width, heads, rank = 16, 2, 8
+
+    def draw() -> np.ndarray:
+        return rng.standard_normal((width, rank)) @ rng.standard_normal((rank, width)) / width
+
+    model = keyhole.Attention(
+        [keyhole.Head(0.5 * draw(), None, draw()) for _ in range(heads)], np.zeros(width)
+    )
+    maps = [head.value for head in model.heads]
+    tokens = size * rng.standard_normal((200, 5, width))
+    answers = model(tokens) + 1e-3 * rng.standard_normal((200, width))
+    soft = SoftAnswers(size, tokens, answers)
+    single = SingleTokens(np.zeros(width), sum(maps))
+    weights, errors = solve_weights(single, maps, soft)
+    scores = [np.einsum("nld,nd->nl", tokens, head.keys(tokens[:, -1])) for head in model.heads]
+    true = softmax(np.stack(scores, axis=1))
+    assert 0.8 < np.sqrt(np.mean(((weights - true) / errors) ** 2)) < 1.3
+    start = solve_scores(single, maps, soft)
+    for head, score in zip(model.heads, start.scores, strict=True):
+        off = multiply_out(score)[:, :-1] - head.score
+        assert np.linalg.norm(off) < 0.1 * np.linalg.norm(head.score)
 
 
 @pytest.mark.parametrize(("dtype", "heads"), [(torch.float16, 2), (torch.bfloat16, 4)])
