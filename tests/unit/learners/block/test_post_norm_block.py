@@ -125,6 +125,13 @@ def test_smooth_networks_are_told_from_relus(activation, smooth):
     assert is_smooth(sphere, np.random.default_rng(2)) == smooth
 
 
+@pytest.mark.parametrize(("activation", "smooth"), [("relu", False), ("gelu", True)])
+def test_many_relus_are_told_though_most_arcs_hold_a_kink(activation, smooth):
+    many = block(np.random.default_rng(4), 8, heads=2, neurons=300, activation=activation)
+    sphere, _ = sphere_of(canonical_block(many))
+    assert [is_smooth(sphere, np.random.default_rng(k)) for k in range(4)] == 4 * [smooth]
+
+
 def test_the_network_corrects_the_norm():
     model = secret()
     sphere, _ = sphere_of(model)
