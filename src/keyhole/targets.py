@@ -46,10 +46,13 @@ def check_target(name: str) -> None:
         return
     code, _, attribute = name.partition(":")
     if code.endswith(".py"):
-        module = ".".join(Path(code.removesuffix(".py")).parts)
+        file = Path(code)
+        module = file.stem if file.is_absolute() else ".".join(file.with_suffix("").parts)
+        folder = file.parent if file.is_absolute() else "the folder that holds it"
+        missing = "" if file.exists() else f"; there is no file {code}"
         raise InvalidArgument(
             f"{code} is Python code: name what is in it as {module}:{attribute or 'attribute'}, "
-            "from the folder that holds it"
+            f"from {folder}{missing}"
         )
     match = ATTRIBUTE.fullmatch(name)
     if Path(name).exists():

@@ -206,7 +206,13 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, absent, call, comma
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("mine.py", "mine:attribute"), ("mine.py:head", "mine:head"), ("a/b.py:head", "a.b:head")],
+    [
+        ("mine.py", "mine:attribute"),
+        ("mine.py:head", "mine:head"),
+        ("a/b.py:head", "a.b:head"),
+        ("/nowhere/box.py", "box:attribute, from /nowhere; there is no file /nowhere/box.py"),
+        (__file__, f"{Path(__file__).stem}:attribute, from {Path(__file__).parent}"),
+    ],
 )
 def test_a_file_of_code_is_named_as_a_module(name: str, said: str) -> None:
     with pytest.raises(keyhole.InvalidArgument, match="is Python code") as raised:
