@@ -48,11 +48,11 @@ def check_target(name: str) -> None:
     if code.endswith(".py"):
         file = Path(code)
         module = file.stem if file.is_absolute() else ".".join(file.with_suffix("").parts)
-        folder = file.parent if file.is_absolute() else "the folder that holds it"
+        holder = str(file.parent) if file.is_absolute() else "the folder that holds it"
         missing = "" if file.exists() else f"; there is no file {code}"
         raise InvalidArgument(
             f"{code} is Python code: name what is in it as {module}:{attribute or 'attribute'}, "
-            f"from {folder}{missing}"
+            f"from {holder}{missing}"
         )
     match = ATTRIBUTE.fullmatch(name)
     if Path(name).exists():
