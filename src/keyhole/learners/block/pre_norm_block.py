@@ -55,20 +55,14 @@ from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True)
-class PreNormOptions:
-    """What a person might tune.
+class AttentionOptions:
+    """What a person might tune about the heads.
 
     context: tokens before the anchor at which heads are found. redundant: numbers of answers there
     per unknown. draws: random heads of which the best joins those found so far. steps: of its first
     fit. explained: what heads may leave of the answers, in units of their error.
     spare: answers and anchors beyond those that would just do.
     share: of the numbers of an answer, that weights are read for at once.
-    stream: size of the stream at which the network is asked: second derivatives want few roundings.
-    far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
-    little error from the attention, which falls as one over the size. circles: numbers that the
-    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
-    redundant neurons. most: entries of their rows that are tried.
     """
 
     context: int = 3
@@ -78,6 +72,21 @@ class PreNormOptions:
     explained: float = 30.0
     spare: int = 3
     share: float = 0.7
+
+
+@dataclass(frozen=True)
+class PreNormOptions:
+    """What a person might tune.
+
+    stream: size of the stream at which the network is asked: second derivatives want few roundings.
+    far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
+    little error from the attention, which falls as one over the size. circles: numbers that the
+    norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
+    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
+    redundant neurons. most: entries of their rows that are tried.
+    """
+
+    attention: AttentionOptions = AttentionOptions()
     stream: float = 10.0
     far_stream: float = 1e4
     circles: int = 10
@@ -137,7 +146,7 @@ def norms(rows: Float[Array, "*any d"]) -> Float[Array, "*any 1"]:
 
 
 def find_maps(
-    frozen: Frozen, options: PreNormOptions, rng: np.random.Generator
+    frozen: Frozen, options: AttentionOptions, rng: np.random.Generator
 ) -> Float[Array, "h d k"]:
     """M_h of all heads, from contexts before one anchor: heads come one at a time, until they
     explain the answers; raises Unclear."""
@@ -174,7 +183,7 @@ def ask_contexts(
     alone: Float[Array, " d"],
     heads: int,
     known: Rows | None,
-    options: PreNormOptions,
+    options: AttentionOptions,
     rng: np.random.Generator,
 ) -> Rows:
     """Random contexts before the anchor and what they change, those that are known among them: a
@@ -214,7 +223,7 @@ def drop_heads(rows: Rows, best: Descent, enough: float, options: DescentOptions
 def find_scores(
     frozen: Frozen,
     maps: Float[Array, "h d k"],
-    options: PreNormOptions,
+    options: AttentionOptions,
     rng: np.random.Generator,
 ) -> list[tuple[Array, Array, Array]]:
     """For every head the score in factors (left, right) and the key bias."""
@@ -703,8 +712,8 @@ def find_pre_norm_block(
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
     frozen = Frozen(box, plane)
-    maps = find_maps(frozen, options, rng)
-    scores = find_scores(frozen, maps, options, rng)
+    maps = find_maps(frozen, options.attention, rng)
+    scores = find_scores(frozen, maps, options.attention, rng)
     offset = find_offset(frozen, maps.sum(axis=0), rng)
     layer = Attention(
         [
