@@ -19,7 +19,7 @@ from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import Counterexample, DomainError, KeyholeError, WrongFamily
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import FLAT, learn_additive
-from keyhole.learners.positions.kinds import PositionKind, differ, recognise_positions
+from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
 from keyhole.learners.positions.rotary import (
     contradicts_rotation,
@@ -96,7 +96,8 @@ class Positions:
                 return found
             # where few pairs turn, tokens may win wherever they stand
             turned = learn_seen_places(replace(kind, name="rotary"))
-            if isinstance(turned, Inconclusive):
+            few = longest is not None and longest <= BAG  # whose winners tell little
+            if few and isinstance(turned, Inconclusive):
                 return Inconclusive(f"{found.reason}; taken for rotary positions, {turned.reason}")
             return turned if isinstance(turned, Hypothesis) else found
 
