@@ -397,7 +397,7 @@ class _Run:
             return
         self.journal.live = True
         try:
-            self.watch.look(KEPT if self.watch.labels else 1, self._precision)
+            self.watch.look(KEPT if self.watch.labels else 1, self._precision, fresh=True)
         except BudgetExhausted:
             return  # what is on file stands
         except Inconsistent as found:

@@ -63,6 +63,7 @@ class DriftWatch(Wrapper):
         self._since = 0
         self._oldest: dict[str, OldQuery] = {}  # by purpose
         self._longest: OldQuery | None = None
+        self._freshest: OldQuery | None = None  # the longest of a verification
         self._samples: list[Array] = []
         self._values: set[float] = set()  # that were answered; no more than tell labels apart
         self._measured: tuple[float, float] | None = None  # noise, and the scale it was seen at
@@ -103,12 +104,19 @@ class DriftWatch(Wrapper):
             self.look()
         return answers
 
-    def look(self, count: int = RECALLED, precision: NoiseModel | None = None) -> None:
+    def look(
+        self, count: int = RECALLED, precision: NoiseModel | None = None, fresh: bool = False
+    ) -> None:
         """Asks `count` old queries again; raises Inconsistent if the box is not what it was.
 
-        The longest sequences say most about a model, the oldest queries about the past."""
+        The longest sequences say most about a model, the oldest queries about the past. `fresh`:
+        one of a verification first, in which no token outweighs all others, so that every
+        parameter has a part in its answer."""
         needed = 2 if self.labels else 1  # the label of a near tie may turn by rounding
-        for kept in self._known()[:count]:
+        known = self._known()
+        if fresh and self._freshest is not None:
+            known = [self._freshest, *known]
+        for kept in known[:count]:
             now = np.asarray(self.inner.ask(kept.query)[0])
             if self._same(kept, now, precision or self.spec.precision):
                 continue
@@ -129,7 +137,9 @@ class DriftWatch(Wrapper):
         most = 0 if self._longest is None else self._longest.different
         longer = queries.length > most and queries.different > most
         new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
-        if not (longer or new):
+        least = 0 if self._freshest is None else self._freshest.different
+        fresh = queries.purpose == VERIFICATION and queries.different > least
+        if not (longer or new or fresh):
             return
         one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank
         scale = float(np.max(np.abs(answers), initial=0.0))
@@ -138,6 +148,8 @@ class DriftWatch(Wrapper):
             self._oldest[queries.purpose] = kept
         if longer:
             self._longest = kept
+        if fresh:
+            self._freshest = kept
 
     def _known(self) -> list[OldQuery]:
         """What can be asked again: the oldest of the longest, then the oldest of every purpose."""
