@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import (
     DomainError,
     IllConditioned,
@@ -396,8 +397,10 @@ def learn_beyond_one_head(
     if not facts.still(oracle):
         raise error
     coarse = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-    exact = facts.noise.relative <= coarse
-    oracle = WithPrior(oracle, single=learned.model if exact and learned is not None else None)
+    if learned is not None and facts.noise.relative <= coarse:
+        # in the type of the box's answers, from which their precision is told
+        kind = np.float32 if facts.noise.relative >= SINGLE_ROUNDOFF else np.float64
+        oracle = WithPrior(oracle, single=lambda tokens: learned.model(tokens).astype(kind))
     choice = Choice.of(facts, "several heads", "one head does not explain the answers")
     try:
         attempts = 2  # MultiHead has fewer where one head was tried first
