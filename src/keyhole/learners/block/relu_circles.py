@@ -729,6 +729,8 @@ def refine_hidden(net: Directed, known: int, pool: Pool, exact: bool, close: flo
         off = off_by(net, pool, exact)
         # only where one of them is on do they show
         near = (off < close) & (with_one(pool.points) @ net.rows[known:].T > 0).any(axis=1)
+        if not near.any():
+            break
         x, seen = with_one(pool.points[near]), pool.seen[near]
         z = net(pool.points[near])
         arguments = x @ net.rows[known:].T

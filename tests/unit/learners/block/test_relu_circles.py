@@ -18,7 +18,9 @@ from keyhole.learners.block.relu_circles import (
     off_by,
     pair_kinks,
     prune_hidden,
+    refine_hidden,
     solve_circle,
+    unit_vectors,
     waves,
 )
 
@@ -201,3 +203,12 @@ def test_neurons_that_cancel_are_taken_out():
         "relu",
     )
     assert prune_hidden(twice, 12, pool, False, 1e-6).neurons == 12
+
+
+def test_a_neuron_that_is_on_at_no_point_stays_as_it_was_read():
+    rng = np.random.default_rng(0)
+    rows = np.array([[0.0, 0.0, 1.0, 0.1], [0.1, 0.0, 0.0, -9.0]])  # the second is never on
+    net = Directed(rng.standard_normal((3, 4)), rng.standard_normal((3, 2)), rows, "relu")
+    points = unit_vectors(rng.standard_normal((20, 3)))
+    refined = refine_hidden(net, 1, Pool(points, net(points)), True, 1e-6)
+    np.testing.assert_array_equal(refined.rows, rows)
