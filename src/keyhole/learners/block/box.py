@@ -6,7 +6,7 @@ import numpy as np
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.measurement.noise import noise_of_type, recognise_format
-from keyhole.oracles.base import Oracle, Spec, Wrapper
+from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
@@ -63,55 +63,18 @@ class Box:
 
 
 @dataclass(eq=False)
-class Kept(Wrapper):
-    """Remembers single tokens and their answers: the refinement uses them again."""
-
-    inner: Oracle
-    tokens: list[Array] = field(default_factory=list)
-    answers: list[Array] = field(default_factory=list)
-
-    @property
-    def spec(self) -> Spec:  # type: ignore[override]
-        return self.inner.spec
-
-    def ask(self, queries: QueryBatch) -> Array:
-        answers = np.asarray(self.inner.ask(queries))
-        tokens = queries.tokens()
-        if tokens.shape[1] == 1:
-            self.tokens += list(tokens)
-            self.answers += list(answers.astype(np.float64))
-        return answers
-
-    def apart(self, largest: float) -> tuple[Float[Array, "n 1 d"], Float[Array, "n d"]]:
-        """Those up to this size that do not lie beside an earlier one."""
-        kept: list[int] = []
-        points = np.array([token[0] for token in self.tokens])
-        sizes = np.linalg.norm(points, axis=1)
-        for i in np.flatnonzero(np.abs(points).max(axis=1) < largest):
-            gaps = np.linalg.norm(points[kept] - points[i], axis=1)
-            if not kept or (gaps > 0.1 * sizes[i]).all():
-                kept.append(int(i))
-        return points[kept][:, None], np.array([self.answers[i] for i in kept])
-
-
-@dataclass(eq=False)
 class Paid(Wrapper):
     """Remembers all queries of up to so many tokens with their answers, those of attempts that
-    failed among them: a refinement uses them all."""
+    failed among them: a refinement uses them again."""
 
     inner: Oracle
     longest: int
     batches: list[tuple[Array, Array]] = field(default_factory=list)
 
-    @property
-    def spec(self) -> Spec:  # type: ignore[override]
-        return self.inner.spec
-
     def ask(self, queries: QueryBatch) -> Array:
         answers = np.asarray(self.inner.ask(queries))
-        tokens = queries.tokens()
-        if tokens.shape[1] <= self.longest:
-            self.batches.append((tokens, answers.astype(np.float64)))
+        if queries.length <= self.longest:
+            self.batches.append((queries.tokens(), answers.astype(np.float64)))
         return answers
 
     def pairs(self) -> list[tuple[Float[Array, "n length d"], Float[Array, "n d"]]]:
@@ -122,3 +85,15 @@ class Paid(Wrapper):
             tokens, answers = zip(*alike, strict=True)
             found.append((np.concatenate(tokens), np.concatenate(answers)))
         return found
+
+    def singles_apart(self, largest: float) -> tuple[Float[Array, "n 1 d"], Float[Array, "n d"]]:
+        """Single tokens up to this size that do not lie beside an earlier one."""
+        tokens, answers = self.pairs()[0]
+        points = tokens[:, 0]
+        sizes = np.linalg.norm(points, axis=1)
+        kept: list[int] = []
+        for i in np.flatnonzero(np.abs(points).max(axis=1) < largest):
+            gaps = np.linalg.norm(points[kept] - points[i], axis=1)
+            if not kept or (gaps > 0.1 * sizes[i]).all():
+                kept.append(int(i))
+        return tokens[kept], answers[kept]

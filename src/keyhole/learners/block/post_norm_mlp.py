@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import logit, ndtri
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block.box import Box, Kept, NotThisBlock, Unclear
+from keyhole.learners.block.box import Box, NotThisBlock, Paid, Unclear
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, fit_rms_norm
 from keyhole.learners.block.refinement import Pairs
 from keyhole.models.block import Block
@@ -466,8 +466,8 @@ def find_post_norm_mlp(
     """The sublayer to a few digits, once for each activation that it may have, and the queries and
     answers that refine it; raises NotThisBlock or Unclear."""
     options = LineOptions() if options is None else options
-    kept = Kept(box.oracle)
-    box = Box(kept, box.noise, box.answered)
+    paid = Paid(box.oracle, longest=1)
+    box = Box(paid, box.noise, box.answered)
     norm = find_norm(box, rng)
     plane, width = norm.plane, box.width
 
@@ -497,7 +497,7 @@ def find_post_norm_mlp(
         steps, tails = find_lengths(slope, constant, rows, path.jumps, points, ask)
         candidates = {name: -tail(tails) / steps for name, tail in TAILS.items()}
     unknowns = len(rows) * (width + 1 + plane.shape[1]) + 3 * width
-    beside = kept.apart(1e5)
+    beside = paid.singles_apart(1e5)
     tokens = random_tokens(known, int(1.3 * unknowns / plane.shape[1]) + 8, rng)
     tokens = box.representable(tokens[:, None])
     answers = box.ask(tokens, "refinement")

@@ -37,7 +37,7 @@ from keyhole.fitting.levenberg_marquardt import (
     descend,
     measure_label_power,
 )
-from keyhole.learners.block.box import Box, Kept, Unclear
+from keyhole.learners.block.box import Box, Paid, Unclear
 from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
@@ -707,8 +707,8 @@ def find_pre_norm_block(
 ) -> tuple[list[Block], Pairs]:
     """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
     options = PreNormOptions() if options is None else options
-    kept = Kept(box.oracle)
-    box = Box(kept, box.noise, box.answered)
+    paid = Paid(box.oracle, longest=1)
+    box = Box(paid, box.noise, box.answered)
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
     frozen = Frozen(box, plane)
@@ -727,7 +727,7 @@ def find_pre_norm_block(
     epsilons = find_epsilons(frozen, known, network, rng)
     wide = lift_network(network, plane, 1.0)
     block = Block(layer, wide, norm="pre", kind=kind, epsilons=epsilons)
-    singles = kept.apart(1e5)
+    singles = paid.singles_apart(1e5)
     wanted = 1.3 * wide.neurons * (plane.shape[1] + 1 + box.width) / box.width
     more = max(8, int(wanted - len(singles[0]) / 2))
     pairs = [singles, *ask_sequences(box, block, more, rng)]

@@ -3,7 +3,7 @@ import pytest
 
 import keyhole
 from keyhole.errors import IllConditioned
-from keyhole.learners.block.box import Box, Kept, Unclear
+from keyhole.learners.block.box import Box, Paid, Unclear
 from keyhole.learners.block.direction_fit import Directed
 from keyhole.learners.block.pre_norm_block import (
     BehindAttention,
@@ -175,12 +175,12 @@ def test_epsilon_out_of_sight():
 
 
 def test_single_tokens_are_kept_once():
-    kept = Kept(FunctionOracle(SECRET, Spec(8)))
+    paid = Paid(FunctionOracle(SECRET, Spec(8)), longest=1)
     token = np.random.default_rng(0).standard_normal(8)
     for factor in (1.0, 1.0001, -1.0, 1e6):
-        kept.ask(QueryBatch.of(factor * token[None, None], "test"))
-    kept.ask(QueryBatch.of(np.ones((1, 2, 8)), "test"))
-    tokens, answers = kept.apart(1e3)
+        paid.ask(QueryBatch.of(factor * token[None, None], "test"))
+    paid.ask(QueryBatch.of(np.ones((1, 2, 8)), "test"))
+    tokens, answers = paid.singles_apart(1e3)
     assert np.array_equal(tokens[:, 0], [token, -token])
     assert np.allclose(answers, SECRET(tokens), atol=1e-12)
 
