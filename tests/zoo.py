@@ -328,7 +328,6 @@ def impostors() -> list[Specimen]:
     return [
         fake("two hidden layers", two_layers, width=6),
         fake("Mish network", lambda: other_activation, width=6),
-        fake("GELU layer", lambda: smooth_layer, width=6),
         fake("every third token masked", lambda: altered(masked, 50), width=8),
         fake("window of ten", lambda: altered(windowed, 51), width=8),
         fake("window of ten, 2 heads", lambda: altered(windowed, 51, 2), width=8),

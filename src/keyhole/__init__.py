@@ -79,6 +79,7 @@ _HOME = {  # public name -> the file that defines it; loaded on first use
             "NotIdentifiable",
             "IllConditioned",
             "WrongFamily",
+            "Unsupported",
             "JournalError",
             "JournalMismatch",
             "FileFormatError",

@@ -88,6 +88,14 @@ class WrongFamily(KeyholeError):
         self.counterexample = counterexample
 
 
+class Unsupported(KeyholeError):
+    """The box was recognised, and there is no learner for it, or none at this size or precision.
+
+    The message says what the box looks like, what is missing and what can be opened instead;
+    `findings` hold what was found out.
+    """
+
+
 class JournalError(KeyholeError):
     """The journal cannot be read or written (full disk, read-only folder, another process)."""
 

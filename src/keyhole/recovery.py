@@ -22,6 +22,7 @@ from keyhole.errors import (
     NotFinite,
     NotIdentifiable,
     OracleError,
+    Unsupported,
     WrongFamily,
 )
 from keyhole.learners.auto import Auto
@@ -57,10 +58,12 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
     NotIdentifiable: Outcome.NOT_IDENTIFIABLE,
     BudgetExhausted: Outcome.BUDGET_EXHAUSTED,
     IllConditioned: Outcome.ILL_CONDITIONED,
+    Unsupported: Outcome.UNSUPPORTED,
     OracleError: Outcome.ORACLE_FAILED,
     Interrupted: Outcome.INTERRUPTED,
 }
-BLAMED = (WrongFamily, NotIdentifiable, IllConditioned)  # outcomes that a drifting box also has
+# what a drifting box is also taken for
+BLAMED = (WrongFamily, NotIdentifiable, IllConditioned, Unsupported)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class Outcome(enum.Enum):
         "The answers determine some parameters too weakly to be trusted. Read the error bars; a "
         "more precise box, a wider domain or more queries would help."
     )
+    UNSUPPORTED = (
+        "The box was recognised, and there is no learner for it as it stands. The reason says what "
+        "it looks like and what can be opened instead."
+    )
     UNVERIFIED = (
         "A model was fitted but not compared with fresh answers, or noise hides what they tell."
     )

@@ -113,6 +113,7 @@ def outcome_code(recovery: "Recovery") -> int:
         else Exit.DIFFERS,
         Outcome.ORACLE_FAILED: Exit.ORACLE,
         Outcome.BUDGET_EXHAUSTED: Exit.BUDGET,
+        Outcome.UNSUPPORTED: Exit.UNSUPPORTED,
         Outcome.INTERRUPTED: Exit.STOPPED,
     }
     return codes.get(recovery.outcome, Exit.DIFFERS)

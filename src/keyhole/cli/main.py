@@ -22,6 +22,7 @@ class Exit(IntEnum):
     USAGE = 2
     ORACLE = 3  # the box failed
     BUDGET = 4
+    UNSUPPORTED = 5  # recognised, and there is no learner for it
     FAULT = 70  # of Keyhole's own
     STOPPED = 130  # by Ctrl-C
 

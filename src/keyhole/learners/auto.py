@@ -23,6 +23,7 @@ from keyhole.errors import (
     InvalidArgument,
     KeyholeError,
     OracleError,
+    Unsupported,
     WrongFamily,
 )
 from keyhole.learners.base import Hypothesis, Learner
@@ -36,7 +37,12 @@ from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries,
 from keyhole.learners.stack import StackLearner, is_stack
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
-from keyhole.measurement.family import Facts, bends_between_opposites, examine_family
+from keyhole.measurement.family import (
+    Facts,
+    bends_between_opposites,
+    examine_family,
+    resembles_whole_model,
+)
 from keyhole.measurement.noise import DECIMAL
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
@@ -89,7 +95,7 @@ class Auto:
             return learn_block(oracle, rng, facts, block)
         if facts.smooth and facts.sequence:
             return learn_sink(oracle, rng, facts)
-        refuse_unknown_families(facts)
+        refuse_unknown_families(oracle, facts)
         if facts.bent:
             return learn_network(oracle, rng, facts)
         learn_heads = learn_several_heads if facts.several else learn_one_head
@@ -116,10 +122,9 @@ def explain_bounded_scores(
     told = describe_bounded(Asker(oracle), rng.spawn(1)[0])
     if told is None:
         return
-    message = f"attention is never hard: {told}. Such scores cannot be learned yet"
-    error = WrongFamily(message, refused.counterexample)
-    error.findings, error.certain = refused.findings, refused.certain
-    error.family = refused.family
+    message = f"attention is never hard: {told}. There is no learner for such scores"
+    error = Unsupported(message)
+    error.findings, error.family = refused.findings, refused.family
     raise error from refused
 
 
@@ -153,7 +158,7 @@ class Choice:
             learned = learn()
         except DomainError as error:
             message = f"looks like {self.family}, which cannot be learned here: {error}"
-            raise self.annotate_error(WrongFamily(message)) from error
+            raise self.annotate_error(Unsupported(message)) from error
         except KeyholeError as error:
             raise self.annotate_error(error) from error.__cause__
         details = {**learned.details, "family": self.family, "family_reason": self.reason}
@@ -202,14 +207,15 @@ def in_order(facts: Facts, oracle: Oracle) -> bool:
     return placed and not facts.bent and facts.outputs is not None and oracle.spec.domain.unbounded
 
 
-def refuse_unknown_families(facts: Facts) -> None:
-    """Raises WrongFamily where no family fits what was found out."""
-    if facts.smooth and facts.sequence:
+def refuse_unknown_families(oracle: Oracle, facts: Facts) -> None:
+    """Raises Unsupported where the box looks like a model that no learner takes, WrongFamily where
+    an answer contradicts every family."""
+    if facts.smooth and facts.sequence and not (facts.order or facts.copies):
+        refuse_whole_model(oracle, facts)
         message = (
             "none of the families: one token is answered nonlinearly and smoothly and the rest of "
-            "a sequence matters, where attention is linear in one token and a ReLU network "
-            "piecewise linear (a LayerNorm, a GELU, a residual around them? Open the attention by "
-            "itself)"
+            "a sequence matters, but neither as attention sees it nor as a norm or a network lets "
+            "it grow"
         )
     elif facts.order:
         message = (
@@ -230,6 +236,21 @@ def refuse_unknown_families(facts: Facts) -> None:
         return
     error = WrongFamily(message, facts.against)
     error.findings, error.certain = facts.sentences, facts.against is not None
+    raise error
+
+
+def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
+    """Raises Unsupported for a model with attention and something smooth in it, the inputs or
+    outputs of which are not those of a block."""
+    if not resembles_whole_model(oracle, np.random.default_rng(0), facts.noise):
+        return
+    error = Unsupported(
+        "looks like a model with attention and a norm or a smooth network in it (one token is "
+        "answered nonlinearly and smoothly, and the rest of a sequence matters) whose inputs or "
+        "outputs are not those of a block or a stack. There is no learner for the whole of it: "
+        "open a part by itself (its attention, its network, one block)"
+    )
+    error.findings = facts.sentences
     raise error
 
 
@@ -267,9 +288,9 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
     """Single tokens act smoothly and the rest matters: attention with a sink, or unknown."""
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
     if not vectors or not has_sink(Asker(oracle), rng.spawn(1)[0]):
-        refuse_unknown_families(facts)
+        refuse_unknown_families(oracle, facts)
     if facts.order:
-        error = IllConditioned("a sink beside positions cannot be learned yet")
+        error = Unsupported("looks like attention with a sink and positions: no learner takes both")
         error.findings = facts.sentences
         raise error
     reason = "single tokens act smoothly, and linearly once they are large"
@@ -277,7 +298,7 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
     try:
         return choice.learn(Positions(sink=True), oracle, rng)
     except WrongFamily:
-        refuse_unknown_families(facts)
+        refuse_unknown_families(oracle, facts)
         raise
 
 
@@ -291,8 +312,8 @@ def judge_family(oracle: Oracle, facts: Facts) -> tuple[str, str]:
         return "attention with a sink, the only family in which one token acts smoothly", ""
     try:
         if not (facts.labels or in_order(facts, oracle) or computes_in_half(facts, oracle)):
-            refuse_unknown_families(facts)
-    except WrongFamily as refused:
+            refuse_unknown_families(oracle, facts)
+    except (WrongFamily, Unsupported) as refused:
         return "", str(refused)
     if facts.labels:
         return "label-only head", ""

@@ -323,6 +323,27 @@ def bends_between_opposites(oracle: Oracle, rng: np.random.Generator, noise: Noi
     return differs(one + other - 2.0 * zero, float(np.max(np.abs(answers))), noise)
 
 
+def resembles_whole_model(oracle: Oracle, rng: np.random.Generator, noise: NoiseModel) -> bool:
+    """Whether a box in which one token acts smoothly may be a model with attention, norms and
+    smooth networks: its answers grow at most as fast as its tokens, as these all do, and two tokens
+    say something else than their mean twice, as a mean over the tokens would not. Four queries."""
+    longest, width = oracle.spec.domain.max_length, oracle.spec.width
+    if longest is not None and longest < 3:
+        return False
+    far = 2.0**7 if oracle.spec.domain.unbounded else 1.0
+    ray = far * inside(oracle, rng.standard_normal((1, 1, width)), rng)
+    near, twice = _rows(oracle.ask(QueryBatch.of(np.concatenate([ray / 2, ray]), PURPOSE)))
+    size = float(np.max(np.abs(near)))
+    # twice the token: twice the answer, and a little where an offset or a curve is left
+    if oracle.spec.domain.unbounded and float(np.max(np.abs(twice))) > 2.5 * size:
+        return False
+    one, other, anchor = inside(oracle, rng.standard_normal((3, 1, width)), rng)[:, 0]
+    middle = (one + other) / 2
+    pairs = np.stack([np.stack([one, other, anchor]), np.stack([middle, middle, anchor])])
+    first, second = _rows(oracle.ask(QueryBatch.of(pairs, PURPOSE)))
+    return differs(first - second, float(np.max(np.abs([first, second]))), noise)
+
+
 def smooth_at(place: Array, before: Array, middle: Array, after: Array) -> Counterexample:
     """The answer in the middle of a step, where its ends would have it on a line."""
     box, line = (np.squeeze(a) for a in (middle, (before + after) / 2))

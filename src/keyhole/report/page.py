@@ -22,8 +22,8 @@ from keyhole.report.rows import (
 from keyhole.results import Outcome, Recovery
 
 CONSTRUCTOR = re.compile(r"\b([A-Z]\w*)\(")  # a learner in the text of another
-TONES = {Outcome.RECOVERED: "good", Outcome.UNVERIFIED: "fair", Outcome.ILL_CONDITIONED: "fair"}
-TONES |= {Outcome.INTERRUPTED: "fair", Outcome.BUDGET_EXHAUSTED: "fair"}
+FAIR = ("UNVERIFIED", "ILL_CONDITIONED", "UNSUPPORTED", "INTERRUPTED", "BUDGET_EXHAUSTED")
+TONES = {Outcome.RECOVERED: "good", **{Outcome[name]: "fair" for name in FAIR}}
 HEADLINES = {
     Outcome.RECOVERED: "The box is {model}.",
     Outcome.UNVERIFIED: "A model was fitted: {model}. It was not compared with fresh answers.",
@@ -31,6 +31,7 @@ HEADLINES = {
     Outcome.NOT_IDENTIFIABLE: "The parameters cannot be known.",
     Outcome.BUDGET_EXHAUSTED: "The budget ended before the parameters were known.",
     Outcome.ILL_CONDITIONED: "The answers determine some parameters too weakly.",
+    Outcome.UNSUPPORTED: "The box was recognised; there is no learner for it.",
     Outcome.ORACLE_FAILED: "The box failed to answer.",
     Outcome.INTERRUPTED: "The run was stopped.",
 }

@@ -21,7 +21,7 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.recovery import Progress, recover
 from keyhole.results import Outcome
 from networks import network
-from zoo import Specimen, everything, impostors, layer_of, weak_extra_head
+from zoo import Specimen, everything, impostors, layer_of, smooth_layer, weak_extra_head
 
 MEMBERS = [specimen for specimen in everything() if specimen.family is not None]
 
@@ -76,9 +76,20 @@ def test_an_impostor_is_rejected_with_a_counterexample(specimen: Specimen) -> No
     assert not np.array_equal(example.box_answer, example.model_answer)
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_a_model_without_a_learner_is_recognised_and_not_called_something_else(kind: type) -> None:
+    def box(tokens: np.ndarray) -> np.ndarray:
+        return smooth_layer(tokens.astype(kind).astype(np.float64)).astype(kind)
+
+    found = recover(open_oracle(box, width=6), Auto(), throw=False)
+    assert found.outcome is Outcome.UNSUPPORTED
+    assert "open a part" in found.reason
+    assert found.ledger.paid <= 60
+    assert any("smoothly" in note for note in found.notes)
+
+
 OTHER_FAMILIES = {  # and the most queries until that is said
     "two hidden layers": 4000,
-    "GELU layer": 60,
     "GRU": 60,
     "linear attention": 60,
     "residual and cube": 60,

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF
-from keyhole.errors import Counterexample, DomainError, KeyholeError, WrongFamily
+from keyhole.errors import Counterexample, DomainError, KeyholeError, Unsupported
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import FLAT, learn_additive
 from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
@@ -72,7 +72,7 @@ class Positions:
             return run_strategies([("sink", lambda: learn_beside_sink(ask, rng, longest))])
         kind = recognise_positions(ask, rng, longest)
         if ask.scalar:
-            raise WrongFamily("positions behind scalar answers are not learned")
+            raise Unsupported("the order of tokens matters, and only vectors show how")
         if kind.masked:
             behind = BehindMasked(oracle, kind.masked)
             ask, longest = replace(ask, oracle=behind), behind.spec.domain.max_length
@@ -84,7 +84,7 @@ class Positions:
             "vectors": learn_as_vectors,
         }
         if kind.name not in strategies:
-            raise WrongFamily(f"{kind.sentence} These cannot be learned yet")
+            raise Unsupported(f"{kind.sentence} There is no learner for these")
 
         def learn_seen_places(kind: PositionKind) -> Hypothesis | Refuted | Inconclusive:
             found = strategies[kind.name](ask, rng, kind, longest)
