@@ -285,6 +285,10 @@ def smooth_layer(tokens: np.ndarray) -> np.ndarray:
     return np.asarray(hidden * 0.5 * (1 + erf(hidden / np.sqrt(2))) @ plain.network.output)
 
 
+def mean_of_squares(tokens: np.ndarray) -> np.ndarray:
+    return (tokens**2).mean(axis=1) @ np.linspace(-1.0, 2.0, tokens.shape[2])
+
+
 def cubed(tokens: np.ndarray) -> np.ndarray:
     """A residual connection, and a cube instead of a norm."""
     mixed = layer_of(5, 8, 2)(tokens) + tokens[:, -1]
@@ -350,6 +354,7 @@ def impostors() -> list[Specimen]:
         ),
         fake("a hidden step", lambda: stepped, width=8),
         fake("residual and cube", lambda: cubed, width=8),
+        fake("mean of squares", lambda: mean_of_squares, width=8),
         fake("network with its first token added", lambda: first_token_added, width=6),
         fake("network over two heads", lambda: two_heads_and_network, width=6),
     ]
