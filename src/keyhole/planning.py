@@ -26,6 +26,7 @@ from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
+from keyhole.measurement.families import Family, Kind
 from keyhole.measurement.family import Facts, examine_family
 from keyhole.measurement.limits import Within
 from keyhole.measurement.noise import estimate_noise, inside
@@ -72,11 +73,11 @@ class Survey:
     format: str
     # attention, network, smooth network, layer, labels, positions, block; "" where nothing was
     # asked
-    kind: str
+    kind: Kind | None  # None: not surveyed
     latency: float | None = None  # seconds of a query on its own
     each: float | None = None  # seconds of a further query in the same batch
     asked: int = 0
-    family: str = ""  # as `check` and `recover` name it
+    family: Family | None = None  # as `check` and `recover` name it
 
     def seconds(self, queries: int) -> float | None:
         if self.latency is None or self.each is None:
@@ -108,22 +109,23 @@ def survey(box: Any, seed: int = 0) -> Survey:
 def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
     """The family is named by the same queries as in a recovery, where tokens around zero may be
     asked; elsewhere the smallest family is assumed."""
-    domain, family = oracle.spec.domain, ""
+    domain: Domain = oracle.spec.domain
+    family: Family | None = None
     latency, each = _measure_speed(oracle, rng)
     if domain.vocabulary is not None or domain.radius <= 0:
         noise, _, answers = estimate_noise(oracle, rng)
-        kind, outputs = "attention", None if answers.ndim == 1 else int(answers.shape[1])
+        kind, outputs = Kind.ATTENTION, None if answers.ndim == 1 else int(answers.shape[1])
     else:
         facts, domain = examine_within_limits(oracle, rng)
         kind, noise, outputs = facts.kind, facts.noise, facts.outputs
-        if facts.smooth and kind == "network":
-            kind = "smooth network"
+        if facts.smooth and kind is Kind.NETWORK:
+            kind = Kind.SMOOTH_NETWORK
         family, _ = judge_family(oracle, facts)
-        if "norm" in family:
-            kind = "block"
-        elif family == "attention with positions":
-            kind = "positions"
-    number_format = "labels" if kind == "labels" else noise.format
+        if family is not None and family.has_norm:
+            kind = Kind.BLOCK
+        elif family is Family.POSITIONS:
+            kind = Kind.POSITIONS
+    number_format = "labels" if kind is Kind.LABELS else noise.format
     spec = replace(oracle.spec, outputs=oracle.spec.outputs or outputs, domain=domain)
     return Survey(spec, noise, number_format, kind, latency, each, oracle.paid, family)
 
@@ -162,7 +164,7 @@ class Candidate:
     learner: Learner
     assumes: str
     depends: str
-    kinds: tuple[str, ...]  # of a survey for which it comes into question
+    kinds: tuple[Kind, ...]  # of a survey for which it comes into question
     draw: Callable[[np.random.Generator, int], Any] | None = None  # None: no rehearsal
     forecast: Callable[[Spec], int | None] | None = None  # None: the learner's own
 
@@ -199,59 +201,61 @@ class Draws:
         return TransformerModel(score, None, self.network(rng, width))
 
 
-def candidates(size: Size, outputs: int | None, family: str = "") -> Mapping[str, Candidate]:
+def candidates(
+    size: Size, outputs: int | None, family: Family | None = None
+) -> Mapping[str, Candidate]:
     usual_heads = 2  # where nothing is known
     heads, draws = size.heads or usual_heads, Draws(size, outputs)
     hidden = ReluNetworkLearner(neurons=size.neurons)
     assumed = f"{heads} heads" + ("" if size.heads else " (assumed)")
     return {
         "single-head": Candidate(
-            SingleHead(), "one attention head", "", ("attention",), draws.layer
+            SingleHead(), "one attention head", "", (Kind.ATTENTION,), draws.layer
         ),
         "low-rank": Candidate(
             LowRank(rank=size.rank),
             "one head of low rank",
             "give --rank",
-            ("attention",),
+            (Kind.ATTENTION,),
             partial(draws.layer, low_rank=True),
         ),
         "multi-head": Candidate(
             MultiHead(heads=heads, rank=size.rank),
             assumed,
             "",
-            ("attention",),
+            (Kind.ATTENTION,),
             partial(draws.layer, heads=heads, low_rank=size.rank is not None),
         ),
-        "label-only": Candidate(LabelOnly(), "one head, sign only", "", ("labels",), attention),
+        "label-only": Candidate(LabelOnly(), "one head, sign only", "", (Kind.LABELS,), attention),
         "relu-network": Candidate(
             hidden,
             "one hidden layer of ReLUs",
             "give --neurons",
-            ("network",),
+            (Kind.NETWORK,),
             draws.network,
         ),
         "mlp": Candidate(
             MlpLearner(neurons=size.neurons),
             "one hidden layer of GELUs, SiLUs, tanhs, gated or not",
             "give --neurons",
-            ("smooth network",),
+            (Kind.SMOOTH_NETWORK,),
             draws.smooth_network,
         ),
         "transformer": Candidate(
             Transformer(ffn=hidden),
             "attention, then ReLUs",
             "give --neurons",
-            ("layer",),
+            (Kind.LAYER,),
             draws.transformer,
         ),
         "block": Candidate(
             BlockLearner(),
             family or "a block with norms, or half of it",
             "neurons are counted on the way",
-            ("block",),
+            (Kind.BLOCK,),
             forecast=lambda spec: count_block_queries(family, spec.width),
         ),
-        "auto": Candidate(Positions(), family or "attention with positions", "", ("positions",)),
+        "auto": Candidate(Positions(), family or "attention with positions", "", (Kind.POSITIONS,)),
     }
 
 
@@ -265,7 +269,7 @@ def plan(
     """
     if isinstance(target, Spec):
         known = target.precision or NoiseModel()
-        target = Survey(target, known, "taken for float64", "")
+        target = Survey(target, known, "taken for float64", None)
     size = Size() if size is None else size
     spec, found = replace(target.spec, precision=target.precision), []
     for name, candidate in candidates(size, target.spec.outputs, target.family).items():

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,10 +25,7 @@ from keyhole.errors import (
     Unsupported,
     WrongFamily,
 )
-from keyhole.learners.auto import Auto
 from keyhole.learners.base import Hypothesis, Learner
-from keyhole.learners.examples import ExamplesDiagnostics, Fitted, FromExamples
-from keyhole.learners.examples import Progress as SearchProgress
 from keyhole.learners.names import make_learner
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
@@ -49,6 +46,10 @@ from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.held_out import Evidence, held_out_verdict
 from keyhole.verification.residuals import traced
 from keyhole.verification.verify import verify as verify_model
+
+if TYPE_CHECKING:  # loaded where it is used: a run needs one learner, not all of them
+    from keyhole.learners.examples import ExamplesDiagnostics, Fitted, FromExamples
+    from keyhole.learners.examples import Progress as SearchProgress
 
 TELLING_STARTS = 10  # starts below which a search without success says nothing about the labels
 
@@ -102,7 +103,7 @@ def recover(
     >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
     (Outcome.RECOVERED, True)
     """
-    learner = Auto() if learner is None else learner
+    learner = "auto" if learner is None else learner
     if isinstance(learner, str):
         learner = make_learner(learner)
     if isinstance(learner, type) or not isinstance(learner, Learner):
@@ -323,7 +324,7 @@ class _Run:
         kinds, enough = 6, 30
         if self.reader is not None:
             return kinds
-        least = 2 * kinds if isinstance(self.learner, Auto) else kinds
+        least = 2 * kinds if getattr(self.learner, "finds_family", False) else kinds
         return min(least + paid // 128, enough)
 
     def _disagreement(self, reason: str) -> KeyholeError:
@@ -497,12 +498,12 @@ def loosest(learned: Hypothesis) -> float:
 def learn(
     X: Any,
     Y: Any,
-    learner: FromExamples | None = None,
+    learner: "FromExamples | None" = None,
     *,
     seed: int = 0,
     throw: bool = True,
     mask: Any = None,
-    progress: Callable[[SearchProgress], None] | None = None,
+    progress: "Callable[[SearchProgress], None] | None" = None,
 ) -> Recovery:
     """Learns the layer behind labelled examples and says whether it explains them.
 
@@ -520,10 +521,12 @@ def learn(
     >>> found.outcome, len(found.model.heads)
     (Outcome.RECOVERED, 1)
     """
+    from keyhole.learners.examples import FromExamples
+
     learner = FromExamples() if learner is None else learner
     if not isinstance(learner, FromExamples):
         raise InvalidArgument(f"learner must be FromExamples(...), got {type(learner).__name__}")
-    fitted: Fitted | None = None
+    fitted: "Fitted | None" = None
     verdict: Verdict | None = None
     error: KeyholeError | None
     try:
@@ -545,7 +548,7 @@ def learn(
     return recovery
 
 
-def judge_fit(fitted: Fitted) -> Verdict:
+def judge_fit(fitted: "Fitted") -> Verdict:
     """The rows kept aside against the fit to the others."""
     held = fitted.held_out
     places = zip(held.example, held.position, strict=True)
@@ -567,7 +570,7 @@ def judge_fit(fitted: Fitted) -> Verdict:
     )
 
 
-def _build_query(fitted: Fitted, example: int, position: int) -> Array:
+def _build_query(fitted: "Fitted", example: int, position: int) -> Array:
     """The example's tokens with the row's anchor last, where an `Attention` reads it."""
     rows = fitted.data.rows
     tokens = rows.tokens[example, : rows.lengths[example]]
@@ -577,7 +580,7 @@ def _build_query(fitted: Fitted, example: int, position: int) -> Array:
     return tokens[[*order, position]]
 
 
-def find_fault(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
+def find_fault(fitted: "Fitted", verdict: Verdict) -> KeyholeError | None:
     """What keeps the fit from being a recovery, the most fundamental reason first."""
     found = fitted.diagnostics
     if found.ending == "interrupted":
@@ -616,7 +619,7 @@ def find_fault(fitted: Fitted, verdict: Verdict) -> KeyholeError | None:
     return None
 
 
-def _explain_misfit(found: ExamplesDiagnostics, verdict: Verdict) -> KeyholeError:
+def _explain_misfit(found: "ExamplesDiagnostics", verdict: Verdict) -> KeyholeError:
     """The labels are not reproduced: another family, or a search that was stuck."""
     if found.ending != "spent":
         return WrongFamily(verdict.bound, verdict.counterexample)
@@ -637,7 +640,7 @@ def _explain_misfit(found: ExamplesDiagnostics, verdict: Verdict) -> KeyholeErro
 
 
 def _build_recovery(
-    fitted: Fitted | None, verdict: Verdict | None, error: KeyholeError | None
+    fitted: "Fitted | None", verdict: Verdict | None, error: KeyholeError | None
 ) -> Recovery:
     outcome, reason = Outcome.RECOVERED, ""
     if error is not None:

@@ -3,6 +3,8 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -95,5 +97,30 @@ def test_every_error_is_a_keyhole_error() -> None:
     ("former", "name"),
     [("Precision", "NoiseModel"), ("Questions", "QueryBatch"), ("Patience", "RetryPolicy")],
 )
-def test_names_of_earlier_versions_still_work(former: str, name: str) -> None:
-    assert getattr(keyhole, former) is getattr(keyhole, name)
+def test_names_of_earlier_versions_still_work_and_warn(former: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"keyhole.{former} is now called keyhole.{name}"):
+        value = getattr(keyhole, former)
+    assert value is getattr(keyhole, name)
+    assert former not in keyhole.__all__
+
+
+def test_a_run_loads_the_learner_in_use() -> None:
+    """Not all of them, and nothing of them before one is named."""
+    code = "import keyhole, sys\nkeyhole.recover\n"
+    code += "loaded = {m for m in sys.modules if m.startswith('keyhole.learners.')}\n"
+    code += "assert loaded <= {'keyhole.learners.base', 'keyhole.learners.names'}, loaded\n"
+    code += "from keyhole.models.random import attention\nimport numpy as np\n"
+    code += "box = attention(np.random.default_rng(0), 4)\n"
+    code += "assert keyhole.recover(box, keyhole.SingleHead()).outcome.name == 'RECOVERED'\n"
+    code += (
+        "packages = {m.split('.')[2] for m in sys.modules if m.startswith('keyhole.learners.')}\n"
+    )
+    code += "assert packages == {'base', 'names', 'single_head', 'published'}, packages"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_reference_is_written_from_the_list_of_names() -> None:
+    root = Path(__file__).parents[2]
+    script = run_path(str(root / ".ci" / "api"))
+    page = (root / "docs" / "reference" / "api.md").read_text()
+    assert page == script["build_page"](), "run: python .ci/api"

@@ -42,7 +42,7 @@ def plan(
             known = survey(oracle, seed)
     elif box.width is not None:
         spec = Spec(box.width, outputs, Domain(box.max_length, box.max_norm))
-        known = Survey(spec, NoiseModel(), "taken for float64", "")
+        known = Survey(spec, NoiseModel(), "taken for float64", None)
     else:
         raise InvalidArgument("name a TARGET, or give --width")
     found = estimate(known, Size(heads, rank, neurons), seed=seed, rehearse=rehearse)
@@ -115,16 +115,18 @@ def duration(seconds: float | None) -> str:
 
 def sentences(known: "Survey", rehearsed: bool) -> list[str]:
     """Where the figures come from."""
+    from keyhole.measurement.families import Kind
+
     lines = []
-    if known.asked:
+    if known.asked and known.kind is not None:
         kinds = {
-            "attention": "single tokens act linearly: attention",
-            "network": "single tokens bend, the rest does not matter: a network",
-            "smooth network": "single tokens act smoothly: a network with GELU, SiLU or the like",
-            "layer": "single tokens bend, and the rest matters: attention and a network",
-            "labels": "every answer is a label",
-            "positions": "the places of tokens matter: attention with positions",
-            "block": f"huge tokens act as behind a norm: {known.family}",
+            Kind.ATTENTION: "single tokens act linearly: attention",
+            Kind.NETWORK: "single tokens bend, the rest does not matter: a network",
+            Kind.SMOOTH_NETWORK: "single tokens act smoothly: a network with GELU or the like",
+            Kind.LAYER: "single tokens bend, and the rest matters: attention and a network",
+            Kind.LABELS: "every answer is a label",
+            Kind.POSITIONS: "the places of tokens matter: attention with positions",
+            Kind.BLOCK: f"huge tokens act as behind a norm: {known.family}",
         }
         kind = kinds[known.kind]
         domain = known.spec.domain

@@ -9,10 +9,13 @@ Algebra.    Second differences. How a score is measured (every entry, or only as
             rank saves nothing.
 Fails.      A box that is none of the families is rejected, at once where the queries above say
             so, else by the learner; the error's `findings` tell what was found out.
+
+A learner is imported where it is chosen: a run loads what it uses.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,16 +30,10 @@ from keyhole.errors import (
     WrongFamily,
 )
 from keyhole.learners.base import Hypothesis, Learner
-from keyhole.learners.block import BlockLearner, name_block
-from keyhole.learners.label_only import LabelOnly
-from keyhole.learners.mlp.learner import MlpLearner
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
-from keyhole.learners.positions import Positions, describe_bounded, has_sink
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
-from keyhole.learners.stack import StackLearner, is_stack
-from keyhole.learners.transformer.learner import Transformer
 from keyhole.measurement.asking import Asker
+from keyhole.measurement.families import Family
 from keyhole.measurement.family import (
     Facts,
     bends_between_opposites,
@@ -62,6 +59,8 @@ class Auto:
     'single head'
     """
 
+    finds_family: ClassVar[bool] = True  # nobody vouches for it: verified with more queries
+
     def expected_queries(self, spec: Spec) -> int | None:
         """Not known before the family is; then the learner that was chosen tells."""
         return None
@@ -77,18 +76,22 @@ class Auto:
             return learn_among_given_tokens(oracle, rng)
         if has_tight_budget(oracle):
             reason = "the budget leaves no room to find out, so the smallest family is tried"
-            return Choice((), "single head", reason).learn(SingleHead(), oracle, rng)
+            return Choice((), Family.SINGLE_HEAD, reason).learn(SingleHead(), oracle, rng)
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
         if computes_in_half(facts, oracle):
             return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
         if facts.labels:
-            choice = Choice.of(facts, "label-only head", "every answer is a label")
+            from keyhole.learners.label_only import LabelOnly
+
+            choice = Choice.of(facts, Family.LABELS, "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
         if in_order(facts, oracle):
+            from keyhole.learners.positions import Positions
+
             reason = "single tokens act linearly, and the places of the others matter"
-            choice = Choice.of(facts, "attention with positions", reason)
+            choice = Choice.of(facts, Family.POSITIONS, reason)
             return choice.learn(Positions(), oracle, rng)
         block = find_block(oracle, facts, rng.spawn(1)[0])
         if block:
@@ -119,6 +122,8 @@ def explain_bounded_scores(
         return
     if oracle.remaining is not None and oracle.remaining < 40:  # queries that this may take
         return
+    from keyhole.learners.positions import describe_bounded
+
     told = describe_bounded(Asker(oracle), rng.spawn(1)[0])
     if told is None:
         return
@@ -133,13 +138,13 @@ class Choice:
     """A family, why it was chosen, and what else is known: goes into whatever comes of it."""
 
     findings: tuple[str, ...]
-    family: str
+    family: Family
     reason: str
     precision: NoiseModel | None = None  # of the box, for learners that do not tell
     outputs: int | None = None  # numbers in an answer
 
     @classmethod
-    def of(cls, facts: Facts, family: str, reason: str) -> "Choice":
+    def of(cls, facts: Facts, family: Family, reason: str) -> "Choice":
         precision = None if facts.labels else facts.noise
         return cls(facts.sentences, family, reason, precision, facts.outputs)
 
@@ -161,7 +166,7 @@ class Choice:
             raise self.annotate_error(Unsupported(message)) from error
         except KeyholeError as error:
             raise self.annotate_error(error) from error.__cause__
-        details = {**learned.details, "family": self.family, "family_reason": self.reason}
+        details = {**learned.details, "family": self.family.value, "family_reason": self.reason}
         return replace(
             learned,
             notes=(*self.notes, *learned.notes),
@@ -171,7 +176,7 @@ class Choice:
 
     def annotate_error(self, error: KeyholeError) -> KeyholeError:
         error.findings = (*self.notes, *error.findings)
-        error.family = error.family or self.family
+        error.family = error.family or self.family.value
         return error
 
 
@@ -254,27 +259,36 @@ def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
     raise error
 
 
-def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> str:
-    """The block, stack or sublayer with a norm that the box may be, or "": answers are as wide as
+def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family | None:
+    """The block, stack or sublayer with a norm that the box may be, if any: answers are as wide as
     tokens, and single tokens act smoothly, as only a norm or a smooth activation does. A block
     without positions sees the earlier tokens as a set; causal blocks behind one another do not."""
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
     if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
-        return ""
-    name = name_block(oracle, rng)
-    whole, placed = name.startswith("a whole"), facts.order or facts.copies
-    norm = {"a whole pre-norm block": "pre", "post-norm attention": "post"}.get(name)
-    if (placed and whole) or (norm is not None and is_stack(oracle, norm, rng)):
-        return "a stack of blocks"
-    return "" if placed else name
+        return None
+    from keyhole.learners.block import name_block
+    from keyhole.learners.stack import is_stack
+
+    family, placed = name_block(oracle, rng), facts.order or facts.copies
+    if family is None:
+        return None
+    norm = {Family.PRE_NORM_BLOCK: "pre", Family.POST_NORM_ATTENTION: "post"}.get(family)
+    if (placed and family.is_whole_block) or (norm is not None and is_stack(oracle, norm, rng)):
+        return Family.STACK
+    return None if placed else family
 
 
-def learn_block(oracle: Oracle, rng: np.random.Generator, facts: Facts, name: str) -> Hypothesis:
+def learn_block(
+    oracle: Oracle, rng: np.random.Generator, facts: Facts, family: Family
+) -> Hypothesis:
     """A block or a stack; what looks like a network and a norm may also be a network without
     one."""
+    from keyhole.learners.block import BlockLearner
+    from keyhole.learners.stack import StackLearner
+
     reason = "single tokens act smoothly, and huge ones as behind a norm"
-    choice = Choice.of(facts, name, reason)
-    if name == "a stack of blocks":
+    choice = Choice.of(facts, family, reason)
+    if family is Family.STACK:
         return choice.learn(StackLearner(), oracle, rng)
     try:
         return choice.learn(BlockLearner(), oracle, rng)
@@ -286,6 +300,8 @@ def learn_block(oracle: Oracle, rng: np.random.Generator, facts: Facts, name: st
 
 def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """Single tokens act smoothly and the rest matters: attention with a sink, or unknown."""
+    from keyhole.learners.positions import Positions, has_sink
+
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
     if not vectors or not has_sink(Asker(oracle), rng.spawn(1)[0]):
         refuse_unknown_families(oracle, facts)
@@ -294,7 +310,7 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
         error.findings = facts.sentences
         raise error
     reason = "single tokens act smoothly, and linearly once they are large"
-    choice = Choice.of(facts, "attention with a sink", reason)
+    choice = Choice.of(facts, Family.SINK, reason)
     try:
         return choice.learn(Positions(sink=True), oracle, rng)
     except WrongFamily:
@@ -302,41 +318,45 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
         raise
 
 
-def judge_family(oracle: Oracle, facts: Facts) -> tuple[str, str]:
-    """The family that a recovery will start from, or "" and why there is none."""
+def judge_family(oracle: Oracle, facts: Facts) -> tuple[Family | None, str]:
+    """The family that a recovery will start from, or None and why there is none."""
     block = find_block(oracle, facts, np.random.default_rng(0))
     if block:
         return block, ""
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
     if facts.smooth and facts.sequence and vectors and not facts.order:
-        return "attention with a sink, the only family in which one token acts smoothly", ""
+        return Family.SINK, ""
     try:
         if not (facts.labels or in_order(facts, oracle) or computes_in_half(facts, oracle)):
             refuse_unknown_families(oracle, facts)
     except (WrongFamily, Unsupported) as refused:
-        return "", str(refused)
+        return None, str(refused)
     if facts.labels:
-        return "label-only head", ""
+        return Family.LABELS, ""
     if in_order(facts, oracle):
-        return "attention with positions", ""
+        return Family.POSITIONS, ""
     if facts.bent:
         if facts.smooth:
-            return "network with one hidden layer", ""
-        return ("Transformer" if facts.sequence else "ReLU network"), ""
-    return ("several heads" if facts.several else "single head"), ""
+            return Family.SMOOTH_NETWORK, ""
+        return (Family.TRANSFORMER if facts.sequence else Family.RELU_NETWORK), ""
+    return (Family.SEVERAL_HEADS if facts.several else Family.SINGLE_HEAD), ""
 
 
 def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    from keyhole.learners.mlp.learner import MlpLearner
+    from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+    from keyhole.learners.transformer.learner import Transformer
+
     if facts.smooth:
         reason = "single tokens act smoothly, the rest of a sequence does not matter"
-        choice = Choice.of(facts, "network with one hidden layer", reason)
+        choice = Choice.of(facts, Family.SMOOTH_NETWORK, reason)
         return choice.learn(MlpLearner(), oracle, rng)
     if not facts.sequence:
         reason = "single tokens bend, the rest of a sequence does not matter"
-        choice = Choice.of(facts, "ReLU network", reason)
+        choice = Choice.of(facts, Family.RELU_NETWORK, reason)
         return choice.learn(ReluNetworkLearner(), oracle, rng)
     reason = "single tokens bend, and the rest of a sequence matters"
-    return Choice.of(facts, "Transformer", reason).learn(Transformer(), oracle, rng)
+    return Choice.of(facts, Family.TRANSFORMER, reason).learn(Transformer(), oracle, rng)
 
 
 def learn_bent_after_all(
@@ -354,8 +374,10 @@ def learn_bent_after_all(
 
 def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
     """A vocabulary, or a domain far from zero: one head, or several by random queries."""
-    choice = Choice((), "single head", "tokens are given, so the smallest family is tried first")
-    several = Choice((), "several heads", "one head does not explain the answers")
+    choice = Choice(
+        (), Family.SINGLE_HEAD, "tokens are given, so the smallest family is tried first"
+    )
+    several = Choice((), Family.SEVERAL_HEADS, "one head does not explain the answers")
     try:
         learned = choice.learn(SingleHead(), oracle, rng)
     except WrongFamily:
@@ -372,14 +394,14 @@ def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) 
         reason = "single tokens act linearly, in half precision"
     elif facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
         oracle = AffineSingles(oracle, *facts.singles)
-    choice = Choice.of(facts, "several heads", reason)
+    choice = Choice.of(facts, Family.SEVERAL_HEADS, reason)
     return choice.learn(MultiHead(), oracle, rng)
 
 
 def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """The cheapest way to learn one head; the larger families where that is not what it is."""
     reason = "single tokens act linearly, and pairs say nothing against one head"
-    choice = Choice.of(facts, "single head", reason)
+    choice = Choice.of(facts, Family.SINGLE_HEAD, reason)
     try:
         learned = choice.annotate(lambda: learn_head_alone(oracle, rng, facts))
     except WrongFamily as error:
@@ -422,7 +444,7 @@ def learn_beyond_one_head(
         # in the type of the box's answers, from which their precision is told
         kind = np.float32 if facts.noise.relative >= SINGLE_ROUNDOFF else np.float64
         oracle = WithPrior(oracle, single=lambda tokens: learned.model(tokens).astype(kind))
-    choice = Choice.of(facts, "several heads", "one head does not explain the answers")
+    choice = Choice.of(facts, Family.SEVERAL_HEADS, "one head does not explain the answers")
     try:
         attempts = 2  # MultiHead has fewer where one head was tried first
         return choice.learn(MultiHead(attempts=attempts), oracle, rng)

@@ -14,6 +14,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample
 from keyhole.linalg.softmax import logit
+from keyhole.measurement.families import Kind
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
@@ -44,13 +45,13 @@ class Facts:
     singles: tuple[Array, Array] | None = None  # tokens and answers, where f([x]) is affine
 
     @property
-    def kind(self) -> str:
-        """The family in a word: "labels", "attention", "network" or "layer" (both)."""
+    def kind(self) -> Kind:
+        """What tokens and sequences say: labels, attention, a network, or both in a layer."""
         if self.labels:
-            return "labels"
+            return Kind.LABELS
         if not self.bent:
-            return "attention"
-        return "layer" if self.sequence else "network"
+            return Kind.ATTENTION
+        return Kind.LAYER if self.sequence else Kind.NETWORK
 
     def still(self, oracle: Oracle) -> bool:
         """Whether the box answers its first query as it did."""

@@ -49,11 +49,16 @@ from keyhole.learners.block.refinement import (
     refine_block,
     with_attention,
 )
+from keyhole.measurement.families import Family
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
 from keyhole.oracles.base import Oracle, Spec
 
+# of a norm at this place
+ATTENTION = {"pre": Family.PRE_NORM_ATTENTION, "post": Family.POST_NORM_ATTENTION}
+NETWORK = {"pre": Family.PRE_NORM_NETWORK, "post": Family.POST_NORM_NETWORK}
+WHOLE = {"pre": Family.PRE_NORM_BLOCK, "post": Family.POST_NORM_BLOCK}
 BIASES = ("bias", "offset")  # ends of the names of what may be zero
 REFUTED = 1e5  # units of what its errors explain, in which an answer refutes a block
 
@@ -110,7 +115,7 @@ class BlockLearner:
             wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
             return run_strategies([("the promise", lambda: Refuted(wrong))])
         context = sees_context(box, rng)
-        alone = count_block_queries(f"{order}-norm attention", box.width)
+        alone = count_block_queries(ATTENTION.get(order), box.width)
         if order == "post" and context and bends_behind(box, rng):
 
             def find_whole() -> tuple[list[Block], Pairs]:
@@ -178,26 +183,26 @@ def sees_context(box: Box, rng: np.random.Generator) -> bool:
     return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
 
 
-def name_block(oracle: Oracle, rng: np.random.Generator) -> str:
-    """What a box with a norm looks like from a few single tokens, or "" where it has none."""
+def name_block(oracle: Oracle, rng: np.random.Generator) -> Family | None:
+    """What a box with a norm looks like from a few single tokens; None where it has none."""
     box = Box(oracle)
     try:
         order = find_order(box, rng)
         if order == "none":
-            return ""
+            return None
         if not sees_context(box, rng):
-            return f"a {order}-norm network"
+            return NETWORK[order]
         bent = bends_behind(box, rng) if order == "post" else bends(box, rng)
     except NotThisBlock:
-        return ""
-    return f"a whole {order}-norm block" if bent else f"{order}-norm attention"
+        return None
+    return WHOLE[order] if bent else ATTENTION[order]
 
 
-def count_block_queries(name: str, width: int) -> int | None:
-    """Queries that a box of this name (`name_block`) takes, as measured (benchmarks/forecast.py);
+def count_block_queries(family: Family | None, width: int) -> int | None:
+    """Queries that a box of this family (`name_block`) takes, as measured (benchmarks/forecast.py);
     None where they depend on neurons."""
-    beyond = {"post-norm attention": 60, "pre-norm attention": 75}
-    return 5 * width + beyond[name] if name in beyond else None
+    beyond = {Family.POST_NORM_ATTENTION: 60, Family.PRE_NORM_ATTENTION: 75}
+    return 5 * width + beyond[family] if family in beyond else None
 
 
 def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
