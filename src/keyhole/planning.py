@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, whole_number
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, random_stream, whole_number
 from keyhole.errors import KeyholeError, OracleError
 from keyhole.learners.auto import judge_family
 from keyhole.learners.base import Learner
@@ -101,7 +101,7 @@ class Estimate:
 
 def survey(box: Any, seed: int = 0) -> Survey:
     """Some forty queries: precision, family, speed."""
-    rng = np.random.default_rng([whole_number("seed", seed, 0), 3])
+    rng = random_stream(whole_number("seed", seed, 0), "planning")
     with opened(box) as oracle:
         return _survey_box(QueryCounter(Validator(oracle)), rng)
 
@@ -307,7 +307,7 @@ def _rehearse(name: str, size: Size, target: Survey, seed: int) -> tuple[float |
     candidate = candidates(small, target.spec.outputs)[name]
     if candidate.draw is None:
         return None, "not rehearsed"
-    rng = np.random.default_rng([seed, 4])
+    rng = random_stream(seed, "planning network")
     secret = candidate.draw(rng, width)
     spec = Spec(width, domain=target.spec.domain, identity="rehearsal")
     box = _blur(secret, spec, target.precision, name == "label-only", seed)

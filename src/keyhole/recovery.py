@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.arrays import Array, whole_number
+from keyhole.arrays import Array, random_stream, whole_number
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -252,10 +252,10 @@ class _Run:
         tokens, the learner starts again within these limits."""
         while True:
             try:
-                learned = self.learner.learn(self.asked, np.random.default_rng(self.seed))
+                learned = self.learner.learn(self.asked, random_stream(self.seed, "learning"))
                 break
             except OracleError:
-                narrower = self.within.narrow(np.random.default_rng([self.seed, 5]))
+                narrower = self.within.narrow(random_stream(self.seed, "limits"))
                 if narrower is None:
                     raise
                 self.within = narrower
@@ -306,7 +306,7 @@ class _Run:
         for fewer tokens, more than the hidden state has numbers."""
         if self.reader is None or not isinstance(learned.model, OutputLayer):
             return self.asked, learned.model, learned.errors
-        rng = np.random.default_rng([self.seed, 2])
+        rng = random_stream(self.seed, "chosen tokens")
         reader = choose_for_check(self.reader, learned.model.matrix, rng)
         if reader.chosen is None or self.reader.chosen is not None:
             return self.asked, learned.model, learned.errors
@@ -530,7 +530,7 @@ def learn(
     verdict: Verdict | None = None
     error: KeyholeError | None
     try:
-        rng = np.random.default_rng(whole_number("seed", seed, 0))
+        rng = random_stream(whole_number("seed", seed, 0), "examples")
         fitted = learner.fit(X, Y, rng, mask=mask, progress=progress)
         verdict = judge_fit(fitted)
         error = find_fault(fitted, verdict)

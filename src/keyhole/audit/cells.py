@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, real_number
+from keyhole.arrays import TINY, Array, random_stream, real_number
 from keyhole.audit.protections import DEFAULT, Protection, change
 from keyhole.errors import InvalidArgument, KeyholeError
 from keyhole.learners.base import Learner
@@ -136,7 +136,7 @@ def finite(number: float) -> float | None:
 
 def honest_tokens(model: Attention, norm: float, seed: int) -> Array:
     """Random sequences that stand for honest use, the same for every cell of a plan."""
-    rng = np.random.default_rng([seed, 1])
+    rng = random_stream(seed, "audit")
     sequences, length = 512, 8
     tokens = rng.standard_normal((sequences, length, model.width)) / np.sqrt(model.width)
     lengths = np.linalg.norm(tokens, axis=2, keepdims=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, random_stream
 from keyhole.errors import KeyholeError, NotIdentifiable
 from keyhole.learners.output_layer import OutputLayerLearner
 from keyhole.oracles.base import Oracle
@@ -149,7 +149,7 @@ def audit_language_model(
 def _attack_openly(box: Oracle, most: int, seed: int) -> Recovery:
     """Width and space through all that the box tells; on some tokens where all are too dear."""
     if isinstance(box, Reader) and box.price > 1 and box.price * 64 > most:
-        rng = np.random.default_rng(seed)
+        rng = random_stream(seed, "audit")
         some = rng.choice(box.interface.vocabulary, 512, replace=False)
         box = box.choose(np.sort(some).tolist())
     return recover(box, OutputLayerLearner(), seed=seed, throw=False, budget=20 * most)
@@ -192,7 +192,7 @@ def _expose(
         return Exposure(title, CLOSED, *levels, None, "HOLDS" if safe else "NOT ATTACKED", reason)
     if simulated is None or levels[0].questions > most:
         return Exposure(title, interface.reading, *levels, None, "COMPUTED")
-    rng = np.random.default_rng([seed, interface.top])
+    rng = random_stream(seed, f"audit top {interface.top}")
     count = min(interface.vocabulary, math.ceil(1.3 * width) + 16)
     affordable = levels[1].questions <= most and interface.reading != RACE
     # a race to two more digits costs a fourth more questions
@@ -242,7 +242,7 @@ def _space_error(
     box: Oracle, matrix: Float[Array, "k r"], tokens: Array, width: int, seed: int
 ) -> float | None:
     """Part of the model's own answers that lies outside the space that was found."""
-    rng = np.random.default_rng([seed, 9])
+    rng = random_stream(seed, "audit endpoint")
     longest = min(8, box.spec.domain.max_length or 8)
     prompts = rng.integers(int(box.spec.domain.tokens or 2), size=(2 * width, longest, 1))
     try:

@@ -292,8 +292,7 @@ def check(
 
 def check_family(oracle: Any, seed: int) -> dict[str, Any]:
     """The family that recover will start from, by the same queries, or why it will refuse."""
-    import numpy as np
-
+    from keyhole.arrays import random_stream
     from keyhole.errors import KeyholeError
     from keyhole.learners.auto import judge_family
     from keyhole.measurement.family import examine_family
@@ -305,7 +304,7 @@ def check_family(oracle: Any, seed: int) -> dict[str, Any]:
         return {"family": "single head (tokens are given: the smallest family is tried)"}
     counter = QueryCounter(Validator(oracle))
     try:
-        facts = examine_family(counter, np.random.default_rng(seed).spawn(1)[0])
+        facts = examine_family(counter, random_stream(seed, "learning").spawn(1)[0])
     except KeyholeError as error:
         return {"family": None, "recover": f"no: {error}"}
     family, refusal = judge_family(counter, facts)

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF
+from keyhole.arrays import SINGLE_ROUNDOFF, random_stream
 from keyhole.errors import (
     DomainError,
     IllConditioned,
@@ -247,7 +247,7 @@ def refuse_unknown_families(oracle: Oracle, facts: Facts) -> None:
 def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
     """Raises Unsupported for a model with attention and something smooth in it, the inputs or
     outputs of which are not those of a block."""
-    if not resembles_whole_model(oracle, np.random.default_rng(0), facts.noise):
+    if not resembles_whole_model(oracle, random_stream(0, "whole model"), facts.noise):
         return
     error = Unsupported(
         "looks like a model with attention and a norm or a smooth network in it (one token is "
@@ -320,7 +320,7 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
 
 def judge_family(oracle: Oracle, facts: Facts) -> tuple[Family | None, str]:
     """The family that a recovery will start from, or None and why there is none."""
-    block = find_block(oracle, facts, np.random.default_rng(0))
+    block = find_block(oracle, facts, random_stream(0, "check"))
     if block:
         return block, ""
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded

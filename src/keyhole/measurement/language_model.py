@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Int
+from keyhole.arrays import Array, Int, random_stream
 from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.language_model.answers import log_total
@@ -22,7 +22,7 @@ def examine_language_model(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     """Twelve questions beyond those of opening it: three prompts twice, once with another first
     token, and once with all other tokens. (To one of them a server may tell nothing, where it
     samples half a character.)"""
-    rng, spec = np.random.default_rng(seed), oracle.spec
+    rng, spec = random_stream(seed, "check"), oracle.spec
     tokens = int(spec.domain.tokens or 2)
     length = min(8, spec.domain.max_length or 8)
     prompts = rng.integers(tokens, size=(3, length))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaincinv
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, random_stream
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import FORMATS, NoiseModel
@@ -281,7 +281,7 @@ def inside(oracle: Oracle, tokens: Array, rng: np.random.Generator) -> Array:
 
 def examine(oracle: Oracle, seed: int = 0) -> dict[str, Any]:
     """What `keyhole check` shows: about fifteen queries."""
-    rng, spec = np.random.default_rng(seed), oracle.spec
+    rng, spec = random_stream(seed, "check"), oracle.spec
     found: dict[str, Any] = {"width": spec.width}
     token = inside(oracle, rng.standard_normal((1, 1, spec.width)), rng)
     one = oracle.ask(QueryBatch.of(token, PURPOSE))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, whole_number
+from keyhole.arrays import TINY, Array, random_stream, whole_number
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.measurement.noise import bound_noise
 from keyhole.models.base import predict, takes_numbers
@@ -102,7 +102,7 @@ def _verdict(
             raise InvalidArgument(f"the model has {model.tokens} tokens, the box {told}")
     elif getattr(model, "width", box.spec.width) != box.spec.width:
         raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
-    rng = np.random.default_rng([whole_number("seed", seed, 0), 1])
+    rng = random_stream(whole_number("seed", seed, 0), "verification")
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     designer = Designer(box.spec, natural, rng, model)
     asked, answers, shortest = _ask_fresh(box, model, designer, count)
@@ -125,7 +125,7 @@ def _verdict(
         replayed += sum(len(one.ratios) for one in found if one.case.reason == OLD)
         worst = max([worst, *(float(one.ratios.max()) for one in new)])
         if changes and new and example is None:  # the same changes for every portion
-            shown = rate_changes(model, new, np.random.default_rng([seed, 4]))
+            shown = rate_changes(model, new, random_stream(seed, "changes"))
             rates = join_rates(rates, shown)
         judged += [one.without_tokens() for one in new]
         del portion, found, new  # before the next is made: tokens may be large

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, random_stream
 from keyhole.learners.block.box import Box, NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
@@ -699,7 +699,7 @@ class BlockWeights:
         heads, count = len(self.maps), soft.tokens.shape[1]
         equal = np.full((len(soft.anchor), heads, count), 1.0 / (1.0 + count))
         points, gaps = self.read_points(soft, equal)
-        rng = np.random.default_rng(0)  # the same answers are read in the same way
+        rng = random_stream(0, "post-norm block")  # the same answers are read in the same way
         for _ in range(self.starts):
             stray = np.flatnonzero(gaps > usual_level(gaps, self.close))
             if not len(stray):

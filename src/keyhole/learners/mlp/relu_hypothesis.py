@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, random_stream
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.domain import InputRegion
@@ -198,7 +198,7 @@ def build_hypothesis(
     if orient:
         oriented = orient_neurons(network, size + found.affine_error)
         # with large errors sides may seem to fit that change the function
-        points = region.points(np.random.default_rng(0), 256)
+        points = region.points(random_stream(0, "superfluous"), 256)
         moved = np.abs(oriented.network(points) - network(points)).max(initial=0.0)
         if moved > exactness.allowed:
             oriented = Orientation(network, False, "the errors are too large")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int, random_stream
 from keyhole.errors import IllConditioned, Inconsistent, InvalidArgument
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
@@ -63,7 +63,7 @@ def recover_dictionary(
             "keyhole.open_oracle, and one that takes tokens, opened with "
             "keyhole.open_language_model"
         )
-    rng = np.random.default_rng(seed)
+    rng = random_stream(seed, "dictionary")
     output = find_output(vectors, long)
     check_space(output, layer)
     drawn = rng.permutation(len(output))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import TINY, Array, Float, random_stream
 from keyhole.errors import Counterexample, InvalidArgument
 from keyhole.learners.base import (
     Diagnostics,
@@ -347,7 +347,7 @@ def judge_smoothness(box: Box, pilot: Pilot, heads: int) -> Result:
     if odd is None and many.heads < min(width, len(many.answers) // 2):
         # as many heads as the rank of the answers must explain them
         # of many starts: a search that ends early must not refute an honest box
-        rng = np.random.default_rng(0)
+        rng = random_stream(0, "token attention")
         pair = solve_pair(many.proportions, many.answers, many.heads, rng, starts=64)
         if pair.residual > 1e3 * box.sigma:
             odd = int(np.argmax(np.linalg.norm(many.answers, axis=1)))
