@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.learners.base import Hypothesis
-from keyhole.learners.transformer.learner import Transformer
-from keyhole.models.relu_network import ReluNetwork
-from keyhole.models.transformer import TransformerModel
-from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.function import FunctionOracle
-from keyhole.oracles.queries import QueryBatch
+import keyhole
+from keyhole import (
+    Hypothesis,
+    Oracle,
+    QueryBatch,
+    ReluNetwork,
+    Spec,
+    Transformer,
+    TransformerModel,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +48,10 @@ def main() -> None:
         rng.standard_normal((24, 8)), rng.standard_normal(24), rng.standard_normal(24)
     )
     secret = TransformerModel(rng.standard_normal((8, 8)), None, network)
-    box = FunctionOracle(secret, Spec(width=8))
     learner = Transformer(ffn=KnownPlanes(network.weight, network.bias))
-    found = learner.learn(box, rng)
+    found = keyhole.recover(secret, learner)
     error = np.linalg.norm(found.model.score - secret.score) / np.linalg.norm(secret.score)
-    print(f"score recovered to {error:.1e}")
+    print(f"{found.outcome.name}: score recovered to {error:.1e}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from keyhole.oracles.torch import inside as inside
 from keyhole.models.parts import submodule as submodule
 
 # Learners
+from keyhole.learners.base import Hypothesis as Hypothesis
 from keyhole.learners.auto import Auto as Auto
 from keyhole.learners.single_head.learner import SingleHead as SingleHead
 from keyhole.learners.single_head.learner import LowRank as LowRank

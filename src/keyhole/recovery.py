@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.arrays import Array, random_stream, whole_number
+from keyhole.arrays import TINY, Array, random_stream, whole_number
 from keyhole.errors import (
     BudgetExhausted,
     IllConditioned,
@@ -29,7 +29,7 @@ from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.names import make_learner
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
-from keyhole.models.base import multiply_out_scores
+from keyhole.models.base import multiply_out_scores, replace_parameters, takes_numbers
 from keyhole.models.canonical import product_norm
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
@@ -472,8 +472,13 @@ def roundoff_seen(answers: Array) -> float:
     return recognise_format(noise_of_type(None, answers), answers).relative
 
 
+ADDED = ("bias", "offset", "skip", "linear")  # ends of the names of blocks that may well be zero
+
+
 def loosest(learned: Hypothesis) -> float:
-    """Largest standard error of a parameter block relative to the block (Frobenius norms)."""
+    """Largest standard error of a parameter block relative to the block (Frobenius norms). What is
+    added to something else may be zero, and any error is large beside that: such a block is judged
+    by what its errors do to ordinary answers, relative to these."""
     if learned.errors is None:
         return 0.0
     errors, worst = learned.errors.to_arrays(), 0.0
@@ -487,9 +492,25 @@ def loosest(learned: Hypothesis) -> float:
             error = product_norm(errors[name], errors[other])
         else:
             size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))
-        if size > 0:
-            worst = max(worst, error / size)
+        if size > 0 and error > worst * size:
+            doubt = error / size
+            if name.endswith(ADDED) and not takes_numbers(learned.model):
+                doubt = min(doubt, move_answers(learned.model, name, errors[name]))
+            worst = max(worst, doubt)
     return worst
+
+
+def move_answers(model: Any, name: str, errors: Array) -> float:
+    """How far answers to ordinary queries move with one block by its standard errors, relative to
+    their scatter."""
+    rng = np.random.default_rng(0)
+    natural = model.natural_length() if hasattr(model, "natural_length") else model.width**0.5
+    tokens = natural / np.sqrt(model.width) * rng.standard_normal((8, 3, model.width))
+    moved = model.to_arrays()[name] + errors * rng.choice([-1.0, 1.0], np.shape(errors))
+    answers = np.asarray(model(tokens))
+    change = np.asarray(replace_parameters(model, {name: moved})(tokens)) - answers
+    scatter = float(np.linalg.norm(answers - answers.mean(axis=0)))
+    return float(np.linalg.norm(change)) / max(scatter, TINY)
 
 
 # -- Labelled examples ---------------------------------------------------------------------------

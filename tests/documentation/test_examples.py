@@ -11,7 +11,7 @@ import pytest
 from code_blocks import ROOT, environment
 
 SAYS = {
-    "foreign_ffn_learner.py": "score recovered to",
+    "foreign_ffn_learner.py": "RECOVERED: score recovered to",
     "recover_a_torch_layer.py": "RECOVERED",
     "audit_a_model.py": "decimals",
     "watch_an_endpoint.py": "differs",

@@ -320,3 +320,31 @@ def test_labels_of_another_box_are_told_from_the_journals(tmp_path: Path) -> Non
     box.model = lambda tokens: -was(tokens)
     with pytest.raises(keyhole.JournalMismatch, match="another box"):
         keyhole.recover(labels(), keyhole.LabelOnly(), journal=path)
+
+
+class WithBars:
+    """A learner that was told the model, with these standard errors of offset and value."""
+
+    def __init__(self, model: Attention, offset: float, value: float) -> None:
+        self.model, self.bars = model, (offset, value)
+
+    def learn(self, oracle: keyhole.Oracle, rng: np.random.Generator) -> keyhole.Hypothesis:
+        offset, value = self.bars
+        errors = [
+            Head(0 * head.score, None, np.full_like(head.value, value)) for head in self.model.heads
+        ]
+        bars = Attention(errors, np.full_like(self.model.offset, offset))
+        return keyhole.Hypothesis(self.model, bars, floor=1.0)
+
+    def expected_queries(self, spec: keyhole.Spec) -> int | None:
+        return None
+
+
+def test_an_offset_near_zero_is_judged_by_what_its_error_does_to_answers() -> None:
+    heads = attention(np.random.default_rng(1), 4, heads=2, outputs=4).heads
+    model = Attention(heads, np.full(4, 1e-14))
+    found = keyhole.recover(model, WithBars(model, offset=1e-13, value=0.0))
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    for offset, value in ((10.0, 0.0), (1e-13, 10.0)):  # a value is no block that may be zero
+        loose = keyhole.recover(model, WithBars(model, offset, value), throw=False)
+        assert loose.outcome is keyhole.Outcome.ILL_CONDITIONED
