@@ -1,4 +1,5 @@
 # make demo   hide a model, recover it, show the result
+# make quick  lint, and the tests that need no training, network or browser: 90 seconds
 # make test   everything that must hold: lint, types, import contracts, tests
 # make lint   the first three alone
 # make docs   the documentation as a site, in site/
@@ -25,11 +26,16 @@ SERVING_READY := $(SERVING)/.ready
 # one thread per process: the tests run side by side
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
+# tests with rewritten asserts are compiled once, not at every start
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint docs bench attack clean browser picture
+.PHONY: demo quick test lint docs bench attack clean browser picture
 
 demo: $(READY)
 	$(BIN)/keyhole demo
+
+quick: lint
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal -m quick
 
 test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)
 	others="$$(test ! -e $(OTHERS_READY) || echo $(CURDIR)/$(OTHERS)/bin/python)"; \

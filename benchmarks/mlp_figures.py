@@ -1,6 +1,6 @@
 """The pictures of docs/methods/mlp.md, one per route, drawn from runs of the stages themselves.
 
-python benchmarks/mlp_figures.py [--folder docs/methods]      needs matplotlib (keyhole[pictures])
+python benchmarks/mlp_figures.py [--folder docs/methods]     needs matplotlib (keyhole-ml[pictures])
 """
 
 import argparse

@@ -9,6 +9,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import costs
 import typechecking
 
 typechecking.install()
@@ -16,6 +17,15 @@ typechecking.install()
 # the same examples on every machine; a busy one may take its time
 settings.register_profile("keyhole", derandomize=True, deadline=None, database=None)
 settings.load_profile("keyhole")
+
+
+def pytest_configure(config):
+    if costs.wants_measuring():
+        config.pluginmanager.register(costs.Costs())
+
+
+def pytest_collection_modifyitems(items):
+    costs.mark_quick(items)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from keyhole.deprecation import warn_of_former_name
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _read_names() -> dict[str, str]:

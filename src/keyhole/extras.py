@@ -13,5 +13,5 @@ def need(module: str, extra: str, purpose: str) -> ModuleType:
     except ImportError as error:
         raise MissingExtra(
             f"{purpose} needs {module.split('.')[0]}, which is not installed: "
-            f"pip install 'keyhole[{extra}]'"
+            f"pip install 'keyhole-ml[{extra}]'"
         ) from error

@@ -16,7 +16,8 @@ from keyhole.report.html import write_report
 from recoveries import recovery
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install 'keyhole[test]'"
+    "playwright.sync_api",
+    reason="the browser tests need playwright: pip install 'keyhole-ml[test]'",
 )
 
 NAMES = (os.environ.get("KEYHOLE_BROWSER", "chromium"), "chromium-browser", "google-chrome")

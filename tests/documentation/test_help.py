@@ -177,7 +177,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     )
     last = done.stderr.strip().splitlines()[-1]
     assert MissingExtra.__name__ in last, done.stderr
-    assert f"pip install 'keyhole[{EXTRA.get(module, module)}]'" in last
+    assert f"pip install 'keyhole-ml[{EXTRA.get(module, module)}]'" in last
 
 
 def test_on_the_command_line_it_is_one_sentence(tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_on_the_command_line_it_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "keyhole: an ONNX file needs onnxruntime, which is not installed: "
-        "pip install 'keyhole[onnx]'"
+        "pip install 'keyhole-ml[onnx]'"
     ]

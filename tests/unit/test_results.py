@@ -49,7 +49,7 @@ def test_parameters_become_the_rows_of_a_table(monkeypatch: pytest.MonkeyPatch) 
     assert columns["standard error"][first] == MODEL.heads[0].score[0, 1]
     assert set(recovery(errors=None).to_dataframe()["standard error"]) == {None}
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtra, match=r"keyhole\[tables\]"):
+    with pytest.raises(MissingExtra, match=r"keyhole-ml\[tables\]"):
         recovery().to_dataframe()
 
 

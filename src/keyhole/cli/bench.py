@@ -125,5 +125,5 @@ def sentences(rows: "list[Row]") -> list[str]:
         "are told every size and get as many answers, to random queries.",
     ]
     if not any("student" in row.method for row in rows):
-        lines.append("With PyTorch, students take part too: pip install 'keyhole[torch]'.")
+        lines.append("With PyTorch, students take part too: pip install 'keyhole-ml[torch]'.")
     return lines

@@ -177,5 +177,5 @@ def test_several_heads_need_their_learner():
 
 def test_a_plot_without_the_library_that_draws_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(keyhole.MissingExtra, match=r"pip install 'keyhole\[pictures\]'"):
+    with pytest.raises(keyhole.MissingExtra, match=r"pip install 'keyhole-ml\[pictures\]'"):
         checked_plot(tmp_path / "plot.png")

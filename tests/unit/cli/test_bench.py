@@ -23,7 +23,7 @@ def test_a_layer_of_a_size_becomes_a_table_or_json() -> None:
     shown = CliRunner().invoke(commands.app, arguments)
     assert shown.exit_code == 0
     assert "One head of width 4: 20 unknowns" in shown.output
-    assert "pip install 'keyhole[torch]'" in " ".join(shown.output.split())
+    assert "pip install 'keyhole-ml[torch]'" in " ".join(shown.output.split())
     record = json.loads(CliRunner().invoke(commands.app, [*arguments, "--json"]).stdout)
     assert record["unknowns"] == 20
     assert [row["method"] for row in record["methods"]] == ["Keyhole", "least squares (SciPy)"]

@@ -188,8 +188,8 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 @pytest.mark.parametrize(
     ("absent", "call", "command"),
     [
-        ("onnxruntime", "open_oracle(sys.argv[1])", "keyhole[onnx]"),
-        ("distributed", "open_oracle(len, 3, cluster='tcp://x')", "keyhole[distributed]"),
+        ("onnxruntime", "open_oracle(sys.argv[1])", "keyhole-ml[onnx]"),
+        ("distributed", "open_oracle(len, 3, cluster='tcp://x')", "keyhole-ml[distributed]"),
     ],
 )
 def test_a_missing_extra_is_named_with_its_command(tmp_path, absent, call, command):
