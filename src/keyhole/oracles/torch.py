@@ -191,7 +191,7 @@ def open_torch(
         precision = NoiseModel(2.0**-bits, format=str(kind).removeprefix("torch."))
     return TorchOracle(
         module,
-        Spec(width, None, domain, precision, _identity(module)),
+        Spec(width, None, domain, precision, name_module(module)),
         adapter or default_adapter(module),
         kind,
         device or (tensors[0].device if tensors else "cpu"),
@@ -236,7 +236,7 @@ def guessed_width(module: Any) -> int | None:
     return None
 
 
-def _identity(module: Any) -> str:
+def name_module(module: Any) -> str:
     """The class, and a digest of the parameters: journals of two trainings stay apart."""
     state = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(module.state_dict().items()):

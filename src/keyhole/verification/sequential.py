@@ -30,7 +30,6 @@ from scipy.stats import binom
 from keyhole.arrays import Array, Float, real_number, whole_number
 from keyhole.errors import InvalidArgument
 
-
 ENOUGH = 1e150  # an E beyond which nobody counts: years after an alarm do not overflow
 
 
