@@ -7,18 +7,26 @@ weighted by the answers' standard errors, through the factors alone and in singl
 of unknowns are scaled by how much the answers react to them: those of a score by a Kronecker
 product, those of all values together, since their heads share every answer.
 
-Standard errors: the last linear problem solved again for residuals with random signs (the wild
-bootstrap), which needs no model of the noise, and with noise of the size of the misfit.
+Standard errors: what each answer moves the fit by (`_list_jackknife_changes`). Where unknowns are
+too many to form the Jacobian, the last linear problem is solved again for noise of the misfit's
+size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float
-from keyhole.fitting.bootstrap import bootstrap_errors
-from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_squares, solve_linear
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.bootstrap import smooth_errors
+from keyhole.fitting.gauss_newton import (
+    FitOptions,
+    Linearization,
+    fit_least_squares,
+    form_jacobian,
+    solve_linear,
+)
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
@@ -31,8 +39,12 @@ OPTIONS = FitOptions(
 )  # fmt: skip
 # Where few numbers, or tokens of very different sizes, tell the unknowns: solved to the end.
 THOROUGH = replace(OPTIONS, steps=6, accuracy=1e-4, finest=0.0, inner_steps=400, tolerance=1e-3)
+# Where the start may be off by a tenth, and unknowns are few.
+PATIENT = replace(THOROUGH, steps=40, damping=1e-3, dense_unknowns=600, tolerance=1e-6)
 # From a start off by a few per cent, before that.
 APPROACH = replace(OPTIONS, steps=1, inner_steps=30)
+DENSE_UNKNOWNS = 1500  # up to which the Jacobian is formed,
+DENSE_NUMBERS = 20_000_000  # if it has no more entries than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,48 +110,98 @@ def fit_layer(
     data: Sequence[Answered],
     rng: np.random.Generator,
     options: FitOptions = OPTIONS,
-    dependent: float = 1.5,
     working: type = np.float32,
     back: Float[Array, "outputs outputs"] | None = None,
 ) -> Polished:
     """Least squares over all answers from a layer close to it; farther starts need `options`, or
     `fit_rough_layer`.
-    `dependent`: factor on standard errors, since roundings of one box are not independent.
     `working`: precision of the linear problems. `back`: turns the answers into those that the
     result is for, where layer and data have combinations of them."""
     model = LayerModel(tuple(data), working)
     fit = fit_least_squares(model, layer, options, rng=rng)
     found, numbers = fit.point, len(fit.residual)
+    misfit = float(np.sqrt(fit.cost / max(1, numbers - found.unknowns)))
     at = model.linearize(found)
-    freedom = max(1, numbers - found.unknowns)
-    # of the bootstrap; large blocks average by themselves
-    repetitions = int(np.clip(200_000 // found.unknowns, 1, 4))
-    inflation, misfit = np.sqrt(numbers / freedom), float(np.sqrt(fit.cost / freedom))
+    if found.unknowns <= DENSE_UNKNOWNS and len(fit.residual) * at.unknowns <= DENSE_NUMBERS:
+        groups = [part.answers.shape[1] for part in data for _ in part.answers]
+        changes = _list_jackknife_changes(at, found, groups)
+    else:
+        changes = _draw_changes(at, found, misfit, options, rng)
+    errors = _root_sum_squares(found, changes, back)
+    return Polished(found if back is None else mix_outputs(found, back), *errors, misfit)
 
-    def change() -> tuple[Array, Array, Array]:
-        signs = [
-            np.repeat(rng.choice([-1.0, 1.0], len(part.answers)), part.answers.shape[1])
-            for part in data
-        ]
-        wild = inflation * fit.residual * np.concatenate(signs)
-        # Answers that the fit leans on leave no residual: what the misfit says about them is added.
-        wild += misfit * rng.standard_normal(numbers)
-        step = solve_linear(at, wild, options.accuracy, options.inner_steps).step
-        scores, values, offset = change_maps(found, step)
-        if back is not None:
-            values, offset = [value @ back for value in values], offset @ back
-        return np.stack(scores), np.stack(values), offset[None]
 
-    still = change_maps(found, np.zeros(at.unknowns))
-    best = (np.stack(still[0]), np.stack(still[1]), still[2][None])
-    scores, values, offset = bootstrap_errors(best, change, repetitions)
-    return Polished(
-        found if back is None else mix_outputs(found, back),
-        [dependent * part for part in scores],
-        [dependent * part for part in values],
-        dependent * offset[0],
-        misfit,
+def _list_jackknife_changes(
+    at: Linearization, layer: Layer, groups: Sequence[int]
+) -> Iterator[tuple[float, Array]]:
+    """What each answer moves the fit by: the steps by which leaving one of them out would change
+    it. Their squares add up to the variances. `groups` are the numbers in each answer.
+
+    The numbers of one answer share the rounding of its scores: they count as one observation, whose
+    residual is taken as if the fit had not seen it. In a Fisher matrix for independent numbers the
+    bars would be a third too short, and in one whose noise is modelled as wrong as the model."""
+    jacobian = form_jacobian(at)
+    norms = np.linalg.norm(jacobian, axis=0)
+    norms = np.where(norms > 0, norms, 1.0)
+    left, sizes, right = np.linalg.svd(jacobian / norms, full_matrices=False)
+    left, sizes, right = (part[..., : layer.unknowns] for part in (left, sizes, right.T))
+    floor = UNIT_ROUNDOFF * max(float(sizes[0]), TINY)  # what no answer sees is uncertain
+    back = right / norms[:, None] / np.maximum(sizes, floor)
+    ends = np.cumsum([0, *groups])
+    for low, high in pairwise(ends):
+        own = left[low:high]
+        free = np.eye(high - low) - own @ own.T
+        yield 1.0, back @ (own.T @ _solve_leverage(free, at.residual[low:high]))
+
+
+def _solve_leverage(free: Array, residual: Array) -> Array:
+    """The residual of an answer that the fit had not seen, where it alone decides about nothing;
+    what it alone decides about left no residual to speak of."""
+    sizes, vectors = np.linalg.eigh(free)
+    alone = sizes < 1e-6
+    return np.asarray(
+        vectors @ (np.where(alone, 0.0, vectors.T @ residual / np.where(alone, 1.0, sizes)))
     )
+
+
+def _draw_changes(
+    at: Linearization,
+    layer: Layer,
+    misfit: float,
+    options: FitOptions,
+    rng: np.random.Generator,
+) -> Iterator[tuple[float, Array]]:
+    """Steps that random noise of the size of the misfit makes, weighted to a mean; large blocks
+    average by themselves."""
+    repetitions = int(np.clip(200_000 // layer.unknowns, 1, 4))
+    for _ in range(repetitions):
+        noise = misfit * rng.standard_normal(len(at.residual))
+        # weak directions come last, and have the largest errors
+        solution = solve_linear(at, noise, options.accuracy**2, 4 * options.inner_steps)
+        yield 1.0 / repetitions, solution.step
+
+
+def _root_sum_squares(
+    layer: Layer,
+    changes: Iterator[tuple[float, Array]],
+    back: Float[Array, "outputs outputs"] | None,
+) -> tuple[list[Array], list[Array], Array]:
+    """Of the changes of the dense blocks: their standard errors."""
+    scores = [np.zeros((len(p.left), p.right.shape[1])) for p in layer.scores]
+    values = [np.zeros((len(p.left), p.right.shape[1])) for p in layer.values]
+    offset, few = np.zeros(len(layer.offset)), False
+    for weight, step in changes:
+        few = few or weight < 1.0
+        by_score, by_value, by_offset = change_maps(layer, step)
+        if back is not None:
+            by_value, by_offset = [part @ back for part in by_value], by_offset @ back
+        for total, part in zip((*scores, *values), (*by_score, *by_value), strict=True):
+            total += weight * part**2
+        offset += weight * by_offset**2
+    found = [np.sqrt(part) for part in (*scores, *values, offset)]
+    if few:  # single entries of a few draws look better than they are
+        found = [smooth_errors(part[None])[0] for part in found]
+    return found[: len(scores)], found[len(scores) : -1], found[-1]
 
 
 def fit_rough_layer(
@@ -279,6 +341,7 @@ class LayerModel:
             sum(_sizes(layer)) + len(layer.offset),
             push,
             pull,
+            jacobian=lambda: np.concatenate([form_derivative(layer, piece) for piece in data]),
             scaling=_scale_units(layer, parts, self.scores_only),
             freedom=layer.unknowns,
         )
@@ -390,6 +453,29 @@ class _Derivative:
         total.along[...] += self.anchors.T @ inner
         total.down[...] += rest.T @ self.seen
         total.offset[...] += rest.sum(axis=0)
+
+
+def form_derivative(layer: Layer, part: Answered) -> Float[Array, "numbers steps"]:
+    """The derivative of the answers of one length by the entries of a step, all of it."""
+    weights, means = _attend(layer, part)
+    anchors = part.anchors(layer.scores[0].right.shape[1])
+    count, outputs = part.answers.shape
+    columns: list[Array] = []
+    for h, (keys, value) in enumerate(zip(layer.scores, layer.values, strict=True)):
+        seen = ((part.tokens @ value.left) * value.singular) @ value.right
+        apart = part.tokens - means[:, h, None]
+        # by the key of the query: how the values move as its weights do
+        by_key = np.einsum("nl,nld,nlo->nod", weights[:, h], apart, seen, optimize=True)
+        across = np.einsum("nod,nr->nodr", by_key, anchors @ keys.right.T)
+        along = np.einsum("nor,np->nopr", by_key @ keys.left, anchors)
+        along = along - np.einsum("noqr,sq,sp->nopr", along, keys.right, keys.right, optimize=True)
+        up = np.einsum("nd,ro->nodr", means[:, h], value.right)
+        down = np.einsum("nr,oq->noqr", means[:, h] @ value.left, np.eye(outputs))
+        down = down - np.einsum("noqr,sq,sp->nopr", down, value.right, value.right, optimize=True)
+        columns += [block.reshape(count, outputs, -1) for block in (across, along, up, down)]
+    columns.append(np.broadcast_to(np.eye(outputs), (count, outputs, outputs)))
+    whole = np.concatenate(columns, axis=2) / part.errors[:, None, None]
+    return np.asarray(whole.reshape(count * outputs, -1))
 
 
 # -- Units of the unknowns ---------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """A layer fitted to all answers: derivative, convergence, calibrated standard errors."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from keyhole.fitting.layer_gauss_newton import (
+    PATIENT,
     Answered,
     Layer,
     LayerModel,
@@ -124,6 +127,36 @@ def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
         assert np.median(ratios) > 0.15  # wider than needed by a factor of about two, no more
         if not bias:
             assert not fit.layer.offset.any()
+
+
+def test_the_derivative_is_formed_as_its_products_have_it() -> None:
+    rng = np.random.default_rng(8)
+    layer = drawn(rng)
+    at = LayerModel(tuple(asked(layer, rng, 1.0, 20)), np.float64).linearize(layer)
+    columns = np.stack([at.jvp(unit) for unit in np.eye(at.unknowns)], axis=1)
+    np.testing.assert_allclose(at.jacobian(), columns, atol=1e-12 * np.abs(columns).max())
+
+
+def test_the_numbers_of_an_answer_are_one_observation() -> None:
+    """An error that all numbers of an answer share is no less an error for being seen in each of
+    them: nine in ten entries lie within two standard errors."""
+    rng = np.random.default_rng(9)
+    within = []
+    for _ in range(5):
+        truth = drawn(rng, bias=False)
+        data = [
+            replace(part, answers=part.answers + 1e-5 * rng.standard_normal((len(part.answers), 1)))
+            for part in asked(truth, rng, 1e-6, 60)
+        ]
+        fit = fit_layer(truth, data, rng, PATIENT, working=np.float64)
+        for found, true, bar in zip(
+            (*fit.layer.scores, *fit.layer.values),
+            (*truth.scores, *truth.values),
+            (*fit.score_errors, *fit.value_errors),
+            strict=True,
+        ):
+            within.append(np.abs(multiply_out(found) - multiply_out(true)) <= 2.0 * bar)
+    assert 0.9 < np.mean(np.concatenate([part.ravel() for part in within])) < 0.995
 
 
 def test_mixed_outputs_are_those_of_the_layer_multiplied() -> None:

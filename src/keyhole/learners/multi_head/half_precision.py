@@ -554,8 +554,7 @@ def fit_soft_answers(
     for part in soft:
         errors = estimate_answer_errors(box.ask, model, part.tokens)
         data.append(Answered(part.tokens, part.answers, errors))
-    # half precision rounds every step, not only sums: its errors are nearly independent
-    fit = fit_layer(start, data, box.rng, FIT, dependent=1.2)
+    fit = fit_layer(start, data, box.rng, FIT)
     return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
 
 

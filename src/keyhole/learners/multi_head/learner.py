@@ -34,6 +34,7 @@ from keyhole.learners.multi_head.hard_attention import CANDIDATES, Selection
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     learn_by_least_squares,
+    polish_draft,
     refine_by_least_squares,
 )
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
@@ -140,6 +141,13 @@ class MultiHead:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
             return refuted[0] if refuted and isinstance(result, Refuted) else result
 
+        # vector answers in few digits: soft ones tell more than those behind separating tokens
+        polish = None
+        if first.shape[1] > 1 and ask.low_precision and not ask.additive and not ask.recording:
+
+            def polish(ask: Asker, draft: Hypothesis) -> Result:
+                return polish_draft(ask, draft, rng)
+
         if longest > CANDIDATES and first.shape[1] > 1 and affords_least_squares(ask):
             yield (
                 "a rough start, then least squares over all answers",
@@ -157,7 +165,7 @@ class MultiHead:
                     ask.oracle.expect(None)
                 yield (
                     "one head at a time behind separating tokens",
-                    weigh(lambda: learn_scalar(ask, rng, self, frame, first)),
+                    weigh(lambda: learn_scalar(ask, rng, self, frame, first, polish)),
                 )
         if longest <= CANDIDATES:
             yield (

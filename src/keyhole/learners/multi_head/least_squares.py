@@ -4,6 +4,11 @@ Statement. A layer exact to a few digits, or to a few per cent, is fitted to eve
 paid for (fitting/layer_gauss_newton). With n times as many numbers as unknowns its error falls like
 1/sqrt(n), and starts below that of the stepwise recovery, which uses each answer for one purpose.
 
+Where vector answers in few digits belong to heads that they do not keep apart, the stepwise
+recovery of one head at a time loses most digits; a fit to soft answers, 1.6 times as many numbers
+as unknowns, gets them back, and decides about the draft before another anchor is paid for
+(`polish_draft`).
+
 Queries. Vector answers: a rough start at 1.1 times the floor (vector_outputs), then random tokens,
 independent of each other, at which attention is soft: as many as a head has inner dimensions, so
 that an answer shows as many score differences as it has numbers. Scalar answers: the whole
@@ -24,6 +29,7 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.layer_gauss_newton import (
     OPTIONS,
+    PATIENT,
     THOROUGH,
     Answered,
     Layer,
@@ -42,7 +48,9 @@ from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asking import Asker
 from keyhole.models.attention import Attention, Head
+from keyhole.oracles.noise import DETECTION
 
+MISFIT = 1.5  # of a fit, in what rounding allows, from which it explains nothing
 RESERVE = 10  # queries that are left for verification
 MOST_FLOORS = 20.0  # extra queries put to use at most, in floors
 
@@ -83,7 +91,7 @@ def learn_by_least_squares(
     # a step takes as long as there are numbers in the tokens, and the first two gain most
     steps = int(np.clip(1.5e8 / numbers, 2, OPTIONS.steps))
     fit = fit_rough_layer(factor_layer(found), data, rng, replace(OPTIONS, steps=steps))
-    if not fit.misfit < 1.5:
+    if not fit.misfit < MISFIT:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
     model, errors = drop_spurious_biases(better.model, better.errors)
@@ -125,6 +133,135 @@ def refine_by_least_squares(ask: Asker, found: Hypothesis, rng: np.random.Genera
     if find_counterexample(ask, better.model, better.errors, rng) is not None:
         return found
     return better
+
+
+# -- Without a budget: a draft of few digits -----------------------------------------------------
+
+
+def polish_draft(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Result:
+    """A draft that was read one head at a time, fitted to soft answers. Its ranks are believed
+    first; where no layer of these ranks fits, all maps may have full rank. Maps are then cut to the
+    ranks that are seen, and biases that are not seen dropped, as far as the fit allows it."""
+    outputs = found.model.outputs or 1
+    own = factor_layer(found)
+    tokens = np.zeros((0, 2, own.scores[0].left.shape[0]))
+    answers = np.zeros((0, outputs))
+    misfit = np.inf
+    for layer in (own, give_full_ranks(found)):
+        redundancy = 1.6  # numbers per unknown: a fit then knows how well it fits
+        count = int(np.ceil(redundancy * layer.unknowns / outputs)) + 1 - len(tokens)
+        if count > 0:
+            left = ask.oracle.remaining
+            if left is not None and left < count + RESERVE:
+                break
+            (more,) = draw_independent_tokens(found.model, count, ask, rng)
+            tokens = more if not len(tokens) else np.concatenate([tokens, more])
+            answers = np.concatenate([answers, ask(more, "refinement") + ask.offset])
+        data = [Answered(tokens, answers, estimate_answer_errors(ask, found.model, tokens))]
+        fit = fit_layer(layer, data, rng, PATIENT, working=np.float64)
+        misfit = min(misfit, fit.misfit)
+        if fit.misfit < MISFIT:
+            better = replace_layer(found, simplify(fit, data, rng))
+            if find_counterexample(ask, better.model, better.errors, rng) is None:
+                return better
+            return Inconclusive("a fit to soft answers misses a fresh one")
+    return Inconclusive(f"least squares leave {misfit:.2g} of what rounding allows")
+
+
+def give_full_ranks(found: Hypothesis) -> Layer:
+    """The hypothesis in factors of full rank, with key biases and an offset."""
+    model: Attention = found.model
+    width, outputs = model.width, model.outputs or 1
+    scores = [np.column_stack([head.score, head.key_bias]) for head in model.heads]
+    values = [head.value.reshape(width, outputs) for head in model.heads]
+    return Layer(
+        tuple(Factored.of(np.eye(width), part, width) for part in scores),
+        tuple(Factored.of(np.eye(width), part, min(width, outputs)) for part in values),
+        np.array(model.offset).reshape(outputs),
+    )
+
+
+def simplify(fit: Polished, data: list[Answered], rng: np.random.Generator) -> Polished:
+    """The fit without biases, and with maps of lower rank, where what is left out is no more than
+    its error and the answers do not miss it."""
+    layer, width = fit.layer, len(fit.layer.scores[0].left)
+    if layer.scores[0].right.shape[1] > width:
+        heads = zip(layer.scores, fit.score_errors, strict=True)
+        seen = any(
+            is_seen((part.left * part.singular) @ part.right[:, width], errors[:, width])
+            for part, errors in heads
+        )
+        if not seen and not is_seen(layer.offset, fit.offset_errors):
+            plain = [
+                Factored.of(part.left * part.singular, part.right[:, :width], part.rank)
+                for part in layer.scores
+            ]
+            fewer = replace(
+                layer, scores=tuple(plain), offset=0.0 * layer.offset, free_offset=False
+            )
+            fit = fit_simpler(fit, fewer, data, rng)
+    kept: set[tuple[int, int]] = set()  # maps, and ranks that the answers miss something below
+    while True:
+        doubtful = [
+            (float(part.singular[-1]) / edge, place)
+            for place, (part, errors) in enumerate(
+                zip(
+                    (*fit.layer.scores, *fit.layer.values),
+                    (*fit.score_errors, *fit.value_errors),
+                    strict=True,
+                )
+            )
+            if part.rank > 1 and (place, part.rank) not in kept
+            for edge in [estimate_edge(errors)]
+            if part.singular[-1] < DETECTION * edge
+        ]
+        if not doubtful:
+            return fit
+        _, place = min(doubtful)
+        shorter = fit_simpler(fit, cut_map(fit.layer, place), data, rng)
+        if shorter is fit:
+            kept.add((place, [*fit.layer.scores, *fit.layer.values][place].rank))
+        fit = shorter
+
+
+def cut_map(layer: Layer, place: int) -> Layer:
+    """The layer with one map, scores before values, of a rank less by one."""
+    maps = [*layer.scores, *layer.values]
+    maps[place] = maps[place].cut(maps[place].rank - 1)
+    heads = len(layer.scores)
+    return replace(layer, scores=tuple(maps[:heads]), values=tuple(maps[heads:]))
+
+
+def estimate_edge(errors: Array) -> float:
+    """The largest singular value that errors of the entries explain."""
+    rms = float(np.sqrt(np.mean(errors**2)))
+    return max(rms * float(np.sqrt(errors.shape[0]) + np.sqrt(errors.shape[1])), TINY)
+
+
+def fit_simpler(
+    fit: Polished, fewer: Layer, data: list[Answered], rng: np.random.Generator
+) -> Polished:
+    """The layer of fewer unknowns fitted to the same answers, unless these miss what it lacks: of a
+    right layer the cost grows by one unit of noise for each unknown that is gone, and by more where
+    the roundings of one answer, which share its scores, act together."""
+    numbers = sum(part.answers.size for part in data)
+    other = fit_layer(fewer, data, rng, PATIENT, working=np.float64)
+    gone = fit.layer.unknowns - other.layer.unknowns
+    costs = [
+        part.misfit**2 * max(1, numbers - part.layer.unknowns) / max(fit.misfit**2, TINY)
+        for part in (fit, other)
+    ]
+    together = 4.0  # times the variance of roundings that act one by one
+    allowed = together * (gone + DETECTION * np.sqrt(2.0 * gone))
+    return other if costs[1] - costs[0] <= allowed else fit
+
+
+def is_seen(block: Array, errors: Array) -> bool:
+    """Whether a block is clearly more than its errors explain."""
+    return float(np.linalg.norm(block)) > DETECTION * float(np.linalg.norm(errors))
+
+
+# -- Layers and hypotheses -----------------------------------------------------------------------
 
 
 def factor_layer(found: Hypothesis) -> Layer:
@@ -251,5 +388,11 @@ def replace_layer(found: Hypothesis, fit: Polished) -> Hypothesis:
         model=Attention(heads, fit.layer.offset.reshape(old.offset.shape)),
         errors=Attention(errors, fit.offset_errors.reshape(old.offset.shape)),
         notes=(*found.notes, f"fitted to all answers by least squares {misfit}"),
-        diagnostics=replace(found.diagnostics, misfit=fit.misfit),
+        diagnostics=replace(
+            found.diagnostics,
+            misfit=fit.misfit,
+            ranks=tuple(keys.rank for keys in fit.layer.scores),
+            key_ranks=tuple(keys.rank for keys in fit.layer.scores),
+            value_ranks=tuple(value.rank for value in fit.layer.values),
+        ),
     )

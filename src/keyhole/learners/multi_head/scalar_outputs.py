@@ -282,9 +282,11 @@ def learn_scalar(
     prior: PriorKnowledge,
     frame: Float[Array, "d d"],
     first: Float[Array, "one outputs"],
+    polish: Callable[[Asker, Hypothesis], Result] | None = None,
 ) -> Result:
-    """The whole recovery; `first` is the answer to the first row of `frame` alone."""
-    return try_anchors(ask, rng, prior, frame, first, attempt_with_separators)
+    """The whole recovery; `first` is the answer to the first row of `frame` alone. `polish` makes a
+    better hypothesis of a draft, where there is a way to."""
+    return try_anchors(ask, rng, prior, frame, first, attempt_with_separators, polish=polish)
 
 
 def try_anchors(
@@ -296,6 +298,7 @@ def try_anchors(
     attempt: Callable[[ScalarProblem, np.random.Generator], Draft],
     *,
     repeat_unidentifiable: bool = False,
+    polish: Callable[[Asker, Hypothesis], Result] | None = None,
 ) -> Result:
     """Attempts at one random anchor after the other. With `repeat_unidentifiable` two of them must
     agree that the box is not identifiable."""
@@ -337,6 +340,10 @@ def try_anchors(
             return Refuted(str(error), error.counterexample)
         except DomainError as error:
             return Inconclusive(str(error))
+        if polish is not None:
+            polished = polish(ask, draft_hypothesis(problem, draft, offset))
+            if isinstance(polished, Hypothesis):
+                return polished
         result = judge(problem, draft, offset, rng)
         if not isinstance(result, Hypothesis):
             trouble = result
@@ -359,6 +366,12 @@ def conclude_failure(trouble: Exception | None) -> Refuted | Inconclusive:
     if isinstance(trouble, Unexplained):
         return Refuted(reason, trouble.counterexample, conclusive=False)
     return Inconclusive(reason)
+
+
+def draft_hypothesis(problem: ScalarProblem, draft: Draft, offset: Array) -> Hypothesis:
+    """The draft as a hypothesis, before any query was compared with it."""
+    model, errors = assemble(draft, offset, problem.ask)
+    return report(problem.ask, model, errors, draft, problem.bias, problem.heads)
 
 
 def judge(

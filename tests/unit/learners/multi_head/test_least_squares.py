@@ -6,17 +6,25 @@ import numpy as np
 import pytest
 
 import keyhole
+from keyhole.fitting.layer_gauss_newton import Layer
+from keyhole.learners.base import Hypothesis, Inconclusive
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     collect_answers,
+    cut_map,
     draw_independent_tokens,
     draw_short_moves,
     estimate_answer_errors,
+    estimate_edge,
     factor_layer,
+    is_seen,
+    polish_draft,
     refine_by_least_squares,
 )
-from keyhole.models.attention import Attention
+from keyhole.learners.multi_head.validation import MultiHeadDiagnostics
+from keyhole.linalg.low_rank_fit import Factored
+from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import match_heads
 from keyhole.models.random import attention
 from multi_head_boxes import ask_all, asker, layer_box, layer_truth, random_layer
@@ -160,3 +168,58 @@ def test_without_a_budget_nothing_is_asked() -> None:
     before = oracle.paid
     assert refine_by_least_squares(asker(secret, 6), found, np.random.default_rng(0)) is found
     assert oracle.paid == before
+
+
+def rank_three(width: int, seed: int) -> Attention:
+    """Two heads in float32, scores of rank 3, values of full rank: answers do not keep them
+    apart."""
+    rng = np.random.default_rng([seed, width])
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape) / np.sqrt(shape[-1])
+
+    heads = [Head(draw(width, 3) @ draw(3, width), None, draw(width, width)) for _ in range(2)]
+    return Attention(heads).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [6, 8])
+def test_heads_that_answers_do_not_keep_apart_are_recovered_in_float32(width: int) -> None:
+    within = []
+    for seed in range(4):
+        secret = rank_three(width, seed)
+        found = keyhole.recover(secret, seed=seed)
+        assert found.outcome is keyhole.Outcome.RECOVERED
+        assert found.details["ranks"] == (3, 3)
+        assert keyhole.distance(found.model, secret.astype(np.float64)) < 3e-6
+        assert found.ledger.by_purpose["refinement"] < 60
+        bars = dict(zip(map(id, found.model.heads), found.errors.heads, strict=True))
+        for one, true in match_heads(found.model.heads, secret.heads):
+            within.append(np.abs(one.score - true.score) <= 2.0 * bars[id(one)].score)
+    assert np.mean(within) > 0.9
+
+
+def test_a_draft_of_too_low_a_rank_is_given_more() -> None:
+    secret = rank_three(6, 9)
+    found, _ = ask_all(secret, 6, MultiHead())
+    assert isinstance(found.diagnostics, MultiHeadDiagnostics)
+    low = replace(found.diagnostics, key_ranks=(2, 2), value_ranks=(6, 6))
+    ask, rng = asker(secret, 6), np.random.default_rng(1)
+    ask(np.zeros((1, 1, 6)), "test")
+    better = polish_draft(ask, replace(found, diagnostics=low), rng)
+    assert isinstance(better, Hypothesis)
+    assert better.diagnostics.as_dict()["ranks"] == (3, 3)
+    other = attention(rng, 6, heads=3, outputs=6)
+    wrong = polish_draft(asker(other.astype(np.float32), 6), found, rng)
+    assert isinstance(wrong, Inconclusive)
+    assert "least squares leave" in wrong.reason
+
+
+def test_ranks_and_biases_are_cut_to_what_is_seen() -> None:
+    rng = np.random.default_rng(3)
+    block = rng.standard_normal((6, 7))
+    assert is_seen(block, np.full_like(block, 0.1))
+    assert not is_seen(block, np.ones_like(block))
+    assert estimate_edge(np.full((4, 9), 2.0)) == pytest.approx(10.0)
+    part = Factored.of(np.eye(6), rng.standard_normal((6, 6)), 3)
+    layer = cut_map(Layer((part, part), (part, part), np.zeros(6)), 2)
+    assert [each.rank for each in (*layer.scores, *layer.values)] == [3, 3, 2, 3]
