@@ -42,7 +42,7 @@ class OnnxOracle(Oracle):
 
     def __init__(self, path: Path, ports: Ports, spec: Spec, session: Any = None) -> None:
         self.path, self.ports, self.spec = path, ports, spec
-        self._session = session or _session(path)
+        self._session = session or open_session(path)
 
     def __reduce__(self) -> Any:
         return OnnxOracle, (self.path, self.ports, self.spec)
@@ -89,7 +89,7 @@ def open_onnx(
 ) -> OnnxOracle:
     """The model in a `.onnx` file as a box."""
     path = Path(path).resolve()
-    session = _session(path)
+    session = open_session(path)
     ports = _ports(session, path, input, output)
     if width is not None and ports.width not in (None, width):
         raise InvalidArgument(f"{path} has width {ports.width}, not {width}")
@@ -102,7 +102,7 @@ def open_onnx(
     return OnnxOracle(path, ports, Spec(width, None, domain, precision, name), session)
 
 
-def _session(path: Path) -> Any:
+def open_session(path: Path) -> Any:
     runtime = need("onnxruntime", "onnx", "an ONNX file")
     if not path.is_file():
         raise FileFormatError(f"{path} does not exist or is not a file")

@@ -23,6 +23,7 @@ from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Recovery, Verdict
 from keyhole.verification.challenge_queries import Designer, Recipe, can_change_parameters
+from keyhole.verification.dispatch import read_reference, verify_target
 from keyhole.verification.statement import (
     state_difference,
     state_format,
@@ -62,10 +63,15 @@ def verify(
 
     `box` is anything `open_oracle` takes, `model` anything callable like the box, or a `Recovery`:
     its standard errors are then used, and a box that computes in another number format than it did
-    is told. The two may be swapped where it is plain which is which.
+    is told. The two may be swapped where it is plain which is which. Another box as the
+    reference (`hf:FOLDER`, a torch module, an address …) is asked as the box is.
     """
+    model = read_reference(model)
     if _is_claim(box) and model is not None and not _is_claim(model):
         box, model = model, box
+    other = verify_target(box, model, queries, seed)
+    if other is not None:
+        return other
     before = ""
     if isinstance(model, Recovery):
         if model.model is None:
