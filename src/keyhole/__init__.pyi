@@ -16,6 +16,12 @@ from keyhole.results import load as load
 from keyhole.layers import recover_layers as recover_layers
 from keyhole.layers import Layers as Layers
 from keyhole.verification.verify import verify as verify
+from keyhole.verification.signature import sign as sign
+from keyhole.verification.signature import Signature as Signature
+from keyhole.verification.watching import watch as watch
+from keyhole.verification.watching import Watch as Watch
+from keyhole.verification.signature import check_evidence as check_evidence
+from keyhole.verification.signature import Evidence as Evidence
 from keyhole.models.canonical import distance as distance
 
 # Boxes
@@ -24,6 +30,7 @@ from keyhole.oracles.language_model.open import open_language_model as open_lang
 from keyhole.oracles.language_model.restricted import choose_tokens as choose_tokens
 from keyhole.oracles.language_model.huggingface import open_embeddings as open_embeddings
 from keyhole.learners.output_layer.dictionary import recover_dictionary as recover_dictionary
+from keyhole.oracles.embeddings import open_embedding_endpoint as open_embedding_endpoint
 from keyhole.oracles.base import Oracle as Oracle
 from keyhole.oracles.base import Spec as Spec
 from keyhole.oracles.base import Domain as Domain

@@ -3,9 +3,27 @@
 from pathlib import Path
 from typing import Any
 
+from keyhole.arrays import random_stream
 from keyhole.oracles.open import load_named
 from keyhole.results import Verdict, load
-from keyhole.verification.reference import is_target, verify_boxes
+from keyhole.verification.reference import (
+    STREAM,
+    OtherShape,
+    compare,
+    draw_requests,
+    is_target,
+    make_verdict,
+    open_sides,
+    state_other_shape,
+    verify_boxes,
+)
+from keyhole.verification.signature import (
+    Signature,
+    compare_with_signature,
+    is_signature,
+    load_signature,
+    verify_signature,
+)
 
 
 def read_reference(reference: Any) -> Any:
@@ -14,12 +32,39 @@ def read_reference(reference: Any) -> Any:
     if not isinstance(reference, (str, Path)) or is_target(str(reference)):
         return str(reference) if isinstance(reference, Path) else reference
     path = Path(reference)
+    if is_signature(path):
+        return load_signature(path)
     return load(path) if path.exists() else load_named(str(reference))
 
 
-def verify_target(box: Any, reference: Any, queries: int | None, seed: int) -> Verdict | None:
-    """The verdict where the reference is a box of its own; None where it is a model or a run, which
-    `verify` compares."""
+def verify_target(
+    box: Any, reference: Any, queries: int | None, seed: int, **options: Any
+) -> Verdict | None:
+    """The verdict where the reference is a box of its own or a signature; None where it is a model
+    or a run, which `verify` compares."""
+    if isinstance(reference, Signature):
+        return verify_signature(box, reference, queries, seed, **options)
     if is_target(reference):
-        return verify_boxes(box, reference, queries=queries, seed=seed)
+        return verify_boxes(box, reference, queries=queries, seed=seed, **options)
     return None
+
+
+def compare_target(
+    box: Any, reference: Any, queries: int, seed: int, **options: Any
+) -> tuple[Verdict, int, int] | None:
+    """The same with the number of answers compared, and of those beyond their tolerance."""
+    if isinstance(reference, Signature):
+        found = compare_with_signature(box, reference, queries, seed, **options)
+        verdict = make_verdict(found, what="box that was signed")
+        return verdict, len(found.rows), int(found.bad.sum())
+    if not is_target(reference):
+        return None
+    rng = random_stream(seed, STREAM)
+    with open_sides(box, reference, **options) as sides:
+        requests = draw_requests(sides, queries, rng)
+        try:
+            found = compare(sides, requests, rng)
+        except OtherShape as error:
+            verdict = state_other_shape(error)
+            return verdict, queries, queries
+        return make_verdict(found, sides), len(found.rows), int(found.bad.sum())

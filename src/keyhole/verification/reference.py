@@ -16,10 +16,11 @@ Not shown. Queries of other kinds; differences below the tolerance.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from keyhole.measurement.noise import (
     recognise_format,
     upper_level,
 )
-from keyhole.oracles.base import Oracle
+from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import DETECTION, FORMATS, REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.open import open_oracle
 from keyhole.oracles.rows import (
@@ -92,6 +93,14 @@ class Sides:
     oracle: Oracle | None = None  # the box, where it takes vectors
     notes: tuple[str, ...] = ()
 
+    def limits(self) -> tuple[int, int, frozenset[int]]:
+        """Size of the vocabulary (0 for texts), tokens of the longest row, tokens not drawn."""
+        specs = [side.spec for side in (self.box, self.reference)]
+        known = [spec.tokens for spec in specs if spec.tokens is not None]
+        tokens = min(known) if self.kind == NUMBERS and known else 0
+        longest = min(LONGEST, *(spec.max_length or LONGEST for spec in specs))
+        return tokens, longest, getattr(self.reference, "reserved", frozenset())
+
 
 @contextlib.contextmanager
 def open_sides(box: Any, reference: Any, **options: Any) -> Iterator[Sides]:
@@ -104,7 +113,7 @@ def open_sides(box: Any, reference: Any, **options: Any) -> Iterator[Sides]:
                 stack.callback(opened.close)
             return opened
 
-        if _takes_vectors(box, reference):
+        if _takes_vectors(box, reference, options):
             if is_plain_function(reference):  # it does not say its width: the box may
                 second = own(open_oracle(box), box)
                 first = own(open_oracle(reference, second.spec.width), reference)
@@ -126,16 +135,40 @@ def is_plain_function(target: Any) -> bool:
     return callable(target) and not known
 
 
-def _takes_vectors(box: Any, reference: Any) -> bool:
-    """Whether the two are boxes of vectors: they are, unless one says that it takes tokens."""
+def _takes_vectors(box: Any, reference: Any, options: Mapping[str, Any]) -> bool:
+    """Whether the two are boxes of vectors: they are, unless one says that it takes tokens. An
+    address that says nothing is asked."""
     for side in (box, reference):
         if isinstance(side, RowBox):
-            return VECTORS in side.spec.takes
+            return side.spec.takes == (VECTORS,)
         if isinstance(side, Oracle):
             return side.spec.domain.tokens is None
-    if is_whole_folder(reference) or is_whole_folder(box):
+    if is_whole_folder(reference) or is_whole_folder(box) or {*options} & {"tokens", "dialect"}:
         return False
-    return not any(is_module(side) and _embeds_tokens(side) for side in (box, reference))
+    if any(is_module(side) and _embeds_tokens(side) for side in (box, reference)):
+        return False
+    return not any(
+        is_address(side) and serves_embeddings(side, options) for side in (box, reference)
+    )
+
+
+def serves_embeddings(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether an embedding server answers at an address: by its path, or by asking."""
+    from keyhole.oracles.embeddings import DIALECTS, open_embedding_endpoint
+    from keyhole.oracles.http.client import Forbidden, Unreachable
+
+    path = urlsplit(url).path.rstrip("/")
+    if "/v2" in path or "request" in options:
+        return False
+    if any(path.endswith(dialect.path) for dialect in DIALECTS.values()):
+        return True
+    try:
+        open_embedding_endpoint(url, **options).close()
+    except (Forbidden, Unreachable):
+        raise
+    except OracleError:
+        return False
+    return True
 
 
 def _embeds_tokens(module: Any) -> bool:
@@ -155,7 +188,8 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
     if is_address(target):
         from keyhole.oracles.embeddings import open_embedding_endpoint
 
-        return open_embedding_endpoint(target, tokens=tokens, max_length=longest, **options)
+        given = {"tokens": tokens, "max_length": longest, **options}
+        return open_embedding_endpoint(target, **given)
     if is_whole_folder(target) or (is_module(target) and _embeds_tokens(target)):
         from keyhole.oracles.token_models import open_token_model
 
@@ -172,7 +206,11 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
         reading = getattr(like, "reading", None)
         return open_onnx_rows(target, tokens=tokens, max_length=longest, reading=reading)
     if callable(target) and not isinstance(target, type):
-        return CallableRows(target, tokens=tokens, max_length=longest)
+        return CallableRows(
+            target,
+            tokens=options.get("tokens", tokens),
+            max_length=options.get("max_length", longest),
+        )
     raise InvalidArgument(
         f"cannot ask a {type(target).__name__} rows of tokens: expected hf:FOLDER, an embedding "
         "endpoint, an ONNX file, or a function (tokens, attention_mask) -> (batch, outputs)"
@@ -198,16 +236,54 @@ def draw_requests(sides: Sides, count: int, rng: np.random.Generator) -> list[Re
     """Fresh queries that both sides take, `count` of them."""
     if sides.kind == VECTORS:
         assert sides.oracle is not None
-        spec = sides.oracle.spec
+        return draw_from(count, rng, spec=sides.oracle.spec)
+    tokens, longest, reserved = sides.limits()
+    return draw_from(count, rng, tokens=tokens, longest=longest, reserved=reserved)
+
+
+def draw_from(
+    count: int,
+    rng: np.random.Generator,
+    *,
+    spec: Spec | None = None,
+    tokens: int = 0,
+    longest: int = LONGEST,
+    reserved: frozenset[int] = frozenset(),
+) -> list[Request]:
+    """Queries of vectors for a box of this spec; else rows of token numbers, or texts where there
+    are no tokens."""
+    if spec is not None:
         designer = Designer(spec, spec.width**0.5, rng)
         return [Request((query.tokens,), query.reason) for query, _ in designer.stream(count)]
-    limits = [side.spec.max_length or LONGEST for side in (sides.box, sides.reference)]
-    tokens = 0
-    if sides.kind == NUMBERS:
-        known = [side.spec.tokens for side in (sides.box, sides.reference)]
-        tokens = min(n for n in known if n is not None)
-    reserved: frozenset[int] = getattr(sides.reference, "reserved", frozenset())
-    return list(RowDesigner(rng, tokens, min(LONGEST, *limits), reserved).stream(count))
+    return list(RowDesigner(rng, tokens, longest, reserved).stream(count))
+
+
+@contextlib.contextmanager
+def open_one(
+    box: Any, *, kind: str | None = None, width: int | None = None, **options: Any
+) -> Iterator[Sides]:
+    """One box on both sides, for what is asked of it alone. `kind` of rows and `width` where they
+    are known from elsewhere."""
+    vectors = _takes_vectors(box, None, options) if kind is None else kind == VECTORS
+    if vectors:
+        oracle = open_oracle(box, width if is_plain_function(box) else None)
+        checked = Validator(oracle)
+        rows: RowBox = OracleRows(checked)
+        sides = Sides(rows, rows, VECTORS, checked)
+    else:
+        rows = open_rows(box, **options)
+        if kind is not None and kind not in rows.spec.takes:
+            raise InvalidArgument(
+                f"the box takes {' and '.join(rows.spec.takes)}; {kind} was signed"
+            )
+        sides = (
+            replace(_agree_on_kind(rows, rows), kind=kind) if kind else _agree_on_kind(rows, rows)
+        )
+    try:
+        yield sides
+    finally:
+        if rows is not box and not (vectors and oracle is box):
+            rows.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -555,8 +631,13 @@ def judge_boxes(sides: Sides, requests: Sequence[Request], rng: np.random.Genera
     try:
         found = compare(sides, requests, rng)
     except OtherShape as error:
-        return Verdict(False, 1, 0, np.inf, 0.0, f"{error}.".capitalize(), error.example)
+        return state_other_shape(error)
     return make_verdict(found, sides)
+
+
+def state_other_shape(error: OtherShape) -> Verdict:
+    """The verdict where the two answer with different numbers of numbers."""
+    return Verdict(False, 1, 0, np.inf, 0.0, f"{error}.".capitalize(), error.example)
 
 
 KINDS = {NUMBERS: "rows of token numbers", TEXT: "texts", VECTORS: "sequences of vectors"}

@@ -24,6 +24,7 @@ from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Recovery, Verdict
 from keyhole.verification.challenge_queries import Designer, Recipe, can_change_parameters
 from keyhole.verification.dispatch import read_reference, verify_target
+from keyhole.verification.signature import Signature
 from keyhole.verification.statement import (
     state_difference,
     state_format,
@@ -88,8 +89,8 @@ def verify(
 
 
 def _is_claim(given: Any) -> bool:
-    """Whether this is a model or a run, and not a box of another kind."""
-    return isinstance(given, Recovery) or hasattr(given, "to_arrays")
+    """Whether this is a model, a run or a signature, and not a box of another kind."""
+    return isinstance(given, (Recovery, Signature)) or hasattr(given, "to_arrays")
 
 
 def _verdict(
