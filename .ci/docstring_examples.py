@@ -7,9 +7,13 @@ import griffe
 
 class Examples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is None or "\n>>> " not in f"\n{obj.docstring.value}":
+        if obj.docstring is None or ">>> " not in obj.docstring.value:
             return
         lines = obj.docstring.value.splitlines()
-        first = next(i for i, line in enumerate(lines) if line.startswith(">>> "))
-        shown = [f"    {line}".rstrip() for line in lines[first:]]
-        obj.docstring.value = "\n".join([*lines[:first], "Examples:", *shown])
+        if "Example:" in lines:  # the section as the parser calls it
+            lines[lines.index("Example:")] = "Examples:"
+        elif any(line.startswith(">>> ") for line in lines):  # without a heading
+            first = next(i for i, line in enumerate(lines) if line.startswith(">>> "))
+            shown = [f"    {line}".rstrip() for line in lines[first:]]
+            lines = [*lines[:first], "Examples:", *shown]
+        obj.docstring.value = "\n".join(lines)

@@ -17,11 +17,12 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def split(t: torch.Tensor) -> torch.Tensor:
-            return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return t.reshape(*t.shape[:2], self.heads, -1).transpose(1, 2)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(-2))
+        mixed: torch.Tensor = self.out((weights @ v).transpose(1, 2).flatten(-2))
+        return mixed
 
 
 def truth(layer: Layer) -> keyhole.Attention:

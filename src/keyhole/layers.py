@@ -78,8 +78,33 @@ def recover_layers(
     seed: int = 0,
     progress: Callable[[str, Recovery], None] | None = None,
 ) -> Layers:
-    """Recovers every block of the model in hf:FOLDER, or the same `part` of each
-    ("attention.self"), and saves run, journal and report of each below `out`."""
+    """Recovers every block of the model in hf:FOLDER, or the same part of each.
+
+    Args:
+        target: `hf:FOLDER`, a folder that `save_pretrained` wrote.
+        out: Folder for run, journal and report of each block; what is there already is not asked
+            again.
+        part: Part of each block, as in "attention.self"; empty for whole blocks.
+        learner: Name of the learner.
+        dtype: Number format to compute in, as in "float64".
+        processes: Blocks that are recovered at a time.
+        seed: The same seed asks the same queries.
+        progress: Called with the name and the recovery of each block.
+
+    Returns:
+        The recoveries by name, and what is put together from them.
+
+    Raises:
+        InvalidArgument: Not hf:FOLDER, or a model without a list of blocks.
+        FileFormatError: A folder without a model.
+        MissingExtra: torch or transformers is not installed.
+
+    Example:
+        >>> recover_layers("my-bert", "runs")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        keyhole.errors.InvalidArgument: blocks are those of a transformers folder, ...
+    """
     if not target.startswith(FOLDER):
         raise InvalidArgument(f"blocks are those of a transformers folder, hf:FOLDER; got {target}")
     whole_number("processes", processes, 1)

@@ -90,18 +90,42 @@ def recover(
     progress: Callable[[Progress], None] | None = None,
     throw: bool = True,
 ) -> Recovery:
-    """Recovers the model behind a box and says whether it *is* the box. A learner may be given by
-    name, as in "multi-head".
+    """Recovers the model behind a box and says whether it *is* the box.
 
-    With `throw`, every outcome but RECOVERED (and UNVERIFIED) raises the error that tells why; the
-    error carries the unfinished `recovery`. Without, look at `recovery.outcome`.
+    Args:
+        box: Anything that `open_oracle` takes: a callable, a torch module, a file, an address.
+        learner: What to assume of the box, as in `MultiHead()` or "multi-head"; None finds out
+            (`Auto`).
+        budget: Queries that may be asked, at most, those of the verification included.
+        journal: A file that keeps every answer; the same call with it continues a run that was
+            stopped, and pays for nothing twice.
+        seed: The same seed asks the same queries.
+        verify: Whether the model is compared with fresh answers at the end.
+        progress: Called with a `Progress` before and after every chunk of queries.
+        throw: Whether every outcome but RECOVERED (and UNVERIFIED) raises the error that says why;
+            the error carries the unfinished `recovery`. If not, look at `recovery.outcome`.
 
-    >>> import numpy as np, keyhole
-    >>> from keyhole.models.random import attention
-    >>> secret = attention(np.random.default_rng(0), 6)
-    >>> found = recover(secret, keyhole.SingleHead())
-    >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
-    (Outcome.RECOVERED, True)
+    Returns:
+        The outcome, the model, its standard errors, the verdict and the ledger of all queries.
+
+    Raises:
+        InvalidArgument: An argument that cannot be right; nothing was asked.
+        WrongFamily: REJECTED, with a counterexample: the box is something else.
+        Unsupported: UNSUPPORTED: the box was recognised, and there is no learner for it.
+        NotIdentifiable: NOT_IDENTIFIABLE: no number of queries determines the parameters.
+        IllConditioned: ILL_CONDITIONED: the answers determine them too weakly.
+        BudgetExhausted: BUDGET_EXHAUSTED.
+        Inconsistent: REJECTED: the box changed on the way.
+        OracleError: ORACLE_FAILED: the box did not answer.
+        Interrupted: INTERRUPTED: Ctrl-C.
+
+    Example:
+        >>> import numpy as np, keyhole
+        >>> from keyhole.models.random import attention
+        >>> secret = attention(np.random.default_rng(0), 6)
+        >>> found = recover(secret, keyhole.SingleHead())
+        >>> found.outcome, keyhole.distance(found.model, secret) < 1e-13
+        (Outcome.RECOVERED, True)
     """
     learner = "auto" if learner is None else learner
     if isinstance(learner, str):
@@ -528,19 +552,37 @@ def learn(
 ) -> Recovery:
     """Learns the layer behind labelled examples and says whether it explains them.
 
-    X: (n, k, d), a list of (length, d), or padded with `mask` (n, k), true at real tokens.
-    Y: every position (n, k, D) or a list of (length, D); the last position (n, D); a scalar (n,).
-    With `throw`, every outcome but RECOVERED raises the error that tells why; the error carries
-    the `recovery`. Without, look at `recovery.outcome`.
+    Args:
+        X: Inputs (n, k, d), or a list of (length, d), or padded with a `mask`.
+        Y: Labels: of every position (n, k, D) or a list of (length, D); of the last position
+            (n, D); or one number each (n,).
+        learner: How they are fitted; None for `FromExamples()`.
+        seed: The same seed starts the same searches.
+        throw: Whether every outcome but RECOVERED raises the error that says why; the error
+            carries the `recovery`. If not, look at `recovery.outcome`.
+        mask: (n, k), true at real tokens, where X is padded.
+        progress: Called with what the search has reached.
 
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.standard_normal((40, 3, 4))
-    >>> scores = X @ rng.standard_normal((4, 4)) @ X.transpose(0, 2, 1)
-    >>> P = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
-    >>> found = learn(X, P @ X @ rng.standard_normal((4, 4)))
-    >>> found.outcome, len(found.model.heads)
-    (Outcome.RECOVERED, 1)
+    Returns:
+        The layer, its standard errors, and a verdict from rows that were kept aside.
+
+    Raises:
+        InvalidArgument: Examples whose shapes do not fit.
+        WrongFamily: The labels do not come from such a layer.
+        NotIdentifiable: The examples allow several layers.
+        IllConditioned: The examples determine the layer too weakly.
+        BudgetExhausted: No fit was settled in the time or restarts allowed.
+        Interrupted: Ctrl-C.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.standard_normal((40, 3, 4))
+        >>> scores = X @ rng.standard_normal((4, 4)) @ X.transpose(0, 2, 1)
+        >>> P = np.exp(scores) / np.exp(scores).sum(axis=2, keepdims=True)
+        >>> found = learn(X, P @ X @ rng.standard_normal((4, 4)))
+        >>> found.outcome, len(found.model.heads)
+        (Outcome.RECOVERED, 1)
     """
     from keyhole.learners.examples import FromExamples
 

@@ -322,7 +322,26 @@ class _SavedRun:
 
 
 def load(path: str | Path) -> Any:
-    """What was saved there: the Recovery in a run's folder, the model in a model file."""
+    """Loads what was saved: the `Recovery` in a run's folder, the model in a model file.
+
+    Args:
+        path: The folder that `Recovery.save` or `--out` wrote, or a `.safetensors` file.
+
+    Returns:
+        The `Recovery`, or the model.
+
+    Raises:
+        FileFormatError: Nothing that Keyhole wrote, or damaged.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np, keyhole
+        >>> from keyhole.models.random import attention
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saved = keyhole.recover(attention(np.random.default_rng(0), 4)).save(folder)
+        ...     load(saved).outcome
+        Outcome.RECOVERED
+    """
     path = Path(path)
     if not path.is_dir():
         return load_model(path)

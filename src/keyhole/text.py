@@ -35,9 +35,9 @@ def keep_secret(word: str) -> None:
 
 
 def clean(text: str) -> str:
-    """The text without secrets and without what only a machine would read.
+    r"""The text without secrets and without what only a machine would read.
 
-    >>> clean("red \\x1b[31malert")
+    >>> clean("red \x1b[31malert")
     'red [31malert'
     """
     text = UNPRINTABLE.sub("", text)

@@ -5,6 +5,7 @@ import pytest
 
 import keyhole
 from boxes import CountingBox, in_float32
+from keyhole.measurement.families import Kind
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention, block
 from keyhole.models.relu_network import ReluNetwork
@@ -119,7 +120,7 @@ def test_the_expected_error_is_rehearsed_at_the_precision_of_the_box() -> None:
 
 def test_a_learner_that_refuses_says_why() -> None:
     spec = Spec(8, domain=Domain(max_length=1))
-    found = {e.learner: e for e in plan(Survey(spec, NoiseModel(), "float64", "attention"))}
+    found = {e.learner: e for e in plan(Survey(spec, NoiseModel(), "float64", Kind.ATTENTION))}
     assert found["multi-head"].error is None
     assert found["multi-head"].rehearsal == "NOT_IDENTIFIABLE"
 

@@ -39,7 +39,8 @@ class Protection:
 
     @classmethod
     def parse(cls, text: str) -> "Protection":
-        """
+        """A protection from its text.
+
         >>> Protection.parse("decimals:4").level
         4.0
         """

@@ -50,13 +50,14 @@ from keyhole.oracles.wrappers.restrict import AffineSingles, WithPrior
 class Auto:
     """Finds out what the box is, then learns it.
 
-    >>> import numpy as np
-    >>> from keyhole.models.random import attention
-    >>> from keyhole.oracles.base import Spec
-    >>> from keyhole.oracles.function import FunctionOracle
-    >>> box = FunctionOracle(attention(np.random.default_rng(0), 5), Spec(width=5))
-    >>> Auto().learn(box, np.random.default_rng(1)).details["family"]
-    'single head'
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> from keyhole.oracles.base import Spec
+        >>> from keyhole.oracles.function import FunctionOracle
+        >>> box = FunctionOracle(attention(np.random.default_rng(0), 5), Spec(width=5))
+        >>> Auto().learn(box, np.random.default_rng(1)).details["family"]
+        'single head'
     """
 
     finds_family: ClassVar[bool] = True  # nobody vouches for it: verified with more queries

@@ -64,9 +64,26 @@ def distance(a: Any, b: Any) -> float:
     """Largest relative Frobenius error over the parameter blocks, after removing the symmetries.
 
     Blocks: the scores, the key biases, the values, the offset, the skip; with positions the scores
-    at the distances 0 ... 16 with all their terms, sinks and position vectors. `b` is the
-    yardstick: a block of `b` that is zero is compared in units of the block family it belongs to,
-    absolute if that is zero too. Infinite where the structures (number of heads, shapes) differ.
+    at the distances 0 ... 16 with all their terms, sinks and position vectors.
+
+    Args:
+        a: A model.
+        b: The yardstick: a block of `b` that is zero is compared in units of the block family it
+            belongs to, absolute if that is zero too.
+
+    Returns:
+        The error; infinite where the structures (number of heads, shapes) differ.
+
+    Raises:
+        InvalidArgument: Models of different families.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> model = attention(np.random.default_rng(0), 4, heads=2)
+        >>> swapped = Attention(model.heads[::-1], model.offset)
+        >>> distance(swapped, model)
+        0.0
     """
     raise InvalidArgument(f"no distance is defined for {type(a).__name__}")
 

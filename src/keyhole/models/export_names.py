@@ -23,8 +23,28 @@ from keyhole.models.mlp import Mlp
 
 
 def to_transformer_lens(model: Any, head_width: int | None = None) -> dict[str, Array]:
-    """The weights of one layer by TransformerLens' names. Scores are divided there by the square
-    root of `head_width`, by default the smallest that all heads fit into."""
+    """The weights of one layer by TransformerLens' names.
+
+    Args:
+        model: A layer of attention, a network, or a block of both.
+        head_width: Inner width of a head, by whose square root scores are divided there; None for
+            the smallest that all heads fit into.
+
+    Returns:
+        Arrays by name: W_Q, W_K, W_V, W_O, b_Q, … Answers know only products of these: the factors
+        are the balanced ones.
+
+    Raises:
+        InvalidArgument: A model that has no such weights.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> layer = attention(np.random.default_rng(0), 6, heads=2, rank=2, outputs=6)
+        >>> named = to_transformer_lens(layer)
+        >>> named["W_Q"].shape
+        (2, 6, 6)
+    """
     if isinstance(model, Attention):
         return _name_attention(model, head_width)
     if isinstance(model, Mlp):
@@ -84,10 +104,25 @@ def _name_block(model: Block, head_width: int | None) -> dict[str, Array]:
 
 
 def to_hf(model: Attention, like: Any) -> dict[str, Any]:
-    """A state dict for the attention module `like` (of GPT-2, BERT, ViT, Llama without positions,
-    or nn.MultiheadAttention) that makes it answer like the model:
+    """Makes a state dict for an attention module that makes it answer like the model.
 
-        like.load_state_dict(keyhole.to_hf(model, like), strict=False)
+    Args:
+        model: A layer of attention with vector answers, without positions and skip.
+        like: The module: of GPT-2, BERT, ViT, Llama without positions, or nn.MultiheadAttention.
+
+    Returns:
+        What `like.load_state_dict(…, strict=False)` takes.
+
+    Raises:
+        InvalidArgument: A layer or a module for which that cannot be done; the message says why.
+        MissingExtra: torch is not installed.
+
+    Example:
+        >>> import torch
+        >>> from keyhole.models.export import from_torch
+        >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        >>> sorted(to_hf(from_torch(layer), layer))
+        ['in_proj_bias', 'in_proj_weight', 'out_proj.bias', 'out_proj.weight']
     """
     need("torch", "torch", "a state dict")
     from keyhole.models.import_torch import name_projections

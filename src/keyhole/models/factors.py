@@ -84,7 +84,25 @@ def balanced_product(matrix: Array, inner: int) -> tuple[Array, Array]:
 
 
 def layer_maps(model: Attention, width: int | None = None) -> tuple[HeadMaps, ...]:
-    """The maps of all heads, of one common inner width (the smallest that fits them all)."""
+    """The query, key, value and output maps of all heads, of one common inner width.
+
+    Args:
+        model: A layer of attention.
+        width: Inner width; None for the smallest that fits all heads.
+
+    Returns:
+        The maps of each head: balanced factors of its score and of its value.
+
+    Raises:
+        InvalidArgument: A head that needs a larger inner width.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> maps = layer_maps(attention(np.random.default_rng(0), 6, heads=2, rank=2, outputs=6))
+        >>> maps[0].query.shape
+        (6, 6)
+    """
     inner = max(head_width(head) for head in model.heads) if width is None else width
     return tuple(head_maps(head, inner) for head in model.heads)
 

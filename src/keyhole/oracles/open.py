@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from keyhole.arrays import digest, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.options import BoxOptions
 from keyhole.oracles.torch import is_module, open_torch
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.results import RUN_FILE, load
@@ -40,39 +41,59 @@ def open_oracle(
     precision: NoiseModel | None = None,
     batch: int | None = None,
     cluster: Any = None,
-    **options: Any,
+    **options: Unpack[BoxOptions],
 ) -> Oracle:
-    """The box behind `target`.
+    """Opens the box behind `target`, so that it can be asked.
 
-    `target` is a callable (batch, length, width) -> (batch,) or (batch, outputs); a torch module;
-    a keyhole model; an Oracle; or the name of one: an `http(s)://` endpoint, a `.onnx` file, a
-    saved keyhole model or run, `hf:FOLDER` or `hf:FOLDER#part` (a local `transformers` model, or
-    a part of it by its dotted name), `gguf:FILE#blk.0.attn` (a part of a GGUF file),
-    `package.module:attribute` (which imports, and so runs, that module; `model.layers[0]` names a
-    part, and with `()` behind it the attribute is called). A list of targets is taken as replicas
-    of one box.
+    Args:
+        target: A callable (batch, length, width) -> (batch,) or (batch, outputs); a torch module;
+            a keyhole model; an Oracle; or the name of one: an `http(s)://` endpoint, a `.onnx`
+            file, a saved keyhole model or run, `hf:FOLDER` or `hf:FOLDER#part` (a local
+            `transformers` model, or a part of it by its dotted name), `gguf:FILE#blk.0.attn` (a
+            part of a GGUF file), `package.module:attribute` (which imports, and so runs, that
+            module; `model.layers[0]` names a part, and with `()` behind it the attribute is
+            called). A list of targets is taken as replicas of one box.
+        width: Numbers in a token, where the target does not say.
+        max_length: Tokens in a sequence that the box accepts, at most.
+        max_norm: Norm of a token that the box accepts, at most.
+        vocabulary: The only tokens that the box accepts, one in a row.
+        low: Smallest entry of a token.
+        high: Largest entry of a token.
+        sphere: The one norm that all tokens have.
+        precision: How exact the answers are, where that is known; otherwise it is measured.
+        batch: Queries that the box is given at once, at most.
+        cluster: A Dask client, or the address of a scheduler, that answers such batches on many
+            machines.
+        **options: What only some kinds of boxes have (docs/guide/boxes.md).
 
-    The domain (`max_length`, `max_norm`, `low`/`high` per entry, `sphere`: the one norm that all
-    tokens have, `vocabulary` of allowed tokens) is what the box accepts: no query will leave it.
-    `precision` states how exact the answers are where that is known; otherwise it is measured.
+    Returns:
+        The oracle. No query leaves the domain that is stated here. `close()` it, or use it in a
+        `with` statement, where it holds a connection.
 
-    `batch` is the largest number of queries the box is given at once; `cluster` (a Dask client
-    or the address of a scheduler) answers such batches on many machines. Further options depend
-    on the kind of box: see docs/guide/boxes.md. An option that this box does not know is an error.
+    Raises:
+        InvalidArgument: A target that cannot be opened, or an option that this box does not have.
+        FileFormatError: A file that holds no model.
+        MissingExtra: A package that this kind of box needs is not installed.
+        OracleError: An endpoint that does not answer.
+
+    Example:
+        >>> box = open_oracle(lambda tokens: tokens[:, -1].sum(axis=1), width=3, max_length=8)
+        >>> box.spec.width, box.spec.domain.max_length
+        (3, 8)
     """
     domain = Domain(max_length, max_norm, low, high, vocabulary, sphere)
-    options = read_options(options)
+    given = read_options(dict(options))
     if batch is not None:
         batch = whole_number("batch", batch, 1)
     if isinstance(target, (list, tuple)):
         if cluster is not None:
             raise InvalidArgument("several targets are spread by themselves: leave out cluster=")
-        return _replicas(target, width, domain, precision, batch, options)
+        return _replicas(target, width, domain, precision, batch, given)
     if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
-        oracle = _open_url(target, width, domain, precision, batch=batch, **options)
+        oracle = _open_url(target, width, domain, precision, batch=batch, **given)
         batch = None  # the endpoint splits by itself, several parts at a time
     else:
-        oracle = _open_local(target, width, domain, precision, options)
+        oracle = _open_local(target, width, domain, precision, given)
     if cluster is not None:
         from keyhole.oracles.wrappers.dask import Distributed
 

@@ -281,12 +281,31 @@ class _Seen(Exception):
 
 
 def inside(model: Any, part: Any, run: Callable[[int, int], Any]) -> Adapter:
-    """An adapter that asks a part of a larger model *in place*: `run(batch, length)` calls the
-    larger model on any input of that size, the tokens take the place of the hidden states that
-    enter the part, and the rest of the model is not run. Masks, positions and other arguments are
-    thus what the model itself passes.
+    """An adapter that asks a part of a larger model *in place*.
 
-        box = open_oracle(part, adapter=inside(model, part, run), width=768)
+    The tokens take the place of the hidden states that enter the part, and the rest of the model is
+    not run. Masks, positions and other arguments are thus what the model itself passes.
+
+    Args:
+        model: The larger model, a torch module.
+        part: The part of it that is asked.
+        run: `run(batch, length)` calls the larger model on any input of that size.
+
+    Returns:
+        What `open_oracle(part, adapter=…)` takes.
+
+    Raises:
+        InvalidArgument: A part that is not in the model.
+
+    Example:
+        >>> import torch
+        >>> from keyhole.oracles.open import open_oracle
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> part = layer.linear1
+        >>> run = lambda batch, length: layer(torch.zeros(batch, length, 8))
+        >>> adapter = inside(layer, part, run)
+        >>> open_oracle(part, adapter=adapter, width=8).spec.width
+        8
     """
 
     def adapter(module: Any, tokens: Any) -> Any:

@@ -86,7 +86,22 @@ class Identifiability:
 
 
 def identifiability(model: Attention) -> Identifiability:
-    """Which parameters of this layer nobody can know, and which only just."""
+    """Which parameters of this layer nobody can know, and which only just.
+
+    Args:
+        model: A layer of attention.
+
+    Returns:
+        Groups of heads that attend alike, heads without value, pairs that nearly agree, and a
+        sentence for each.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.attention import Attention, Head
+        >>> head = Head(np.eye(3), None, np.ones(3))
+        >>> identifiability(Attention([head, head])).merged
+        ((0, 1),)
+    """
     heads = model.heads
     groups: list[list[int]] = []
     for i, head in enumerate(heads):
@@ -127,10 +142,23 @@ def attention_distance(a: Head, b: Head) -> float:
 
 
 def witness(model: Attention, rng: np.random.Generator) -> Witness:
-    """Different parameters with the same function: the most telling kind this model allows.
+    """Other parameters with the same function: the most telling kind that this model allows.
 
     A single dense head with a value has no witness with as many heads; it is then shown as two
     heads that attend alike.
+
+    Args:
+        model: A layer of attention.
+        rng: What is drawn from.
+
+    Returns:
+        The other model, of what kind it is, and why it answers the same.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> witness(attention(np.random.default_rng(0), 3), np.random.default_rng(1)).kind
+        'split head'
     """
     found = witnesses(model, rng)
     return found[0]

@@ -59,13 +59,36 @@ def verify(
     past: Past | None = None,
     precision: NoiseModel | None = None,
 ) -> Verdict:
-    """Compares the model with the box on `queries` fresh queries, and with `past` answers for
-    free. Where the precision of the box is not known, a few queries more measure it.
+    """Compares a model with a box on fresh queries, and with past answers for free.
 
-    `box` is anything `open_oracle` takes, `model` anything callable like the box, or a `Recovery`:
-    its standard errors are then used, and a box that computes in another number format than it did
-    is told. The two may be swapped where it is plain which is which. Another box as the
-    reference (`hf:FOLDER`, a torch module, an address …) is asked as the box is.
+    Where the precision of the box is not known, a few queries more measure it. Box and model may be
+    swapped where it is plain which is which.
+
+    Args:
+        box: Anything that `open_oracle` takes.
+        model: Anything callable like the box, or a `Recovery`: its standard errors are then used,
+            and a box that computes in another number format than it did is told. Another box as
+            the reference (`hf:FOLDER`, a torch module, an address …) is asked as the box is.
+        errors: Standard errors of the model, in its own structure.
+        queries: Fresh queries.
+        seed: The same seed asks the same queries.
+        past: Queries that were asked before, with their answers.
+        precision: How exact the answers are, where that is known.
+
+    Returns:
+        The verdict: whether they agree, what was compared within which tolerance, what the
+        agreement does not show, and a counterexample where they differ.
+
+    Raises:
+        InvalidArgument: Neither of the two is a model, or their widths differ.
+        OracleError: The box did not answer.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> model = attention(np.random.default_rng(0), 4)
+        >>> verify(model, model).agrees
+        True
     """
     model = read_reference(model)
     if _is_claim(box) and model is not None and not _is_claim(model):

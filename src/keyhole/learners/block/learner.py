@@ -79,14 +79,16 @@ class BlockDiagnostics(Diagnostics):
 class BlockLearner:
     """Learner for a Transformer block, or one sublayer of it, read at the last position.
 
-    `norm` ("pre", "post" or "none") is a promise, not needed: where the norm is, is found.
+    Args:
+        norm: "pre", "post" or "none": a promise, not needed: where the norm is, is found.
 
-    >>> import numpy as np, keyhole
-    >>> from keyhole.models.random import block
-    >>> secret = block(np.random.default_rng(0), 8, heads=2)
-    >>> found = keyhole.recover(secret, BlockLearner())
-    >>> found.outcome, found.model, keyhole.distance(found.model, secret) < 1e-9
-    (Outcome.RECOVERED, Block(width=8, 2 heads, post-norm (layer)), True)
+    Example:
+        >>> import numpy as np, keyhole
+        >>> from keyhole.models.random import block
+        >>> secret = block(np.random.default_rng(0), 8, heads=2)
+        >>> found = keyhole.recover(secret, BlockLearner())
+        >>> found.outcome, found.model, keyhole.distance(found.model, secret) < 1e-9
+        (Outcome.RECOVERED, Block(width=8, 2 heads, post-norm (layer)), True)
     """
 
     norm: str | None = None

@@ -52,13 +52,28 @@ ENOUGH = 12.0  # times the floor: the search needs no more examples; the last de
 
 @dataclass(frozen=True)
 class FromExamples:
-    """Learns an `Attention` from labelled examples.
+    """Learner for attention from labelled examples, without a query: what `keyhole.learn` uses.
 
-    heads: their number, None to find it. method: "varpro" (the solver) or "sculpting" (the paper's
-    algorithm, for Boolean inputs and at most two heads). restarts, seconds: the budget. workers:
-    processes that share the restarts. bias: whether key biases and an offset are fitted too.
-    most_heads: the largest number tried. noise: standard deviation of the labels' errors over the
-    labels' root mean square, where it is known: 0 for exact labels.
+    Args:
+        heads: Their number; None finds it.
+        method: "varpro" (the solver) or "sculpting" (the paper's algorithm, for Boolean inputs and
+            at most two heads).
+        restarts: Starts of the search, at most.
+        seconds: Time of the search, at most.
+        workers: Processes that share the restarts.
+        most_heads: Heads that are tried, at most.
+        bias: Whether key biases and an offset are fitted too.
+        noise: Standard deviation of the labels' errors over the labels' root mean square, where it
+            is known: 0 for exact labels.
+
+    Example:
+        >>> import numpy as np, keyhole
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.standard_normal((30, 3, 3))
+        >>> P = np.exp(X @ X.transpose(0, 2, 1))
+        >>> found = keyhole.learn(X, P / P.sum(axis=2, keepdims=True) @ X, FromExamples(heads=1))
+        >>> bool(np.abs(found.model.heads[0].score - np.eye(3)).max() < 1e-8)
+        True
     """
 
     heads: int | None = None

@@ -47,14 +47,18 @@ class LabelDiagnostics(Diagnostics):
 
 @dataclass(frozen=True)
 class LabelOnly:
-    """Learner for one softmax attention head that tells only the sign of its answer.
+    """Learner for one softmax attention head of whose answer only the sign is given.
 
-    >>> from keyhole.models.random import attention
-    >>> from keyhole.oracles.open import open_oracle
-    >>> from keyhole.oracles.wrappers.degrade import Labels
-    >>> box = Labels(open_oracle(attention(np.random.default_rng(0), 3)))
-    >>> LabelOnly(bits=8).learn(box, np.random.default_rng(1)).model
-    LabelledAttention(width=3, heads=1)
+    Args:
+        bits: Binary digits of each entry that are found, at about one query each.
+
+    Example:
+        >>> from keyhole.models.random import attention
+        >>> from keyhole.oracles.open import open_oracle
+        >>> from keyhole.oracles.wrappers.degrade import Labels
+        >>> box = Labels(open_oracle(attention(np.random.default_rng(0), 3)))
+        >>> LabelOnly(bits=8).learn(box, np.random.default_rng(1)).model
+        LabelledAttention(width=3, heads=1)
     """
 
     bits: int = 20

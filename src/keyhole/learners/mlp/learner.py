@@ -133,21 +133,27 @@ class MlpDiagnostics(Diagnostics):
 
 @dataclass(frozen=True)
 class MlpLearner:
-    """Learner for networks with one hidden layer: GELU, its tanh approximation, SiLU, quick GELU,
-    tanh, sigmoid, gated or not; ReLU by `ReluNetworkLearner`.
+    """Learner for networks with one hidden layer of GELUs, SiLUs, tanhs or sigmoids, gated or not.
 
-    `activation`, `neurons`, `gated` are promises, not needed: a box that breaks them is refused.
-    Classes that are one are told as one: sigmoid as tanh, quick GELU as SiLU.
+    GELU may be its tanh approximation; ReLUs are for `ReluNetworkLearner`. Classes that are one are
+    named as one: sigmoid as tanh, quick GELU as SiLU.
 
-    >>> import numpy as np
-    >>> from keyhole.models.mlp import Mlp
-    >>> from keyhole.oracles.base import Spec
-    >>> from keyhole.oracles.function import FunctionOracle
-    >>> rng = np.random.default_rng(0)
-    >>> secret = Mlp(rng.standard_normal((6, 4)), np.ones(6), rng.standard_normal((4, 6)))
-    >>> box = FunctionOracle(secret, Spec(width=4))
-    >>> MlpLearner().learn(box, np.random.default_rng(1)).model
-    Mlp(width=4, neurons=6, outputs=4, gelu)
+    Args:
+        activation: A promise, not needed: a box that breaks it is refused.
+        neurons: Their number, a promise too.
+        gated: Whether each neuron is multiplied by a linear map, a promise too.
+        options: Numbers of the search, documented at `MlpOptions`.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.mlp import Mlp
+        >>> from keyhole.oracles.base import Spec
+        >>> from keyhole.oracles.function import FunctionOracle
+        >>> rng = np.random.default_rng(0)
+        >>> secret = Mlp(rng.standard_normal((6, 4)), np.ones(6), rng.standard_normal((4, 6)))
+        >>> box = FunctionOracle(secret, Spec(width=4))
+        >>> MlpLearner().learn(box, np.random.default_rng(1)).model
+        Mlp(width=4, neurons=6, outputs=4, gelu)
     """
 
     activation: str | None = None

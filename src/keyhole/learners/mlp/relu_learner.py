@@ -38,18 +38,22 @@ from keyhole.oracles.base import Oracle, Spec
 class ReluNetworkLearner:
     """Learner for networks with one hidden layer of ReLUs (leaky ones included).
 
-    `neurons` is a promise, not needed: a box with more hyperplanes is refused. `exact` spends about
-    twice the queries to reach the last digits. `scale` is the size of the inputs of interest
-    (taken from the domain where there is one). `signs=False` leaves the neurons' sides open.
-    In a bounded domain a hyperplane may cut off a corner that nothing was asked about: `unseen` is
-    the share of the domain's edge for which that may be so; 3 / unseen queries are spent on it.
+    Args:
+        neurons: A promise, not needed: a box with more hyperplanes is refused.
+        exact: Whether about twice the queries are spent to reach the last digits.
+        scale: Size of the inputs of interest; None takes it from the domain, where there is one.
+        signs: Whether the neurons' sides are found too.
+        unseen: In a bounded domain a hyperplane may cut off a corner that nothing was asked about:
+            the share of the domain's edge for which that may be so. 3 / unseen queries are spent on
+            it.
 
-    >>> import numpy as np
-    >>> from keyhole.oracles.base import Spec
-    >>> from keyhole.oracles.function import FunctionOracle
-    >>> box = FunctionOracle(lambda x: np.maximum(x[:, 0] @ np.ones(3) - 1, 0), Spec(width=3))
-    >>> ReluNetworkLearner().learn(box, np.random.default_rng(0)).model
-    ReluNetwork(width=3, neurons=1, outputs=scalar)
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.oracles.base import Spec
+        >>> from keyhole.oracles.function import FunctionOracle
+        >>> box = FunctionOracle(lambda x: np.maximum(x[:, 0] @ np.ones(3) - 1, 0), Spec(width=3))
+        >>> ReluNetworkLearner().learn(box, np.random.default_rng(0)).model
+        ReluNetwork(width=3, neurons=1, outputs=scalar)
     """
 
     neurons: int | None = None

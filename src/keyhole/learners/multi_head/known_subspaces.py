@@ -31,7 +31,16 @@ from keyhole.oracles.wrappers.restrict import Subspace
 
 @dataclass(frozen=True, eq=False)
 class OrthogonalHeads:
-    """Recovers a scalar layer whose heads live in the spans of the given bases (d, k_h)."""
+    """Learner for a layer with scalar answers whose heads live in known orthogonal subspaces.
+
+    Args:
+        bases: Of each head, a basis (d, k_h) of its subspace.
+
+    Example:
+        >>> import numpy as np
+        >>> OrthogonalHeads([np.eye(4)[:, :2], np.eye(4)[:, 2:]]).bases[0].shape
+        (4, 2)
+    """
 
     bases: Sequence[Array]
 

@@ -55,11 +55,21 @@ ROOM = 5  # tokens: two heads with their separators, a probe of one of them, and
 
 @dataclass(frozen=True)
 class MultiHead:
-    """Recovers `Attention` with several heads.
+    """Learner for attention with several heads.
 
-    heads, rank: where given, they are claims that the box must bear out (fewer heads are reported
-    as such, one more is WrongFamily); None finds them. bias: whether key biases and an offset may
-    exist; None finds out with one query.
+    Args:
+        heads: Number of heads, a claim that the box must bear out (fewer are reported as such, one
+            more is WrongFamily); None finds it.
+        rank: Rank of the scores, a claim too; None finds it.
+        bias: Whether key biases and an offset may exist; None finds out with one query.
+        attempts: Anchors that are tried until the hypothesis passes its own validation.
+
+    Example:
+        >>> import numpy as np, keyhole
+        >>> from keyhole.models.random import attention
+        >>> secret = attention(np.random.default_rng(0), 6, heads=2, outputs=6)
+        >>> keyhole.recover(secret, MultiHead()).model
+        Attention(width=6, heads=2, outputs=6)
     """
 
     heads: int | None = None

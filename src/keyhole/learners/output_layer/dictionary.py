@@ -52,10 +52,33 @@ def recover_dictionary(
     accuracy: float = 1e-4,
     seed: int = 0,
 ) -> Dictionary:
-    """The input dictionary of a model with tied embeddings, of which `vectors` takes vectors and
-    `tokens` numbers, and `layer` is the output layer as `OutputLayerLearner` found it. `long`: the
-    length of the vectors of which the layers add a small part. `accuracy`: misfit of fresh tokens,
-    relative to their answers, up to which the embeddings count as tied."""
+    """Recovers the input dictionary of a model whose embeddings are tied to its output layer.
+
+    Args:
+        vectors: The model as a box that takes vectors (`open_embeddings`).
+        tokens: The same model as a box that takes numbers of tokens (`open_language_model`).
+        layer: Its output layer, as `OutputLayerLearner` found it.
+        long: Length of the vectors of which the layers add a small part.
+        accuracy: Misfit of fresh tokens, relative to their answers, up to which the embeddings
+            count as tied.
+        seed: The same seed asks the same queries.
+
+    Returns:
+        The dictionary: a vector for every token, and how it was found.
+
+    Raises:
+        InvalidArgument: Boxes or a layer that do not belong together.
+        Inconsistent: Tokens are not the vectors that tied embeddings make of them.
+        IllConditioned: The layer's space is not determined well enough.
+
+    Example:
+        With `model` a Hugging Face causal LM (docs/guide/language_models.md):
+
+        >>> def read(model, keyhole):
+        ...     tokens, vectors = keyhole.open_language_model(model), keyhole.open_embeddings(model)
+        ...     layer = keyhole.recover(tokens, keyhole.OutputLayerLearner()).model
+        ...     return recover_dictionary(vectors, tokens, layer)
+    """
     width = vectors.spec.width
     if tokens.spec.domain.tokens is None or width < 2:
         raise InvalidArgument(

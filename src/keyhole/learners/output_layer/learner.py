@@ -82,11 +82,24 @@ class OutputLayerDiagnostics(Diagnostics):
 
 @dataclass(frozen=True)
 class OutputLayerLearner:
-    """level: "space" (the matrix up to a linear map) or "gram" (up to a rotation).
-    per_direction: answers per direction of the space, those asked again included; 1.13 where
-    each takes several questions; at least four more than directions. surplus: answers at level
-    "gram" relative to the floor. longest: tokens of a prompt. most: answers after which a rank that
-    noise blurs is no longer waited for."""
+    """Learner for the output layer of a language model, through its log-probabilities or logits.
+
+    Args:
+        level: "space" (the matrix up to a linear map) or "gram" (up to a rotation).
+        per_direction: Answers per direction of the space, those asked again included; 1.13 where
+            each takes several questions; at least four more than directions.
+        surplus: Answers at level "gram" relative to the floor.
+        longest: Tokens of a prompt, at most.
+        most: Answers after which a rank that noise blurs is no longer waited for.
+
+    Example:
+        >>> import numpy as np, keyhole
+        >>> rng = np.random.default_rng(0)
+        >>> matrix, hidden = rng.standard_normal((40, 3)), rng.standard_normal((40, 3))
+        >>> box = keyhole.open_language_model(lambda prompts: hidden[prompts[:, -1]] @ matrix.T)
+        >>> keyhole.recover(box, OutputLayerLearner()).outcome
+        Outcome.RECOVERED
+    """
 
     level: str = "space"
     per_direction: float = 1.35

@@ -141,8 +141,8 @@ def name_bounded(
     anchor: Float[Array, "one d"],
     answer: Float[Array, " D"] | None = None,
 ) -> str | None:
-    """ "capped" or "normalised"; None where scores grow with the tokens. `answer`: to the bag as it
-    is, where that is known."""
+    """Either "capped" or "normalised"; None where scores grow with the tokens. `answer`: to the bag
+    as it is, where that is known."""
     # random factors that must all leave the answer linear: a winner may keep its place
     scalings = 4
     known = [answer] + (scalings - 1) * [None]  # the others all differ from each other

@@ -59,21 +59,21 @@ Looked = tuple[NoiseModel, QueryBatch, Array]
 class SingleHead:
     """Learner for one softmax attention head.
 
-    `rank=None`: of any rank, nothing is assumed. A number, or "unknown" to have it found: the
-    queries of `LowRank`, 2rd − r² + d of them, and d² + d + 2d where the rank turns out full.
+    Args:
+        rank: None assumes nothing: of any rank. A number, or "unknown" to have it found, asks the
+            queries of `LowRank`: 2rd − r² + d of them, and d² + 3d where the rank turns out full.
+        accuracy: A box with additive errors and bounded tokens is asked again and again until the
+            relative standard error of the score reaches this; None until the budget is spent.
+        method: "paper" is the published algorithm of Theorem 6.1, to compare with.
+        score_bound: Bound on the score's norm, which the published algorithm needs.
 
-    A box with additive errors and bounded tokens is asked again and again: until the budget is
-    spent, or until the relative standard error of the score reaches `accuracy`.
-
-    `method="paper"` is the published algorithm of Theorem 6.1, which needs a bound on the score's
-    norm; it is there to compare with.
-
-    >>> import numpy as np
-    >>> from keyhole.models.random import attention
-    >>> from keyhole.oracles.open import open_oracle
-    >>> box = open_oracle(attention(np.random.default_rng(0), 4))
-    >>> SingleHead().learn(box, np.random.default_rng(1)).model
-    Attention(width=4, heads=1, outputs=scalar)
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.random import attention
+        >>> from keyhole.oracles.open import open_oracle
+        >>> box = open_oracle(attention(np.random.default_rng(0), 4))
+        >>> SingleHead().learn(box, np.random.default_rng(1)).model
+        Attention(width=4, heads=1, outputs=scalar)
     """
 
     rank: int | Literal["unknown"] | None = None
@@ -106,14 +106,23 @@ class SingleHead:
 
 @dataclass(frozen=True)
 class LowRank:
-    """Learner for one head of low rank. `rank=None`: the rank is found.
+    """Learner for one head of low rank.
 
-    `method="adaptive"` asks next to nothing beyond the floor. `method="convex"` asks a set of
-    `measurements` that is fixed in advance (default 6 · rank · width, and enough for rank width/8
-    where no rank is given), which is the choice where queries cannot depend on answers.
+    Args:
+        method: "adaptive" asks next to nothing beyond the floor. "convex" asks a set of queries
+            that is fixed in advance, which is the choice where queries cannot depend on answers.
+        rank: Rank of the score; None finds it.
+        tolerance: Fraction of the score below which what is left of it ends the search; 0 for what
+            the box's precision can show.
+        measurements: Size of the set of "convex"; None for 6 · rank · width, and enough for rank
+            width/8 where no rank is given.
 
-    `tolerance` stops the search once what is left of the score is below this fraction of it
-    (default: what the box's precision can show).
+    Example:
+        >>> import numpy as np, keyhole
+        >>> from keyhole.models.random import attention
+        >>> found = keyhole.recover(attention(np.random.default_rng(0), 12, rank=2), LowRank())
+        >>> found.details["rank"]
+        2
     """
 
     method: Literal["adaptive", "convex"] = "adaptive"

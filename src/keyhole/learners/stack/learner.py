@@ -76,10 +76,12 @@ class StackDiagnostics(Diagnostics):
 class StackLearner:
     """Learner for stacks of pre-norm Transformer blocks, read at the last position.
 
-    `layers` is a promise, not needed: the number of blocks is found.
+    Args:
+        layers: A promise, not needed: the number of blocks is found.
 
-    >>> StackLearner(layers=2)
-    StackLearner(layers=2)
+    Example:
+        >>> StackLearner(layers=2)
+        StackLearner(layers=2)
     """
 
     layers: int | None = None

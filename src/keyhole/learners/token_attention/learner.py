@@ -75,9 +75,19 @@ class TokenAttentionDiagnostics(Diagnostics):
 
 @dataclass(frozen=True)
 class TokenAttentionLearner:
-    """heads: their number, found where it is None. most_heads: that are looked for. anchors: of
-    which the best is chosen for the pairs. surplus: contexts relative to what the scores need.
-    tolerance: misfit, relative to what noise leaves, up to which a fit counts as reached."""
+    """Learner for a language model of one attention layer, through the numbers of its tokens alone.
+
+    Args:
+        heads: Their number; None finds it.
+        most_heads: Heads that are looked for, at most.
+        anchors: Tokens of which the best is chosen for the pairs.
+        surplus: Contexts relative to what the scores need.
+        tolerance: Misfit, relative to what noise leaves, up to which a fit counts as reached.
+
+    Example:
+        >>> TokenAttentionLearner(heads=2).heads
+        2
+    """
 
     heads: int | None = None
     most_heads: int = 6

@@ -10,7 +10,7 @@ from keyhole.oracles.base import Oracle, Spec
 
 @runtime_checkable
 class FfnLearner(Protocol):
-    """Learns a function of one token.
+    """What a learner of the network inside `Transformer` must do: a protocol.
 
     `learn` gets an oracle that answers queries of shape (batch, 1, width) and returns a
     `Hypothesis` whose `model` is a `ReluNetwork` (a linear skip is allowed) that agrees with the
@@ -20,6 +20,11 @@ class FfnLearner(Protocol):
     The error of the network reaches the score. A learner whose `diagnostics` are a
     `keyhole.learners.mlp.NetworkDiagnostics` states it; that of any other is measured at fresh
     points, and standard errors that are missing or zero are replaced by what follows from it.
+
+    Example:
+        >>> from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+        >>> isinstance(ReluNetworkLearner(), FfnLearner)
+        True
     """
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis: ...

@@ -104,25 +104,27 @@ class KnownNetwork:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Learner for one layer: a head of attention, then a network that `ffn` learns.
+    """Learner for one layer: a head of attention, then a network.
 
-    The network's errors reach the score tenfold, so it is learned to the last digits by default;
-    `ffn=ReluNetworkLearner()` takes half the queries and leaves errors of about 1e-9.
+    Args:
+        ffn: Learns the network. Its errors reach the score tenfold, so it is learned to the last
+            digits by default; `ReluNetworkLearner()` takes half the queries and leaves errors of
+            about 1e-9.
+        method: "segment" (one query per entry of the score, any network) or "antisymmetric" (the
+            paper's reduction: two per entry, networks without biases).
+        attention: Learns the head with "antisymmetric"; None for a `SingleHead`.
 
-    `method` is "segment" (one query per entry of the score, any network) or "antisymmetric"
-    (the paper's reduction: two per entry, networks without biases; `attention` learns the head,
-    a `SingleHead` unless another learner of attention is given).
-
-    >>> import numpy as np
-    >>> from keyhole.models.relu_network import ReluNetwork
-    >>> from keyhole.oracles.base import Spec
-    >>> from keyhole.oracles.function import FunctionOracle
-    >>> rng = np.random.default_rng(0)
-    >>> network = ReluNetwork(rng.standard_normal((5, 3)), np.ones(5), rng.standard_normal(5))
-    >>> secret = TransformerModel(rng.standard_normal((3, 3)), None, network)
-    >>> found = Transformer().learn(FunctionOracle(secret, Spec(width=3)), rng)
-    >>> bool(np.abs(found.model.score - secret.score).max() < 1e-8)
-    True
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.relu_network import ReluNetwork
+        >>> from keyhole.oracles.base import Spec
+        >>> from keyhole.oracles.function import FunctionOracle
+        >>> rng = np.random.default_rng(0)
+        >>> network = ReluNetwork(rng.standard_normal((5, 3)), np.ones(5), rng.standard_normal(5))
+        >>> secret = TransformerModel(rng.standard_normal((3, 3)), None, network)
+        >>> found = Transformer().learn(FunctionOracle(secret, Spec(width=3)), rng)
+        >>> bool(np.abs(found.model.score - secret.score).max() < 1e-8)
+        True
     """
 
     ffn: FfnLearner = field(default_factory=lambda: ReluNetworkLearner(exact=True))

@@ -42,9 +42,27 @@ def adapt_causal_model(
 
 
 def open_embeddings(model: Any, *, max_length: int | None = None) -> Oracle:
-    """A causal LM as a box that takes vectors in the place of tokens (`inputs_embeds`) and answers
-    with the logits of the last position: the bridge to the learners of vectors, and to
-    `recover_dictionary`. The vectors of its own dictionary are not read."""
+    """Opens a causal LM as a box that takes vectors in the place of tokens (`inputs_embeds`).
+
+    It answers with the logits of the last position: the bridge to the learners of vectors, and to
+    `recover_dictionary`. The vectors of its own dictionary are not read.
+
+    Args:
+        model: A Hugging Face causal LM.
+        max_length: Vectors in a sequence, at most.
+
+    Returns:
+        The oracle.
+
+    Raises:
+        InvalidArgument: Something else than a causal LM.
+
+    Example:
+        >>> open_embeddings("gpt2")
+        Traceback (most recent call last):
+        ...
+        keyhole.errors.InvalidArgument: open_embeddings takes a Hugging Face causal LM, got 'gpt2'
+    """
     if not is_causal_model(model):
         raise InvalidArgument(f"open_embeddings takes a Hugging Face causal LM, got {model!r}")
 

@@ -7,7 +7,7 @@ models as they serve any other box.
 
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from keyhole.oracles.language_model.answers import recognise_answers
 from keyhole.oracles.language_model.function import TokenFunction, call
 from keyhole.oracles.language_model.huggingface import adapt_causal_model, is_causal_model
 from keyhole.oracles.open import name_of_box
+from keyhole.oracles.options import LanguageModelOptions
 
 
 def open_language_model(
@@ -27,28 +28,42 @@ def open_language_model(
     max_length: int | None = None,
     model: str | None = None,
     answers: str | None = None,
-    **options: Any,
+    **options: Unpack[LanguageModelOptions],
 ) -> Oracle:
-    """The language model behind `target`: a callable (batch, length) of token numbers ->
-    (batch, vocabulary) logits or log-probabilities of the token that comes next; a Hugging Face
-    causal LM; or the `http(s)://` address of a server with OpenAI's API (/v1/completions,
-    /v1/chat/completions) or llama.cpp's own (/completion), of whose models `model` names one.
+    """Opens the language model behind `target`, so that it can be asked.
 
-    A server is asked what it does (`box.interface`); where it tells few log-probabilities or none
+    A server is asked what it does (`box.interface`); where it gives few log-probabilities or none
     but takes biases, each answer is put together from several questions, which journal, ledger and
-    budget count one by one. Further options are those of an endpoint (rate, timeout, token_env, …),
-    `top`, the most log-probabilities to ask for, `names`, the text of every token, and `journal`,
-    that of the run: what is asked to find out what a server does is kept beside it, and whoever
-    opens the server again, to continue, does not pay for it twice.
+    budget count one by one. What is not given is found by asking: one query, which the ledger of a
+    run counts as "opening".
 
-    `answers` ("logits", "logprobs", "top_k", "labels") and the size of the vocabulary are found by
-    asking where they are not given: one query, which the ledger of a run counts as "opening".
+    Args:
+        target: A callable (batch, length) of token numbers -> (batch, vocabulary) logits or
+            log-probabilities of the token that comes next; a Hugging Face causal LM; or the
+            `http(s)://` address of a server with OpenAI's API (/v1/completions,
+            /v1/chat/completions) or llama.cpp's own (/completion).
+        vocabulary: Number of tokens.
+        max_length: Tokens in a prompt, at most.
+        model: Which model of a server that has several.
+        answers: "logits", "logprobs", "top_k" or "labels".
+        **options: Of an endpoint: rate, timeout, token_env and so on; `top`, the most
+            log-probabilities to ask for; `names`, the text of every token; `journal`, that of the
+            run: what is asked to find out what a server does is kept beside it, and whoever opens
+            the server again, to continue, does not pay for it twice.
 
-    >>> import numpy as np
-    >>> table = np.random.default_rng(0).standard_normal((50, 50))
-    >>> box = open_language_model(lambda prompts: table[prompts[:, -1]])
-    >>> box.spec.domain.tokens, box.spec.answers, box.opening_queries
-    (50, 'logits', 1)
+    Returns:
+        The oracle, whose queries are numbers of tokens.
+
+    Raises:
+        InvalidArgument: Something that is no language model, or an option that it does not have.
+        OracleError: A server or function that does not answer, or not with one row per prompt.
+
+    Example:
+        >>> import numpy as np
+        >>> table = np.random.default_rng(0).standard_normal((50, 50))
+        >>> box = open_language_model(lambda prompts: table[prompts[:, -1]])
+        >>> box.spec.domain.tokens, box.spec.answers, box.opening_queries
+        (50, 'logits', 1)
     """
     if answers not in (None, *ANSWERS):
         raise InvalidArgument(f"answers must be one of {', '.join(ANSWERS)}, got {answers!r}")
@@ -59,7 +74,7 @@ def open_language_model(
             raise InvalidArgument("this Oracle takes vectors, not the numbers of tokens")
         return target
     if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
-        return _open_url(target, vocabulary, max_length, model, options)
+        return _open_url(target, vocabulary, max_length, model, dict(options))
     if options:
         raise InvalidArgument(f"only an endpoint has the options {', '.join(sorted(options))}")
     if is_causal_model(target):

@@ -303,7 +303,23 @@ def refuse_closed(box: Oracle) -> NoReturn:
 
 
 def choose_tokens(oracle: Oracle, tokens: Sequence[int]) -> Oracle:
-    """The same language model, answering for these tokens alone."""
+    """Restricts a language model's answers to some of its tokens.
+
+    Args:
+        oracle: The language model.
+        tokens: Numbers of the tokens that are of interest.
+
+    Returns:
+        The same language model, answering for these tokens alone.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.oracles.language_model.open import open_language_model
+        >>> table = np.random.default_rng(0).standard_normal((50, 50))
+        >>> box = open_language_model(lambda prompts: table[prompts[:, -1]])
+        >>> choose_tokens(box, [3, 7, 9]).spec.outputs
+        3
+    """
     return oracle.choose(tokens) if isinstance(oracle, Reader) else ChosenTokens(oracle, tokens)
 
 
