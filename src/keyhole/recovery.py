@@ -40,11 +40,12 @@ from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.oracles.wrappers.count import Forecast, QueryCounter, senders
 from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWatch
 from keyhole.oracles.wrappers.journal import Journal
-from keyhole.oracles.wrappers.sample import AnswerSample
+from keyhole.oracles.wrappers.record import AnswerRecord
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.held_out import Evidence, held_out_verdict
 from keyhole.verification.residuals import traced
+from keyhole.verification.verify import FRESH
 from keyhole.verification.verify import verify as verify_model
 
 if TYPE_CHECKING:  # loaded where it is used: a run needs one learner, not all of them
@@ -87,6 +88,7 @@ def recover(
     journal: str | Path | None = None,
     seed: int = 0,
     verify: bool = True,
+    fresh: int = FRESH,
     progress: Callable[[Progress], None] | None = None,
     throw: bool = True,
 ) -> Recovery:
@@ -134,9 +136,9 @@ def recover(
         raise InvalidArgument(f"learner must be a learner such as SingleHead(), got {learner!r}")
     if budget is not None:
         budget = whole_number("budget", budget, 1)
-    seed = whole_number("seed", seed, 0)
+    seed, fresh = whole_number("seed", seed, 0), whole_number("fresh", fresh, 1)
     with opened(box) as oracle:
-        run = _Run(oracle, learner, budget, journal, seed, progress, verify)
+        run = _Run(oracle, learner, budget, journal, seed, progress, fresh if verify else None)
         try:
             recovery, error = run.finish()
         finally:
@@ -159,13 +161,14 @@ class _Run:
         journal: str | Path | None,
         seed: int,
         progress: Callable[[Progress], None] | None,
-        check: bool,
+        fresh: int | None,
     ) -> None:
         if box.spec.domain.bias is not None:
             refuse_closed(box)
         # of a restricted interface the questions are checked, recorded and counted
         reader = box if isinstance(box, Reader) else None
-        self.learner, self.seed, self.spec, self.check = learner, seed, box.spec, check
+        self.learner, self.seed, self.spec = learner, seed, box.spec
+        self.check, self.fresh = fresh is not None, fresh or 0
         self.box = Validator(box if reader is None else reader.inner)
         self.budget = budget
         self.start = time.monotonic()
@@ -185,7 +188,7 @@ class _Run:
         if progress is not None:
             self._report(progress)
         self.watch = DriftWatch(self.counting, first=FIRST, roundoff=roundoff_seen)
-        self.oracle = AnswerSample(Batcher(self.watch))
+        self.oracle = AnswerRecord(Batcher(self.watch))
         self.reader = None if reader is None else reader.over(self.oracle)
         self.within = Within(self.oracle)
         self.exchanges = self._count_exchanges()
@@ -210,7 +213,7 @@ class _Run:
         told = self.counting.forecast or Forecast(self.learner.expected_queries(seen))
 
         def add_verification(learning: int) -> int:  # and one old query again
-            return learning + self._count_fresh(learning) + 1 if self.check else learning
+            return learning + self._count_fresh() + 1 if self.check else learning
 
         least = add_verification(self.counting.paid)
         expected, most = (
@@ -291,9 +294,9 @@ class _Run:
         few = Outcome.UNVERIFIED, "the budget left too few queries for verification"
         known = learned.noise or self.box.spec.precision
         spare = 1 if known else 1 + LOOKS  # an old query again, and the noise where it is not known
-        wanted = self._count_fresh(self.counting.paid)
+        wanted = self._count_fresh()
         count = wanted if left is None else min(wanted, left - spare)
-        least_queries = 4  # fresh queries below which a model counts as not verified
+        least_queries = min(4, wanted)  # below which a model counts as not verified
         if count < least_queries:
             return few
         try:
@@ -301,7 +304,6 @@ class _Run:
                 self.watch.look()
             asked, model, errors = self._spare_questions(learned)
             past = self.oracle.past if self.reader is None else []
-            self.oracle.narrow()
             self.verdict = verify_model(
                 asked,
                 model,
@@ -340,16 +342,11 @@ class _Run:
             errors = OutputLayer(errors.matrix[rows], errors.offset[rows], level=errors.level)
         return reader, learned.model.choose(reader.chosen), errors
 
-    def _count_fresh(self, paid: int) -> int:
-        """Fresh queries that verify: one of each kind where the family was named, two of each where
-        the run found it, and one for every 128 queries paid, until they leave less than a tenth
-        of such queries open. Through a restricted interface, where each takes many questions,
-        one of each kind."""
-        kinds, enough = 6, 30
-        if self.reader is not None:
-            return kinds
-        least = 2 * kinds if getattr(self.learner, "finds_family", False) else kinds
-        return min(least + paid // 128, enough)
+    def _count_fresh(self) -> int:
+        """Fresh queries that verify. Through a restricted interface, where each takes many
+        questions, six at most."""
+        questions = 6
+        return self.fresh if self.reader is None else min(self.fresh, questions)
 
     def _disagreement(self, reason: str) -> KeyholeError:
         example = self.verdict.counterexample if self.verdict else None

@@ -18,6 +18,7 @@ from keyhole.models.files import load_model, replacing, save_model
 from keyhole.schema import WrongType, parse_json, read_record
 from keyhole.text import clean, clean_all, html_table
 
+VERIFYING = "verification"  # purpose, as oracles.queries names it, of queries that verify
 RUN_FILE, RUN_FORMAT = "recovery.json", "keyhole-run-1"
 # what a record that is not one raises (RecursionError: JSON nested without end)
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -26,7 +27,10 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursio
 class Outcome(enum.Enum):
     """How a recovery ended; the value is the advice shown to the user."""
 
-    RECOVERED = "The model agrees with the box on every query, within the tolerance stated."
+    RECOVERED = (
+        "The model agrees with every answer compared; the verdict says how many, how closely, and "
+        "what that leaves open."
+    )
     REJECTED = (
         "The box is not a member of the assumed family, or not the same box all along: see the "
         "counterexample. Try another learner, or accept that the box is something else."
@@ -92,6 +96,21 @@ class Ledger(Portable):
     def paid(self) -> int:
         return sum(self.by_purpose.values())
 
+    @property
+    def verifying(self) -> int:
+        """Of these, fresh queries that compare the model with the box."""
+        return self.by_purpose.get(VERIFYING, 0)
+
+    @property
+    def learning(self) -> int:
+        """All others."""
+        return self.paid - self.verifying
+
+    def __str__(self) -> str:
+        times = f" ({self.learning / self.floor:.2f} × the floor)" if self.floor else ""
+        verify = f", {self.verifying:,} to verify" if self.verifying else ""
+        return f"{self.learning:,} to learn{times}{verify}"
+
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Portable):
@@ -102,15 +121,15 @@ class Verdict(Portable):
     queries: int  # fresh answers compared
     replayed: int  # answers paid for during learning, compared for free
     worst: float  # largest deviation seen, in units of the tolerance (agreement: at most 1)
-    tolerance: float  # median of the allowed deviations, relative to the size of the answers
+    tolerance: float  # median of the allowed deviations, relative to the size of ordinary answers
     bound: str
     counterexample: Counterexample | None = None
     precision: float = 0.0  # what the box's own rounding and noise allow, in the same unit
     noticed: Mapping[str, float] = field(default_factory=dict)  # smallest relative change of each
     # block of parameters that one of the fresh answers would have shown
     format: str = ""  # number format of the answers, "stated" or "decimal" among them
-    difference: float = 0.0  # largest |box − model| seen, relative to the size of the answers
-    absolute: float = 0.0  # the same as it is
+    difference: float = 0.0  # largest |box − model| of a fresh answer over the size of that answer
+    absolute: float = 0.0  # largest |box − model| of a fresh answer as it is
     format_before: str = ""  # number format when the model was recovered, where a run tells
 
     def __post_init__(self) -> None:
@@ -141,8 +160,9 @@ class Verdict(Portable):
         rows = {
             "verdict": f"the box {self.word}",
             "fresh queries": f"{self.queries:,}",
-            "largest difference": f"{self.difference:.1e} of the answers' size",
-            "tolerance (median)": f"{self.tolerance:.1e}",
+            "answers compared again": f"{self.replayed:,}",
+            "largest difference": f"{self.difference:.1e} of its answer's size",
+            "tolerance (median)": f"{self.tolerance:.1e} of an ordinary answer's size",
             "largest difference / its tolerance": f"{self.worst:.2g}",
             "number format": self.format or "unknown",
         }
@@ -190,17 +210,14 @@ class Recovery(Portable):
         object.__setattr__(self, "run", MappingProxyType(clean_all(dict(self.run))))
 
     def __str__(self) -> str:
-        asked = f"{self.ledger.paid:,} queries"
-        if self.ledger.floor:
-            asked += f", {self.ledger.paid / self.ledger.floor:.3g} times the floor"
         what = self.reason or repr(self.model)
-        return f"{self.outcome.name} after {asked}: {what}"
+        return f"{self.outcome.name} after {self.ledger.paid:,} queries, {self.ledger}: {what}"
 
     def _repr_html_(self) -> str:
         rows = {
             "outcome": self.outcome.name,
             "model": "none" if self.model is None else repr(self.model),
-            "queries": f"{self.ledger.paid:,}",
+            "queries": f"{self.ledger.paid:,}: {self.ledger}",
             "floor": "unknown" if self.ledger.floor is None else f"{self.ledger.floor:,.0f}",
             "learner": str(self.run.get("learner", "")) or "unknown",
             "seed": str(self.run.get("seed", "")) or "unknown",
@@ -255,6 +272,8 @@ class Recovery(Portable):
             "reason": self.reason,
             "ledger": {
                 "paid": self.ledger.paid,
+                "learning": self.ledger.learning,
+                "verifying": self.ledger.verifying,
                 "floor": self.ledger.floor,
                 "replayed": self.ledger.replayed,
                 "repeated": self.ledger.repeated,

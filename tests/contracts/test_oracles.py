@@ -15,7 +15,7 @@ from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.batch import Batcher
 from keyhole.oracles.wrappers.count import QueryCounter
 from keyhole.oracles.wrappers.degrade import Noisy, Rounded
-from keyhole.oracles.wrappers.sample import AnswerSample
+from keyhole.oracles.wrappers.record import AnswerRecord
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.testing import ContractBroken, check_oracle
 
@@ -39,7 +39,7 @@ KEEPERS = {
     "border": Validator(box()),
     "batching": Batcher(box(), chunk_queries=2),
     "counting": QueryCounter(box()),
-    "memory": AnswerSample(box()),
+    "memory": AnswerRecord(box()),
     "rounded": Rounded(box(), decimals=3),
     "noise, stated": Noisy(box(precision=NoiseModel(additive=0.1)), additive=0.1),
 }

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.measurement.noise import LOOKS
 from keyhole.models.random import attention
 from networks import layer
 
@@ -67,19 +66,21 @@ def test_every_kind_of_fresh_query_is_compared(case: str) -> None:
     assert recovery.outcome is keyhole.Outcome.REJECTED
     honest = keyhole.recover(model, learner)
     assert honest.verdict is not None
-    asked = honest.ledger.by_purpose
-    learned = honest.ledger.paid - asked["verification"] - asked["recall"]
-    count = 6 + learned // 128
-    assert honest.verdict.queries == count
-    assert asked["verification"] == count + LOOKS
-    assert honest.verdict.bound.startswith(f"All {count} fresh answers agree")
+    asked, ledger = honest.ledger.by_purpose, honest.ledger
+    assert honest.verdict.queries == asked["verification"] == ledger.verifying == 59
+    assert ledger.learning + ledger.verifying == ledger.paid
+    assert honest.verdict.bound.startswith("All 59 fresh answers agree")
+    assert honest.verdict.replayed == ledger.learning - asked["recall"] - asked.get("precision", 0)
 
 
-def test_a_run_that_finds_the_family_itself_asks_two_of_each_kind() -> None:
+@pytest.mark.parametrize(("fresh", "share"), [(12, "23%"), (59, "5%"), (299, "1%")])
+def test_the_sentence_follows_the_number_of_fresh_queries(fresh: int, share: str) -> None:
     model = attention(np.random.default_rng(4), 4)
-    named, found = (keyhole.recover(model, learner) for learner in (keyhole.SingleHead(), None))
-    assert (named.verdict.queries, found.verdict.queries) == (6, 12)
-    assert named.ledger.paid <= 1.01 * named.ledger.floor + 12  # what is promised of one head
+    found = keyhole.recover(model, fresh=fresh)
+    assert found.verdict.queries == found.ledger.verifying == fresh
+    assert f"at most {share} of ordinary queries" in found.verdict.bound
+    named = keyhole.recover(model, keyhole.SingleHead(), fresh=fresh)
+    assert named.ledger.learning <= 1.01 * named.ledger.floor + 6  # what is promised of one head
 
 
 @pytest.mark.parametrize("which", LENGTHS)

@@ -64,10 +64,11 @@ def to_markdown(verdict: Verdict, facts: Mapping[str, Any]) -> str:
     """A summary for a pull request."""
     rows = {
         "fresh queries": f"{verdict.queries:,}",
-        "largest difference": f"{verdict.difference:.1e} of the answers' size",
-        "tolerance (median)": f"{verdict.tolerance:.1e}",
+        "largest difference": f"{verdict.difference:.1e} of its answer's size",
+        "tolerance (median)": f"{verdict.tolerance:.1e} of an ordinary answer's size",
         "largest difference / its tolerance": f"{verdict.worst:.2g}",
-        "smallest change noticed": f"{max(verdict.noticed.values(), default=float('inf')):.1e}",
+        "changes that may go unnoticed": "below "
+        f"{max(verdict.noticed.values(), default=float('inf')):.1e} of a block",
         "number format": f"{verdict.format or 'unknown'}"
         + (f", was {verdict.format_before}" if verdict.format_changed else ""),
         **{str(name): str(fact) for name, fact in facts.items()},
@@ -78,7 +79,7 @@ def to_markdown(verdict: Verdict, facts: Mapping[str, Any]) -> str:
 
 def to_html(verdict: Verdict, facts: Mapping[str, Any]) -> str:
     """The verdict and the facts about it, as tables of HTML."""
-    noticed = {f"{k}: noticed from": f"{v:.1e}" for k, v in verdict.noticed.items()}
+    noticed = {f"{k}: may go unnoticed below": f"{v:.1e}" for k, v in verdict.noticed.items()}
     rows = {str(name): str(fact) for name, fact in facts.items()}
     return verdict._repr_html_() + html_table({**noticed, **rows})
 

@@ -114,10 +114,7 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
     """The figures a reader wants first: name, number, what it is compared with."""
     ledger, rows = recovery.ledger, []
     if ledger.paid:
-        beside = ""
-        if ledger.floor:
-            beside = f"{ledger.paid / ledger.floor:.3g} × the floor of {ledger.floor:,.0f}"
-        rows.append(("Queries", f"{ledger.paid:,}", beside))
+        rows.append(("Queries", f"{ledger.paid:,}", str(ledger)))
     elif isinstance(recovery.details.get("examples"), int):
         ratio = recovery.details.get("ratio")
         beside = f"{ratio:.3g} × the floor" if isinstance(ratio, float) else ""

@@ -99,7 +99,9 @@ def floor(recovery: Recovery) -> dict[str, Any] | None:
     return {
         "paid": f"{ledger.paid:,}",
         "floor": f"{ledger.floor:,.0f}",
-        "ratio": f"{ledger.paid / ledger.floor:.3f}",
+        "learning": f"{ledger.learning:,}",
+        "verifying": f"{ledger.verifying:,}",
+        "ratio": f"{ledger.learning / ledger.floor:.3f}",
         "paid_share": ledger.paid / top,
         "floor_share": ledger.floor / top,
         "replayed": f"{ledger.replayed:,}" if ledger.replayed else "",

@@ -46,7 +46,7 @@ def summary(recovery: Recovery) -> Panel:
     table = Table.grid(padding=(0, 2))
     for name, value in facts(recovery):
         table.add_row(Text(name, style="dim"), Text(value))
-    advice = Text(recovery.reason or recovery.outcome.value, style="italic")
+    advice = Text(conclude(recovery), style="italic")
     return Panel(
         Group(table, Text(), advice),
         title=f"[bold]{recovery.outcome.name}[/]",
@@ -55,15 +55,20 @@ def summary(recovery: Recovery) -> Panel:
     )
 
 
+def conclude(recovery: Recovery) -> str:
+    """Why the run ended so, or the verdict's own sentence: the same as in files and reports."""
+    if recovery.reason:
+        return recovery.reason
+    agrees = recovery.verdict is not None and recovery.verdict.agrees
+    return recovery.verdict.bound if agrees and recovery.verdict else recovery.outcome.value
+
+
 def facts(recovery: Recovery) -> list[tuple[str, str]]:
     """The numbers a reader wants first."""
     ledger, rows = recovery.ledger, []
     if recovery.model is not None:
         rows.append(("model", str(recovery.model)))
-    paid = f"{ledger.paid:,}"
-    if ledger.floor:
-        paid += f"  ({ledger.paid / ledger.floor:.3f} × the floor of {ledger.floor:,.0f})"
-    rows.append(("queries", paid))
+    rows.append(("queries", f"{ledger.paid:,}: {ledger}"))
     if ledger.replayed:
         rows.append(("from the journal", f"{ledger.replayed:,}"))
     if ledger.repeated:
@@ -78,13 +83,13 @@ def facts(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append(("box computes in", str(recovery.details["precision"])))
     if recovery.verdict is not None:
         verdict = recovery.verdict
-        asked = f"{verdict.word} on {verdict.queries} fresh queries"
+        asked = f"{verdict.word}: {verdict.queries} fresh queries, {verdict.replayed:,} old answers"
         rows.append(("verdict", asked if verdict.queries else "refused while learning"))
         if verdict.agrees:
             rows.append(("tolerance", state_tolerance_briefly(verdict)))
         if verdict.noticed:
             name, change = max(verdict.noticed.items(), key=lambda item: item[1])
-            rows.append(("unnoticed", f"changes below {change:.1e} of {name}"))
+            rows.append(("unseen, perhaps", f"changes of {name} below {change:.1e}"))
     return rows
 
 

@@ -1,8 +1,8 @@
 """Fresh queries off the learner's design: where would another box give itself away?
 
-Kinds. Many plain tokens (windows, masks), a common shift of all tokens (score caps, near ties of
-large scores), long tokens (hard attention), repeated tokens (anything that is not a set), tokens
-on which a change of one parameter shows, and tokens sorted by length (positions).
+This file is the one place that says which queries are called ordinary: `KINDS` lists them, and
+`explain_distribution` prints the list (`keyhole verify --explain`). A verdict speaks of queries
+drawn like these and of no others.
 
 Everything is drawn from the seed, each decade as likely: sizes and lengths around those at which
 a kind tells most, and now and then any length that the box accepts. A box that is another model at
@@ -17,6 +17,9 @@ The query on which one changed parameter shows is the most telling of a few cand
 of one random block of the parameters is changed, and the candidate whose answer moves most, in
 units of what its own rounding may do, is asked. Blocks that random queries hardly see (a neuron
 that is rarely on, a weak head) get their queries this way. It takes the model only.
+
+Most queries are asked alone, some together with others in one call, and the first is asked once
+more at the end: an answer that depends on its batch, or on the time, shows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +34,7 @@ from keyhole.errors import InvalidArgument
 from keyhole.models.base import NormalPool, replace_parameters, takes_numbers
 from keyhole.oracles.base import Spec
 
+LONGEST = 2048  # tokens of the longest sequence, where the box states no limit
 CHANGE = 2.0**-10  # change of a parameter, relative to its block, by which candidates are compared
 
 
@@ -40,6 +44,46 @@ class SizeRange:
 
     first: tuple[float, float]
     later: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of ordinary query."""
+
+    reason: str  # why such a query is asked, in the words of a report
+    lengths: tuple[int, int]  # most of them have so many tokens
+    draw: str  # method of the designer that draws one
+    together: bool = False  # whether several are asked in one call
+
+
+KINDS = (
+    Kind("plain tokens", (17, LONGEST), "draw_plain"),
+    Kind("tokens with a large common part: near ties of large scores", (2, 20), "draw_shifted"),
+    Kind("long tokens", (2, 40), "draw_hard"),
+    Kind("repeated tokens", (9, 64), "draw_repeated"),
+    Kind("tokens on which a change of one parameter shows", (2, 16), "draw_telling"),
+    Kind("tokens sorted by length", (5, 128), "draw_sorted"),
+    Kind("zero tokens among others, as padding is", (1, 64), "draw_padded"),
+    Kind("tokens without negative numbers", (2, 64), "draw_positive"),
+    Kind("tokens of length one, unit vectors among them", (2, 64), "draw_unit"),
+    Kind("small tokens", (2, 64), "draw_small"),
+    Kind("plain tokens, several sequences in one call", (2, 64), "draw_plain", together=True),
+)
+AGAIN = "the first fresh query, asked again at the end"
+
+
+def explain_distribution(longest: int | None = None) -> str:
+    """The queries that a verdict speaks of, one line each."""
+    longest = LONGEST if longest is None else longest
+    lines = [
+        "Ordinary queries, in turn (sizes and lengths each decade as likely; one in four has any "
+        f"length from 2 to {longest}):"
+    ]
+    for kind in KINDS:
+        low, high = (min(bound, longest) for bound in kind.lengths)
+        lines.append(f"- {kind.reason} ({low} to {high} tokens)")
+    lines.append(f"- {AGAIN}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,51 +115,64 @@ class Designer:
     natural: float
     rng: np.random.Generator
     model: Any = None  # where given, some queries are chosen for what would show on them
-    longest: int = 512  # tokens of the longest sequence, where the box states no limit
+    longest: int = LONGEST  # tokens of the longest sequence, where the box states no limit
     any_length: float = 0.25  # share of the queries whose length is any that the box accepts
     candidates: int = 6  # queries, and lengths, of which the most telling is asked
     plain: SizeRange = SizeRange((0.8, 1.25), (0.25, 3.0))  # of plain tokens, in natural lengths
     shift: SizeRange = SizeRange((16.0, 36.0), (4.0, 400.0))  # of a common shift, likewise
     hard: SizeRange = SizeRange((4.0, 6.0), (1.5, 16.0))  # of tokens that make attention hard
     anchor: SizeRange = SizeRange((3.0, 5.0), (0.125, 8.0))  # relative to the other tokens
+    small: SizeRange = SizeRange((0.03, 0.1), (1e-3, 0.3))  # of small tokens, in natural lengths
+    together: tuple[int, int] = (2, 6)  # sequences that are asked in one call, where some are
     known_choice: int | None = None  # of the candidates of a query that is drawn again
 
-    @property
-    def kinds(self) -> tuple[tuple[Callable[[int, bool], Fresh], tuple[int, int]], ...]:
-        """How each kind is drawn, and at which lengths."""
-        return (
-            (self.draw_plain, (17, self.longest)),
-            (self.draw_shifted, (2, 20)),
-            (self.draw_hard, (2, 40)),
-            (self.draw_repeated, (9, 64)),
-            (self.draw_telling, (2, 16)),
-            (self.draw_sorted, (5, 128)),
-        )
-
-    def stream(self, count: int) -> Iterator[tuple[Fresh, Recipe]]:
-        """The first `count` queries of endless rounds through the kinds."""
-        kinds = self.kinds
-        classes = list_length_classes(self.spec.domain.max_length or self.longest)
-        for number in range(count):
-            lap, kind = divmod(number, len(kinds))
-            draw, bounds = kinds[kind]
-            lengths = [self.draw_length(bounds) for _ in range(self.candidates)]
+    def stream(self, count: int) -> Iterator[list[tuple[Fresh, Recipe]]]:
+        """`count` queries in rounds through the kinds, those that are asked in one call together;
+        the last is the first again where there are as many as kinds."""
+        classes = list_length_classes(self.most_tokens)
+        first: tuple[Fresh, Recipe] | None = None
+        repeats = count > len(KINDS)
+        left, turn = count - repeats, 0
+        while left:
+            lap, number = divmod(turn, len(KINDS))
+            kind, turn = KINDS[number], turn + 1
+            lengths = [self.draw_length(kind.lengths) for _ in range(self.candidates)]
             length = max(lengths, key=classes.rate_novelty)
             classes = classes.meet(length)
-            state = self.rng.bit_generator.state
-            fresh = draw(length, lap == 0)
-            yield fresh, Recipe(kind, length, lap == 0, state, fresh.chosen)
+            size = int(self.rng.integers(*self.together, endpoint=True)) if kind.together else 1
+            calls = [self._draw(number, length, lap == 0) for _ in range(min(size, left))]
+            first = first or calls[0]
+            left -= len(calls)
+            yield calls
+        if repeats and first is not None:
+            fresh, recipe = first
+            yield [(replace(fresh, tokens=self.draw_again(recipe).tokens, reason=AGAIN), recipe)]
+
+    def _draw(self, kind: int, length: int, first: bool) -> tuple[Fresh, Recipe]:
+        state = self.rng.bit_generator.state
+        fresh = self.draw_kind(kind, length, first)
+        return fresh, Recipe(kind, length, first, state, fresh.chosen)
+
+    def draw_kind(self, kind: int, length: int, first: bool) -> Fresh:
+        """A query of one of the kinds."""
+        draw: Callable[[int, bool], Fresh | Array] = getattr(self, KINDS[kind].draw)
+        drawn = draw(length, first)
+        return drawn if isinstance(drawn, Fresh) else Fresh(drawn, KINDS[kind].reason)
 
     def draw_again(self, recipe: Recipe) -> Fresh:
         """The query that the recipe is of."""
         generator = type(self.rng.bit_generator)()
         generator.state = recipe.state
         again = replace(self, rng=np.random.Generator(generator), known_choice=recipe.chosen)
-        return again.kinds[recipe.kind][0](recipe.length, recipe.first)
+        return again.draw_kind(recipe.kind, recipe.length, recipe.first)
+
+    @property
+    def most_tokens(self) -> int:
+        return min(self.spec.domain.max_length or self.longest, self.longest)
 
     def draw_length(self, bounds: tuple[int, int]) -> int:
         """A number of tokens between two, or now and then any that the box accepts."""
-        longest = self.spec.domain.max_length or self.longest
+        longest = self.most_tokens
         low, high = (2, longest) if self.rng.random() < self.any_length else bounds
         low, high = min(low, longest), min(high, longest)
         return min(int(low * ((high + 1) / low) ** self.rng.random()), high)
@@ -142,30 +199,29 @@ class Designer:
         tokens[-1] *= self.draw_size(self.anchor, first)
         return self.spec.domain.drawn_in(tokens)
 
-    def draw_plain(self, length: int, first: bool) -> Fresh:
+    def draw_plain(self, length: int, first: bool) -> Array:
         tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
-        return Fresh(tokens if first else self.stretch_anchor(tokens, first), "plain tokens")
+        return tokens if first else self.stretch_anchor(tokens, first)
 
-    def draw_shifted(self, length: int, first: bool) -> Fresh:
+    def draw_shifted(self, length: int, first: bool) -> Array:
         tokens = self.draw_tokens(length)
         if self.spec.domain.vocabulary is None:
             tokens[:-1] += self.draw_tokens(1, self.draw_size(self.shift, first))
             tokens = self.spec.domain.drawn_in(tokens)
-        return Fresh(tokens, "tokens with a large common part: near ties of large scores")
+        return tokens
 
-    def draw_hard(self, length: int, first: bool) -> Fresh:
+    def draw_hard(self, length: int, first: bool) -> Array:
         tokens = self.draw_tokens(length, self.draw_size(self.hard, first))
-        return Fresh(self.stretch_anchor(tokens, first), "long tokens")
+        return self.stretch_anchor(tokens, first)
 
-    def draw_repeated(self, length: int, first: bool) -> Fresh:
+    def draw_repeated(self, length: int, first: bool) -> Array:
         few = self.draw_tokens(min(3, length))
-        return Fresh(few[self.rng.integers(len(few), size=length)], "repeated tokens")
+        return few[self.rng.integers(len(few), size=length)]
 
-    def draw_telling(self, length: int, first: bool) -> Fresh:
+    def draw_telling(self, length: int, first: bool) -> Array | Fresh:
         answers = callable(self.model) and can_change_parameters(self.model)
         if not answers:
-            tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
-            return Fresh(tokens, "a few random tokens")
+            return self.draw_tokens(length, self.draw_size(self.plain, first))
         candidates = (
             self.stretch_anchor(self.draw_tokens(length, self.draw_size(self.plain, False)), False)
             for _ in range(self.candidates)
@@ -178,11 +234,50 @@ class Designer:
             tokens = next(islice(candidates, chosen, None))
         return Fresh(tokens, "tokens on which a change of one parameter shows", chosen)
 
-    def draw_sorted(self, length: int, first: bool) -> Fresh:
+    def draw_sorted(self, length: int, first: bool) -> Array:
         """Tokens in order of length, the anchor last: a box with positions cannot know them."""
         tokens = self.draw_tokens(length)
         order = np.argsort(np.linalg.norm(tokens[:-1], axis=1))[::-1]
-        return Fresh(tokens[[*order, -1]], "tokens sorted by length")
+        return tokens[[*order, -1]]
+
+    def draw_padded(self, length: int, first: bool) -> Array:
+        """Zeros before the tokens, behind them, or anywhere; the anchor is one now and then."""
+        tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
+        if self.spec.domain.vocabulary is not None:
+            return tokens
+        zeros = int(self.rng.integers(1, length + 1))
+        places = np.arange(length)
+        where = int(self.rng.integers(3))
+        if where == 1:
+            places = places[::-1]
+        elif where == 2:
+            places = self.rng.permutation(length)
+        anchor = tokens[-1].copy()
+        tokens[places[:zeros]] = 0.0
+        seldom = 0.25  # share of these queries whose anchor may be zero
+        if length > 1 and self.rng.random() >= seldom:
+            tokens[-1] = anchor
+        return self.spec.domain.drawn_in(tokens)
+
+    def draw_positive(self, length: int, first: bool) -> Array:
+        tokens = self.draw_tokens(length, self.draw_size(self.plain, first))
+        if self.spec.domain.vocabulary is not None:
+            return tokens
+        return self.spec.domain.drawn_in(np.abs(tokens))
+
+    def draw_unit(self, length: int, first: bool) -> Array:
+        """Random directions, or unit vectors of the axes."""
+        tokens, domain = self.draw_tokens(length), self.spec.domain
+        if domain.vocabulary is not None:
+            return tokens
+        if self.rng.random() < 0.5:
+            axes = self.rng.integers(self.spec.width, size=length)
+            return domain.drawn_in(np.eye(self.spec.width)[axes])
+        sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
+        return domain.drawn_in(tokens / np.maximum(sizes, TINY))
+
+    def draw_small(self, length: int, first: bool) -> Array:
+        return self.draw_tokens(length, self.draw_size(self.small, first))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from keyhole.arrays import Array
 from keyhole.models.base import predict
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.sample import Kept
+from keyhole.oracles.wrappers.record import Kept
 from keyhole.results import Trace
 
 POINTS = 400  # queries compared: enough for a picture

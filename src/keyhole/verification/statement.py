@@ -9,24 +9,26 @@ CONFIDENCE = 0.95
 
 
 def state_verdict(count: int, replayed: int, tolerance: float, precision: float) -> str:
-    """The claim behind `count` fresh answers that all agree."""
+    """The claim behind `count` fresh answers that all agree, and `replayed` answers that were paid
+    for while learning."""
     agree = f"All {count} fresh answers agree" if count > 1 else "The one fresh answer agrees"
-    old = f" (and so do {replayed} answers given while learning)" if replayed else ""
-    within = state_tolerance(tolerance, precision)
-    if count < 20:  # a share "at most" would say nothing that anyone wants to know
-        often, seldom = (1.0 - (1.0 - share) ** count for share in (0.5, 0.01))
-        return (
-            f"{agree} {within}{old}. So few queries catch a box that differs on every second query "
-            f"like these ({often:.0%} of the time), hardly one that differs on one in a hundred "
-            f"({seldom:.0%} of the time): verify with 200 queries to rely on it. Nothing is "
-            "claimed about queries of other kinds."
-        )
-    share = share_conceded(count)
+    old = f", and so do all {replayed:,} answers given while learning" if replayed else ""
+    return f"{agree} {state_tolerance(tolerance, precision)}{old}. {state_share(count)}"
+
+
+def state_share(count: int) -> str:
+    """What `count` agreements allow one to claim."""
     return (
-        f"{agree} {within}{old}. With {CONFIDENCE:.0%} confidence, at most {share:.1%} of queries "
-        f"drawn like these (one in {int(1.0 / share)}) are answered differently; nothing is "
-        "claimed about queries of other kinds."
+        f"With {CONFIDENCE:.0%} confidence at most {percent(share_conceded(count))} of ordinary "
+        "queries are answered differently (`keyhole verify --explain` lists them); nothing is "
+        "claimed about others."
     )
+
+
+def percent(share: float) -> str:
+    """A share in percent with two digits, rounded up."""
+    digits = 1 - math.floor(math.log10(100.0 * share))
+    return f"{math.ceil(share * 10.0 ** (digits + 2) - 1e-9) / 10.0**digits:g}%"
 
 
 def share_conceded(count: int) -> float:
@@ -38,21 +40,21 @@ def share_conceded(count: int) -> float:
 def state_tolerance(tolerance: float, precision: float) -> str:
     """Within what: the box's own precision, or error bars that are wider."""
     if tolerance <= 8.0 * precision:  # a wider one is set by the model's error bars
-        return f"within the box's precision ({tolerance:.1e} of their size)"
+        return f"within the box's precision ({tolerance:.1e} of the answers' size)"
     return (
-        f"within {tolerance:.1e} of their size: the model's error bars set this tolerance, the "
-        f"box's own precision is {precision:.1e}"
+        f"within {tolerance:.1e} of the answers' size (set by the model's error bars; the box's "
+        f"own precision is {precision:.1e})"
     )
 
 
 def state_noticed(noticed: Mapping[str, float]) -> str:
-    """Of the block that is seen worst, the smallest change that would have been noticed."""
+    """Of the block that is seen worst, the change below which nothing was seen to move enough."""
     if not noticed:
         return ""
     name, change = max(noticed.items(), key=lambda item: item[1])
     if math.isinf(change) or change > 1.0:
-        return f"These answers say nothing about {name}: any change of it would go unnoticed."
-    return f"Changes of {name} (seen worst) by less than {change:.1e} would go unnoticed."
+        return f"These answers say nothing about {name}: any change of it may go unnoticed."
+    return f"Changes of {name} (seen worst) by less than {change:.1e} of it may go unnoticed."
 
 
 def state_format(before: str, now: str) -> str:
@@ -65,6 +67,13 @@ def state_format(before: str, now: str) -> str:
 
 def state_difference(example: Counterexample) -> str:
     return f"The box and the model differ: {example.reason}."
+
+
+def state_contradiction() -> str:
+    return (
+        "The box contradicts itself: it answered a query while learning and answers the same query "
+        "differently now."
+    )
 
 
 def state_hidden(count: int) -> str:

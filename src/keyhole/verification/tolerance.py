@@ -26,6 +26,7 @@ from keyhole.models.base import (
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
+LONG = 2**14  # numbers in a fresh query beyond which disturbed models are asked in doubt only
 DRAWS = 6  # disturbed copies of the model per query
 OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"
@@ -112,11 +113,12 @@ class Case:
     answers: Float[Array, "n *out"]
     predicted: Array
     reason: str  # why they were asked
+    given: Array  # the box's answers in its own number format
 
     @classmethod
     def of(cls, model: Any, tokens: Array, answers: Array, reason: str) -> "Case":
-        answers = np.asarray(answers, dtype=np.float64)
-        return cls(tokens, answers, np.atleast_1d(predict(model, tokens, answers)), reason)
+        given, answers = answers, np.asarray(answers, dtype=np.float64)
+        return cls(tokens, answers, np.atleast_1d(predict(model, tokens, answers)), reason, given)
 
     @property
     def difference(self) -> float:
@@ -140,6 +142,7 @@ class Judged:
     case: Case
     ratios: Float[Array, " n"]  # deviations in units of what is allowed
     allowed: Array  # of every number; zeros where the answers cannot be compared
+    disturbed: bool = False  # whether disturbed models had a say in what is allowed
 
     def without_tokens(self) -> "Judged":
         return replace(self, case=self.case.without_tokens())
@@ -153,31 +156,6 @@ class Judged:
         case, k = self.case, odd[0]
         reason = case.reason if case.comparable else OTHER_SHAPE
         return Counterexample(case.tokens[k], case.answers[k], case.predicted[k], reason)
-
-
-def sample_past(model: Any, past: Past) -> Iterator[Case]:
-    """Cases from every batch of the run, by lengths, a limited amount at once."""
-    total = sum(len(q) for q, _ in past)
-    for length in sorted({q.length for q, _ in past}):
-        sample: list[tuple[Array, Array]] = []
-        for queries, answers in past:
-            if queries.length != length:
-                continue
-            share = max(1, round(256 * len(queries) / total))  # of about so many in all
-            chosen = np.unique(np.linspace(0, len(queries) - 1, share).astype(int))
-            tokens = QueryBatch(queries.bank, queries.index[chosen], "").tokens()
-            sample.append((tokens, np.asarray(answers)[chosen]))
-            if sum(tokens.nbytes for tokens, _ in sample) > portion_bytes(model):
-                yield _join_sample(model, sample)
-        if sample:
-            yield _join_sample(model, sample)
-
-
-def _join_sample(model: Any, sample: list[tuple[Array, Array]]) -> Case:
-    """All of the sample, which is then let go."""
-    tokens, answers = (np.concatenate(part) for part in zip(*sample, strict=True))
-    sample.clear()
-    return Case.of(model, tokens, answers, OLD)
 
 
 def portion_bytes(model: Any) -> int:
@@ -208,11 +186,12 @@ def judge(
     rng: np.random.Generator,
     answers: list[Array] | None = None,
 ) -> list[Judged]:
-    """Deviations of every case in units of what is allowed (or, of an old query, of what
-    rounding alone allows, if that explains it: there are many). Disturbed copies of the model are
-    asked for the rest, and since a few of them may all happen to be close to the model, more where
-    these do not explain it either. Answers of another shape are as far apart as can be. `answers`
-    are what the sizes of answers are judged by: those predicted for these cases, or for more."""
+    """Deviations of every case in units of what is allowed (or, of old and of long queries, of
+    what rounding alone allows, if that explains it: there are many, and disturbed models take long
+    to answer them). Disturbed copies of the model are asked for the rest, and since a few of them
+    may all happen to be close to the model, more where these do not explain it either.
+    Answers of another shape are as far apart as can be. `answers` are what the sizes of answers are
+    judged by: those predicted for these cases, or for more."""
     labels = hasattr(model, "margin")
     known = [case.predicted for case in cases] if answers is None else answers
     sizes = np.concatenate([_sizes(part) for part in known])
@@ -223,7 +202,9 @@ def judge(
         _judge_by_rounding(case, noise, labels, part)
         for case, part in zip(cases, lost, strict=True)
     ]
-    for draws in (DRAWS, 4 * DRAWS):  # more opinions before an answer counts as another model's
+    old = all(case.reason == OLD for case in cases)
+    # more opinions before an answer counts as another model's; of old answers most need few
+    for draws in (2, DRAWS, 4 * DRAWS) if old else (DRAWS, 4 * DRAWS):
         odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
         doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
         if not doubtful:
@@ -239,7 +220,7 @@ def judge(
                 limit = widen(limit, cases[k].predicted[part], typical, noise)
             ratios[part] = np.minimum(ratios[part], _worst_ratio(cases[k], limit, part))
             allowed[part] = np.maximum(allowed[part], limit)
-            found[k] = Judged(one.case, ratios, allowed)
+            found[k] = Judged(one.case, ratios, allowed, disturbed=True)
     return found
 
 
@@ -265,8 +246,10 @@ def _sizes(answers: Array) -> Float[Array, " n"]:
 
 
 def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool, lost: float) -> Judged:
-    """What is known before disturbed models are asked; of fresh queries, nothing."""
-    if case.reason == OLD and case.comparable and not labels:
+    """What is known before disturbed models are asked; of short fresh queries, nothing: these say
+    how far apart answers may be."""
+    long = case.tokens.size > LONG
+    if (case.reason == OLD or long) and case.comparable and not labels:
         limit = allow_rounding(case.predicted, noise) + lost
         return Judged(case, _worst_ratio(case, limit, slice(None)), limit)
     return Judged(case, np.full(len(case.tokens), np.inf), np.zeros_like(case.predicted))
@@ -305,7 +288,7 @@ def rate_changes(model: Any, judged: list[Judged], rng: np.random.Generator) -> 
     its scale, and in a random direction."""
     found: Rates = {}
     step = 2.0**-10  # relative change of a block: small, and far above rounding
-    comparable = [one for one in judged if one.case.comparable]
+    comparable = [one for one in judged if one.case.comparable and one.disturbed]
     for name, array in model.to_arrays().items():
         if not np.any(array) or name.endswith("score_right") or array.dtype.kind != "f":
             continue  # changing the left factor of a score changes the score

@@ -1,20 +1,22 @@
-"""Is the box this model? Fresh queries, compared one by one.
+"""Is the box this model? Fresh queries, compared one by one, and every answer paid for before.
 
-Agreement is not equality. The verdict says what the agreements allow one to claim: of queries
-drawn like these, at most a certain fraction can be answered differently, with 95% confidence.
+Agreement is not equality. The verdict says what the agreements allow one to claim: of ordinary
+queries (`challenge_queries` lists them) at most a certain share is answered differently, with 95%
+confidence: one in twenty where 59 agree, one in a hundred where 299 do.
 """
 
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, random_stream, whole_number
-from keyhole.errors import Counterexample, InvalidArgument
+from keyhole.errors import Counterexample, Inconsistent, InvalidArgument, OracleError
+from keyhole.measurement.noise import PURPOSE as PRECISION
 from keyhole.measurement.noise import bound_noise
 from keyhole.models.base import predict, takes_numbers
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.http.retry import Outage
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.open import opened
 from keyhole.oracles.queries import VERIFICATION, QueryBatch
@@ -22,10 +24,17 @@ from keyhole.oracles.wrappers.drift import PURPOSE as RECALL
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Recovery, Verdict
-from keyhole.verification.challenge_queries import Designer, Recipe, can_change_parameters
+from keyhole.verification.challenge_queries import (
+    KINDS,
+    Designer,
+    Recipe,
+    can_change_parameters,
+)
 from keyhole.verification.dispatch import read_reference, verify_target
 from keyhole.verification.signature import Signature
+from keyhole.verification.replay import replay
 from keyhole.verification.statement import (
+    state_contradiction,
     state_difference,
     state_format,
     state_hidden,
@@ -33,7 +42,6 @@ from keyhole.verification.statement import (
     state_verdict,
 )
 from keyhole.verification.tolerance import (
-    OLD,
     Case,
     Judged,
     Past,
@@ -43,7 +51,6 @@ from keyhole.verification.tolerance import (
     join_rates,
     judge,
     rate_changes,
-    sample_past,
     split_by_memory,
     tell_noticed,
 )
@@ -116,6 +123,9 @@ def _is_claim(given: Any) -> bool:
     return isinstance(given, (Recovery, Signature)) or hasattr(given, "to_arrays")
 
 
+FRESH = 59  # queries that must agree until at most 5% can differ, with 95% confidence
+
+
 def _verdict(
     box: Oracle,
     model: Any,
@@ -125,7 +135,7 @@ def _verdict(
     past: Past,
     precision: NoiseModel | None,
 ) -> Verdict:
-    count = 60 if queries is None else whole_number("queries", queries, 1)
+    count = FRESH if queries is None else whole_number("queries", queries, 1)
     if takes_numbers(model):
         told = box.spec.outputs or box.spec.domain.tokens  # fewer where some were chosen
         if model.tokens != told:
@@ -135,49 +145,56 @@ def _verdict(
     rng = random_stream(whole_number("seed", seed, 0), "verification")
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     designer = Designer(box.spec, natural, rng, model)
-    asked, answers, shortest = _ask_fresh(box, model, designer, count)
-    noise = precision or box.spec.precision or bound_noise(box, shortest, answers, VERIFICATION)
-    worst, example = _recall(box, model, errors, past, noise, rng)  # a change explains the rest
+    asked = _ask_fresh(box, model, designer, count)
+    answers = [case.given for case, _ in asked]
+    noise = precision or box.spec.precision
+    if noise is None:
+        # an answer of zero to zeros says nothing about rounding
+        telling = [case.given for case, recipe in asked if KINDS[recipe.kind].draw != "draw_padded"]
+        noise = bound_noise(box, _choose_ordinary(designer, asked), telling or answers, PRECISION)
     predicted = [case.predicted for case, _ in asked]
+    replayed = replay(model, errors, past, noise, rng, predicted)
+    # a box that changed explains all other differences
+    worst, example = _recall(box, model, errors, past, noise, rng, replayed.contradiction)
     sizes = [8 * recipe.length * box.spec.width for _, recipe in asked]
-    fresh = (
-        [replace(case, tokens=designer.draw_again(recipe).tokens[None]) for case, recipe in part]
-        for part in map(asked.__getitem__, split_by_memory(model, sizes))
-    )
-    old = ([case] for case in sample_past(model, past))
-    replayed, rates = 0, Rates()
-    judged: list[Judged] = []
+    rates, judged = Rates(), list[Judged]()
     changes = can_change_parameters(model)
-    for portion in chain(fresh, old):
-        found = judge(model, errors, portion, noise, rng, predicted)
-        example = example or next((one.example for one in found if one.example), None)
-        new = [one for one in found if one.case.reason != OLD]
-        replayed += sum(len(one.ratios) for one in found if one.case.reason == OLD)
-        worst = max([worst, *(float(one.ratios.max()) for one in new)])
-        if changes and new and example is None:  # the same changes for every portion
-            shown = rate_changes(model, new, random_stream(seed, "changes"))
+    for part in split_by_memory(model, sizes):
+        cases = [
+            replace(case, tokens=designer.draw_again(recipe).tokens[None])
+            for case, recipe in asked[part]
+        ]
+        compared = judge(model, errors, cases, noise, rng, predicted)
+        example = example or next((one.example for one in compared if one.example), None)
+        worst = max([worst, *(float(one.ratios.max()) for one in compared)])
+        if changes and example is None:  # the same changes for every portion
+            shown = rate_changes(model, compared, random_stream(seed, "changes"))
             rates = join_rates(rates, shown)
-        judged += [one.without_tokens() for one in new]
-        del portion, found, new  # before the next is made: tokens may be large
+        judged += [one.without_tokens() for one in compared]
+        del cases, compared  # before the next are made: tokens may be large
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
-    sizes = np.sqrt(np.mean(numbers**2, axis=1))
+    sizes_seen = np.sqrt(np.mean(numbers**2, axis=1))
     # of an ordinary answer: one to huge tokens would make every tolerance look small
-    scale = max(float(np.median(sizes) or np.sqrt(np.mean(sizes**2))), TINY)
-    allowed = _median([one.allowed for one in judged])
+    scale = max(float(np.median(sizes_seen) or np.sqrt(np.mean(sizes_seen**2))), TINY)
+    allowed = _median([one.allowed for one in judged if one.disturbed] or [judged[0].allowed])
     own = _median([allow_rounding(one.case.answers, noise) for one in judged]) / scale
     hidden = bool(noise.additive > 0 and allowed > scatter)
     noticed = tell_noticed(rates) if example is None else {}
     if example is not None:
-        bound = state_difference(example)
+        changed = example.reason == CHANGED
+        bound = state_contradiction() if changed else state_difference(example)
     elif hidden:
         bound = state_hidden(count)
     else:
-        bound = f"{state_verdict(count, replayed, allowed / scale, own)} {state_noticed(noticed)}"
+        agreed = state_verdict(count, replayed.compared, allowed / scale, own)
+        bound = f"{agreed} {state_noticed(noticed)}"
+    differences = [one.case.difference for one in judged]
+    largest = [max(scale, float(np.max(np.abs(one.case.answers)))) for one in judged]
     return Verdict(
         agrees=example is None and not hidden,
         queries=count,
-        replayed=replayed,
+        replayed=replayed.compared,
         worst=worst,
         tolerance=allowed / scale,
         bound=bound.strip(),
@@ -185,26 +202,44 @@ def _verdict(
         precision=own,
         noticed=noticed,
         format=noise.format,
-        difference=max((one.case.difference for one in judged), default=0.0) / scale,
-        absolute=max((one.case.difference for one in judged), default=0.0),
+        difference=max((d / s for d, s in zip(differences, largest, strict=True)), default=0.0),
+        absolute=max(differences, default=0.0),
     )
 
 
 def _ask_fresh(
     box: Oracle, model: Any, designer: Designer, count: int
-) -> tuple[list[tuple[Case, Recipe]], list[Array], Array]:
-    """Fresh queries, of which only the answers are held; all answers, and the shortest query."""
-    asked, answers = [], []
-    shortest: Array | None = None
-    for query, recipe in designer.stream(count):
-        tokens = query.tokens[None]
-        answers.append(box.ask(QueryBatch.of(tokens, VERIFICATION)))
-        case = Case.of(model, tokens, answers[-1], query.reason)
-        asked.append((case.without_tokens(), recipe))
-        if shortest is None or len(query.tokens) < len(shortest):
-            shortest = np.array(query.tokens)
-    assert shortest is not None
-    return asked, answers, shortest
+) -> list[tuple[Case, Recipe]]:
+    """Fresh queries, of which only the answers are held. A box that refuses a sequence longer than
+    all that it answered is asked shorter ones."""
+    asked: list[tuple[Case, Recipe]] = []
+    while len(asked) < count:
+        longest = max((recipe.length for _, recipe in asked), default=0)
+        for calls in designer.stream(count - len(asked)):
+            tokens = np.stack([query.tokens for query, _ in calls])
+            try:
+                given = box.ask(QueryBatch.of(tokens, VERIFICATION))
+            except (Outage, Inconsistent):
+                raise
+            except OracleError:
+                if tokens.shape[1] <= max(longest, len(KINDS)):
+                    raise
+                designer = replace(designer, longest=max(longest, tokens.shape[1] // 2))
+                break
+            longest = max(longest, tokens.shape[1])
+            for (query, recipe), answer in zip(calls, given, strict=True):
+                case = Case.of(model, query.tokens[None], answer[None], query.reason)
+                asked.append((case.without_tokens(), recipe))
+    return asked
+
+
+def _choose_ordinary(designer: Designer, asked: list[tuple[Case, Recipe]]) -> Array:
+    """The shortest query whose answer is not small among them: noise that grows with the answers
+    does not show in an answer of zero."""
+    sizes = [float(np.max(np.abs(case.answers), initial=0.0)) for case, _ in asked]
+    typical = float(np.median(sizes))
+    large = [recipe for (_, recipe), size in zip(asked, sizes, strict=True) if size >= typical]
+    return designer.draw_again(min(large, key=lambda recipe: recipe.length)).tokens
 
 
 def _median(allowed: list[Array]) -> float:
@@ -219,21 +254,31 @@ def _recall(
     past: Past,
     noise: NoiseModel,
     rng: np.random.Generator,
+    contradiction: Judged | None,
 ) -> tuple[float, Counterexample | None]:
-    """One old query again: has the box changed meanwhile?"""
+    """One old query again, the one that contradicts the model where there is such: has the box
+    changed meanwhile, or is it another model?"""
     if not past:
         return 0.0, None
-    queries, answers = max(past, key=lambda kept: kept[0].different)
-    again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
-    first = np.asarray(answers[0], dtype=np.float64)
+    if contradiction is not None:
+        example = contradiction.example
+        assert example is not None
+        query, first = np.asarray(example.input)[None], np.asarray(example.box_answer)
+        again = box.ask(QueryBatch.of(query, RECALL))[0]
+    else:
+        example = None
+        queries, answers = max(past, key=lambda kept: kept[0].different)
+        again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
+        query, first = queries[:1].tokens(), np.asarray(answers[0], dtype=np.float64)
     allowed = noise.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
-    tokens = queries[:1].tokens()
-    if gap > allowed and predict(model, tokens, first[None]).shape[1:] == first.shape:
+    if gap > allowed and predict(model, query, first[None]).shape[1:] == first.shape:
         # terms that cancel round at their own size
         seen = [first[None]]
-        own = float(np.max(allow(model, errors, [tokens], noise, rng, seen=seen)[0]))
+        own = float(np.max(allow(model, errors, [query], noise, rng, seen=seen)[0]))
         allowed = max(allowed, noise.apart(0.0) + own)
-    if gap <= allowed:
-        return gap / max(allowed, TINY), None
-    return np.inf, Counterexample(tokens[0], again, first, CHANGED)
+    if gap > allowed:
+        return np.inf, Counterexample(query[0], again, first, CHANGED)
+    if example is not None:
+        return np.inf, example
+    return gap / max(allowed, TINY), None

@@ -23,7 +23,7 @@ def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[NoiseMod
     box = CountingBox(function, 6)
     oracle = Noisy(open_oracle(box), seed=seed, **noise)
     fresh = Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(6)
-    tokens = min((query.tokens for query, _ in fresh), key=len)
+    tokens = min((query.tokens for calls in fresh for query, _ in calls), key=len)
     answers = [oracle.ask(QueryBatch.of(tokens[None], "verification"))]
     return bound_noise(oracle, tokens, answers, "verification"), box.seen - 1
 

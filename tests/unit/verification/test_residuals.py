@@ -3,7 +3,7 @@ import numpy as np
 import keyhole
 from keyhole.models.random import attention
 from keyhole.oracles.queries import QueryBatch
-from keyhole.oracles.wrappers.sample import Kept
+from keyhole.oracles.wrappers.record import Kept
 from keyhole.results import Trace
 from keyhole.verification.residuals import POINTS, traced
 from recoveries import recovery
