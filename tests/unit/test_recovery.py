@@ -74,9 +74,9 @@ def test_a_budget_of_the_exact_cost_is_enough(learner: Any) -> None:
     """MultiHead leaves it to the verification to find out how exact the box is."""
     paid = keyhole.recover(MODEL, learner).ledger.paid
     assert keyhole.recover(MODEL, learner, budget=paid).outcome is keyhole.Outcome.RECOVERED
-    fewer = keyhole.recover(MODEL, learner, budget=paid - 2)
+    fewer = keyhole.recover(MODEL, learner, budget=paid - 55)
     assert (fewer.outcome, fewer.verdict.queries) == (keyhole.Outcome.RECOVERED, 4)
-    short = keyhole.recover(MODEL, learner, budget=paid - 3, throw=False)
+    short = keyhole.recover(MODEL, learner, budget=paid - 56, throw=False)
     assert short.outcome is keyhole.Outcome.UNVERIFIED
     assert "verification" in short.reason
     assert short.model is not None  # learned; only its verification was not affordable

@@ -18,13 +18,14 @@ of one random block of the parameters is changed, and the candidate whose answer
 units of what its own rounding may do, is asked. Blocks that random queries hardly see (a neuron
 that is rarely on, a weak head) get their queries this way. It takes the model only.
 
-Most queries are asked alone, some together with others in one call, and the first is asked once
-more at the end: an answer that depends on its batch, or on the time, shows.
+Most queries are asked alone, some together with others in one call, and the first comes again
+later: an answer that depends on its batch, or on the time, shows. A longer verification starts with
+the queries of a shorter one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from itertools import combinations, count, islice
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Kind:
     reason: str  # why such a query is asked, in the words of a report
     lengths: tuple[int, int]  # most of them have so many tokens
     draw: str  # method of the designer that draws one
-    together: bool = False  # whether several are asked in one call
+    together: int = 1  # so many are asked in one call
 
 
 KINDS = (
@@ -67,9 +68,10 @@ KINDS = (
     Kind("tokens without negative numbers", (2, 64), "draw_positive"),
     Kind("tokens of length one, unit vectors among them", (2, 64), "draw_unit"),
     Kind("small tokens", (2, 64), "draw_small"),
-    Kind("plain tokens, several sequences in one call", (2, 64), "draw_plain", together=True),
+    Kind("plain tokens, several sequences in one call", (2, 64), "draw_plain", together=4),
 )
-AGAIN = "the first fresh query, asked again at the end"
+# the first query comes again after four rounds and two queries: as the last of 59
+AGAIN, AGAIN_EVERY, AGAIN_AT = "the first fresh query, asked again", 4, 2
 
 
 def explain_distribution(longest: int | None = None) -> str:
@@ -96,6 +98,7 @@ class Recipe:
     first: bool  # whether it is of the first round through the kinds
     state: Any  # of the generator, before it was drawn
     chosen: int | None = None  # of several candidates
+    last: int | None = None  # tokens that were asked, the anchor among them, where it was cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,30 +126,27 @@ class Designer:
     hard: SizeRange = SizeRange((4.0, 6.0), (1.5, 16.0))  # of tokens that make attention hard
     anchor: SizeRange = SizeRange((3.0, 5.0), (0.125, 8.0))  # relative to the other tokens
     small: SizeRange = SizeRange((0.03, 0.1), (1e-3, 0.3))  # of small tokens, in natural lengths
-    together: tuple[int, int] = (2, 6)  # sequences that are asked in one call, where some are
     known_choice: int | None = None  # of the candidates of a query that is drawn again
 
-    def stream(self, count: int) -> Iterator[list[tuple[Fresh, Recipe]]]:
-        """`count` queries in rounds through the kinds, those that are asked in one call together;
-        the last is the first again where there are as many as kinds."""
+    def stream(self) -> Iterator[list[tuple[Fresh, Recipe]]]:
+        """Endless rounds through the kinds, those that are asked in one call together; now and then
+        the first comes again."""
         classes = list_length_classes(self.most_tokens)
         first: tuple[Fresh, Recipe] | None = None
-        repeats = count > len(KINDS)
-        left, turn = count - repeats, 0
-        while left:
+        for turn in count():
             lap, number = divmod(turn, len(KINDS))
-            kind, turn = KINDS[number], turn + 1
+            if lap and number == AGAIN_AT and lap % AGAIN_EVERY == 0 and first is not None:
+                fresh, recipe = first
+                tokens = self.draw_again(recipe).tokens
+                yield [(replace(fresh, tokens=tokens, reason=AGAIN), recipe)]
+            kind = KINDS[number]
             lengths = [self.draw_length(kind.lengths) for _ in range(self.candidates)]
             length = max(lengths, key=classes.rate_novelty)
             classes = classes.meet(length)
-            size = int(self.rng.integers(*self.together, endpoint=True)) if kind.together else 1
-            calls = [self._draw(number, length, lap == 0) for _ in range(min(size, left))]
-            first = first or calls[0]
-            left -= len(calls)
+            calls = [self._draw(number, length, lap == 0) for _ in range(kind.together)]
+            if first is None:
+                first = replace(calls[0][0], tokens=calls[0][0].tokens[:0]), calls[0][1]
             yield calls
-        if repeats and first is not None:
-            fresh, recipe = first
-            yield [(replace(fresh, tokens=self.draw_again(recipe).tokens, reason=AGAIN), recipe)]
 
     def _draw(self, kind: int, length: int, first: bool) -> tuple[Fresh, Recipe]:
         state = self.rng.bit_generator.state
@@ -164,7 +164,8 @@ class Designer:
         generator = type(self.rng.bit_generator)()
         generator.state = recipe.state
         again = replace(self, rng=np.random.Generator(generator), known_choice=recipe.chosen)
-        return again.draw_kind(recipe.kind, recipe.length, recipe.first)
+        fresh = again.draw_kind(recipe.kind, recipe.length, recipe.first)
+        return fresh if recipe.last is None else replace(fresh, tokens=fresh.tokens[-recipe.last :])
 
     @property
     def most_tokens(self) -> int:

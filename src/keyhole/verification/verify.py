@@ -5,7 +5,7 @@ queries (`challenge_queries` lists them) at most a certain share is answered dif
 confidence: one in twenty where 59 agree, one in a hundred where 299 do.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from keyhole.results import Recovery, Verdict
 from keyhole.verification.challenge_queries import (
     KINDS,
     Designer,
+    Fresh,
     Recipe,
     can_change_parameters,
 )
@@ -123,6 +124,7 @@ def _is_claim(given: Any) -> bool:
     return isinstance(given, (Recovery, Signature)) or hasattr(given, "to_arrays")
 
 
+FIRST_ROUND = sum(kind.together for kind in KINDS)  # queries in which every kind comes once
 FRESH = 59  # queries that must agree until at most 5% can differ, with 95% confidence
 
 
@@ -145,17 +147,26 @@ def _verdict(
     rng = random_stream(whole_number("seed", seed, 0), "verification")
     natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
     designer = Designer(box.spec, natural, rng, model)
-    asked = _ask_fresh(box, model, designer, count)
-    answers = [case.given for case, _ in asked]
+    # one old query again comes first, and what fresh queries are left to the end: a run that is
+    # continued with a larger budget begins with the same ones
+    recalled = _recall(box, past)
+    fresh = _FreshQueries(box, model, designer)
+    asked = fresh.ask(min(count, FIRST_ROUND))
     noise = precision or box.spec.precision
     if noise is None:
         # an answer of zero to zeros says nothing about rounding
         telling = [case.given for case, recipe in asked if KINDS[recipe.kind].draw != "draw_padded"]
-        noise = bound_noise(box, _choose_ordinary(designer, asked), telling or answers, PRECISION)
+        ordinary = _choose_ordinary(designer, asked)
+        noise = bound_noise(box, ordinary, telling or [case.given for case, _ in asked], PRECISION)
+    asked = asked + fresh.ask(count - len(asked))
+    answers = [case.given for case, _ in asked]
     predicted = [case.predicted for case, _ in asked]
     replayed = replay(model, errors, past, noise, rng, predicted)
-    # a box that changed explains all other differences
-    worst, example = _recall(box, model, errors, past, noise, rng, replayed.contradiction)
+    if replayed.contradiction is not None:  # does the box stand by it?
+        recalled = _ask_again(box, replayed.contradiction.example)
+    worst, example = _compare_recalled(model, errors, recalled, noise, rng)
+    if example is None and replayed.contradiction is not None:
+        worst, example = np.inf, replayed.contradiction.example
     sizes = [8 * recipe.length * box.spec.width for _, recipe in asked]
     rates, judged = Rates(), list[Judged]()
     changes = can_change_parameters(model)
@@ -207,30 +218,43 @@ def _verdict(
     )
 
 
-def _ask_fresh(
-    box: Oracle, model: Any, designer: Designer, count: int
-) -> list[tuple[Case, Recipe]]:
-    """Fresh queries, of which only the answers are held. A box that refuses a sequence longer than
-    all that it answered is asked shorter ones."""
-    asked: list[tuple[Case, Recipe]] = []
-    while len(asked) < count:
-        longest = max((recipe.length for _, recipe in asked), default=0)
-        for calls in designer.stream(count - len(asked)):
-            tokens = np.stack([query.tokens for query, _ in calls])
+class _FreshQueries:
+    """Asks fresh queries, of which only the answers are held. A box that refuses a sequence longer
+    than all that it answered is asked the end of it, half as long, and longer ones no more."""
+
+    def __init__(self, box: Oracle, model: Any, designer: Designer) -> None:
+        self.box, self.model, self.calls = box, model, designer.stream()
+        self.answered, self.longest = 0, designer.most_tokens
+
+    def ask(self, count: int) -> list[tuple[Case, Recipe]]:
+        """So many more queries with the answers of box and model."""
+        asked: list[tuple[Case, Recipe]] = []
+        while len(asked) < count:
+            calls = next(self.calls)
+            tokens, given = self._ask(calls, min(len(calls), count - len(asked)))
+            for k, answer in enumerate(given):
+                fresh, recipe = calls[k]
+                if tokens.shape[1] < recipe.length:
+                    recipe = replace(recipe, last=tokens.shape[1])
+                case = Case.of(self.model, tokens[k : k + 1], answer[None], fresh.reason)
+                asked.append((case.without_tokens(), recipe))
+        return asked
+
+    def _ask(self, calls: list[tuple[Fresh, Recipe]], count: int) -> tuple[Array, Array]:
+        """The tokens and the answers of the first `count` queries of a call."""
+        tokens = np.stack([fresh.tokens for fresh, _ in calls])[:, -self.longest :]
+        while True:
             try:
-                given = box.ask(QueryBatch.of(tokens, VERIFICATION))
+                given = self.box.ask(QueryBatch.of(tokens, VERIFICATION)[:count])
+                self.answered = max(self.answered, tokens.shape[1])
+                return tokens, given
             except (Outage, Inconsistent):
                 raise
             except OracleError:
-                if tokens.shape[1] <= max(longest, len(KINDS)):
+                if tokens.shape[1] <= max(self.answered, FIRST_ROUND):
                     raise
-                designer = replace(designer, longest=max(longest, tokens.shape[1] // 2))
-                break
-            longest = max(longest, tokens.shape[1])
-            for (query, recipe), answer in zip(calls, given, strict=True):
-                case = Case.of(model, query.tokens[None], answer[None], query.reason)
-                asked.append((case.without_tokens(), recipe))
-    return asked
+                self.longest = max(self.answered, tokens.shape[1] // 2, 1)
+                tokens = tokens[:, -self.longest :]
 
 
 def _choose_ordinary(designer: Designer, asked: list[tuple[Case, Recipe]]) -> Array:
@@ -247,38 +271,49 @@ def _median(allowed: list[Array]) -> float:
     return float(np.median([np.sqrt(np.mean(np.square(part))) for part in allowed]))
 
 
-def _recall(
-    box: Oracle,
+def _recall(box: Oracle, past: Past) -> "Recalled | None":
+    """One old query again: has the box changed meanwhile?"""
+    if not past:
+        return None
+    queries, answers = max(past, key=lambda kept: kept[0].different)
+    again = box.ask(QueryBatch.of(queries[:1].tokens(), RECALL))[0]
+    return Recalled(queries[:1].tokens(), np.asarray(answers[0], dtype=np.float64), again)
+
+
+def _ask_again(box: Oracle, example: Counterexample | None) -> "Recalled":
+    assert example is not None
+    tokens = np.asarray(example.input)[None]
+    again = box.ask(QueryBatch.of(tokens, RECALL))[0]
+    return Recalled(tokens, np.asarray(example.box_answer), again)
+
+
+@dataclass(frozen=True, eq=False)
+class Recalled:
+    """An old query with its two answers."""
+
+    tokens: Array
+    first: Array
+    again: Array
+
+
+def _compare_recalled(
     model: Any,
     errors: Any,
-    past: Past,
+    recalled: Recalled | None,
     noise: NoiseModel,
     rng: np.random.Generator,
-    contradiction: Judged | None,
 ) -> tuple[float, Counterexample | None]:
-    """One old query again, the one that contradicts the model where there is such: has the box
-    changed meanwhile, or is it another model?"""
-    if not past:
+    """How far the two answers are apart in units of what is allowed; the query if it is more."""
+    if recalled is None:
         return 0.0, None
-    if contradiction is not None:
-        example = contradiction.example
-        assert example is not None
-        query, first = np.asarray(example.input)[None], np.asarray(example.box_answer)
-        again = box.ask(QueryBatch.of(query, RECALL))[0]
-    else:
-        example = None
-        queries, answers = max(past, key=lambda kept: kept[0].different)
-        again = box.ask(QueryBatch(queries.bank, queries.index[:1], RECALL))[0]
-        query, first = queries[:1].tokens(), np.asarray(answers[0], dtype=np.float64)
+    tokens, first, again = recalled.tokens, recalled.first, recalled.again
     allowed = noise.apart(float(np.max(np.abs(first), initial=0.0)))
     gap = float(np.max(np.abs(again - first)))
-    if gap > allowed and predict(model, query, first[None]).shape[1:] == first.shape:
+    if gap > allowed and predict(model, tokens, first[None]).shape[1:] == first.shape:
         # terms that cancel round at their own size
         seen = [first[None]]
-        own = float(np.max(allow(model, errors, [query], noise, rng, seen=seen)[0]))
+        own = float(np.max(allow(model, errors, [tokens], noise, rng, seen=seen)[0]))
         allowed = max(allowed, noise.apart(0.0) + own)
-    if gap > allowed:
-        return np.inf, Counterexample(query[0], again, first, CHANGED)
-    if example is not None:
-        return np.inf, example
-    return gap / max(allowed, TINY), None
+    if gap <= allowed:
+        return gap / max(allowed, TINY), None
+    return np.inf, Counterexample(tokens[0], again, first, CHANGED)

@@ -1,5 +1,6 @@
 """An honest box must not be wronged, whatever its noise; queries for that are not many."""
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ def precision_of(function: Any, seed: int = 0, **noise: float) -> tuple[NoiseMod
     """What is found out about a box with this noise, and the queries for it."""
     box = CountingBox(function, 6)
     oracle = Noisy(open_oracle(box), seed=seed, **noise)
-    fresh = Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream(6)
-    tokens = min((query.tokens for calls in fresh for query, _ in calls), key=len)
+    fresh = Designer(oracle.spec, 2.0, np.random.default_rng(seed)).stream()
+    tokens = min((query.tokens for ((query, _), *_) in islice(fresh, 6)), key=len)
     answers = [oracle.ask(QueryBatch.of(tokens[None], "verification"))]
     return bound_noise(oracle, tokens, answers, "verification"), box.seen - 1
 
