@@ -253,8 +253,14 @@ def draw_from(
     """Queries of vectors for a box of this spec; else rows of token numbers, or texts where there
     are no tokens."""
     if spec is not None:
-        designer = Designer(spec, spec.width**0.5, rng)
-        return [Request((query.tokens,), query.reason) for query, _ in designer.stream(count)]
+        stream, left = Designer(spec, spec.width**0.5, rng).stream(), count
+        requests: list[Request] = []
+        while left:
+            calls = next(stream)[:left]
+            together = tuple(query.tokens for query, _ in calls)
+            requests.append(Request(together, calls[0][0].reason))
+            left -= len(calls)
+        return requests
     return list(RowDesigner(rng, tokens, longest, reserved).stream(count))
 
 

@@ -32,8 +32,8 @@ from keyhole.verification.challenge_queries import (
     can_change_parameters,
 )
 from keyhole.verification.dispatch import read_reference, verify_target
-from keyhole.verification.signature import Signature
 from keyhole.verification.replay import replay
+from keyhole.verification.signature import Signature
 from keyhole.verification.statement import (
     state_contradiction,
     state_difference,
