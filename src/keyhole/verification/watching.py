@@ -262,7 +262,8 @@ def _spread_of_model(
 ) -> Any:
     """What rounding and error bars allow each answer to be off, in units of REJECTION."""
     assert isinstance(sides.reference, OracleRows)
-    tokens = [np.asarray(request.rows[0], dtype=np.float64)[None] for request in requests]
+    rows = [row for request in requests for row in request.rows]
+    tokens = [np.asarray(row, dtype=np.float64)[None] for row in rows]
     limits = allow(model, errors, tokens, shown, rng)
     sizes = np.array([np.linalg.norm(np.asarray(limit)) for limit in limits])
     return sizes / measure_scales(expected) / REJECTION

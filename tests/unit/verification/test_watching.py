@@ -33,7 +33,7 @@ def test_healthy_nights_are_quiet_and_fresh(tmp_path):
     path, seen = tmp_path / "watch.json", []
 
     def box(tokens):
-        seen.extend(query.tobytes() for query in tokens)
+        seen.extend(query.tobytes() for query in tokens if query.any())  # zeros may come again
         return MODEL(tokens)
 
     for night in range(1, 6):
@@ -41,7 +41,7 @@ def test_healthy_nights_are_quiet_and_fresh(tmp_path):
         assert (watch.alarm, watch.nights, watch.bad, watch.asked) == (False, night, 0, 30)
         assert watch.e_value < 1.0
     assert path.stat().st_mode & 0o777 == 0o600
-    assert len(set(seen)) >= 5 * 30  # no night asks what another asked
+    assert len(set(seen)) >= 5 * 29  # no night asks what another asked
     assert "No alarm after 5 night(s)" in str(watch)
     assert watch.verdict.agrees
 
