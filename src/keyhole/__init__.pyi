@@ -24,6 +24,12 @@ from keyhole.verification.signature import check_evidence as check_evidence
 from keyhole.verification.signature import Evidence as Evidence
 from keyhole.models.canonical import distance as distance
 
+# Compare
+from keyhole.diagnosis.diagnosis import doctor as doctor
+from keyhole.diagnosis.result import Diagnosis as Diagnosis
+from keyhole.diagnosis.result import Cause as Cause
+from keyhole.diagnosis.result import Evidence as Evidence
+
 # Boxes
 from keyhole.oracles.open import open_oracle as open_oracle
 from keyhole.oracles.language_model.open import open_language_model as open_language_model

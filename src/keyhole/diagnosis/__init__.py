@@ -1,0 +1,1 @@
+"""What differs between a reference and a served model: the catalogue of faults and its search."""

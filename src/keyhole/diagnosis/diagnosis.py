@@ -1,0 +1,317 @@
+"""keyhole.doctor: what differs between a reference with known weights and a suspect.
+
+Statement: the same, within the number format? If not, which faults of the catalogue explain every
+answer, on fresh queries as well? If none does, where is the change?
+Queries: thirteen rows that every visit begins with, one or two long rows, three fresh rows to
+confirm what was named; more where lengths are bisected, formats hide faults or weights moved.
+Algebra: see search (named faults), formats (number formats), localise (changes of weights).
+When it fails: a fault that is in no catalogue and is no change of weights is placed near a layer,
+and the sentence says so.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.diagnosis.catalogue import (
+    CUT,
+    CUT_INSIDE,
+    CUT_LEFT,
+    LONG_WINDOW,
+    Variant,
+    attends,
+    variants,
+)
+from keyhole.diagnosis.experiment import Experiment, double_floor
+from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
+from keyhole.diagnosis.reference import Reference, open_reference
+from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
+from keyhole.diagnosis.scores import Tolerance, read_digits
+from keyhole.diagnosis.search import Candidate, Search
+from keyhole.diagnosis.simulate import Bench, Hypothesis
+from keyhole.diagnosis.suspects import Counted, open_suspect
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a progress callback is given: the stage, and rows asked so far."""
+
+    stage: str
+    asked: int
+    expected: int | None = None
+    at_most: int | None = None
+    seconds: float = 0.0
+    under_way: int = 0
+
+
+Progress = Callable[[Step], None]
+
+
+def doctor(
+    reference: Any,
+    suspect: Any,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    budget: int = 200,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Says what is wrong with a suspect that should answer as a reference does.
+
+    Args:
+        reference: `hf:FOLDER` (pooling and normalisation are read from modules.json where there is
+            one) or a torch module.
+        suspect: whatever can be asked: a callable (tokens, attention_mask=None) -> (rows, outputs)
+            on integer arrays padded at the end, a module, the URL of an embedding endpoint; for
+            modules on vectors, whatever `keyhole.open_oracle` opens.
+        pooling: "mean", "cls", "last", "max", "sqrt" or "pooler", where the folder does not state
+            it.
+        normalize: whether answers have length one, where the folder does not state it.
+        budget: rows that may be asked.
+        seed: the same seed asks the same rows.
+        progress: called with a `Step`: the stage and the number of rows asked so far.
+
+    Returns:
+        The diagnosis; `str()` of it is one sentence.
+
+    Raises:
+        InvalidArgument: reference or suspect is nothing that can be compared.
+        OracleError: the suspect failed.
+        BudgetExhausted: the budget is too small for a first look.
+
+    Example:
+        >>> diagnosis = keyhole.doctor("hf:model", "http://host/embed")  # doctest: +SKIP
+        >>> print(diagnosis)  # doctest: +SKIP
+        The suspect differs: the attention mask is ignored; this explains all of 18 queries …
+    """
+    known = open_reference(reference, pooling, normalize)
+    return Visit(known, Counted(open_suspect(suspect, known), budget), seed, progress).examine()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the search came to: a hypothesis, and whether it explains everything."""
+
+    candidate: Candidate
+    whole: bool
+
+
+class Visit:
+    """One visit: the rows asked so far, and the stages in their order."""
+
+    def __init__(
+        self, reference: Reference, suspect: Counted, seed: int, progress: Progress | None
+    ) -> None:
+        self.reference = reference
+        self.suspect = suspect
+        self.progress = progress
+        self.bench = Bench(reference)
+        texts = getattr(suspect.suspect, "words", None)
+        self.maker = RowMaker(reference, np.random.default_rng([seed, 15]), texts)
+        self.experiment = Experiment(self.bench)
+        self.notes: list[str] = []
+        self.started = time.monotonic()
+
+    def report(self, stage: str) -> None:
+        """Says what is being done."""
+        if self.progress is not None:
+            seconds = time.monotonic() - self.started
+            self.progress(Step(stage, self.suspect.asked, None, self.suspect.budget, seconds))
+
+    def ask(self, call: Call) -> list[int]:
+        """Asks a call and records it; the numbers of its rows."""
+        answers = self.suspect.ask(call.rows)
+        return self.experiment.add(call, answers)
+
+    # -- the stages ----------------------------------------------------------------------------
+
+    def examine(self) -> Diagnosis:
+        """All stages."""
+        self.report("asking")
+        rows = [n for call in first_calls(self.maker) for n in self.ask(call)]
+        self.tolerance = self.measure_tolerance(rows)
+        search = Search(
+            self.experiment,
+            variants(self.reference),
+            self.tolerance.value,
+            rows,
+            report=self.report,
+        )
+        reference = search.evaluate(())
+        if search.explains(reference):
+            long = self.ask_long()
+            if self.explained((), long):
+                return self.conclude(search, reference, True)
+        finding = self.find(search)
+        finding = self.look_at_long_rows(search, finding)
+        return self.conclude(search, finding.candidate, finding.whole)
+
+    def measure_tolerance(self, rows: list[int]) -> Tolerance:
+        """From the reference's own rounding and the digits that were sent."""
+        kind, digits = read_digits(self.experiment.answers)
+        short = [n for n in rows if len(self.experiment.rows[n]) <= 20]
+        return Tolerance(double_floor(self.experiment, (), short), digits, kind)
+
+    def find(self, search: Search) -> Finding:
+        """Named faults: one, then two."""
+        search.try_singles()
+        if not search.explanations:
+            search.try_pairs()
+        if not search.explanations:
+            self.accept_with_own_floor(search)
+        if search.explanations:
+            best = search.prune(search.explanations[0])
+            return Finding(best, True)
+        return Finding(search.candidates[0], False)
+
+    def accept_with_own_floor(self, search: Search) -> None:
+        """A broken model amplifies rounding: the best hypothesis is judged by its own floor."""
+        for best in search.candidates[:2]:
+            if best.largest > 100 * self.tolerance.value:
+                continue
+            floor = double_floor(self.experiment, best.hypothesis, search.rows)
+            wider = self.tolerance.with_floor(floor)
+            if best.largest <= wider.value:
+                self.tolerance = wider
+                search.tolerance = wider.value
+                return
+
+    def ask_long(self) -> list[int]:
+        """Long rows, each alone."""
+        self.report("long rows")
+        return [
+            n
+            for length in long_lengths(self.reference)
+            for n in self.ask(Call((self.maker.make(length),), f"{length} tokens"))
+        ]
+
+    def explained(self, hypothesis: Hypothesis, rows: list[int]) -> bool:
+        """Whether rows are within the tolerance, with a floor of their own for long ones."""
+        if not rows:
+            return True
+        residuals = self.experiment.residuals(hypothesis, rows)
+        if np.all(residuals <= self.tolerance.value):
+            return True
+        if np.any(residuals > 100 * self.tolerance.value):
+            return False
+        floor = double_floor(self.experiment, hypothesis, rows)
+        return bool(np.all(residuals <= self.tolerance.with_floor(floor).value))
+
+    def look_at_long_rows(self, search: Search, finding: Finding) -> Finding:
+        """Long rows under what was found; where they disagree, the length is bisected."""
+        if not finding.whole:
+            return finding
+        hypothesis = finding.candidate.hypothesis
+        long = [n for n in range(len(self.experiment.rows)) if n not in search.rows]
+        long = long or self.ask_long()
+        if self.explained(hypothesis, long):
+            return Finding(search.evaluate(hypothesis), True)
+        length = self.bisect(hypothesis, long)
+        faults = [CUT, CUT_INSIDE, CUT_LEFT, *([LONG_WINDOW] if attends(self.reference) else [])]
+        everything = list(range(len(self.experiment.rows)))
+        search.rows = everything
+        search._seen.clear()
+        for fault in faults:
+            for value in (length, length - 1, length + 1):
+                tried = search.evaluate((*hypothesis, Variant(fault, value)))
+                if self.explained(tried.hypothesis, everything):
+                    return Finding(tried, True)
+        return Finding(search.evaluate(hypothesis), False)
+
+    def bisect(self, hypothesis: Hypothesis, long: list[int]) -> int:
+        """The longest length at which rows are still explained."""
+        self.report("bisecting the length")
+        bad = [n for n in long if not self.explained(hypothesis, [n])]
+        high = min(len(self.experiment.rows[n]) for n in bad)
+        good = [len(row) for n, row in enumerate(self.experiment.rows)
+                if n not in bad and len(row) < high]  # fmt: skip
+        low = max(good, default=1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            rows = self.ask(Call((self.maker.make(middle),), f"{middle} tokens"))
+            if self.explained(hypothesis, rows):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def conclude(self, search: Search, candidate: Candidate, whole: bool) -> Diagnosis:
+        """Confirms on fresh rows and says what was found."""
+        hypothesis = candidate.hypothesis
+        if hypothesis and whole:
+            self.report("confirming")
+            fresh = [n for call in fresh_calls(self.maker) for n in self.ask(call)]
+            whole = self.explained(hypothesis, fresh)
+        everything = list(range(len(self.experiment.rows)))
+        without = self.experiment.residuals((), everything)
+        left = self.experiment.residuals(hypothesis, everything)
+        same = whole and not hypothesis
+        named = hypothesis if whole else ()
+        return Diagnosis(
+            same=same,
+            causes=tuple(self.cause(v, named, left) for v in named),
+            evidence=() if same else self.evidence(hypothesis, without, left),
+            ranking=self.ranking(search),
+            tolerance=self.tolerance.value,
+            queries=self.suspect.asked,
+            format=self.tolerance.format,
+            difference=float(np.max(without)),
+            left_over=float(np.max(left)),
+            notes=tuple(self.notes),
+        )
+
+    def cause(self, variant: Variant, named: Hypothesis, left: Array) -> Cause:
+        """A variant as it is told: its size alone, and how much worse it is without it."""
+        rest = tuple(v for v in named if v is not variant)
+        without = self.experiment.residuals(rest)
+        floor = np.maximum(left, 1e-12)
+        certainty = float(np.max(np.log10(np.maximum(without, floor) / floor)))
+        alone = self.experiment.simulate((variant,))
+        base = self.experiment.simulate(())
+        size = np.linalg.norm(alone - base, axis=1) / np.linalg.norm(base, axis=1)
+        fault = variant.fault
+        place = fault.place(self.reference, variant.value) or fault.group
+        return Cause(
+            str(variant),
+            variant.value,
+            place,
+            float(np.nanmax(size)),
+            certainty,
+            "everything",
+            fault.advice,
+        )
+
+    def evidence(self, hypothesis: Hypothesis, without: Array, left: Array) -> tuple[Evidence, ...]:
+        """The three calls on which suspect and reference differ most."""
+        base = self.experiment.simulate(())
+        chosen: list[int] = []
+        for n in np.argsort(-without, kind="stable"):
+            if self.experiment.call_of[n] not in [self.experiment.call_of[m] for m in chosen]:
+                chosen.append(int(n))
+        return tuple(
+            Evidence(
+                call.purpose,
+                call.rows,
+                n - self.experiment.call_of.index(self.experiment.call_of[n]),
+                base[n],
+                self.experiment.answers[n],
+                float(without[n]),
+                float(left[n]),
+            )
+            for n in chosen[:3]
+            for call in [self.experiment.calls[self.experiment.call_of[n]]]
+        )
+
+    def ranking(self, search: Search) -> tuple[Ranked, ...]:
+        """The best hypotheses and the reference itself."""
+        best = search.candidates[:8]
+        if all(c.hypothesis for c in best):
+            best.append(search.evaluate(()))
+        return tuple(Ranked(tuple(str(v) for v in c.hypothesis), c.largest, c.score) for c in best)

@@ -1,0 +1,356 @@
+"""Which faults of the catalogue explain the answers: one alone, one with a value, two together.
+
+Statement: among single faults and pairs, find the hypothesis under which every row's residual is
+within the tolerance.
+Queries: none beyond those already answered; all of this is simulation.
+Algebra: all single faults are simulated on a few short rows, the best on all rows. A free parameter
+is refined by Gauss-Newton steps on its logarithm. Pairs are ranked without simulating them: to
+first order two faults add, so that |r - d1 - d2| of all pairs follows from the differences d of the
+single ones; readouts are exact, since they are computed from kept states. The best are simulated.
+When it fails: two large faults of the same group do not add; pairs of the best single faults with
+everything are then simulated one by one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keyhole.arrays import Array
+from keyhole.diagnosis.catalogue import MULTIPLIED, Variant
+from keyhole.diagnosis.experiment import Experiment, in_order, relative
+from keyhole.diagnosis.scores import score
+from keyhole.diagnosis.simulate import Hypothesis
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A hypothesis with its residuals."""
+
+    hypothesis: Hypothesis
+    residuals: Array
+    score: float
+
+    @property
+    def largest(self) -> float:
+        """The residual of the row that it explains worst."""
+        return float(np.max(self.residuals))
+
+    def __str__(self) -> str:
+        return describe_hypothesis(self.hypothesis)
+
+
+def describe_hypothesis(hypothesis: Hypothesis) -> str:
+    """The faults in words, joined."""
+    return ", and ".join(str(v) for v in hypothesis) or "the reference"
+
+
+@dataclass
+class Search:
+    """A search over the catalogue.
+
+    Attributes:
+        experiment: what was asked and answered.
+        variants: all faults and values to try.
+        tolerance: the residual up to which a row is explained.
+        rows: rows that all hypotheses must explain.
+        kept: how many of the best are simulated on all rows.
+        beam: how many of the best single faults are tried together with everything.
+        paired: how many of the best pairs, by first order, are simulated.
+    """
+
+    experiment: Experiment
+    variants: list[Variant]
+    tolerance: float
+    rows: list[int]
+    kept: int = 16
+    beam: int = 3
+    paired: int = 30
+    report: Callable[[str], None] = lambda _: None
+    _seen: dict[tuple, Candidate] = field(default_factory=dict)
+    _short: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lengths = [len(self.experiment.rows[n]) for n in self.rows]
+        alone = [n for n, k in zip(self.rows, lengths, strict=True) if k <= 6]
+        first: dict[bytes, int] = {}
+        for n in alone:
+            first.setdefault(self.experiment.rows[n].tobytes(), n)
+        self.short_rows = list(first.values())[:4] or self.rows[:4]
+
+    # -- one hypothesis ------------------------------------------------------------------------
+
+    def evaluate(self, hypothesis: Sequence[Variant]) -> Candidate:
+        """A hypothesis on all rows."""
+        ordered = in_order(hypothesis)
+        key = tuple(v.key for v in ordered)
+        if key not in self._seen:
+            residuals = self.experiment.residuals(ordered, self.rows)
+            self._seen[key] = Candidate(ordered, residuals, score(residuals, self.tolerance))
+        return self._seen[key]
+
+    def evaluate_short(self, hypothesis: Sequence[Variant]) -> Candidate:
+        """A hypothesis on the short rows alone."""
+        ordered = in_order(hypothesis)
+        residuals = self.experiment.residuals(ordered, self.short_rows)
+        return Candidate(ordered, residuals, score(residuals, self.tolerance))
+
+    def explains(self, candidate: Candidate) -> bool:
+        """Whether every row is within the tolerance."""
+        return bool(candidate.largest <= self.tolerance)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All hypotheses that were tried on all rows, the best first."""
+        return sorted(self._seen.values(), key=lambda c: (c.score, len(c.hypothesis)))
+
+    @property
+    def explanations(self) -> list[Candidate]:
+        """Those that explain every row, the simplest first."""
+        good = [c for c in self._seen.values() if self.explains(c)]
+        return sorted(good, key=lambda c: (len(c.hypothesis), c.score))
+
+    # -- one fault -----------------------------------------------------------------------------
+
+    def try_singles(self) -> None:
+        """All single faults."""
+        reference = self.evaluate(())
+        short = self.evaluate_short(())
+        screened: list[Candidate] = []
+        for variant in self.variants:
+            if variant.fault.company or variant.fault.group == "readout":
+                self.evaluate((variant,))
+            else:
+                screened.append(self.evaluate_short((variant,)))
+        for single in screened:  # what the short rows cannot show
+            same = np.allclose(single.residuals, short.residuals, atol=self.tolerance, rtol=0)
+            if same and short.score <= 0.1:
+                self.evaluate(single.hypothesis)
+        screened.sort(key=lambda c: c.score)
+        self._short = screened
+        self.report("single faults")
+        for single in screened[: self.kept]:
+            self.evaluate(single.hypothesis)
+        for single in self._families(screened):
+            self.evaluate(self.refine(single.hypothesis))
+        self.multiply([reference, *self.candidates[: self.kept]])
+
+    def _families(self, screened: list[Candidate]) -> Iterable[Candidate]:
+        """The best value of each fault with a free parameter."""
+        best: dict[str, Candidate] = {}
+        for single in screened:
+            fault = single.hypothesis[0].fault
+            if fault.refine and fault.name not in best:
+                best[fault.name] = single
+        return best.values()
+
+    def multiply(self, candidates: Iterable[Candidate]) -> None:
+        """The same hypotheses with answers multiplied by the factor that fits best."""
+        for candidate in list(candidates):
+            if any(v.fault is MULTIPLIED for v in candidate.hypothesis):
+                continue
+            answers = self.experiment.answers[self.rows]
+            simulated = self.experiment.simulate(candidate.hypothesis, self.rows)
+            size = np.sum(simulated**2)
+            if not np.isfinite(size) or size == 0:
+                continue
+            factor = float(np.sum(answers * simulated) / size)
+            if abs(factor - 1) > self.tolerance and factor != 0:
+                self.evaluate((*candidate.hypothesis, Variant(MULTIPLIED, factor)))
+
+    def refine(self, hypothesis: Hypothesis, steps: int = 8) -> Hypothesis:
+        """Gauss-Newton on the logarithms of the free parameters, or a walk over whole numbers."""
+        free = [k for k, v in enumerate(hypothesis) if v.fault.refine == "log"]
+        whole = [k for k, v in enumerate(hypothesis) if v.fault.refine == "whole"]
+        rows = self.rows if any(v.fault.company for v in hypothesis) else self.short_rows
+        for k in whole:
+            hypothesis = self._walk(hypothesis, k)
+        if not free:
+            return hypothesis
+        answers = self.experiment.answers[rows]
+        best, current = hypothesis, np.inf
+        trust = np.log(10.0)
+        for _ in range(steps):
+            simulated = self.experiment.simulate(hypothesis, rows)
+            rest = answers - simulated
+            size = float(np.max(relative(answers, simulated)))
+            if not np.isfinite(size) or size >= current:
+                break
+            best, current = hypothesis, size
+            if size < 0.05 * self.tolerance:
+                break
+            slopes = []
+            for k in free:
+                step = float(np.clip(size, 1e-4, 1e-2))
+                moved = self.experiment.simulate(_moved(hypothesis, k, step), rows)
+                slopes.append(((moved - simulated) / step).ravel())
+            slope = np.stack(slopes, axis=1)
+            if not np.all(np.isfinite(slope)) or not np.any(slope):
+                break
+            moves = np.linalg.lstsq(slope, rest.ravel(), rcond=None)[0]
+            moves = np.clip(moves, -trust, trust)
+            for k, move in zip(free, moves, strict=True):
+                hypothesis = _moved(hypothesis, k, float(move))
+        return best
+
+    def _walk(self, hypothesis: Hypothesis, place: int) -> Hypothesis:
+        """The neighbours of a whole number, as long as they are better."""
+        best = self.evaluate(hypothesis)
+        for direction in (1, -1):
+            while True:
+                variant = best.hypothesis[place]
+                value = variant.value + direction
+                if value < 1:
+                    break
+                changed = list(best.hypothesis)
+                changed[place] = Variant(variant.fault, value)
+                tried = self.evaluate(changed)
+                if tried.score >= best.score:
+                    break
+                best = tried
+        return best.hypothesis
+
+    # -- two faults ----------------------------------------------------------------------------
+
+    def try_pairs(self) -> None:
+        """Pairs, the cheapest first, until one explains everything."""
+        for stage in (
+            self._pairs_with_company,
+            self._pairs_by_first_order,
+            self._pairs_with_readout,
+            self._pairs_of_the_best,
+        ):
+            stage()
+            if self.explanations:
+                return
+            for candidate in [c for c in self.candidates if len(c.hypothesis) == 2][: self.beam]:
+                if any(v.fault.refine for v in candidate.hypothesis):
+                    self.evaluate(self.refine(candidate.hypothesis))
+            if self.explanations:
+                return
+
+    def _readouts(self) -> list[Variant]:
+        return [v for v in self.variants if v.fault.group == "readout"]
+
+    def _pairs_with_readout(self) -> None:
+        """A fault of the model and one of the readout: states are there already."""
+        self.report("pairs with a readout")
+        pairs = [
+            self.evaluate_short((single.hypothesis[0], readout))
+            for single in self._short
+            for readout in self._readouts()
+            if not readout.fault.company
+        ]
+        pairs.sort(key=lambda c: c.score)
+        for pair in pairs[: self.kept]:
+            self.evaluate(pair.hypothesis)
+        readouts = self._readouts()
+        company = [v for v in self.variants if v.fault.company and v.fault.group != "readout"]
+        for k, readout in enumerate(readouts):
+            for other in (*readouts[k + 1 :], *company):
+                if other.fault.name != readout.fault.name:
+                    self.evaluate((readout, other))
+        self.multiply([c for c in self.candidates if len(c.hypothesis) <= 2][: self.kept])
+
+    def _pairs_with_company(self) -> None:
+        """A fault of batches, with the best others."""
+        self.report("pairs with a fault of batches")
+        company = [v for v in self.variants if v.fault.company]
+        singles = [c for c in self.candidates if len(c.hypothesis) == 1
+                   and not c.hypothesis[0].fault.company]  # fmt: skip
+        for single in singles[: self.beam + 1]:
+            for variant in company:
+                if self.may_complete(single, variant):
+                    self.evaluate((*single.hypothesis, variant))
+
+    def may_complete(self, single: Candidate, variant: Variant) -> bool:
+        """Whether a second fault is silent on all rows that the first explains, and loud on one
+        that it does not."""
+        base = self.experiment.simulate((), self.rows)
+        moved = relative(base, self.experiment.simulate((variant,), self.rows)) > self.tolerance
+        explained = single.residuals <= self.tolerance
+        return not np.any(moved & explained) and bool(np.any(moved & ~explained))
+
+    def _pairs_by_first_order(self) -> None:
+        """All pairs of faults of the model, by the sum of what each alone does."""
+        self.report("pairs by first order")
+        singles = [c.hypothesis[0] for c in self._short]
+        refined = [c.hypothesis[0] for c in self.candidates if len(c.hypothesis) == 1
+                   and not c.hypothesis[0].fault.company]  # fmt: skip
+        known = {v.key for v in singles}
+        singles += [v for v in refined if v.key not in known and v.fault.group != "readout"]
+        base = self.experiment.simulate((), self.short_rows)
+        answers = self.experiment.answers[self.short_rows]
+        moves = np.stack([self.experiment.simulate((v,), self.short_rows) - base for v in singles])
+        finite = np.all(np.isfinite(moves), axis=(1, 2))
+        singles = [v for v, good in zip(singles, finite, strict=True) if good]
+        for first, second in best_pairs(answers - base, answers, moves[finite], self.tolerance):
+            a, b = singles[first], singles[second]
+            if a.fault.name != b.fault.name:
+                self._remember_pair((a, b))
+                if len(self._pair_queue) >= self.paired:
+                    break
+        self._evaluate_queue()
+
+    def _pairs_of_the_best(self) -> None:
+        """The best single faults together with every other."""
+        self.report("pairs of the best")
+        singles = [c for c in self.candidates if len(c.hypothesis) == 1]
+        for single in singles[: self.beam]:
+            for variant in self.variants:
+                if variant.fault.name != single.hypothesis[0].fault.name:
+                    self._remember_pair((*single.hypothesis, variant))
+        self._evaluate_queue()
+
+    _pair_queue: list[tuple[Variant, ...]] = field(default_factory=list)
+
+    def _remember_pair(self, pair: tuple[Variant, ...]) -> None:
+        self._pair_queue.append(pair)
+
+    def _evaluate_queue(self) -> None:
+        tried = [self.evaluate_short(pair) for pair in self._pair_queue]
+        self._pair_queue.clear()
+        tried.sort(key=lambda c: c.score)
+        for pair in tried[: self.kept // 2]:
+            self.evaluate(pair.hypothesis)
+
+    def prune(self, candidate: Candidate) -> Candidate:
+        """The same without faults that are not needed."""
+        for variant in candidate.hypothesis:
+            without = tuple(v for v in candidate.hypothesis if v is not variant)
+            tried = self.evaluate(without)
+            if self.explains(tried):
+                return self.prune(tried)
+        return candidate
+
+
+def _moved(hypothesis: Hypothesis, place: int, step: float) -> Hypothesis:
+    variant = hypothesis[place]
+    moved = Variant(variant.fault, float(variant.value * np.exp(step)))
+    return (*hypothesis[:place], moved, *hypothesis[place + 1 :])
+
+
+def best_pairs(
+    rest: Array, answers: Array, moves: Array, tolerance: float
+) -> list[tuple[int, int]]:
+    """All pairs of single faults, ordered by how much of the rest their sum leaves.
+
+    Args:
+        rest: suspect minus reference, (rows, outputs).
+        answers: the suspect's, for the unit.
+        moves: what each single fault changes, (faults, rows, outputs).
+        tolerance: the residual up to which a row is explained.
+    """
+    size = np.sum(answers**2, axis=1)
+    total = np.zeros((len(moves), len(moves)))
+    for row in range(len(rest)):
+        d = moves[:, row, :]
+        gram = d @ d.T
+        towards = d @ rest[row]
+        alone = np.diag(gram) - 2 * towards
+        left = rest[row] @ rest[row] + alone[:, None] + alone[None, :] + 2 * gram
+        ratio = np.sqrt(np.maximum(left, 0) / size[row])
+        total += np.log10(np.maximum(ratio, tolerance))
+    upper = np.triu_indices(len(moves), 1)
+    order = np.argsort(total[upper], kind="stable")
+    return [(int(upper[0][k]), int(upper[1][k])) for k in order]
