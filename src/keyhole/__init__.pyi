@@ -28,7 +28,6 @@ from keyhole.models.canonical import distance as distance
 from keyhole.diagnosis.diagnosis import doctor as doctor
 from keyhole.diagnosis.result import Diagnosis as Diagnosis
 from keyhole.diagnosis.result import Cause as Cause
-from keyhole.diagnosis.result import Evidence as Evidence
 
 # Boxes
 from keyhole.oracles.open import open_oracle as open_oracle

@@ -69,7 +69,9 @@ def attend(
 
     Args:
         module: the attention module; its `layer_idx` says which layer asks.
-        query, key, value: (batch, heads, length, head width).
+        query: (batch, heads, length, head width).
+        key: the same, perhaps with fewer heads.
+        value: the same as the keys.
         attention_mask: (batch, 1, length, length), added to the scores, or None.
         scaling: factor of the scores; by default one over the root of the head width.
         dropout: share of weights set to zero while training.
