@@ -43,7 +43,8 @@ test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)
 	serving="$$(test ! -e $(SERVING_READY) || echo $(CURDIR)/$(SERVING)/bin/python)"; \
 	KEYHOLE_MLSERVER_PYTHON="$$others" KEYHOLE_TRITON_PYTHON="$$others" \
 	KEYHOLE_LLAMA_PYTHON="$$llama" KEYHOLE_SERVING_PYTHON="$$serving" \
-	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal --jaxtyping-packages=keyhole,typechecking.checked
+	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal --jaxtyping-packages=keyhole,typechecking.checked \
+		--cov --cov-report=xml --cov-report=term:skip-covered
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -114,4 +115,4 @@ $(SERVING_READY): constraints-serving.txt constraints-serving-hashes.txt
 	&& touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHERS) $(LLAMA) $(SERVING) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OTHERS) $(LLAMA) $(SERVING) site coverage.xml .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

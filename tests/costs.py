@@ -18,8 +18,8 @@ import pytest
 TESTS = Path(__file__).parent
 TABLE = TESTS / "costs.json"
 MOMENT = 0.4  # seconds, of all parameters of a function together, that a quick one may take
-# a server, a browser, a build or a campaign, whatever it costs
-APART = ("browser", "end_to_end", "attack")
+# a server, a browser, a build or a campaign, whatever it costs: folders and files
+APART = ("browser", "end_to_end", "attack", "documentation/test_site.py", "unit/test_types.py")
 
 
 def read_costs() -> dict[str, dict[str, float]]:
@@ -32,7 +32,8 @@ def is_quick(item: pytest.Item, costs: dict[str, dict[str, float]]) -> bool:
     file = item.path.relative_to(TESTS)
     function = getattr(item, "originalname", item.name)
     listed = function in costs.get(file.as_posix(), {})
-    return not (listed or file.parts[0] in APART or item.get_closest_marker("slow"))
+    apart = file.parts[0] in APART or file.as_posix() in APART
+    return not (listed or apart or item.get_closest_marker("slow"))
 
 
 def mark_quick(items: list[pytest.Item]) -> None:
