@@ -78,7 +78,7 @@ def explain_distribution(longest: int | None = None) -> str:
     """The queries that a verdict speaks of, one line each."""
     longest = LONGEST if longest is None else longest
     lines = [
-        "Ordinary queries, in turn (sizes and lengths each decade as likely; one in four has any "
+        "Ordinary queries, in turn (sizes and lengths each decade as likely; one in seven has any "
         f"length from 2 to {longest}):"
     ]
     for kind in KINDS:
@@ -119,7 +119,7 @@ class Designer:
     rng: np.random.Generator
     model: Any = None  # where given, some queries are chosen for what would show on them
     longest: int = LONGEST  # tokens of the longest sequence, where the box states no limit
-    any_length: float = 0.25  # share of the queries whose length is any that the box accepts
+    any_length: float = 0.15  # share of the queries whose length is any that the box accepts
     candidates: int = 6  # queries, and lengths, of which the most telling is asked
     plain: SizeRange = SizeRange((0.8, 1.25), (0.25, 3.0))  # of plain tokens, in natural lengths
     shift: SizeRange = SizeRange((16.0, 36.0), (4.0, 400.0))  # of a common shift, likewise

@@ -23,7 +23,7 @@ from keyhole.models.attention import Attention
 from keyhole.models.base import predict
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ProbeAnchorBank, QueryBatch
-from keyhole.verification.tolerance import OLD, Case, Judged, Past, allow_rounding, judge
+from keyhole.verification.tolerance import FEW, OLD, Case, Judged, Past, allow_rounding, judge
 
 PORTION = 2**22  # bytes of tokens that are made and compared at once
 
@@ -108,7 +108,7 @@ def judge_portion(
                 doubtful.append((again, box[odd], own[odd]))
     judged = []
     for case in read_cases(doubtful):
-        judged += judge(model, errors, [case], noise, rng, predicted)
+        judged += judge(model, errors, [case], noise, rng, predicted, FEW)
     return judged
 
 

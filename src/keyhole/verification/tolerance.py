@@ -8,7 +8,6 @@ A tolerance that error bars set is wide, and hides changes of the model that are
 large is told: for each block of parameters, the smallest change that some answer would have shown.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 LONG = 2**14  # numbers in a fresh query beyond which disturbed models are asked in doubt only
-DRAWS = 6  # disturbed copies of the model per query
+DRAWS, FEW = 6, 2  # disturbed copies of the model per query; where most queries need few
 OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"
 
@@ -158,26 +157,6 @@ class Judged:
         return Counterexample(case.tokens[k], case.answers[k], case.predicted[k], reason)
 
 
-def portion_bytes(model: Any) -> int:
-    """Bytes of tokens that are compared at once: a disturbed model costs more than asking it, and
-    all tokens together may be larger than the model."""
-    own = model.to_arrays().values() if hasattr(model, "to_arrays") else ()
-    return int(max(2**19, sum(array.nbytes for array in own)))
-
-
-def split_by_memory(model: Any, sizes: list[int]) -> Iterator[slice]:
-    """Which cases, of so many bytes of tokens, are made and judged together, by one set of
-    disturbed models: no more than the largest case takes anyway."""
-    most, held, start = max(portion_bytes(model), *sizes, 0), 0, 0
-    for number, size in enumerate(sizes):
-        if number > start and held + size > most:
-            yield slice(start, number)
-            held, start = 0, number
-        held += size
-    if sizes:
-        yield slice(start, len(sizes))
-
-
 def judge(
     model: Any,
     errors: Any,
@@ -185,13 +164,14 @@ def judge(
     noise: NoiseModel,
     rng: np.random.Generator,
     answers: list[Array] | None = None,
+    first: int = DRAWS,
 ) -> list[Judged]:
-    """Deviations of every case in units of what is allowed (or, of old and of long queries, of
-    what rounding alone allows, if that explains it: there are many, and disturbed models take long
-    to answer them). Disturbed copies of the model are asked for the rest, and since a few of them
-    may all happen to be close to the model, more where these do not explain it either.
-    Answers of another shape are as far apart as can be. `answers` are what the sizes of answers are
-    judged by: those predicted for these cases, or for more."""
+    """Deviations of every case in units of what is allowed (or, of old queries, of what rounding
+    alone allows, if that explains it: there are many). Disturbed copies of the model, `first` of
+    them at first, are asked for the rest, and since a few may all happen to be close to the model,
+    more where these do not explain it. Answers of another shape are as far apart as can be.
+    `answers` are what the sizes of answers are judged by: those predicted for these cases, or for
+    more."""
     labels = hasattr(model, "margin")
     known = [case.predicted for case in cases] if answers is None else answers
     sizes = np.concatenate([_sizes(part) for part in known])
@@ -202,9 +182,8 @@ def judge(
         _judge_by_rounding(case, noise, labels, part)
         for case, part in zip(cases, lost, strict=True)
     ]
-    old = all(case.reason == OLD for case in cases)
-    # more opinions before an answer counts as another model's; of old answers most need few
-    for draws in (2, DRAWS, 4 * DRAWS) if old else (DRAWS, 4 * DRAWS):
+    # more opinions before an answer counts as another model's
+    for draws in sorted({first, DRAWS, 4 * DRAWS}):
         odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
         doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
         if not doubtful:
@@ -246,13 +225,22 @@ def _sizes(answers: Array) -> Float[Array, " n"]:
 
 
 def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool, lost: float) -> Judged:
-    """What is known before disturbed models are asked; of short fresh queries, nothing: these say
-    how far apart answers may be."""
-    long = case.tokens.size > LONG
-    if (case.reason == OLD or long) and case.comparable and not labels:
+    """What is known of an old answer before disturbed models are asked; of a fresh one nothing:
+    disturbed models say how far it may be off."""
+    if case.reason == OLD and case.comparable and not labels:
         limit = allow_rounding(case.predicted, noise) + lost
         return Judged(case, _worst_ratio(case, limit, slice(None)), limit)
     return Judged(case, np.full(len(case.tokens), np.inf), np.zeros_like(case.predicted))
+
+
+def settle_by_rounding(case: Case, noise: NoiseModel) -> Judged | None:
+    """The answer of a long query that rounding alone explains, for which no tokens are needed; None
+    where it does not, or where answers are labels."""
+    if not case.comparable or np.isin(case.answers, (-1.0, 0.0, 1.0)).all():
+        return None
+    limit = allow_rounding(case.predicted, noise)
+    ratios = _worst_ratio(case, limit, slice(None))
+    return Judged(case, ratios, limit) if (ratios <= 1.0).all() else None
 
 
 def _worst_ratio(case: Case, allowed: Array, part: Any) -> Float[Array, " n"]:
@@ -274,13 +262,6 @@ def tell_noticed(rates: Rates) -> dict[str, float]:
         name.removesuffix("_left"): 1.0 / shown if shown > 0 else np.inf
         for name, shown in least.items()
     }
-
-
-def join_rates(one: Rates, other: Rates) -> Rates:
-    """What the answers of both showed."""
-    names = dict.fromkeys([*one, *other])
-    none = [0.0, 0.0]
-    return {n: list(map(max, one.get(n, none), other.get(n, none))) for n in names}
 
 
 def rate_changes(model: Any, judged: list[Judged], rng: np.random.Generator) -> Rates:

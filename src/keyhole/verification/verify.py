@@ -43,16 +43,17 @@ from keyhole.verification.statement import (
     state_verdict,
 )
 from keyhole.verification.tolerance import (
+    FEW,
+    LONG,
     Case,
     Judged,
     Past,
     Rates,
     allow,
     allow_rounding,
-    join_rates,
     judge,
     rate_changes,
-    split_by_memory,
+    settle_by_rounding,
     tell_noticed,
 )
 
@@ -167,22 +168,12 @@ def _verdict(
     worst, example = _compare_recalled(model, errors, recalled, noise, rng)
     if example is None and replayed.contradiction is not None:
         worst, example = np.inf, replayed.contradiction.example
-    sizes = [8 * recipe.length * box.spec.width for _, recipe in asked]
-    rates, judged = Rates(), list[Judged]()
-    changes = can_change_parameters(model)
-    for part in split_by_memory(model, sizes):
-        cases = [
-            replace(case, tokens=designer.draw_again(recipe).tokens[None])
-            for case, recipe in asked[part]
-        ]
-        compared = judge(model, errors, cases, noise, rng, predicted)
-        example = example or next((one.example for one in compared if one.example), None)
-        worst = max([worst, *(float(one.ratios.max()) for one in compared)])
-        if changes and example is None:  # the same changes for every portion
-            shown = rate_changes(model, compared, random_stream(seed, "changes"))
-            rates = join_rates(rates, shown)
-        judged += [one.without_tokens() for one in compared]
-        del cases, compared  # before the next are made: tokens may be large
+    judged = _judge_fresh(model, errors, asked, designer, noise, rng)
+    example = example or next((one.example for one in judged if one.example), None)
+    worst = max([worst, *(float(one.ratios.max()) for one in judged)])
+    rates = Rates()
+    if example is None and can_change_parameters(model):
+        rates = rate_changes(model, judged, random_stream(seed, "changes"))
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
     sizes_seen = np.sqrt(np.mean(numbers**2, axis=1))
@@ -218,9 +209,45 @@ def _verdict(
     )
 
 
+def _judge_fresh(
+    model: Any,
+    errors: Any,
+    asked: list[tuple[Case, Recipe]],
+    designer: Designer,
+    noise: NoiseModel,
+    rng: np.random.Generator,
+) -> list[Judged]:
+    """Short queries against disturbed models, which say how far apart answers may be; long ones
+    against rounding, and against disturbed models where that does not explain the answer. Tokens of
+    long ones are made again only then."""
+    predicted = [case.predicted for case, _ in asked]
+    held = [k for k, (case, _) in enumerate(asked) if case.tokens.size]
+    settled = {k: settle_by_rounding(case, noise) for k, (case, _) in enumerate(asked)}
+    shortest = min(range(len(asked)), key=lambda k: asked[k][1].length)
+    short = held or [shortest]
+    cases = [_with_tokens(*asked[k], designer) for k in short]
+    found = dict(zip(short, judge(model, errors, cases, noise, rng, predicted), strict=True))
+    for k, (case, recipe) in enumerate(asked):
+        if k in found:
+            continue
+        one = settled[k]
+        if one is None:
+            again = _with_tokens(case, recipe, designer)
+            (one,) = judge(model, errors, [again], noise, rng, predicted, FEW)
+            one = replace(one, disturbed=False)
+        found[k] = one
+    return [found[k] for k in sorted(found)]
+
+
+def _with_tokens(case: Case, recipe: Recipe, designer: Designer) -> Case:
+    if case.tokens.size:
+        return case
+    return replace(case, tokens=designer.draw_again(recipe).tokens[None])
+
+
 class _FreshQueries:
-    """Asks fresh queries, of which only the answers are held. A box that refuses a sequence longer
-    than all that it answered is asked the end of it, half as long, and longer ones no more."""
+    """Asks fresh queries; of long ones only the answers are held. A box that refuses a sequence
+    longer than all that it answered is asked the end of it, half as long, and no longer ones."""
 
     def __init__(self, box: Oracle, model: Any, designer: Designer) -> None:
         self.box, self.model, self.calls = box, model, designer.stream()
@@ -237,7 +264,8 @@ class _FreshQueries:
                 if tokens.shape[1] < recipe.length:
                     recipe = replace(recipe, last=tokens.shape[1])
                 case = Case.of(self.model, tokens[k : k + 1], answer[None], fresh.reason)
-                asked.append((case.without_tokens(), recipe))
+                long = case.tokens.size > max(LONG, FIRST_ROUND * tokens.shape[2])
+                asked.append((case.without_tokens() if long else case, recipe))
         return asked
 
     def _ask(self, calls: list[tuple[Fresh, Recipe]], count: int) -> tuple[Array, Array]:
