@@ -2,15 +2,26 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from keyhole.arrays import random_stream
 from keyhole.oracles.open import load_named
-from keyhole.results import Verdict, load
+from keyhole.oracles.rows import RowBox
+from keyhole.results import Recovery, Verdict, load
+from keyhole.verification.language_models import (
+    compare_language_models,
+    make_spoken_verdict,
+    open_predictor,
+    open_speaker,
+    speaks,
+    verify_language_models,
+)
 from keyhole.verification.reference import (
     STREAM,
     OtherShape,
     compare,
     draw_requests,
+    is_address,
     is_target,
     make_verdict,
     open_sides,
@@ -25,6 +36,8 @@ from keyhole.verification.signature import (
     verify_signature,
 )
 
+EMBEDDINGS = ("/embeddings", "/embed", "/predict")  # how addresses of embedding servers end
+
 
 def read_reference(reference: Any) -> Any:
     """What a reference stands for: a run or a model where a string names one that was saved, what
@@ -37,6 +50,23 @@ def read_reference(reference: Any) -> Any:
     return load(path) if path.exists() else load_named(str(reference))
 
 
+def is_language_pair(box: Any, reference: Any) -> bool:
+    """Whether the two are language models: one of them plainly is, and the reference is no model
+    that was recovered (which says how it is compared)."""
+    if hasattr(reference, "to_arrays") or hasattr(reference, "nearest"):
+        return False
+    if isinstance(reference, Recovery) or serves_rows(box):
+        return False
+    return speaks(reference) or (speaks(box) and callable(reference))
+
+
+def serves_rows(box: Any) -> bool:
+    """Whether a box is plainly one of embeddings."""
+    return isinstance(box, RowBox) or (
+        is_address(box) and urlsplit(box).path.rstrip("/").endswith(EMBEDDINGS)
+    )
+
+
 def verify_target(
     box: Any, reference: Any, queries: int | None, seed: int, **options: Any
 ) -> Verdict | None:
@@ -44,6 +74,8 @@ def verify_target(
     or a run, which `verify` compares."""
     if isinstance(reference, Signature):
         return verify_signature(box, reference, queries, seed, **options)
+    if is_language_pair(box, reference):
+        return verify_language_models(box, reference, queries=queries, seed=seed, **options)
     if is_target(reference):
         return verify_boxes(box, reference, queries=queries, seed=seed, **options)
     return None
@@ -57,6 +89,15 @@ def compare_target(
         found = compare_with_signature(box, reference, queries, seed, **options)
         verdict = make_verdict(found, what="box that was signed")
         return verdict, len(found.rows), int(found.bad.sum())
+    if is_language_pair(box, reference):
+        predictor = open_predictor(reference)
+        oracle = open_speaker(box, predictor, options)
+        try:
+            spoken = compare_language_models(oracle, predictor, queries, seed)
+        finally:
+            if oracle is not box:
+                oracle.close()
+        return make_spoken_verdict(spoken), len(spoken.prompts), int(spoken.bad.sum())
     if not is_target(reference):
         return None
     rng = random_stream(seed, STREAM)
