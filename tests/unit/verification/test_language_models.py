@@ -173,6 +173,8 @@ def test_another_vocabulary_and_nameless_tokens_are_said():
     with pytest.raises(InvalidArgument, match="has 60 tokens, the box 7"):
         verify_language_models(small, MODEL)
     with served(logits_of(MODEL), Interface(TOKENS, 0), "ids") as server:
-        box = keyhole.open_language_model(server.url, vocabulary=TOKENS)
-        with pytest.raises(InvalidArgument, match="names tokens by their text"):
+        with (
+            keyhole.open_language_model(server.url, vocabulary=TOKENS) as box,
+            pytest.raises(InvalidArgument, match="names tokens by their text"),
+        ):
             keyhole.verify(box, MODEL, queries=4)
