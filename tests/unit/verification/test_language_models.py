@@ -172,9 +172,9 @@ def test_another_vocabulary_and_nameless_tokens_are_said():
     small = keyhole.open_language_model(lambda prompts: 3.0 * np.eye(7)[prompts[:, -1] % 7])
     with pytest.raises(InvalidArgument, match="has 60 tokens, the box 7"):
         verify_language_models(small, MODEL)
-    with served(logits_of(MODEL), Interface(TOKENS, 0), "ids") as server:
-        with (
-            keyhole.open_language_model(server.url, vocabulary=TOKENS) as box,
-            pytest.raises(InvalidArgument, match="names tokens by their text"),
-        ):
-            keyhole.verify(box, MODEL, queries=4)
+    with (
+        served(logits_of(MODEL), Interface(TOKENS, 0), "ids") as server,
+        keyhole.open_language_model(server.url, vocabulary=TOKENS) as box,
+        pytest.raises(InvalidArgument, match="names tokens by their text"),
+    ):
+        keyhole.verify(box, MODEL, queries=4)
