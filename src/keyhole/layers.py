@@ -20,7 +20,7 @@ from keyhole.models.block import Block
 from keyhole.models.files import replacing
 from keyhole.models.stack import Stack
 from keyhole.oracles.hugging_face import load_folder
-from keyhole.recovery import recover
+from keyhole.recovery import Progress, recover
 from keyhole.results import RUN_FILE, Outcome, Recovery, load
 from keyhole.targets import FOLDER
 
@@ -77,6 +77,7 @@ def recover_layers(
     processes: int = 1,
     seed: int = 0,
     progress: Callable[[str, Recovery], None] | None = None,
+    asking: Callable[[Progress], None] | None = None,
 ) -> Layers:
     """Recovers every block of the model in hf:FOLDER, or the same part of each.
 
@@ -90,6 +91,7 @@ def recover_layers(
         processes: Blocks that are recovered at a time.
         seed: The same seed asks the same queries.
         progress: Called with the name and the recovery of each block.
+        asking: Called with a `Progress` of the block under way, where one is at a time.
 
     Returns:
         The recoveries by name, and what is put together from them.
@@ -113,7 +115,7 @@ def recover_layers(
     names = name_parts(load_folder(target.removeprefix(FOLDER)), part)
     tasks = [_Task(f"{target}#{name}", str(out / name), learner, dtype, seed) for name in names]
     runs: dict[str, Recovery] = {}
-    for task, run in _finish(tasks, processes):
+    for task, run in _finish(tasks, processes, asking):
         runs[task.place] = run
         if progress is not None:
             progress(Path(task.place).name, run)
@@ -145,7 +147,9 @@ class _Task:
     seed: int
 
 
-def _finish(tasks: list[_Task], processes: int) -> Iterator[tuple[_Task, Recovery]]:
+def _finish(
+    tasks: list[_Task], processes: int, asking: Callable[[Progress], None] | None
+) -> Iterator[tuple[_Task, Recovery]]:
     """The runs as they end; those that are saved come first."""
     waiting = []
     for task in tasks:
@@ -156,7 +160,7 @@ def _finish(tasks: list[_Task], processes: int) -> Iterator[tuple[_Task, Recover
             yield task, saved
     if processes == 1 or len(waiting) < 2:
         for task in waiting:
-            yield task, _recover_part(task)
+            yield task, _recover_part(task, asking)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_recover_part, task): task for task in waiting}
@@ -176,7 +180,7 @@ def _saved(task: _Task) -> Recovery | None:
     return run if same and run.outcome is Outcome.RECOVERED else None
 
 
-def _recover_part(task: _Task) -> Recovery:
+def _recover_part(task: _Task, asking: Callable[[Progress], None] | None = None) -> Recovery:
     from dataclasses import replace
 
     from keyhole.oracles.open import open_oracle
@@ -185,7 +189,12 @@ def _recover_part(task: _Task) -> Recovery:
     options: dict[str, Any] = {} if task.dtype is None else {"dtype": task.dtype}
     with open_oracle(task.target, **options) as box:
         run = recover(
-            box, task.learner, journal=f"{task.place}.journal", seed=task.seed, throw=False
+            box,
+            task.learner,
+            journal=f"{task.place}.journal",
+            seed=task.seed,
+            progress=asking,
+            throw=False,
         )
     run = replace(run, run={**run.run, "part": task.target})
     run.save(task.place)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keyhole.cli.ending import check_file, kept, leave, tell
-from keyhole.cli.target import LANGUAGE, open_named_language_model
+from keyhole.cli.options import (
+    LANGUAGE,
+    Json,
+    LanguageModel,
+    MaxLength,
+    Price,
+    Report,
+    Scheduler,
+    Seed,
+    Tokens,
+)
+from keyhole.cli.target import open_named_language_model
 
 if TYPE_CHECKING:
     from keyhole.models.attention import Attention
@@ -43,9 +54,7 @@ def audit(
         bool, typer.Option(help="Show tokens of any size beside bounded ones.")
     ] = True,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler, tcp://host:8786.")
-    ] = None,
+    scheduler: Scheduler = None,
     store: Annotated[
         Path | None,
         typer.Option(help="Keep finished cells here; run again to continue a stopped audit."),
@@ -53,25 +62,10 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Write the plot here (.png, .svg or .pdf).")
     ] = None,
-    language_model: Annotated[
-        bool,
-        typer.Option(
-            "--language-model",
-            help="MODEL takes the numbers of tokens: it is audited behind six interfaces. An "
-            "address always is one.",
-            rich_help_panel=LANGUAGE,
-        ),
-    ] = False,
-    tokens: Annotated[
-        int | None,
-        typer.Option(min=2, help="Size of its vocabulary.", rich_help_panel=LANGUAGE),
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Its longest prompt.", rich_help_panel=LANGUAGE)
-    ] = None,
-    price: Annotated[
-        float, typer.Option(min=0.0, help="Money per million tokens.", rich_help_panel=LANGUAGE)
-    ] = 0.0,
+    language_model: LanguageModel = None,
+    tokens: Tokens = None,
+    max_length: MaxLength = None,
+    price: Price = None,
     most: Annotated[
         int,
         typer.Option(
@@ -80,14 +74,13 @@ def audit(
             rich_help_panel=LANGUAGE,
         ),
     ] = 20_000,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write the page here: one HTML file."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    report: Report = None,
+    seed: Seed = 0,
+    as_json: Json = False,
 ) -> None:
-    """How exposed is MODEL: error of a stolen copy against queries, for each output precision."""
+    """How exposed is MODEL: error of a stolen copy against queries, for each output precision.
+
+    A language model (an address, --language-model) is audited behind six interfaces."""
     from keyhole.audit.cells import Plan
     from keyhole.audit.picture import checked_plot, draw, show
     from keyhole.audit.protections import DEFAULT
@@ -95,7 +88,7 @@ def audit(
     from keyhole.audit.sweep import run_audit
 
     if language_model or tokens is not None or model.lower().startswith(("http://", "https://")):
-        audit_language(model, tokens, max_length, price, most, report, seed, as_json)
+        audit_language(model, tokens, max_length, price or 0.0, most, report, seed, as_json)
         return
     owned = owned_model(model)
     if plot is not None:

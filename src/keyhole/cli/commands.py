@@ -15,11 +15,24 @@ from keyhole.cli.doctor import doctor
 from keyhole.cli.ending import check_places, finish, how_to_resume
 from keyhole.cli.layers import layers
 from keyhole.cli.main import Exit, app
-from keyhole.cli.options import Json, Out, Price, Report, Seed
+from keyhole.cli.options import (
+    Heads,
+    Json,
+    Learner,
+    Method,
+    Neurons,
+    Out,
+    Price,
+    Rank,
+    Report,
+    Seed,
+)
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
 from keyhole.cli.target import Box, asks_a_box
+
+FRESH = "Fresh queries: 59 leave at most 5% open, 299 at most 1%."
 
 
 def named_learner(name: str, exact: bool | None = None, **options: Any) -> Any:
@@ -31,12 +44,6 @@ def named_learner(name: str, exact: bool | None = None, **options: Any) -> Any:
         network = make_learner("relu-network", exact=exact)
         given |= {"ffn": network} if name == "transformer" else {"exact": exact}
     return make_learner(name, **given)
-
-
-def complete_learner() -> list[str]:
-    from keyhole.learners.names import LEARNERS
-
-    return list(LEARNERS)
 
 
 @app.command(epilog="Example: `keyhole demo --width 48`")
@@ -78,22 +85,15 @@ def demo(
 @asks_a_box
 def recover(
     box: Box,
-    learner: Annotated[
-        str,
-        typer.Option(help="Which family to assume.", autocompletion=complete_learner),
-    ] = "auto",
+    learner: Learner = "auto",
     exact: Annotated[
         bool | None,
         typer.Option(help="Networks to the last digits, for twice the queries."),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="segment, antisymmetric (transformer); adaptive, convex.")
-    ] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of heads, where it is known.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of a score, where it is known.")] = None,
-    neurons: Annotated[
-        int | None, typer.Option(help="Number of neurons, where it is known.")
-    ] = None,
+    method: Method = None,
+    heads: Heads = None,
+    rank: Rank = None,
+    neurons: Neurons = None,
     score_bound: Annotated[
         float | None,
         typer.Option(help="Largest entry of a score, for the published single-head algorithm."),
@@ -108,9 +108,7 @@ def recover(
     verify: Annotated[bool, typer.Option(help="Compare with fresh answers.")] = True,
     fresh: Annotated[
         int,
-        typer.Option(
-            min=1, help="Fresh queries that verify: 59 leave at most 5% open, 299 at most 1%."
-        ),
+        typer.Option(min=1, help=FRESH),
     ] = 59,
     price: Price = None,
     as_json: Json = False,
@@ -225,9 +223,7 @@ def verify(
     box: Box,
     queries: Annotated[
         int | None,
-        typer.Option(
-            "--fresh", "--queries", help="Fresh queries: 59 leave at most 5% open, 299 at most 1%."
-        ),
+        typer.Option("--fresh", "--queries", help=FRESH),
     ] = None,
     explain: Annotated[
         bool,

@@ -8,12 +8,10 @@ import typer
 
 from keyhole.cli.ending import check_places
 from keyhole.cli.main import Exit
-from keyhole.cli.options import Json, Report, Seed
+from keyhole.cli.options import HTTP, Json, ModelName, Report, Seed, Timeout, TokenEnv
 
 if TYPE_CHECKING:
     from keyhole.diagnosis.result import Diagnosis
-
-HTTP = "HTTP endpoints"
 
 
 def doctor(
@@ -49,16 +47,9 @@ def doctor(
     answer: Annotated[
         str, typer.Option(help="Path to the vectors in a reply.", rich_help_panel=HTTP)
     ] = "",
-    model_name: Annotated[
-        str | None, typer.Option(help="Where the server has several.", rich_help_panel=HTTP)
-    ] = None,
-    token_env: Annotated[
-        str | None,
-        typer.Option(help="Environment variable that holds a token.", rich_help_panel=HTTP),
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for an answer.", rich_help_panel=HTTP)
-    ] = None,
+    model_name: ModelName = None,
+    token_env: TokenEnv = None,
+    timeout: Timeout = None,
     report: Report = None,
     seed: Seed = 0,
     as_json: Json = False,

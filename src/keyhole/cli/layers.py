@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from keyhole.cli.main import Exit
-from keyhole.cli.options import Json, Seed
+from keyhole.cli.options import Dtype, Json, Learner, Seed
 
 
 def layers(
@@ -16,32 +16,37 @@ def layers(
     part: Annotated[
         str, typer.Option(help="The same part of each block, as in attention.self.")
     ] = "",
-    learner: Annotated[str, typer.Option(help="Which family to assume.")] = "block",
-    dtype: Annotated[
-        str | None, typer.Option(help="Number format the model computes in, as in float64.")
-    ] = None,
+    learner: Learner = "block",
+    dtype: Dtype = None,
     processes: Annotated[int, typer.Option(min=1, help="Blocks at a time.")] = 1,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Recovers every block of a model in a folder; typed again, it continues where it was."""
+    from keyhole.cli.progress import shown
     from keyhole.layers import recover_layers
     from keyhole.results import Recovery
 
-    def tell(name: str, run: Recovery) -> None:
-        if not as_json:
-            typer.echo(f"{name}: {run}", err=True)
+    done = 0
 
-    found = recover_layers(
-        target,
-        out,
-        part=part,
-        learner=learner,
-        dtype=dtype,
-        processes=processes,
-        seed=seed,
-        progress=tell,
-    )
+    def tell(name: str, run: Recovery) -> None:
+        nonlocal done
+        done += 1
+        if not as_json:
+            typer.echo(f"{done}. {name}: {run}", err=True)
+
+    with shown(not as_json) as asking:
+        found = recover_layers(
+            target,
+            out,
+            part=part,
+            learner=learner,
+            dtype=dtype,
+            processes=processes,
+            seed=seed,
+            progress=tell,
+            asking=asking,
+        )
     if as_json:
         parts = [
             {"part": name, "outcome": run.outcome.name, "queries": run.ledger.paid}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from keyhole.cli.options import Json, Seed
+from keyhole.cli.options import Heads, Json, Neurons, Rank, Seed
 from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def plan(
     outputs: Annotated[
         int | None, typer.Option(min=1, help="Numbers in an answer, without a target.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Heads, if known.")] = None,
-    rank: Annotated[int | None, typer.Option(min=1, help="Rank of the scores, if known.")] = None,
-    neurons: Annotated[int | None, typer.Option(min=1, help="Hidden units, if known.")] = None,
+    heads: Heads = None,
+    rank: Rank = None,
+    neurons: Neurons = None,
     rehearse: Annotated[
         bool, typer.Option(help="Measure the expected error on a small random model.")
     ] = True,
@@ -56,7 +56,11 @@ def plan(
     refusals = dict.fromkeys(line.rehearsal for line in found if len(line.rehearsal) >= SHORT)
     for sentence in (
         *(f"¹ {text}." for text in refusals),
-        *sentences(known, any(line.error is not None for line in found)),
+        *sentences(
+            known,
+            any(line.error is not None for line in found),
+            {line.learner: line.depends for line in found if line.queries is None and line.depends},
+        ),
     ):
         console.print(sentence, style="dim", markup=False, highlight=False)
 
@@ -104,7 +108,7 @@ def expected(line: "Estimate") -> str:
 
 def duration(seconds: float | None) -> str:
     if seconds is None:
-        return "–"
+        return "not known"
     if seconds < 1:
         return "below 1 s"
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
@@ -113,7 +117,7 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:,.0f} s"
 
 
-def sentences(known: "Survey", rehearsed: bool) -> list[str]:
+def sentences(known: "Survey", rehearsed: bool, unknown: dict[str, str]) -> list[str]:
     """Where the figures come from."""
     from keyhole.measurement.families import Kind
 
@@ -138,6 +142,14 @@ def sentences(known: "Survey", rehearsed: bool) -> list[str]:
                 f"Time is the box's: {1e3 * known.latency:.3g} ms a call and "
                 f"{1e3 * known.each:.3g} ms a query, measured now."
             )
+    if known.latency is None:
+        lines.append("Time is not known: no box was asked. Name a TARGET to have it measured.")
+    elif unknown:
+        lines.append(
+            "Not known: "
+            + "; ".join(f"{name}: {why}" for name, why in unknown.items())
+            + ". Queries and time follow from that."
+        )
     if rehearsed:
         lines.append(
             "Expected error: measured on a small random model of the family, behind answers as "

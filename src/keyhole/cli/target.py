@@ -6,6 +6,7 @@ TARGET with the options below, each of which is an option of `open_oracle` (docs
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,16 +14,42 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from keyhole.cli.options import MaxLength, MaxNorm, Width
+from keyhole.cli.options import (
+    Adapter,
+    AnswerPath,
+    Batch,
+    Concurrency,
+    Device,
+    Dtype,
+    Header,
+    High,
+    Input,
+    LanguageModel,
+    Low,
+    MaxLength,
+    MaxNorm,
+    ModelName,
+    Output,
+    PlainToken,
+    Rate,
+    Replicas,
+    Request,
+    Scheduler,
+    Timeout,
+    TokenEnv,
+    Tokens,
+    Top,
+    Vocabulary,
+    Weights,
+    Width,
+)
 
 if TYPE_CHECKING:
     from keyhole.oracles.base import Oracle
 
-ACCEPTS, HTTP, NAMES = "What the box accepts", "HTTP endpoints", "Inside files and endpoints"
-LANGUAGE = "Language models"
-MANY = "Many queries, many machines"
 # names on the command line that open_oracle calls differently, or that are not its options
 OTHERWISE = {"model_name": "model", "scheduler": "cluster"}
+SPOKEN = ("/v1", "/completions", "/completion", "/chat/completions")  # ends of addresses
 OWN = ("target", "replicas", "width", "max_length", "max_norm", "vocabulary", "request", "header")
 LANGUAGE_ONLY = ("tokens", "language_model", "top")
 
@@ -43,162 +70,30 @@ class Box:
     width: Width = None
     max_length: MaxLength = None
     max_norm: MaxNorm = None
-    low: Annotated[
-        float | None, typer.Option(help="Smallest entry of a token.", rich_help_panel=ACCEPTS)
-    ] = None
-    high: Annotated[
-        float | None, typer.Option(help="Largest entry of a token.", rich_help_panel=ACCEPTS)
-    ] = None
-    vocabulary: Annotated[
-        Path | None,
-        typer.Option(help="Only these tokens: a .npy file.", rich_help_panel=ACCEPTS),
-    ] = None
-    replicas: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="TARGET",
-            help="A replica of the same box; repeat it for more.",
-            rich_help_panel=MANY,
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most queries at a time.", rich_help_panel=MANY),
-    ] = None
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Ask through a Dask cluster, as in tcp://host:8786.",
-            rich_help_panel=MANY,
-        ),
-    ] = None
-    rate: Annotated[
-        float | None, typer.Option(help="Queries per second, at most.", rich_help_panel=HTTP)
-    ] = None
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests at a time.", rich_help_panel=HTTP)
-    ] = None
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds for one request.", rich_help_panel=HTTP)
-    ] = None
-    token_env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Environment variable that holds the token, if not KEYHOLE_TOKEN.",
-            rich_help_panel=HTTP,
-        ),
-    ] = None
-    plain_token: Annotated[
-        bool | None,
-        typer.Option(
-            "--plain-token",
-            help="Let the token travel unencrypted to another machine.",
-            rich_help_panel=HTTP,
-        ),
-    ] = None
-    header: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=ENV",
-            help="A header of every request, its value in the environment variable ENV; repeat it "
-            "for more.",
-            rich_help_panel=HTTP,
-        ),
-    ] = None
-    request: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help='For an endpoint with a JSON of its own: the message, with "$tokens" where a '
-            'batch of sequences goes or "$sequence" for one; @FILE reads it from a file.',
-            rich_help_panel=HTTP,
-        ),
-    ] = None
-    answer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Where the numbers are in its reply, as in result.0.scores or "
-            "predictions.*.score (* takes every entry).",
-            rich_help_panel=HTTP,
-        ),
-    ] = None
-    model_name: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="NAME", help="Of several at an endpoint.", rich_help_panel=NAMES
-        ),
-    ] = None
-    input: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which input takes the tokens.", rich_help_panel=NAMES),
-    ] = None
-    output: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which output answers.", rich_help_panel=NAMES),
-    ] = None
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="A language model: queries are numbers of N tokens. `--language-model` where it "
-            "tells N itself.",
-            rich_help_panel=LANGUAGE,
-        ),
-    ] = None
-    language_model: Annotated[
-        bool | None,
-        typer.Option(
-            "--language-model",
-            help="TARGET takes the numbers of tokens: a callable, or a server with OpenAI's API "
-            "or llama.cpp's own.",
-            rich_help_panel=LANGUAGE,
-        ),
-    ] = None
-    top: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Most log-probabilities to ask a server for.",
-            rich_help_panel=LANGUAGE,
-        ),
-    ] = None
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            help="State dict or safetensors file to load into a torch module.",
-            rich_help_panel=NAMES,
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="Number format a torch module computes in, as in float64.",
-            rich_help_panel=NAMES,
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Where a torch module computes, as in cuda:0.",
-            rich_help_panel=NAMES,
-        ),
-    ] = None
-
-    adapter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How to call a torch module: `package.module:function` of module and tokens.",
-            rich_help_panel=NAMES,
-        ),
-    ] = None
+    low: Low = None
+    high: High = None
+    vocabulary: Vocabulary = None
+    replicas: Replicas = None
+    batch: Batch = None
+    scheduler: Scheduler = None
+    rate: Rate = None
+    concurrency: Concurrency = None
+    timeout: Timeout = None
+    token_env: TokenEnv = None
+    plain_token: PlainToken = None
+    header: Header = None
+    request: Request = None
+    answer: AnswerPath = None
+    model_name: ModelName = None
+    input: Input = None
+    output: Output = None
+    tokens: Tokens = None
+    language_model: LanguageModel = None
+    top: Top = None
+    weights: Weights = None
+    dtype: Dtype = None
+    device: Device = None
+    adapter: Adapter = None
 
     def check(self) -> None:
         """Raises where a name cannot be right, before anything heavy is imported."""
@@ -247,6 +142,8 @@ class Box:
             raise typer.BadParameter("name the box: TARGET, or --target", param_hint="TARGET")
         if self.speaks:
             return self._opened_language_model(targets, journal)
+        if self.request is None:
+            refuse_language_models(targets)
         options = {
             OTHERWISE.get(field.name, field.name): getattr(self, field.name)
             for field in fields(self)
@@ -265,6 +162,21 @@ class Box:
             self.max_norm,
             **options,
         )
+
+
+def refuse_language_models(targets: list[str]) -> None:
+    """Raises where an address is that of an API of language models, with the option that is
+    missing."""
+    from keyhole.errors import InvalidArgument
+
+    for target in targets:
+        path = re.sub(r"[?#].*", "", target).rstrip("/").lower()
+        if re.match(r"https?://", path) and path.endswith(SPOKEN):
+            raise InvalidArgument(
+                f"{path} looks like the API of a language model: add --language-model (it is then "
+                "asked with the numbers of tokens), or --request where it takes vectors in a JSON "
+                "of its own"
+            )
 
 
 def open_named_language_model(
