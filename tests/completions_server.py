@@ -2,7 +2,7 @@
 
 `habits` is a set of: "ids" (tokens by number), "legacy" (the older form of log-probabilities),
 "words" (prompts as text only), "strict" (refuses what it does not know), "chat" (chat alone),
-"unsummed", "flaky" (every fifth request fails), "changes" (another model later on).
+"unsummed", "clips" (fewer log-probabilities than asked for, without a word), "flaky" (every fifth request fails), "changes" (another model later on).
 """
 
 import json
@@ -38,6 +38,8 @@ class Model(ThreadingHTTPServer):
             raise Refusal("prompt must be a string")
         prompt = [int(word) for word in prompt.split()] if isinstance(prompt, str) else prompt
         top = body.get("top_logprobs", 0) if chat else body.get("logprobs", 0)
+        if top > interface.top and "clips" in habits:
+            top = interface.top
         if top > interface.top:
             raise Refusal(f"at most {interface.top} log-probabilities")
         bias = {int(token): value for token, value in body.get("logit_bias", {}).items()}

@@ -82,3 +82,12 @@ def state_hidden(count: int) -> str:
         f"differ among themselves, so that other models would agree as well ({count} fresh "
         "answers). More queries are needed, longer tokens, or answers that are averaged."
     )
+
+
+def state_space() -> str:
+    """What the verification of an output layer compares, and what it cannot notice."""
+    return (
+        "Only the space of answers was compared: that answers are ones this output layer can give, "
+        "not which prompt leads to which. Changes below the output layer (a merged LoRA, another "
+        "temperature or system prompt) go unnoticed: verify against the model itself."
+    )

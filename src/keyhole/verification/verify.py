@@ -40,6 +40,7 @@ from keyhole.verification.statement import (
     state_format,
     state_hidden,
     state_noticed,
+    state_space,
     state_verdict,
 )
 from keyhole.verification.tolerance import (
@@ -116,7 +117,8 @@ def verify(
     with opened(box) as oracle:
         verdict = _verdict(Validator(oracle), model, errors, queries, seed, past or [], precision)
     changed = state_format(before, verdict.format)
-    bound = f"{verdict.bound} {changed}".strip()
+    limits = state_space() if hasattr(model, "nearest") else ""
+    bound = " ".join(part for part in (limits, verdict.bound, changed) if part)
     return replace(verdict, bound=bound, format_before=before if changed else verdict.format)
 
 

@@ -7,6 +7,7 @@ from keyhole.verification.statement import (
     state_difference,
     state_hidden,
     state_noticed,
+    state_space,
     state_verdict,
 )
 
@@ -54,3 +55,7 @@ def test_noise_that_hides_the_box_is_no_agreement() -> None:
 def test_a_difference_is_said_with_its_reason() -> None:
     example = Counterexample([[0.0]], 1.0, 2.0, "a long sequence")
     assert state_difference(example) == "The box and the model differ: a long sequence."
+
+
+def test_an_output_layer_is_said_to_show_the_space_alone():
+    assert state_space().startswith("Only the space of answers was compared")

@@ -4,6 +4,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.errors import OracleError
+from keyhole.oracles.noise import FORMATS
 
 SUMS_TO_ONE = 1e-2  # how far the probabilities of all tokens may sum off one, rounded as they are
 
@@ -47,3 +48,27 @@ def centred(answers: Float[Array, "n tokens"]) -> Float[Array, "n tokens"]:
     """Answers less their mean over the tokens: the same for logits and for log-probabilities."""
     rows = np.asarray(answers, dtype=np.float64)
     return np.asarray(rows - rows.mean(axis=1, keepdims=True))
+
+
+def name_logit_format(answers: Float[Array, "n tokens"]) -> str | None:
+    """The number format of the logits behind log-probabilities that were normalised and printed in
+    double precision; None where it is double too, or too little is told.
+
+    Differences within an answer are differences of logits, and those of a shorter format are whole
+    multiples of a power of two. Nine in ten are taken: a logit next to zero has a finer one.
+    """
+    rows = np.asarray(answers, dtype=np.float64)
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    gaps = rows - rows.max(axis=1, keepdims=True)
+    gaps = gaps[(gaps < 0) & np.isfinite(gaps)]
+    if gaps.size < 3:
+        return None
+    size = float(np.sqrt(np.mean(gaps**2)))
+    finest = 36  # beyond, the roundings of double precision are as large
+    for power in range(-4, finest + 1):
+        scaled = gaps * 2.0**power
+        if np.mean(np.abs(scaled - np.rint(scaled)) < 0.01) >= 0.9:  # by chance: two in a hundred
+            # numbers a tenth of the ordinary size have three bits more
+            bits = np.log2(size) + power - 3.0
+            return next((name for name, width in FORMATS[:-1] if bits <= width + 3.0), None)
+    return None

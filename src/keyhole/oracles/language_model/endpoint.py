@@ -199,7 +199,7 @@ class Examiner:
             if not 2 <= meta["n_vocab"] <= most:
                 raise OracleError(
                     f"{self.endpoint.identity} claims a vocabulary that no model has: 2 to "
-                    f"{most} tokens are expected. Pass vocabulary= (--vocabulary)"
+                    f"{most} tokens are expected. Pass vocabulary= (--tokens)"
                 )
             self.vocabulary = meta["n_vocab"]
 
@@ -233,9 +233,16 @@ class Examiner:
             told = self.try_(question, replace(self.request, top=top))
             if told is not None and told.likeliest:
                 if self.vocabulary is None and top == TOPS[0]:
-                    self.vocabulary = len(told.likeliest)
+                    self._find_vocabulary(told, top)
                 return min(top, len(told.likeliest))
         return 0
+
+    def _find_vocabulary(self, told: Told, top: int) -> None:
+        """The tokens that are told are all there are, if another prompt brings the same ones: a
+        server may cut the list to its likeliest without a word."""
+        other = self.try_(Question(np.array([1, 1, 3]), {}), replace(self.request, top=top))
+        if other is not None and set(other.likeliest) == set(told.likeliest):
+            self.vocabulary = len(told.likeliest)
 
     def find_bias(self, top: int) -> tuple[str, bool, int]:
         """What a bias acts on, whether the sampled token is told, how many entries it may have."""
@@ -376,7 +383,7 @@ def _examine_dialect(
     if examiner.vocabulary is None:
         raise InvalidArgument(
             f"{endpoint.identity} does not tell the size of its vocabulary: pass vocabulary= "
-            "(--vocabulary)"
+            "(--tokens)"
         )
     bias, sampled, entries = examiner.find_bias(told)
     if isinstance(examiner.dialect, Llama):

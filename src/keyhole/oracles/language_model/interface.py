@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, real_number, whole_number
+from keyhole.arrays import real_number, whole_number
 from keyhole.errors import InvalidArgument
+from keyhole.oracles.language_model.answers import name_logit_format
+from keyhole.oracles.noise import FORMATS
 
 BIAS = ("none", "sampling", "reported")  # what a bias on a token acts on, each including the former
 # how log-probabilities are read, the cheapest way first
@@ -15,14 +17,17 @@ DECIMALS = " decimals"
 
 
 def name_format(logprobs: Iterable[float]) -> str:
-    """The shortest format that holds these numbers: a few decimals, single or double precision."""
+    """How exact the log-probabilities of one answer are: a few decimals, single precision, or that
+    of the logits behind them, where they were normalised in double precision."""
     numbers = np.array(list(logprobs), dtype=np.float64)
     if not len(numbers):
         return "float64"
     for places in range(1, 7):
         if np.abs(numbers - np.round(numbers, places)).max() < 1e-12:
             return f"{places}{DECIMALS}"
-    return "float32" if (numbers == numbers.astype(np.float32)).all() else "float64"
+    if (numbers == numbers.astype(np.float32)).all():
+        return "float32"
+    return name_logit_format(numbers[None]) or "float64"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Interface:
     bias_entries: int = 300  # tokens that one request may bias
     max_bias: float = 100.0
     repeatable: bool = True  # asked again, it answers alike
-    number_format: str = "float64"  # or "float32", or as in "4 decimals"
+    number_format: str = "float64"  # or a shorter one, or as in "4 decimals"
     echo: bool = False  # a request can tell log-probabilities of the prompt's own tokens
     heated: bool = False  # the temperature changes the log-probabilities that are told
     numbers: bool = True  # prompts are taken as numbers of tokens, not only as text
@@ -90,7 +95,7 @@ class Interface:
     @property
     def roundoff(self) -> float:
         """Unit roundoff of its numbers."""
-        return SINGLE_ROUNDOFF if self.number_format == "float32" else UNIT_ROUNDOFF
+        return float(2.0 ** -dict(FORMATS).get(self.number_format, dict(FORMATS)["float64"]))
 
     def sentences(self) -> tuple[str, ...]:
         """What it does, for readers."""

@@ -11,12 +11,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from keyhole.arrays import whole_number
+from keyhole.arrays import Array, whole_number
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.base import ANSWERS, Domain, Oracle, Spec
-from keyhole.oracles.language_model.answers import recognise_answers
+from keyhole.oracles.language_model.answers import name_logit_format, recognise_answers
 from keyhole.oracles.language_model.function import TokenFunction, call
 from keyhole.oracles.language_model.huggingface import adapt_causal_model, is_causal_model
+from keyhole.oracles.noise import FORMATS, NoiseModel
 from keyhole.oracles.open import name_of_box
 from keyhole.oracles.options import LanguageModelOptions
 
@@ -111,7 +112,7 @@ def _open_url(
 def _open_function(
     target: Any, vocabulary: int | None, max_length: int | None, answers: str | None
 ) -> Oracle:
-    asked = 0
+    asked, precision = 0, None
     if vocabulary is None or answers is None:
         seen, asked = call(target, np.zeros((1, 1), dtype=np.int64)), 1
         if seen.ndim not in (1, 2) or len(seen) != 1:
@@ -120,6 +121,7 @@ def _open_function(
                 "the logits or log-probabilities of the last position alone"
             )
         answers = answers or recognise_answers(seen)
+        precision = read_logit_precision(seen, answers)
         if seen.ndim == 2 and vocabulary not in (None, seen.shape[1]):
             raise OracleError(
                 f"vocabulary={vocabulary}, but the box answers with {seen.shape[1]} numbers"
@@ -129,5 +131,13 @@ def _open_function(
         raise InvalidArgument("this box does not tell the size of its vocabulary: pass vocabulary=")
     domain = Domain(max_length, tokens=vocabulary)
     outputs = None if answers == "labels" else vocabulary
-    spec = Spec(1, outputs, domain, None, name_of_box(target), answers)
+    spec = Spec(1, outputs, domain, precision, name_of_box(target), answers)
     return TokenFunction(target, spec, asked)
+
+
+def read_logit_precision(seen: Array, answers: str) -> NoiseModel | None:
+    """The precision of logits that were normalised in double precision, where it shows."""
+    if answers != "logprobs" or seen.dtype != np.float64:
+        return None
+    name = name_logit_format(seen)
+    return None if name is None else NoiseModel(2.0 ** -dict(FORMATS)[name], format=name)

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 from scipy.linalg import qr
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float, Int
 from keyhole.errors import InvalidArgument, NotIdentifiable, OracleError
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.language_model.answers import check_sums
@@ -60,7 +60,12 @@ class Reader(Wrapper):
     def spec(self) -> Spec:  # type: ignore[override]
         asked = self.inner.spec
         domain = Domain(asked.domain.max_length, tokens=self.interface.vocabulary)
-        return replace(asked, width=1, outputs=len(self.tokens), domain=domain)
+        known = self.interface
+        precision = asked.precision
+        if precision is None and known.repeatable and known.roundoff > UNIT_ROUNDOFF:
+            # of the logits, which the server normalised and printed with more digits
+            precision = NoiseModel(known.roundoff, format=known.number_format)
+        return replace(asked, width=1, outputs=len(self.tokens), domain=domain, precision=precision)
 
     @property
     def tokens(self) -> Int[Array, " k"]:

@@ -164,3 +164,36 @@ def test_tokens_that_the_vocabulary_does_not_have_are_no_tokens():
     row = box.answer(QueryBatch.of(np.array([[[1.0, 0.0]]]), ""), threading.Event())[0]
     assert row[0] == -1
     assert row[2::2].tolist() == [3, -1]
+
+
+def test_the_likeliest_tokens_are_not_taken_for_the_vocabulary():
+    with (
+        served(LastTokens(), Interface(TOKENS, 5), "ids", "clips") as server,
+        pytest.raises(keyhole.InvalidArgument, match="--tokens"),
+    ):
+        keyhole.open_language_model(server.url)
+
+
+def test_a_server_that_tells_all_tokens_tells_the_vocabulary():
+    with (
+        served(LastTokens(), Interface(TOKENS, TOKENS), "ids", "clips") as server,
+        keyhole.open_language_model(server.url) as box,
+    ):
+        assert box.interface.vocabulary == TOKENS
+
+
+def test_single_precision_behind_numbers_of_double_precision():
+    def logits(prompts):
+        return LastTokens()(prompts).astype(np.float32)
+
+    with (
+        served(logits, Interface(TOKENS, TOKENS), "ids") as server,
+        keyhole.open_language_model(server.url, vocabulary=TOKENS, max_length=9) as box,
+    ):
+        assert box.interface.number_format == "float32"
+        assert box.spec.precision.format == "float32"
+        found = keyhole.recover(box, keyhole.OutputLayerLearner())
+        assert found.details["rank"] == WIDTH
+        again = keyhole.verify(box, found, seed=7)
+        assert again.agrees, again.bound
+        assert again.bound.startswith("Only the space of answers was compared")
