@@ -1,6 +1,6 @@
 """`python -m keyhole`."""
 
-from keyhole.cli.main import main
+from keyhole.cli.entry import main
 
 if __name__ == "__main__":
     main()

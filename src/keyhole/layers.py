@@ -20,6 +20,7 @@ from keyhole.models.block import Block
 from keyhole.models.files import replacing
 from keyhole.models.stack import Stack
 from keyhole.oracles.hugging_face import load_folder
+from keyhole.processes import end_with_parent
 from keyhole.recovery import Progress, recover
 from keyhole.results import RUN_FILE, Outcome, Recovery, load
 from keyhole.targets import FOLDER
@@ -162,7 +163,7 @@ def _finish(
         for task in waiting:
             yield task, _recover_part(task, asking)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent) as pool:
         futures = {pool.submit(_recover_part, task): task for task in waiting}
         for future in as_completed(futures):
             yield futures[future], future.result()

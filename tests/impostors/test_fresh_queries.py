@@ -90,3 +90,51 @@ def test_a_box_that_is_another_model_at_some_lengths_is_not_safe_from_all_seeds(
     box = keyhole.open_oracle(another_at(lengths)(model), width=WIDTH)
     endings = [keyhole.recover(box, seed=seed, throw=False).outcome for seed in range(10)]
     assert sum(outcome is keyhole.Outcome.REJECTED for outcome in endings) >= least
+
+
+class EveryFiftieth:
+    """Answers every fiftieth query it is sent with zero."""
+
+    def __init__(self, model: Function) -> None:
+        self.model, self.seen = model, 0
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        answers = np.array(self.model(tokens))
+        numbers = np.arange(self.seen, self.seen + len(tokens))
+        answers[numbers % 50 == 49] = 0.0
+        self.seen += len(tokens)
+        return answers
+
+
+def lying_at_zero(model: Function) -> Function:
+    """Sequences that hold a zero token are answered by something else."""
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        answers = np.array(model(tokens))
+        answers[(tokens == 0).all(axis=2).any(axis=1)] -= 0.5
+        return answers
+
+    return box
+
+
+@pytest.mark.parametrize("lie", [EveryFiftieth, lying_at_zero])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_model_is_recovered_against_an_answer_of_its_own_run(
+    lie: Callable[[Function], Function], heads: int, seed: int
+) -> None:
+    model = attention(np.random.default_rng(seed), WIDTH, heads=heads, outputs=WIDTH)
+    box = keyhole.open_oracle(lie(model), width=WIDTH)
+    found = keyhole.recover(box, seed=seed, throw=False)
+    assert found.outcome is not keyhole.Outcome.RECOVERED
+
+
+def test_answers_that_depend_on_their_batch_are_told() -> None:
+    model = attention(np.random.default_rng(1), WIDTH)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        answers = np.array(model(tokens))
+        return answers + (1e-3 * answers.mean() if len(tokens) in (2, 3, 4, 5, 6) else 0.0)
+
+    found = keyhole.recover(keyhole.open_oracle(box, width=WIDTH), throw=False)
+    assert found.outcome is not keyhole.Outcome.RECOVERED

@@ -22,6 +22,7 @@ from keyhole.audit.cells import Cell, Plan, run_cell
 from keyhole.errors import Interrupted, InvalidArgument, JournalError, JournalMismatch
 from keyhole.extras import need
 from keyhole.models.attention import Attention
+from keyhole.processes import end_with_parent
 from keyhole.schema import WrongType, read_record
 
 FORMAT = "keyhole-audit-1"
@@ -148,6 +149,7 @@ def _in_processes(
 
 
 def _start_child() -> None:
+    end_with_parent()
     """A child that is stopped needs no last words, and one whose parent was killed no work."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
@@ -216,6 +218,8 @@ class _Store:
         try:
             known, end = _read(path, header)
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.touch(0o600)
             with path.open("r+" if path.exists() else "w", encoding="utf-8") as file:
                 file.seek(end)
                 file.truncate()  # a line that was being written when the run was killed

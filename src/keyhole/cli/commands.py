@@ -253,6 +253,7 @@ def verify(
     from rich.console import Console
     from rich.text import Text
 
+    from keyhole.models.files import replacing
     from keyhole.oracles.wrappers.validate import Validator
     from keyhole.report import continuous
     from keyhole.report.terminal import counterexample
@@ -278,7 +279,8 @@ def verify(
         (markdown, continuous.to_markdown),
     ):
         if path is not None:
-            path.write_text(write(verdict, facts), "utf-8")
+            with replacing(path) as temporary:
+                temporary.write_text(write(verdict, facts), "utf-8")
     if report is not None:
         from keyhole.report.simple_page import write_simple_page
 

@@ -122,11 +122,14 @@ def _as_json(error: BaseException) -> None:
 
 def main() -> None:
     """Runs the command; a KeyholeError becomes one sentence on stderr and an exit code."""
-    from keyhole.cli import commands  # noqa: F401 - registers the commands
-
-    sys.path.insert(0, "")  # package.module:attribute may live where the user stands
     try:
+        from keyhole.cli import commands  # noqa: F401 - registers the commands
+
+        sys.path.insert(0, "")  # package.module:attribute may live where the user stands
         app()
+    except KeyboardInterrupt:
+        typer.echo("keyhole: stopped", err=True)
+        raise SystemExit(Exit.STOPPED) from None
     except (KeyholeError, OSError, MemoryError) as error:
         typer.echo(f"keyhole: {sentence(error)}", err=True)
         raise SystemExit(exit_code(error)) from error

@@ -86,7 +86,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        temporary.touch(exist_ok=False)  # as readable as the umask lets it be
+        temporary.touch(0o600, exist_ok=False)  # what holds weights or answers is its owner's alone
         yield temporary
         temporary.replace(path)
     except OSError as error:

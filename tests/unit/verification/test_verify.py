@@ -278,3 +278,29 @@ def test_a_run_without_a_model_cannot_be_compared() -> None:
     )
     with pytest.raises(keyhole.InvalidArgument, match="ended without a model"):
         verify(BOX, run)
+
+
+@pytest.mark.parametrize(
+    ("stands_by_it", "words"), [(False, "contradicts itself"), (True, "learn")]
+)
+def test_an_old_answer_that_contradicts_is_asked_again_and_shown(
+    stands_by_it: bool, words: str
+) -> None:
+    queries = QueryBatch.of(np.random.default_rng(1).standard_normal((300, 3, 8)), "score")
+    told, lied = MODEL(queries.tokens()), queries.tokens()[211]
+    told[211] += 1e-6
+    asked: list[int] = []
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        asked.append(len(tokens))
+        same = stands_by_it and tokens.shape[1:] == lied.shape
+        lies = (tokens == lied).all(axis=(1, 2)) if same else np.zeros(len(tokens), dtype=bool)
+        return MODEL(tokens) + 1e-6 * lies
+
+    verdict = verify(open_oracle(box, width=8), MODEL, queries=6, past=[(queries, told)])
+    assert not verdict.agrees
+    assert words in verdict.bound
+    example = verdict.counterexample
+    assert example is not None
+    np.testing.assert_array_equal(example.input, lied)
+    assert sum(asked) == 6 + LOOKS + 2  # two old queries again: the usual one, and this

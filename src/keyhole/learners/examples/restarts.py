@@ -19,6 +19,7 @@ from keyhole.arrays import Array, Float
 from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.initial_guess import draw_start, maximize_entropy
 from keyhole.fitting.levenberg_marquardt import DescentOptions, descend
+from keyhole.processes import end_with_parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +107,7 @@ _ROWS: list[Rows] = []  # in a worker process: the data, sent once
 
 
 def _remember(rows: Rows) -> None:
+    end_with_parent()
     _ROWS[:] = [rows]
     threadpool_limits(1, "blas")
 

@@ -96,6 +96,8 @@ class Journal(Wrapper):
             raise JournalError(f"{self.path.parent} is not a folder: create it, or name another")
         self._refuse_foreign()
         self._check_room()
+        if not self.path.exists():
+            self.path.touch(0o600)  # for its owner alone; SQLite's other files take after it
         file = sqlite3.connect(self.path, timeout=0.1, isolation_level=None)
         try:
             # one process per journal: the lock is held until close, and freed by the system if

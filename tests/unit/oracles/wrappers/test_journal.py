@@ -298,3 +298,11 @@ def test_closing_closes_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert closed == []
     opened(tmp_path / "j", counting()).close()
     assert closed == [True]
+
+
+def test_a_journal_is_for_its_owner_alone(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "j", counting())
+    journal.ask(BATCHES[0])
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    journal.release()
+    assert set(modes.values()) == {0o600}, modes
