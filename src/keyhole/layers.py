@@ -17,11 +17,11 @@ from typing import Any
 from keyhole.arrays import whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.models.block import Block
-from keyhole.models.files import replacing
 from keyhole.models.stack import Stack
 from keyhole.oracles.hugging_face import load_folder
 from keyhole.processes import end_with_parent
 from keyhole.recovery import Progress, recover
+from keyhole.report.builder import Page, Row, Section, Table, write_page
 from keyhole.results import RUN_FILE, Outcome, Recovery, load
 from keyhole.targets import FOLDER
 
@@ -203,17 +203,34 @@ def _recover_part(task: _Task, asking: Callable[[Progress], None] | None = None)
     return run
 
 
+def build_page(layers: Layers) -> Page:
+    """All parts on one page, each with a link to its own report."""
+    good = sum(run.outcome is Outcome.RECOVERED for run in layers.runs)
+    total = len(layers.runs)
+    rows = [
+        Row(
+            (
+                name,
+                run.outcome.name.replace("_", " ").lower(),
+                f"{run.ledger.paid:,}",
+                "none" if run.model is None else str(run.model),
+                run.reason,
+            ),
+            "good" if run.outcome is Outcome.RECOVERED else "bad",
+            f"{name}/report.html",
+        )
+        for name, run in zip(layers.names, layers.runs, strict=True)
+    ]
+    table = Table(("part", "outcome", "queries", "model", "reason"), tuple(rows))
+    return Page(
+        f"{good} of {total} parts of the model were recovered.",
+        "layers",
+        "good" if good == total else "fair" if good else "bad",
+        "recovered" if good == total else f"{total - good} not recovered",
+        facts=(("Parts", f"{total:,}", ""), ("Queries", f"{layers.paid:,}", "for all of them")),
+        sections=(Section("Parts", table=table),),
+    )
+
+
 def _write_page(layers: Layers, out: Path) -> None:
-    links = "".join(
-        f"<li><a href='{html.escape(name)}/report.html'>{html.escape(name)}</a></li>"
-        for name in layers.names
-    )
-    page = (
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>Blocks</title>"
-        "<style>body{font-family:system-ui;margin:2rem;color-scheme:light dark}"
-        "td,th{text-align:left;padding:.2rem .8rem}</style>"
-        f"<h1>{len(layers.names)} parts, {layers.paid:,} queries</h1>"
-        f"{layers._repr_html_()}<ul>{links}</ul></html>"
-    )
-    with replacing(out / "index.html") as temporary:
-        temporary.write_text(page, "utf-8")
+    write_page(build_page(layers), out / "index.html")

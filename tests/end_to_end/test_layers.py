@@ -43,7 +43,7 @@ def test_every_block_is_recovered_and_no_query_paid_twice(folder, tmp_path):
     for name, run in zip(found.names, found.runs, strict=True):
         assert keyhole.distance(run.model, keyhole.from_hf(model, name)) < 1e-8
     page = (tmp_path / "runs" / "index.html").read_text()
-    assert page.count("RECOVERED") == 3
+    assert page.count(">recovered<") == 3
     assert (tmp_path / "runs" / found.names[2] / "report.html").is_file()
 
     # all is saved: nothing is asked, and in two processes nothing changes

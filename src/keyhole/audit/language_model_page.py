@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from keyhole.audit.language_model import Exposure, LanguageModelAudit, Level
-from keyhole.models.files import replacing
-from keyhole.report.html import TEMPLATES
+from keyhole.report import builder
 from keyhole.results import Outcome
 
 LEVELS = ("width", "space", "geometry")
@@ -83,13 +80,6 @@ def show(audit: LanguageModelAudit) -> RenderableType:
 
 def render(audit: LanguageModelAudit) -> str:
     """The page; whatever the box named is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     rows = [
         {
             "title": exposure.title,
@@ -102,18 +92,26 @@ def render(audit: LanguageModelAudit) -> str:
         for exposure in audit.exposures
     ]
     open_ = [exposure for exposure in audit.exposures if judge(exposure) == "bad"]
-    return environment.get_template("language_model_audit.html").render(
-        audit=audit,
-        rows=rows,
-        attacked=len(open_),
-        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # our own file, not input
-    )
+    lead = [f"{audit.vocabulary:,} tokens."]
+    if len(audit.readings) > 1:
+        lead.append(f"The same functions: {', or '.join(audit.readings)}.")
+    if audit.price:
+        lead.append(f"Money at {audit.price:g} dollars per million tokens.")
+    lead.append(f"The audit took {audit.seconds:.0f} seconds.")
+    values = {
+        "audit": audit,
+        "rows": rows,
+        "kind": "audit of a language model",
+        "tone": "bad" if open_ else "good",
+        "badge": f"{len(open_)} of {len(rows)} interfaces give the width away",
+        "title": f"What {audit.box} gives away",
+        "headline": f"{audit.box}: {audit.readings[0]}",
+        "lead": [" ".join(lead)],
+        "facts": [],
+    }
+    return builder.render("language_model_audit.html", values, script=False)
 
 
 def write_page(audit: LanguageModelAudit, path: str | Path) -> Path:
     """Writes the page; the file appears whole or not at all."""
-    path = Path(path)
-    text = render(audit)
-    with replacing(path) as temporary:
-        temporary.write_text(text, "utf-8")
-    return path
+    return builder.write(render(audit), path)

@@ -110,11 +110,10 @@ def audit(
         )
     failed = None if plot is None else kept("--plot", plot, lambda: draw(found, plot))
     if report is not None and failed is None:
-        from keyhole.report.simple_page import write_simple_page
+        from keyhole.audit.page import write_audit
 
-        body, place = found._repr_html_(), report
-        title = "How exposed is this model?"
-        failed = kept("--report", place, lambda: write_simple_page(title, body, place))
+        place = report
+        failed = kept("--report", place, lambda: write_audit(found, place))
     if as_json:
         tell(to_json(found), failed)
         leave(failed)

@@ -282,9 +282,9 @@ def verify(
             with replacing(path) as temporary:
                 temporary.write_text(write(verdict, facts), "utf-8")
     if report is not None:
-        from keyhole.report.simple_page import write_simple_page
+        from keyhole.report.builder import write_page
 
-        write_simple_page(f"The box {verdict.word}", continuous.to_html(verdict, facts), report)
+        write_page(continuous.to_page(verdict, facts), report)
     if as_json:
         typer.echo(json.dumps(continuous.to_record(verdict, facts)))
     else:

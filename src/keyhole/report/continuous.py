@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from keyhole import __version__
+from keyhole.report.builder import Page, Section
 from keyhole.results import Verdict, plain
-from keyhole.text import clean, html_table
+from keyhole.text import clean
 
 
 def to_record(verdict: Verdict, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,11 +80,41 @@ def to_markdown(verdict: Verdict, facts: Mapping[str, Any]) -> str:
     return f"### The box {verdict.word}\n\n{_cell(verdict.bound)}\n\n| | |\n|---|---|\n{table}"
 
 
-def to_html(verdict: Verdict, facts: Mapping[str, Any]) -> str:
-    """The verdict and the facts about it, as tables of HTML."""
-    noticed = {f"{k}: may go unnoticed below": f"{v:.1e}" for k, v in verdict.noticed.items()}
-    rows = {str(name): str(fact) for name, fact in facts.items()}
-    return verdict._repr_html_() + html_table({**noticed, **rows})
+def to_page(verdict: Verdict, facts: Mapping[str, Any]) -> Page:
+    """The verdict as a page: what was compared, what would have been noticed, what differs.
+
+    Args:
+        verdict: The verdict.
+        facts: Of the comparison: box, model, seed, time.
+
+    Returns:
+        The page.
+    """
+    noticed = tuple((name, f"from {size:.1e}") for name, size in verdict.noticed.items())
+    said = [Section("The comparison", pairs=tuple((str(n), str(f)) for n, f in facts.items()))]
+    if noticed:
+        words = "Changes of a block of parameters, relative to the block, from this size on."
+        said.insert(0, Section("What would have been noticed", (words,), pairs=noticed))
+    if verdict.counterexample is not None:
+        found = verdict.counterexample
+        answers = (("The box answers", found.box_answer), ("The model says", found.model_answer))
+        shown = tuple((name, np.array2string(np.asarray(a), threshold=8)) for name, a in answers)
+        why = (f"A query on which the two differ: {found.reason}.",)
+        said.insert(0, Section("Counterexample", why, pairs=shown))
+    return Page(
+        f"The box {verdict.word}.",
+        "verdict",
+        "good" if verdict.agrees else "bad",
+        "agrees" if verdict.agrees else "differs",
+        (verdict.bound,),
+        (
+            ("Fresh queries", f"{verdict.queries:,}", f"and {verdict.replayed:,} earlier answers"),
+            ("Largest difference", f"{verdict.difference:.1e}", "of the answers' size"),
+            ("Tolerance", f"{verdict.tolerance:.1e}", "at the median"),
+            ("Number format", verdict.format or "unknown", ""),
+        ),
+        tuple(said),
+    )
 
 
 def _cell(text: str) -> str:

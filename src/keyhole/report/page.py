@@ -46,7 +46,9 @@ def page(recovery: Recovery) -> dict[str, Any]:
         "recovery": recovery,
         "rejected": recovery.outcome is Outcome.REJECTED,
         "tone": TONES.get(recovery.outcome, "bad"),
-        "outcome": recovery.outcome.name.replace("_", " ").lower(),
+        "kind": "recovery report",
+        "badge": recovery.outcome.name.replace("_", " ").lower(),
+        "title": title(recovery, name),
         "headline": HEADLINES[recovery.outcome].format(model=name),
         "model": name,
         "lead": lead(recovery),
@@ -90,7 +92,23 @@ def described(model: Any) -> str:
         )
     if kind == "ReluNetwork":
         return f"a ReLU network of width {model.width:,} with {model.neurons:,} hidden units"
+    if kind == "OutputLayer":
+        known = "a linear map" if model.level == "space" else "a rotation"
+        return (
+            f"a language model of {model.tokens:,} tokens whose hidden state has {model.width:,} "
+            f"numbers; its output matrix is known up to {known}"
+        )
+    if kind == "Block":
+        return f"a Transformer block: {str(model).removeprefix('Block(').removesuffix(')')}"
+    if kind == "Stack":
+        return f"a stack of blocks: {str(model).removeprefix('Stack(').removesuffix(')')}"
     return str(model)
+
+
+def title(recovery: Recovery, model: str) -> str:
+    """Of the browser's window."""
+    outcome = recovery.outcome.name.replace("_", " ").capitalize()
+    return f"{outcome}: {model}" if model else outcome
 
 
 def lead(recovery: Recovery) -> list[str]:
@@ -129,8 +147,10 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
         rows.append(("Fresh queries", f"{verdict.queries:,} {word}", beside))
     if "precision" in recovery.details and isinstance(recovery.details["precision"], str):
         rows.append(("Box computes in", recovery.details["precision"], ""))
-    if "rank" in recovery.details:
+    if "rank" in recovery.details and hasattr(recovery.model, "heads"):
         rows.append(("Rank of the score", str(recovery.details["rank"]), ""))
+    if isinstance(recovery.details.get("money"), float):
+        rows.append(("Money", f"{recovery.details['money']:,.2g}", "at the price that was given"))
     if isinstance(recovery.run.get("seconds"), float):
         rows.append(("Time", duration(recovery.run["seconds"]), "learning and verification"))
     return rows

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from keyhole.errors import Counterexample
-from keyhole.report.continuous import to_html, to_junit, to_markdown, to_record, to_sarif
-from keyhole.report.simple_page import write_simple_page
+from keyhole.report.builder import write_page
+from keyhole.report.continuous import to_junit, to_markdown, to_page, to_record, to_sarif
 from keyhole.results import Verdict
 
 AGREED = Verdict(True, 60, 0, 0.5, 1e-9, "All agree.", format="float64", difference=1e-10)
@@ -48,7 +48,7 @@ def test_markdown_is_not_broken_by_what_a_box_says() -> None:
 
 
 def test_a_page_stands_alone_and_escapes_what_a_box_says(tmp_path: Path) -> None:
-    place = write_simple_page("The box <differs>", to_html(DIFFERS, FACTS), tmp_path / "page.html")
+    place = write_page(to_page(DIFFERS, FACTS), tmp_path / "page.html")
     page = place.read_text()
     assert "<b>" not in page
     assert "<differs>" not in page

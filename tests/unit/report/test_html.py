@@ -143,7 +143,10 @@ def test_a_saved_run_has_the_same_report(tmp_path: Path) -> None:
 
 def test_templates_are_part_of_the_package() -> None:
     assert {path.name for path in TEMPLATES.iterdir()} == {
+        "figures.html",
+        "frame.html",
         "language_model_audit.html",
+        "page.html",
         "report.html",
         "report.css",
         "report.js",
