@@ -45,6 +45,7 @@ from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Ledger, Outcome, Recovery, Verdict
 from keyhole.verification.held_out import Evidence, held_out_verdict
 from keyhole.verification.residuals import traced
+from keyhole.verification.tolerance import OLD
 from keyhole.verification.verify import FRESH
 from keyhole.verification.verify import verify as verify_model
 
@@ -317,6 +318,13 @@ class _Run:
             )
         except BudgetExhausted:  # the precision of the box was not known, and had to be measured
             return few
+        if explains_little(self.verdict):
+            return Outcome.ILL_CONDITIONED, (
+                f"the model that was fitted contradicts {self.verdict.contradicted:,} of "
+                f"{self.verdict.replayed:,} answers that it was made from: the search ended in a "
+                "wrong place, or the box is something else. Another seed, a learner that is told "
+                "the family, or more digits may help"
+            )
         if self.verdict.counterexample is not None:
             return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
         loose = loosest(learned)
@@ -488,6 +496,14 @@ class _Run:
             "seconds": round(time.monotonic() - self.start, 3),
             "precision": None if precision is None else vars(precision),
         }
+
+
+def explains_little(verdict: Verdict) -> bool:
+    """Whether the model does not even explain what it was made from, although the box stands by its
+    answers: then it says nothing about the box."""
+    example, many = verdict.counterexample, 0.05  # share of the answers
+    old = example is not None and example.reason == OLD
+    return old and verdict.contradicted > many * verdict.replayed
 
 
 def roundoff_seen(answers: Array) -> float:

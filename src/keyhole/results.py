@@ -131,6 +131,7 @@ class Verdict(Portable):
     difference: float = 0.0  # largest |box − model| of a fresh answer over the size of that answer
     absolute: float = 0.0  # largest |box − model| of a fresh answer as it is
     format_before: str = ""  # number format when the model was recovered, where a run tells
+    contradicted: int = 0  # of the replayed answers, those that are not the model's
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noticed", MappingProxyType(dict(self.noticed)))

@@ -25,6 +25,7 @@ from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ProbeAnchorBank, QueryBatch
 from keyhole.verification.tolerance import FEW, OLD, Case, Judged, Past, allow_rounding, judge
 
+MANY = 64  # contradicted answers after which no more are looked at
 PORTION = 2**22  # bytes of tokens that are made and compared at once
 
 
@@ -33,7 +34,8 @@ class Replay:
     """What the answers of a run say of its model."""
 
     compared: int  # answers
-    contradiction: Judged | None = None  # the first that the model cannot have given
+    contradicted: int = 0  # of these, answers that the model cannot have given
+    contradiction: Judged | None = None  # the first of them
 
 
 def replay(
@@ -44,15 +46,19 @@ def replay(
     rng: np.random.Generator,
     predicted: list[Array],
 ) -> Replay:
-    """Compares all past answers with the model, up to the first contradiction. `predicted` are
-    answers of the model by whose sizes a small one is judged."""
-    compared = 0
+    """Compares all past answers with the model; once enough of them contradict it to say whether
+    few or many do, no more. `predicted` are answers of the model by whose sizes a small one is
+    judged."""
+    compared = contradicted = 0
+    first: Judged | None = None
     for portion in read_portions(model, past):
         for one in judge_portion(model, errors, portion, noise, rng, predicted):
-            if one.example is not None:
-                return Replay(compared, one)
+            first = first or (one if one.example is not None else None)
+            contradicted += int(np.sum(one.ratios > 1.0))
         compared += sum(len(answers) for _, answers in portion)
-    return Replay(compared)
+        if contradicted >= MANY:
+            break
+    return Replay(compared, contradicted, first)
 
 
 def read_portions(model: Any, past: Past) -> Iterator[Past]:

@@ -199,6 +199,7 @@ def _verdict(
         agrees=example is None and not hidden,
         queries=count,
         replayed=replayed.compared,
+        contradicted=replayed.contradicted,
         worst=worst,
         tolerance=allowed / scale,
         bound=bound.strip(),
