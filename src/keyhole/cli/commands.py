@@ -1,9 +1,7 @@
 """The commands. Heavy imports wait until a command runs."""
 
 import json
-import secrets
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ from keyhole.cli.bench import bench
 from keyhole.cli.doctor import doctor
 from keyhole.cli.ending import check_places, finish, how_to_resume
 from keyhole.cli.layers import layers
-from keyhole.cli.main import Exit, app
+from keyhole.cli.main import app
 from keyhole.cli.options import (
     Heads,
     Json,
@@ -30,9 +28,11 @@ from keyhole.cli.options import (
 from keyhole.cli.plan import plan
 from keyhole.cli.report import report
 from keyhole.cli.serve import serve
+from keyhole.cli.sign import sign
 from keyhole.cli.target import Box, asks_a_box
-
-FRESH = "Fresh queries: 59 leave at most 5% open, 299 at most 1%."
+from keyhole.cli.two_boxes import saved_claim
+from keyhole.cli.verify import FRESH, verify
+from keyhole.cli.watch import watch
 
 
 def named_learner(name: str, exact: bool | None = None, **options: Any) -> Any:
@@ -174,126 +174,20 @@ def name_parts_to_open(target: str | None) -> str:
     return f"This is a whole model. A part of it is asked as {target}#{found[0]}."
 
 
-def saved_claim(path: Path) -> Any:
-    """The run that a saved model belongs to, with its standard errors: without them, a recovered
-    model is taken for exact to the last digit, which it is not. The model where there is none."""
-    from keyhole.errors import InvalidArgument
-    from keyhole.results import RUN_FILE, Recovery, load
-
-    whole = path.name == "model.safetensors" and (path.parent / RUN_FILE).is_file()
-    loaded = load(path.parent if whole else path)
-    if isinstance(loaded, Recovery) and loaded.model is None:
-        raise InvalidArgument(f"the run in {path} ended without a model ({loaded.outcome.name})")
-    return loaded
-
-
-def read_seed(text: str) -> int:
-    """A seed, or a random one."""
-    if text == "random":
-        return secrets.randbits(32)
-    if not text.isdecimal():
-        raise typer.BadParameter(f"a whole number or random, got {text!r}", param_hint="--seed")
-    return int(text)
-
-
-def model_digest(model: Any) -> str:
-    """What names the parameters of a model."""
-    from keyhole.arrays import digest
-
-    return f"{type(model).__name__} {digest(*model.to_arrays().values()).hex()}"
-
-
-def explain_and_leave(wanted: bool) -> None:
-    """Says which queries are called ordinary."""
-    if wanted:
-        from keyhole.verification.challenge_queries import explain_distribution
-
-        typer.echo(explain_distribution())
-        raise typer.Exit()
-
-
-@app.command(
+app.command(
     epilog="Examples: `keyhole verify run/model.safetensors mypackage.models:head` · "
-    "`keyhole verify run https://host/v2/models/head --token-env HOST_TOKEN` · "
-    "`keyhole verify run https://host/v2/models/head --seed random --junit verdict.xml`"
-)
-@asks_a_box
-def verify(
-    model: Annotated[Path, typer.Argument(help="A saved model or the folder of a run.")],
-    box: Box,
-    queries: Annotated[
-        int | None,
-        typer.Option("--fresh", "--queries", help=FRESH),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="List the ordinary queries that a verdict speaks of, and end.",
-            is_eager=True,
-            callback=explain_and_leave,
-        ),
-    ] = False,
-    seed: Annotated[
-        str,
-        typer.Option(
-            metavar="NUMBER|random",
-            help="The same seed asks the same queries; with random, a new one that is told.",
-        ),
-    ] = "0",
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    sarif: Annotated[Path | None, typer.Option(help="Write SARIF here.")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write a summary for a pull request here.")
-    ] = None,
-    report: Report = None,
-    as_json: Json = False,
-) -> None:
-    """Is the box behind TARGET this model?"""
-    from rich.console import Console
-    from rich.text import Text
-
-    from keyhole.models.files import replacing
-    from keyhole.oracles.wrappers.validate import Validator
-    from keyhole.report import continuous
-    from keyhole.report.terminal import counterexample
-    from keyhole.verification.verify import verify as compare
-
-    number = read_seed(seed)
-    if not model.exists() and box.target is not None and Path(box.target).exists():
-        model, box = Path(box.target), replace(box, target=str(model))  # the other way round
-        box.check()
-    claimed = saved_claim(model)
-    truth = getattr(claimed, "model", claimed)
-    with box.opened(getattr(truth, "width", None)) as oracle:
-        verdict = compare(Validator(oracle), claimed, queries=queries, seed=number)
-        facts = {
-            "box": oracle.spec.identity,
-            "model": model_digest(truth),
-            "seed": number,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-    for path, write in (
-        (junit, continuous.to_junit),
-        (sarif, continuous.to_sarif),
-        (markdown, continuous.to_markdown),
-    ):
-        if path is not None:
-            with replacing(path) as temporary:
-                temporary.write_text(write(verdict, facts), "utf-8")
-    if report is not None:
-        from keyhole.report.builder import write_page
-
-        write_page(continuous.to_page(verdict, facts), report)
-    if as_json:
-        typer.echo(json.dumps(continuous.to_record(verdict, facts)))
-    else:
-        console = Console()
-        word = Text(verdict.word, style="green" if verdict.agrees else "red")
-        console.print(Text.assemble("The box ", word, f". {verdict.bound}"))
-        if verdict.counterexample is not None:
-            console.print(counterexample(verdict.counterexample))
-    raise typer.Exit(Exit.OK if verdict.agrees else Exit.DIFFERS)
+    "`keyhole verify run https://host/v2/models/head --seed random --junit verdict.xml` · "
+    "`keyhole verify hf:my-embedder https://host/v1/embeddings --evidence verdict.evidence` · "
+    "`keyhole verify hf:my-gpt2 https://host --language-model`"
+)(verify)
+app.command(
+    epilog="Examples: `keyhole sign run --out model.keyhole` · "
+    "`keyhole sign https://host/embed --out model.keyhole`"
+)(sign)
+app.command(
+    epilog="Examples: `keyhole watch run mypackage.models:head --state watch.json` · "
+    "`keyhole watch hf:my-embedder https://host/embed --state watch.json --report watch.html`"
+)(watch)
 
 
 @app.command(

@@ -17,6 +17,7 @@ from keyhole.verification.language_models import (
     verify_language_models,
 )
 from keyhole.verification.reference import (
+    SIGNED,
     STREAM,
     OtherShape,
     compare,
@@ -87,7 +88,7 @@ def compare_target(
     """The same with the number of answers compared, and of those beyond their tolerance."""
     if isinstance(reference, Signature):
         found = compare_with_signature(box, reference, queries, seed, **options)
-        verdict = make_verdict(found, what="box that was signed")
+        verdict = make_verdict(found, what=SIGNED)
         return verdict, len(found.rows), int(found.bad.sum())
     if is_language_pair(box, reference):
         predictor = open_predictor(reference)

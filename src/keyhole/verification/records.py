@@ -28,7 +28,6 @@ def write_record(path: str | Path, format_: str, body: dict[str, Any]) -> str:
     content = (json.dumps(body, sort_keys=True, allow_nan=False) + "\n").encode()
     digest = hashlib.sha256(content).hexdigest()
     with replacing(path) as temporary:
-        temporary.chmod(0o600)
         temporary.write_bytes(_head(format_, digest) + content)
     return digest
 

@@ -113,7 +113,7 @@ def open_sides(box: Any, reference: Any, **options: Any) -> Iterator[Sides]:
                 stack.callback(opened.close)
             return opened
 
-        if _takes_vectors(box, reference, options):
+        if takes_vectors(box, reference, options):
             if is_plain_function(reference):  # it does not say its width: the box may
                 second = own(open_oracle(box), box)
                 first = own(open_oracle(reference, second.spec.width), reference)
@@ -135,7 +135,7 @@ def is_plain_function(target: Any) -> bool:
     return callable(target) and not known
 
 
-def _takes_vectors(box: Any, reference: Any, options: Mapping[str, Any]) -> bool:
+def takes_vectors(box: Any, reference: Any, options: Mapping[str, Any]) -> bool:
     """Whether the two are boxes of vectors: they are, unless one says that it takes tokens. An
     address that says nothing is asked."""
     for side in (box, reference):
@@ -270,7 +270,7 @@ def open_one(
 ) -> Iterator[Sides]:
     """One box on both sides, for what is asked of it alone. `kind` of rows and `width` where they
     are known from elsewhere."""
-    vectors = _takes_vectors(box, None, options) if kind is None else kind == VECTORS
+    vectors = takes_vectors(box, None, options) if kind is None else kind == VECTORS
     if vectors:
         oracle = open_oracle(box, width if is_plain_function(box) else None)
         checked = Validator(oracle)
@@ -646,6 +646,7 @@ def state_other_shape(error: OtherShape) -> Verdict:
     return Verdict(False, 1, 0, np.inf, 0.0, f"{error}.".capitalize(), error.example)
 
 
+SIGNED = "box that was signed"
 KINDS = {NUMBERS: "rows of token numbers", TEXT: "texts", VECTORS: "sequences of vectors"}
 
 
@@ -693,11 +694,10 @@ def make_verdict(found: Compared, sides: Sides | None = None, what: str = "refer
 def state_same_box(found: Compared, what: str) -> str:
     """What was compared, what follows with which confidence, and what does not."""
     count = len(found.rows)
-    kinds = ", ".join(dict.fromkeys(found.reasons))
     share = share_conceded(count)
     return (
-        f"{count} fresh queries ({KINDS[found.kind]}: {kinds}) were answered as the {what} answers "
-        f"them, to {found.deviations.max():.1e} of an answer's size (allowed: "
+        f"{describe_queries(found, found.reasons, what)} were answered as the {what} answers them, "
+        f"to {found.deviations.max():.1e} of an answer's size (allowed: "
         f"{float(np.median(found.allowed)):.1e}). With {CONFIDENCE:.0%} confidence at most "
         f"{share:.0%} of ordinary queries are answered differently. Not shown: smaller "
         "differences, and queries of other kinds."
@@ -705,10 +705,19 @@ def state_same_box(found: Compared, what: str) -> str:
 
 
 def state_other_box(found: Compared, what: str) -> str:
-    count, bad = len(found.rows), int(found.bad.sum())
-    kinds = ", ".join(dict.fromkeys(r for r, b in zip(found.reasons, found.bad, strict=True) if b))
+    """How many answers differ, on which kinds of queries, and by how much."""
+    kinds = [reason for reason, bad in zip(found.reasons, found.bad, strict=True) if bad]
     return (
-        f"{bad} of {count} fresh queries ({KINDS[found.kind]}: {kinds}) are answered otherwise "
+        f"{int(found.bad.sum())} of {describe_queries(found, kinds, what)} are answered otherwise "
         f"than the {what} answers them, by up to {found.deviations.max():.1e} of an answer's size "
         f"(allowed: {float(np.median(found.allowed)):.1e})."
     )
+
+
+def describe_queries(found: Compared, reasons: Sequence[str], what: str) -> str:
+    """How many queries of which kinds."""
+    kinds = list(dict.fromkeys(reasons))
+    most = 6  # that anyone reads in a sentence
+    named = "; ".join(kinds[:most]) + (f"; {len(kinds) - most} more" if len(kinds) > most else "")
+    fresh = "queries" if what == SIGNED else "fresh queries"
+    return f"{len(found.rows)} {fresh} ({KINDS[found.kind]}: {named})"

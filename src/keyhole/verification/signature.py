@@ -39,6 +39,7 @@ from keyhole.verification.records import (
 )
 from keyhole.verification.reference import (
     FRESH,
+    SIGNED,
     STREAM,
     Compared,
     Expected,
@@ -318,7 +319,7 @@ def verify_signature(
 ) -> Verdict:
     """Whether a box still answers as the one that was signed."""
     found = compare_with_signature(box, signature, queries, seed, **options)
-    verdict = make_verdict(found, what="box that was signed")
+    verdict = make_verdict(found, what=SIGNED)
     days = f"The queries are those of the signature of {signature.made[:10]}: whoever has read it "
     return replace(verdict, bound=f"{verdict.bound} {days}could prepare for them.")
 
@@ -352,7 +353,7 @@ def verify_with_evidence(
     if isinstance(signed, Signature):
         found = compare_with_signature(box, signed, queries, seed, **options)
         requests, _ = choose_requests(signed, queries, seed)
-        plan, what, known = signed.plan, "box that was signed", signed.digest
+        plan, what, known = signed.plan, SIGNED, signed.digest
         verdict = make_verdict(found, what=what)
     else:
         count = FRESH if queries is None else whole_number("queries", queries, 1)

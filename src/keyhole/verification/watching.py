@@ -96,9 +96,10 @@ class Watch:
                 f"watch; {tonight}; {level}). If nothing had changed, an alarm would ever be "
                 f"raised with a probability of at most {self.alpha:g}."
             )
+        alone = "" if self.verdict.agrees else " Tonight alone the box differs: look into it."
         return (
-            f"No alarm after {self.nights} night(s): {tonight}; {level}. This does not show that "
-            "nothing changed: small changes take many nights."
+            f"No alarm after {self.nights} night(s): {tonight}; {level}.{alone} This does not show "
+            "that nothing changed: small changes take many nights."
         )
 
 
@@ -306,7 +307,6 @@ def write_state(path: str | Path, state: WatchState) -> None:
     """Writes the state, whole or not at all."""
     path = Path(path)
     with replacing(path) as temporary:
-        temporary.chmod(0o600)
         body = asdict(state)
         for night in body["nights"]:
             night["worst"] = night["worst"] if np.isfinite(night["worst"]) else None
