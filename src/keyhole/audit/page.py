@@ -33,7 +33,12 @@ def build_page(audit: Audit) -> Page:
     errors = [row.function_error for row in most if row.function_error is not None]
     best = min(errors, default=None)
     tone, badge, headline = judge(best)
-    model = ", ".join(f"{name} {value}" for name, value in audit.model.items())
+    size, answers = audit.model["heads"], audit.model["outputs"]
+    model = (
+        f"{size} {'head' if size == 1 else 'heads'} of width {audit.model['width']}, "
+        f"answering with {'one number' if answers is None else f'{answers} numbers'} "
+        f"(digest {audit.model['digest']})"
+    )
     return Page(
         headline,
         "audit",
@@ -103,7 +108,10 @@ def draw_chart(here: Sequence[Row], domain: str) -> Chart:
         series.append(Series(title, dots(points), ("main", "fresh")[number % 2]))
     last = [row for row in here if row.queries == asked[-1]] or list(here)
     off = min(row.function_error or 0.0 for row in last)
-    ticks = dict.fromkeys(asked[:: max(1, len(asked) // 5)] + asked[-1:])
+    ticks = asked[:1]
+    for queries in asked:
+        if place(queries) - place(ticks[-1]) > 8:  # percent: labels that do not touch
+            ticks.append(queries)
     return Chart(
         f"Error of the copy's answers, {domain}",
         f"After {asked[-1]:,} queries the nearest copy is off by {off:.1e} of the answers' root "

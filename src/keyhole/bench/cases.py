@@ -403,7 +403,7 @@ SUITES: dict[str, Suite] = {
         (
             Growth(
                 "error of the parameters at d = 12, in the noise",
-                (1e-6, 1e-5, 1e-4, 1e-3),
+                (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
                 lambda noise: attention_case(
                     "",
                     SingleHead(),

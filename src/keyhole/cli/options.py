@@ -33,8 +33,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Of learners that have several: keyhole, paper (single-head); adaptive, convex "
-        "(low-rank); segment, antisymmetric (transformer).",
+        help="Of learners that have several: keyhole, paper, theorem-4.1 (single-head); adaptive, "
+        "convex (low-rank); segment, antisymmetric (transformer).",
     ),
 ]
 Heads = Annotated[int | None, typer.Option(min=1, help="Number of heads, where it is known.")]

@@ -203,6 +203,6 @@ def repeat(recovery: Recovery) -> dict[str, str]:
     arguments.append(f"seed={run.get('seed', 0)}")
     return {
         "command": str(run.get("command") or ""),
-        "call": f"keyhole.recovery(box, {', '.join(arguments)})" if learner else "",
+        "call": f"keyhole.recover(box, {', '.join(arguments)})" if learner else "",
         "version": str(run.get("version") or ""),
     }

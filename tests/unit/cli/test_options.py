@@ -59,7 +59,7 @@ def test_the_learners_are_listed() -> None:
 def test_every_method_is_listed() -> None:
     (help_text,) = list_helps()["--method"]
     for learner, methods in {
-        "single-head": ("keyhole", "paper"),
+        "single-head": ("keyhole", "paper", "theorem-4.1"),
         "low-rank": ("adaptive", "convex"),
         "transformer": ("segment", "antisymmetric"),
     }.items():

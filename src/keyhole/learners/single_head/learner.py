@@ -19,8 +19,9 @@ Fails.      value = 0: nothing of the score can be seen (NotIdentifiable). A box
             What lies outside it is measured and added to the standard errors.
 Source.     Theorem 4.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning Attention with
             Queries" (2026); equal-overlap probes, operating point and calibration are ours.
-            Their Theorems 5.1 (`LowRank(method="convex")`) and 6.1 (`SingleHead(method="paper")`)
-            are in learners/published.
+            As published it is `SingleHead(method="theorem-4.1")`; that, their Theorems 5.1
+            (`LowRank(method="convex")`) and 6.1 (`SingleHead(method="paper")`) are in
+            learners/published.
 """
 
 from dataclasses import dataclass, replace
@@ -29,9 +30,9 @@ from typing import Literal
 import numpy as np
 
 from keyhole.arrays import Array, real_number, whole_number
-from keyhole.errors import InvalidArgument
+from keyhole.errors import DomainError, InvalidArgument
 from keyhole.learners.base import Hypothesis, at_most_the_width
-from keyhole.learners.published import theorem_5_1, theorem_6_1
+from keyhole.learners.published import theorem_4_1, theorem_5_1, theorem_6_1
 from keyhole.learners.single_head.bounded_noise import RankWanted, learn_bounded_noise
 from keyhole.learners.single_head.calibration import (
     Calibration,
@@ -64,7 +65,8 @@ class SingleHead:
             queries of `LowRank`: 2rd − r² + d of them, and d² + 3d where the rank turns out full.
         accuracy: A box with additive errors and bounded tokens is asked again and again until the
             relative standard error of the score reaches this; None until the budget is spent.
-        method: "paper" is the published algorithm of Theorem 6.1, to compare with.
+        method: "theorem-4.1" and "paper" (Theorem 6.1) are the published algorithms, to compare
+            with.
         score_bound: Bound on the score's norm, which the published algorithm needs.
 
     Example:
@@ -78,14 +80,16 @@ class SingleHead:
 
     rank: int | Literal["unknown"] | None = None
     accuracy: float | None = None
-    method: Literal["keyhole", "paper"] = "keyhole"
+    method: Literal["keyhole", "paper", "theorem-4.1"] = "keyhole"
     score_bound: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank != "unknown":
             whole_number("rank, where it is known,", self.rank, 1)
-        if self.method not in ("keyhole", "paper"):
-            raise InvalidArgument(f"method must be 'keyhole' or 'paper', got {self.method!r}")
+        if self.method not in ("keyhole", "paper", "theorem-4.1"):
+            raise InvalidArgument(
+                f"method must be 'keyhole', 'paper' or 'theorem-4.1', got {self.method!r}"
+            )
         real_number("score_bound", self.score_bound, 0.0)
         if self.accuracy is not None:
             real_number("accuracy", self.accuracy, 0.0, 1.0)
@@ -98,6 +102,10 @@ class SingleHead:
         unbounded = oracle.spec.domain.vocabulary is None and oracle.spec.domain.radius > 0
         if self.method == "paper" and unbounded:
             return theorem_6_1.learn_as_published(oracle, self.score_bound)
+        if self.method == "theorem-4.1":
+            if oracle.spec.domain.vocabulary is not None or oracle.spec.domain.radius < 2.0:
+                raise DomainError("Theorem 4.1 asks tokens e_i + e_j, which this box does not take")
+            return theorem_4_1.learn_exactly(oracle)
         if self.rank is None:
             return learn_head(oracle, rng, None, self.accuracy)
         search = RankSearch(None if self.rank == "unknown" else self.rank)
