@@ -40,6 +40,10 @@ class NotFinite(InvalidArgument):
     """An array that must hold numbers holds NaN or infinity."""
 
 
+class ImpossibleModel(InvalidArgument):
+    """Parameters that no model has, as a norm with a negative epsilon."""
+
+
 class DomainError(KeyholeError, ValueError):
     """A query would leave the domain the oracle declared (norm, box, vocabulary, length)."""
 

@@ -13,7 +13,9 @@ from keyhole import __version__
 from keyhole.arrays import TINY, Array, random_stream, whole_number
 from keyhole.errors import (
     BudgetExhausted,
+    DomainError,
     IllConditioned,
+    ImpossibleModel,
     Inconsistent,
     Interrupted,
     InvalidArgument,
@@ -264,7 +266,7 @@ class _Run:
                     else "with journal= a stopped run can be continued"
                 )
             )
-        except (ArithmeticError, np.linalg.LinAlgError, NotFinite) as broken:
+        except (ArithmeticError, np.linalg.LinAlgError, NotFinite, ImpossibleModel) as broken:
             error = IllConditioned.after(broken)
         except KeyholeError as raised:
             if not any(isinstance(raised, kind) for kind in OUTCOMES):
@@ -289,6 +291,11 @@ class _Run:
                 if narrower is None:
                     raise
                 self.within = narrower
+            except DomainError as beyond:
+                raise Unsupported(
+                    f"the learner needs queries beyond the declared domain: {beyond}. Declare a "
+                    "wider one, if the box takes it"
+                ) from beyond
         told = tell_limits(self.spec.domain, self.asked.spec.domain)
         return replace(learned, notes=(*learned.notes, *told))
 

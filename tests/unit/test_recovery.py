@@ -7,6 +7,7 @@ import pytest
 import keyhole
 from boxes import CountingBox, impostors
 from keyhole.models.attention import Attention, Head
+from keyhole.models.norm import Norm
 from keyhole.models.random import attention
 from keyhole.testing.learners import parameters
 
@@ -348,3 +349,37 @@ def test_an_offset_near_zero_is_judged_by_what_its_error_does_to_answers() -> No
     for offset, value in ((10.0, 0.0), (1e-13, 10.0)):  # a value is no block that may be zero
         loose = keyhole.recover(model, WithBars(model, offset, value), throw=False)
         assert loose.outcome is keyhole.Outcome.ILL_CONDITIONED
+
+
+class Fails:
+    """A learner that pays for an answer and then raises."""
+
+    def __init__(self, action) -> None:
+        self.action = action
+
+    def learn(self, oracle: keyhole.Oracle, rng: np.random.Generator) -> keyhole.Hypothesis:
+        oracle.ask(keyhole.QueryBatch.of(np.zeros((1, 1, 4)), "test"))
+        return self.action(oracle)
+
+    def expected_queries(self, spec: keyhole.Spec) -> int | None:
+        return None
+
+
+def test_a_fit_that_leads_to_no_model_is_an_outcome() -> None:
+    box = attention(np.random.default_rng(1), 4)
+    found = keyhole.recover(box, Fails(lambda _: Norm(np.ones(4), None, -5e-16)), throw=False)
+    assert found.outcome is keyhole.Outcome.ILL_CONDITIONED
+    assert "epsilon" in found.reason
+    assert found.ledger.by_purpose["test"] == 1
+
+
+def test_queries_beyond_the_domain_are_an_outcome() -> None:
+    box = keyhole.open_oracle(attention(np.random.default_rng(1), 4), max_length=2)
+
+    def ask_more(oracle: keyhole.Oracle) -> keyhole.Hypothesis:
+        oracle.ask(keyhole.QueryBatch.of(np.zeros((1, 3, 4)), "test"))
+        raise AssertionError
+
+    found = keyhole.recover(box, Fails(ask_more), throw=False)
+    assert found.outcome is keyhole.Outcome.UNSUPPORTED
+    assert "max_length=2" in found.reason

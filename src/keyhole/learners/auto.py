@@ -36,8 +36,8 @@ from keyhole.measurement.asking import Asker
 from keyhole.measurement.families import Family
 from keyhole.measurement.family import (
     Facts,
-    bends_between_opposites,
     examine_family,
+    find_far_bend,
     resembles_whole_model,
 )
 from keyhole.measurement.noise import DECIMAL
@@ -345,7 +345,6 @@ def judge_family(oracle: Oracle, facts: Facts) -> tuple[Family | None, str]:
 
 def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     from keyhole.learners.mlp.learner import MlpLearner
-    from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
     from keyhole.learners.transformer.learner import Transformer
 
     if facts.smooth:
@@ -353,11 +352,34 @@ def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hyp
         choice = Choice.of(facts, Family.SMOOTH_NETWORK, reason)
         return choice.learn(MlpLearner(), oracle, rng)
     if not facts.sequence:
-        reason = "single tokens bend, the rest of a sequence does not matter"
-        choice = Choice.of(facts, Family.RELU_NETWORK, reason)
-        return choice.learn(ReluNetworkLearner(), oracle, rng)
+        return learn_piecewise_linear(oracle, rng, facts)
     reason = "single tokens bend, and the rest of a sequence matters"
     return Choice.of(facts, Family.TRANSFORMER, reason).learn(Transformer(), oracle, rng)
+
+
+def learn_piecewise_linear(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """A ReLU network; what looks like one may have bends that are merely narrow, or wide, beside
+    the tokens that were looked at: then it is learned at its own scale."""
+    from keyhole.learners.mlp.learner import THOROUGH, MlpLearner, is_smooth_at_its_scale
+    from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+
+    reason = "single tokens bend, the rest of a sequence does not matter"
+    choice = Choice.of(facts, Family.RELU_NETWORK, reason)
+    try:
+        return choice.learn(ReluNetworkLearner(scale=facts.far), oracle, rng)
+    except (WrongFamily, IllConditioned) as refused:
+        if not is_smooth_at_its_scale(oracle, rng.spawn(1)[0]):
+            if isinstance(refused, NotPiecewiseLinear):
+                raise choice.annotate_error(
+                    IllConditioned(
+                        f"{refused}; but the size of inputs at which such a network would show its "
+                        "activation was not found"
+                    )
+                ) from refused
+            raise
+    reason = "single tokens act smoothly at the size at which they bend"
+    choice = Choice.of(replace(facts, smooth=True), Family.SMOOTH_NETWORK, reason)
+    return choice.learn(MlpLearner(options=THOROUGH), oracle, rng)
 
 
 def learn_bent_after_all(
@@ -365,10 +387,11 @@ def learn_bent_after_all(
 ) -> Hypothesis:
     """No heads explain the box: before it is refused, single tokens are looked at once more. What
     looked linear along one chord may bend elsewhere."""
-    if not bends_between_opposites(oracle, rng, facts.noise):
+    far = find_far_bend(oracle, rng, facts.noise)
+    if far is None:
         raise refused
     try:
-        return learn_network(oracle, rng, replace(facts, bent=True))
+        return learn_network(oracle, rng, replace(facts, bent=True, far=far))
     except WrongFamily:
         raise refused from None
 

@@ -81,19 +81,22 @@ Result = Hypothesis | Refuted | Inconclusive
 def run_strategies(strategies: Iterable[tuple[str, Callable[[], Result]]]) -> Hypothesis:
     """The first hypothesis, which says what was tried before it and why that failed.
 
-    Where no strategy has one: WrongFamily if one of them was refuted, else IllConditioned.
+    Where no strategy has one: WrongFamily if an answer contradicts the family, or if every strategy
+    came to a hypothesis that answers contradict; else IllConditioned.
     """
     tried: list[Attempt] = []
-    refuted: Refuted | None = None
+    refutations: list[Refuted] = []
     for name, strategy in strategies:
         result = strategy()
         if isinstance(result, Hypothesis):
             return replace(result, tried=(*tried, *result.tried))
         if isinstance(result, Refuted):
-            refuted = refuted or result
+            refutations.append(result)
         tried.append(Attempt(name, result.reason))
-    if refuted is not None:
-        raise WrongFamily(refuted.reason, refuted.counterexample)
+    conclusive = [each for each in refutations if each.conclusive]
+    if refutations and (conclusive or len(refutations) == len(tried)):
+        first = (conclusive or refutations)[0]
+        raise WrongFamily(first.reason, first.counterexample)
     if len(tried) == 1:
         raise IllConditioned(tried[0].ending)
     raise IllConditioned("; ".join(f"{each.strategy}: {each.ending}" for each in tried))

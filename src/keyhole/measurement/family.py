@@ -43,6 +43,7 @@ class Facts:
     half: bool = False  # the box computes in a format of 16 bits, and does not only answer in it
     against: Counterexample | None = field(default=None)
     singles: tuple[Array, Array] | None = None  # tokens and answers, where f([x]) is affine
+    far: float | None = None  # size of an entry at which f([x]) bends, where smaller ones do not
 
     @property
     def kind(self) -> Kind:
@@ -114,18 +115,19 @@ class _Examination:
         bent, smooth, several = self._differ(np.diff(line, 2, axis=0)), False, None
         against = None
         if bent:
-            smooth, against = self._smooth()
+            smooth, against = self._smooth(line)
         sequence, order, copies, disorder = self._sequences()
         lone = not (bent or sequence) and self._pairs() and self._differ(np.diff(line, axis=0))
-        if lone and bends_between_opposites(self.oracle, self.rng, self.noise):
+        far = find_far_bend(self.oracle, self.rng, self.noise) if lone else None
+        if far is not None:
             bent, lone = True, False
-            smooth, against = self._smooth()
+            smooth, against = self._smooth(line)
         if not (bent or order or copies or lone):
             several = self._several(line)
         return Facts(
             self.noise, self.looked, self.outputs, False, bent, smooth,
             sequence, order, copies, several, lone, not bent and self._computes_in_half(line),
-            against or disorder, None if bent else self.singles,
+            against or disorder, None if bent else self.singles, far,
         )  # fmt: skip
 
     def _computes_in_half(self, line: Float[Array, "points D"]) -> bool:
@@ -173,13 +175,23 @@ class _Examination:
     def _on_chord(self, t: float) -> Float[Array, " d"]:
         return np.asarray(self.start + t * (self.end - self.start))
 
-    def _smooth(self) -> tuple[bool, Counterexample | None]:
+    def _smooth(self, line: Float[Array, "points D"]) -> tuple[bool, Counterexample | None]:
         """Whether f([x]) bends everywhere: neither attention nor ReLUs do."""
         coarse = 2.0**-20  # roundoff above which no step shows a curve
         if self.noise.relative > coarse or self.noise.error_floor > 0:
             return False, None
+        if self._bent_evenly(line):
+            return True, smooth_at(self._on_chord(0.5), line[1], line[2], line[3])
         fine = self.noise.relative <= 2.0**-40  # above, a step that dodges kinks shows nothing
         return self._bent_everywhere() if fine else self._curved_everywhere()
+
+    def _bent_evenly(self, line: Float[Array, "points D"]) -> bool:
+        """Whether second differences along the chord are all alike: those of a function that is
+        looked at far below the size at which it bends. No kinks are so evenly spread."""
+        bends = np.diff(line, 2, axis=0)
+        apart = np.linalg.norm(bends - bends.mean(axis=0), axis=1).max()
+        evenly = 0.1  # relative difference of neighbouring bends: a tenth of the way to the next
+        return self._differ(bends) and bool(apart < evenly * np.linalg.norm(bends[1]))
 
     def _bent_everywhere(self) -> tuple[bool, Counterexample | None]:
         """By steps so small that they hold a kink by chance only."""
@@ -313,15 +325,17 @@ class _Examination:
         return float(self.noise.sigma(self.size))
 
 
-def bends_between_opposites(oracle: Oracle, rng: np.random.Generator, noise: NoiseModel) -> bool:
-    """Whether single tokens and their opposites show a bend that one chord may miss: far from zero
-    every neuron is on for one of the two, wherever its plane lies. Five queries."""
-    width, far = oracle.spec.width, 1e3 if oracle.spec.domain.unbounded else 1.0
+def find_far_bend(oracle: Oracle, rng: np.random.Generator, noise: NoiseModel) -> float | None:
+    """The size of an entry at which single tokens and their opposites show a bend that one chord
+    may miss: far from zero every neuron is on for one of the two, wherever its plane lies. None
+    where there is no bend. Five queries."""
+    width, far = oracle.spec.width, 1e7 if oracle.spec.domain.unbounded else 1.0
     ends = far * inside(oracle, rng.standard_normal((2, 1, width)), rng)
     tokens = np.concatenate([np.zeros((1, 1, width)), ends, -ends])
     zero, *answers = _rows(oracle.ask(QueryBatch.of(tokens, PURPOSE)))
     one, other = np.stack(answers[:2]), np.stack(answers[2:])
-    return differs(one + other - 2.0 * zero, float(np.max(np.abs(answers))), noise)
+    bent = differs(one + other - 2.0 * zero, float(np.max(np.abs(answers))), noise)
+    return far if bent else None
 
 
 def resembles_whole_model(oracle: Oracle, rng: np.random.Generator, noise: NoiseModel) -> bool:

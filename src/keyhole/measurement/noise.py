@@ -194,14 +194,18 @@ def decimal_digits(numbers: Array) -> Array:
 
 def decimal_step(answers: Array, coarsest: int = 0) -> float:
     """10**-k if all answers are multiples of it, for the smallest such k from -coarsest on; 0 if
-    there is none."""
+    there is none. Multiples of a step that is as fine as the numbers' own digits are so by chance,
+    as large answers are."""
     numbers = np.asarray(answers, dtype=np.float64).ravel()
+    by_chance = 1e-6  # probability that numbers of double precision are taken for rounded ones
     most_decimals = 9  # rounding beyond this many decimals is not told from float64 by one answer
     for places in range(-coarsest, most_decimals + 1):
         scaled = numbers * 10.0**places
         slack = 4.0 * np.finfo(float).eps * np.abs(scaled)  # what is next to zero is no zero
         if (np.abs(scaled - np.round(scaled)) <= slack).all():
-            return float(10.0**-places)
+            shares = 2.0 * slack[slack > 0]  # of all numbers of this size, within the slack
+            chance = float(np.prod(np.minimum(shares, 1.0)))
+            return float(10.0**-places) if chance < by_chance or not len(shares) else 0.0
     return 0.0
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.linalg import helmert
 
 from keyhole.arrays import Array, Float, finite_array, frozen, real_number
-from keyhole.errors import InvalidArgument
+from keyhole.errors import ImpossibleModel, InvalidArgument
 
 KINDS = ("layer", "rms")
 
@@ -37,9 +37,11 @@ class Norm:
         bias = np.zeros(len(gain)) if self.bias is None else self.bias
         object.__setattr__(self, "gain", gain)
         object.__setattr__(self, "bias", frozen(finite_array("bias", bias, ndim=1)))
-        object.__setattr__(
-            self, "epsilon", real_number("epsilon", float(self.epsilon), 0.0, with_low=True)
-        )
+        try:
+            epsilon = real_number("epsilon", float(self.epsilon), 0.0, with_low=True)
+        except InvalidArgument as wrong:
+            raise ImpossibleModel(str(wrong)) from None
+        object.__setattr__(self, "epsilon", epsilon)
         if self.kind not in KINDS:
             raise InvalidArgument(f'kind must be "layer" or "rms", got {self.kind!r}')
         if self.bias.shape != self.gain.shape:

@@ -266,3 +266,53 @@ def test_what_a_block_looks_like_is_told_for_few_queries() -> None:
     oracle = open_oracle(secret)
     facts = examine_family(oracle, np.random.default_rng(0))
     assert judge_family(oracle, facts) == ("a whole pre-norm block", "")
+
+
+def scaled_network(activation: str, size: float, seed: int, width: int = 6) -> keyhole.Mlp:
+    """Five neurons whose arguments are of order one for entries of 1 / size."""
+    rng = np.random.default_rng([seed, 31])
+    return keyhole.Mlp(
+        size * rng.standard_normal((5, width)) / np.sqrt(width),
+        0.5 * rng.standard_normal(5),
+        rng.standard_normal((width, 5)) / 2,
+        activation=activation,
+    )
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1e3, 1e6])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_a_smooth_network_is_one_at_any_scale(activation: str, size: float) -> None:
+    truth = scaled_network(activation, size, 1)
+    found = recover(truth, Auto(), seed=1)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.model.activation == activation
+    assert keyhole.distance(found.model, truth) < 1e-7
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1e3, 1e6])
+def test_a_relu_network_is_one_at_any_scale(size: float) -> None:
+    found = recover(scaled_network("relu", size, 2), Auto(), seed=1)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.details["family"] == "ReLU network"
+
+
+def test_tanh_in_answers_of_any_size_is_not_refused() -> None:
+    truth = scaled_network("tanh", 1.0, 3)
+    large = keyhole.open_oracle(lambda x: 1e6 * truth(x), width=6)
+    assert recover(large, Auto(), seed=1).outcome is Outcome.RECOVERED
+
+
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+def test_networks_of_single_numbers_and_short_sequences_end_in_an_outcome(activation: str) -> None:
+    single = keyhole.open_oracle(scaled_network(activation, 1.0, 4, width=1), width=1)
+    short = keyhole.open_oracle(scaled_network(activation, 1.0, 4), width=6, max_length=2)
+    for box in (single, short):
+        found = recover(box, Auto(), throw=False)
+        assert found.outcome in (Outcome.RECOVERED, Outcome.ILL_CONDITIONED)
+
+
+def test_a_neuron_far_from_zero_does_not_make_a_network_something_else() -> None:
+    truth = scaled_network("gelu", 1.0, 5).to_arrays()
+    truth["inner_bias"] = np.append(truth["inner_bias"][:-1], -30.0)
+    found = recover(keyhole.Mlp.from_arrays(truth), Auto(), throw=False)
+    assert found.outcome in (Outcome.RECOVERED, Outcome.ILL_CONDITIONED)

@@ -52,6 +52,14 @@ def test_a_refutation_outweighs_what_is_inconclusive() -> None:
     assert caught.value.counterexample is example
 
 
+def test_a_hypothesis_that_fails_refutes_the_family_only_where_every_strategy_ends_so() -> None:
+    failed = Refuted("a fit leaves something", conclusive=False)
+    with pytest.raises(IllConditioned, match="saturated"):
+        run_strategies([("one", lambda: failed), ("two", lambda: Inconclusive("saturated"))])
+    with pytest.raises(WrongFamily, match="leaves something"):
+        run_strategies([("one", lambda: failed), ("two", lambda: failed)])
+
+
 def test_nothing_found_is_ill_conditioned_with_every_reason() -> None:
     strategies = [("one", lambda: Inconclusive("a")), ("two", lambda: Inconclusive("b"))]
     with pytest.raises(IllConditioned, match="one: a; two: b"):

@@ -73,6 +73,9 @@ def test_decimal_steps() -> None:
     assert decimal_step(np.array([1.5, 2.25, -3.0])) == pytest.approx(0.01)
     assert decimal_step(np.array([7.0, 12.0])) == 1.0
     assert decimal_step(np.array([np.pi])) == 0.0
+    large = 1e6 * np.random.default_rng(0).standard_normal(20)
+    assert decimal_step(large) == 0.0  # nine decimals are all that double precision has there
+    assert decimal_step(np.round(large, 3)) == pytest.approx(1e-3)
     assert decimal_step(np.array([3e-16, -2e-150])) == 0.0  # small numbers, not rounded ones
 
 

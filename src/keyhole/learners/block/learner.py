@@ -162,11 +162,12 @@ class BlockLearner:
 
 
 def find_order(box: Box, rng: np.random.Generator) -> str:
-    """Where the norm is, from two single tokens of very different size."""
+    """Where the norm is, from two single tokens of very different size, on opposite sides of zero:
+    all neurons of a small network may be off on one of them."""
     direction = rng.standard_normal(box.width)
     direction /= np.linalg.norm(direction)
     size = np.array([1e3, 1e6])
-    tokens = size[:, None] * direction
+    tokens = size[:, None] * np.array([[1.0], [-1.0]]) * direction
     answers = box.ask(tokens[:, None], "order of norms")
     far = np.linalg.norm(answers, axis=1)
     if far[1] < far[0] * size[1] ** 0.25 + 1.0:
@@ -180,7 +181,8 @@ def find_order(box: Box, rng: np.random.Generator) -> str:
 
 def sees_context(box: Box, rng: np.random.Generator) -> bool:
     """Whether tokens before the last change the answer."""
-    tokens = box.representable(rng.standard_normal((3, box.width)))
+    longest = box.oracle.spec.domain.max_length or 3
+    tokens = box.representable(rng.standard_normal((3, box.width)))[-longest:]
     alone, among = box.ask(tokens[None, -1:], "context"), box.ask(tokens[None], "context")
     return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
 

@@ -136,6 +136,8 @@ def fit_layer_norm(answers: Float[Array, "n d"]) -> tuple[Norm, float]:
     flat = ((answers - centre) * inverse) @ plane
     system = np.column_stack([2.0 * flat, -np.ones(len(flat))])
     square = np.sum(flat**2, axis=1)
+    if not square.max() > 0:  # nothing is left beside the mean
+        return Norm(np.ones(answers.shape[1]), None, 0.0), np.inf
     solution, *_ = np.linalg.lstsq(system, square, rcond=None)
     middle = solution[:-1]
     radius = float(middle @ middle - solution[-1])

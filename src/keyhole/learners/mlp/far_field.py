@@ -295,6 +295,8 @@ def read_far_field(
     """The ReLU network at infinity along one random path of the given radius; `size` is that of
     the entries near which the network bends."""
     options = FarFieldOptions() if options is None else options
+    if width < 2:
+        raise Unresolved("a path far away takes two directions, and inputs are single numbers")
     bend = options.bend * np.sqrt(width) * size / radius
     plane, _ = np.linalg.qr(rng.standard_normal((width, 2)))
     corner, other = radius * plane.T

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float, Int, whole_number
-from keyhole.errors import Counterexample, InvalidArgument, NotIdentifiable, WrongFamily
+from keyhole.errors import (
+    Counterexample,
+    IllConditioned,
+    InvalidArgument,
+    NotIdentifiable,
+    WrongFamily,
+)
 from keyhole.learners.base import (
     Diagnostics,
     Hypothesis,
@@ -42,6 +48,7 @@ from keyhole.learners.mlp.hessians import (
     weights_of,
 )
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
+from keyhole.learners.mlp.profile import find_strange_profile
 from keyhole.learners.mlp.redundancy import (
     costs_of_leaving,
     fit_with_redundancy,
@@ -58,13 +65,20 @@ from keyhole.learners.mlp.refinement import (
     refine,
     with_one,
 )
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
-from keyhole.learners.mlp.scale import Scale, far_exponent, find_scale, is_smooth, widened
+from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+from keyhole.learners.mlp.scale import (
+    Scale,
+    ScaleOptions,
+    far_exponent,
+    find_scale,
+    is_smooth,
+    widened,
+)
 from keyhole.measurement.noise import noise_of_type, recognise_format
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Oracle, Spec
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import REJECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 
@@ -76,10 +90,12 @@ class MlpOptions:
     unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
     finished fit may leave; cancelled: how much larger than the answers these terms are believed to
     be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
-    neuron bends. idle: part of a neuron in the answers,
-    relative to the others, that is none. certain: distance from a whole number below which the side
-    of a neuron is decided. zero: standard errors within which a block of parameters counts as
-    zero."""
+    neuron bends. idle: part of a neuron in the answers, relative to the others, that is none.
+    scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
+    finished network must also explain answers that were not fitted. nearly: share of the answers'
+    scatter that a fit may leave, and still say nothing against the family. certain: distance from a
+    whole number below which the side of a neuron is decided. zero: standard errors within which a
+    block of parameters counts as zero."""
 
     expected: int = 4
     paths: int = 2
@@ -93,6 +109,13 @@ class MlpOptions:
     idle: float = 1e-7
     certain: float = 0.05
     zero: float = 12.0
+    scale: ScaleOptions = field(default=ScaleOptions())
+    half: float = 0.5
+    nearly: float = 1e-3
+
+
+# for a box that does not bend at the sizes that are looked at first
+THOROUGH = MlpOptions(scale=ScaleOptions(looks=12, patient=True))
 
 
 @dataclass
@@ -105,6 +128,7 @@ class Box:
     additive: float = 0.0
     spent: int = 0
     seen: list[Array] = field(default_factory=list)  # a few answers, for the number format
+    asked: list[tuple[Array, Array]] = field(default_factory=list)  # all points and answers
 
     def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
         if self.unit > UNIT_ROUNDOFF:  # points as the box sees them
@@ -117,6 +141,7 @@ class Box:
             kind = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
             self.unit, self.additive = max(kind.relative, UNIT_ROUNDOFF), kind.error_floor
             self.seen.append(answers)
+        self.asked.append((points, answers))
         return answers
 
 
@@ -190,7 +215,7 @@ class MlpLearner:
             scale = Scale(entry, is_smooth(ask, width, entry, box.unit, rng, sphere=True))
         else:
             box.ask(centre + np.zeros((1, width)), "scale")
-            scale = find_scale(ask, width, box.unit, rng, largest)
+            scale = find_scale(ask, width, box.unit, rng, largest, self.options.scale)
         if scale.affine:
             raise WrongFamily("the box is affine at every size of inputs: no neuron was found")
         if not scale.smooth and self.activation is None and not self.gated:
@@ -248,7 +273,15 @@ class MlpLearner:
 
     def _piecewise_linear(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         """Networks of ReLUs have a learner of their own."""
-        found = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
+        try:
+            found = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
+        except NotPiecewiseLinear as curved:
+            if self.activation == "relu":
+                raise
+            raise IllConditioned(
+                f"{curved}; but the size of inputs at which such a network would show its "
+                "activation was not found"
+            ) from curved
         return replace(found, model=mlp_of_relus(found.model), errors=mlp_of_relus(found.errors))
 
     def _far_radius(self, width: int, size: float) -> float:
@@ -259,6 +292,7 @@ class MlpLearner:
         """Inputs may be of any size, and the network bends: paths far away until one is read."""
         width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
         result: Result = Inconclusive("no path was read")
+        far: FarField | None = None
         points, answers = np.zeros((0, width)), np.zeros((0, box.seen[0].shape[1]))
         for _ in range(self.options.paths):
             try:
@@ -269,8 +303,20 @@ class MlpLearner:
             except (Unresolved, np.linalg.LinAlgError) as failed:
                 result = Inconclusive(str(failed))
             if isinstance(result, Hypothesis):
-                break
-        return result
+                return result
+        if far is None:
+            return result
+        names = [name for name in self._names() if ACTIVATIONS[name].bends]
+        strange = find_strange_profile(box.ask, far, names, size, radius, rng)
+        if strange is None:
+            return result
+        point, *told = strange
+        answer, guess = [part[0] for part in told] if box.scalar else told
+        return Refuted(
+            "the bends of its neurons are those of none of the activations "
+            f"{', '.join(ACTIVATIONS[name].title for name in names)}",
+            Counterexample(point[None], answer, guess, "a point across the plane of a neuron"),
+        )
 
     def _near_zero(
         self,
@@ -465,6 +511,33 @@ class MlpLearner:
             scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
         return roundings * box.unit * scale + 6.0 * box.additive
 
+    def _contradict(
+        self, box: Box, refined: Refined, centre: Array, radius: float
+    ) -> Inconclusive | None:
+        """Whether an answer that was asked on the way, and not for the fit, contradicts it by more
+        than the standard errors: one of too many neurons explains whatever it was made from."""
+        weights = moved_back(refined.weights, centre, radius)
+        points, answers = (np.concatenate(part) for part in zip(*box.asked, strict=True))
+        predicted = weights(points)
+        off = np.linalg.norm(predicted - answers, axis=1)
+        allowed = box.unit**self.options.half * sizes_of_terms(weights, points)
+        allowed += 6.0 * box.additive * np.sqrt(answers.shape[1])
+        if refined.errors is not None and (off > allowed).any():
+            errors = moved_back(refined.errors, np.zeros_like(centre), radius)
+            rng = np.random.default_rng(0)
+            spread = np.zeros(len(points))
+            for _ in range(4):
+                moved = disturbed(weights, errors, rng)(points)
+                spread = np.maximum(spread, np.linalg.norm(moved - predicted, axis=1))
+            allowed += REJECTION * spread
+        worst = int(np.argmax(off / np.maximum(allowed, TINY)))
+        if not off[worst] > allowed[worst]:
+            return None
+        return Inconclusive(
+            f"a network of {weights.neurons} neurons explains the answers that it was fitted to, "
+            f"and not another one, by {off[worst]:.1e}: these answers leave several networks open"
+        )
+
     def _judge(
         self,
         box: Box,
@@ -492,10 +565,15 @@ class MlpLearner:
             if rows_of(refined.weights).size > RefinementOptions().grams:
                 # conjugate gradients end after a number of steps, not at the least squares
                 return Inconclusive(f"{reason}; the refinement of so many unknowns was cut short")
+            if refined.residual < self.options.nearly * float(np.std(answers)):
+                return Inconclusive(f"{reason}: the fit came close, and stopped short")
             return Refuted(
                 reason,
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
+                conclusive=False,  # one start of a fit: another may be the right one
             )
+        if (stray := self._contradict(box, refined, centre, radius)) is not None:
+            return stray
         rows = rows_of(refined.weights)
         seen = (np.abs(with_one(points) @ rows.T) < self.options.bent).sum(axis=0)
         if (sharp := int((seen < self.options.seen).sum())) > 0:
@@ -532,6 +610,24 @@ class MlpLearner:
         return Hypothesis(
             model, deviations, floor, (found, side), noise=noise, diagnostics=diagnostics
         )
+
+
+def is_smooth_at_its_scale(oracle: Oracle, rng: np.random.Generator) -> bool:
+    """Whether the box is a smooth function of one token at the size at which it bends, whatever
+    that size is. Twelve to sixty queries."""
+    domain, width = oracle.spec.domain, oracle.spec.width
+    if domain.vocabulary is not None or domain.sphere is not None:
+        return False
+    box = Box(oracle)
+    centre, largest = region_of(domain, width)
+    box.ask(centre + np.zeros((1, width)), "scale")
+    if box.additive > 0:
+        return False
+
+    def ask(points: Array, purpose: str) -> Array:
+        return box.ask(centre + points, purpose)
+
+    return find_scale(ask, width, box.unit, rng, largest, THOROUGH.scale).smooth
 
 
 def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:
@@ -670,6 +766,33 @@ def terms(weights: Weights, points: Array) -> float:
     hidden, _ = hidden_layer(weights, homogeneous)
     square = (hidden**2) @ (weights.outer**2).T + (homogeneous**2) @ (weights.affine**2).T
     return float(np.sqrt(square.mean()))
+
+
+def disturbed(weights: Weights, errors: Weights, rng: np.random.Generator) -> Weights:
+    """The network with numbers drawn by their standard errors."""
+
+    def draw(part: Array, error: Array) -> Array:
+        known = np.where(np.isfinite(error), np.abs(error), 0.0)
+        return np.asarray(part + known * rng.standard_normal(part.shape))
+
+    gate = None
+    if weights.gate is not None and errors.gate is not None:
+        gate = draw(weights.gate, errors.gate)
+    return Weights(
+        draw(weights.inner, errors.inner),
+        draw(weights.outer, errors.outer),
+        draw(weights.affine, errors.affine),
+        weights.activation,
+        gate,
+    )
+
+
+def sizes_of_terms(weights: Weights, points: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """Norm of the terms of which each answer is the sum."""
+    homogeneous = with_one(points)
+    hidden, _ = hidden_layer(weights, homogeneous)
+    square = (hidden**2) @ (weights.outer**2).sum(axis=0)
+    return np.asarray(np.sqrt(square + (homogeneous**2) @ (weights.affine**2).sum(axis=0)))
 
 
 def as_mlp(weights: Weights, scalar: bool) -> Mlp:

@@ -94,6 +94,10 @@ class NotPiecewiseAffine(Exception):
         self.t, self.value, self.expected = t, value, expected
 
 
+class BendsEverywhere(NotPiecewiseAffine):
+    """The answers bend at more places than a network of ReLUs would."""
+
+
 class LessExact(Exception):
     """The answers have an error of `noise`, more than was assumed."""
 
@@ -465,7 +469,7 @@ class LineSearch:
             near = int(np.argmin(gaps))
             seen.append((gaps[near] / (1 + abs(t)), float(t), value, lines[near]))
         _, t, value, expected = max(seen, key=lambda entry: entry[0])
-        raise NotPiecewiseAffine(
+        raise BendsEverywhere(
             f"after {self.queries} answers along a line only {self.found} breakpoints are certain: "
             "the answers bend everywhere (a smooth activation?)",
             t,

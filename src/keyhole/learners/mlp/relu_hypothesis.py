@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, random_stream
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, Int, random_stream
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.domain import InputRegion
@@ -117,6 +117,11 @@ class FoundNetwork:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Curved(Refuted):
+    """The box is a curve where it was looked at: no network of ReLUs, but a smooth one may be."""
+
+
 SearchResult = FoundNetwork | Refuted | Inconclusive
 
 
@@ -134,6 +139,40 @@ def validate_network(
     i = int(np.argmax(differences))
     worst = box.counterexample(points[i : i + 1], answers[i], predicted[i], "a fresh point")
     return float(differences[i]), worst
+
+
+def approach_planes(
+    network: ReluNetwork, points: Float[Array, "n d"], distance: float, rng: np.random.Generator
+) -> tuple[Float[Array, "n d"], Int[Array, " n"]]:
+    """The points moved to this distance from planes of different neurons, on the side where these
+    are on; and the neurons."""
+    chosen = rng.permutation(network.neurons)[: len(points)]
+    rows = network.weight[chosen]
+    lengths = np.linalg.norm(rows, axis=1)
+    heights = ((rows * points).sum(axis=1) + network.bias[chosen]) / lengths
+    return points + (distance - heights)[:, None] * rows / lengths[:, None], chosen
+
+
+def find_round_bend(
+    box: NetworkBox, region: InputRegion, network: ReluNetwork, rng: np.random.Generator
+) -> Counterexample | None:
+    """A bend that is round: close to its plane the box answers half of what a kink would, as all
+    smooth activations do. Two neurons are looked at, where inputs are free and answers exact."""
+    if not region.unbounded or box.single or not network.neurons:
+        return None
+    distance = 1e-7 * region.size
+    points = region.points(rng, min(2, network.neurons))
+    near, chosen = approach_planes(network, points, distance, rng)
+    answers = box.ask(near, "validation")
+    missing = network(near) - answers
+    kinks = (
+        distance * network.output[chosen] * np.linalg.norm(network.weight[chosen], axis=1)[:, None]
+    )
+    shares = (missing * kinks).sum(axis=1) / np.maximum((kinks**2).sum(axis=1), TINY)
+    if not ((shares > 0.2) & (shares < 0.8)).all():
+        return None
+    predicted = network(near)
+    return box.counterexample(near[:1], answers[0], predicted[0], "a point close to a bend")
 
 
 def report_unexplained(network: ReluNetwork, agreement: float, exactness: Exactness) -> str:

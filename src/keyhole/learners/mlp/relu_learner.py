@@ -27,11 +27,20 @@ from keyhole.learners.base import Attempt, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.bounded import LEAST_ERROR, search_by_rays
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.low_precision import search_several_lines
-from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox, build_hypothesis
+from keyhole.learners.mlp.relu_hypothesis import (
+    Curved,
+    FoundNetwork,
+    NetworkBox,
+    build_hypothesis,
+)
 from keyhole.learners.mlp.relu_least_squares import balance_points, fit_frozen_patterns
 from keyhole.learners.mlp.unbounded import FewDigits, search_one_line
 from keyhole.measurement.asking import few_digits
 from keyhole.oracles.base import Oracle, Spec
+
+
+class NotPiecewiseLinear(WrongFamily):
+    """The box is a curve where it was looked at, as networks with a smooth activation are."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,8 @@ class ReluNetworkLearner:
             # the search for corners that nothing was asked about, and a fifth for the neurons
             oracle.expect(int(1.2 * 3 / self.unseen))
             found = search_by_rays(box, region, rng, self.unseen)
+        if isinstance(found, Curved):
+            raise NotPiecewiseLinear(found.reason, found.counterexample)
         if isinstance(found, Refuted):
             raise WrongFamily(found.reason, found.counterexample)
         if isinstance(found, Inconclusive):

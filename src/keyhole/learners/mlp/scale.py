@@ -13,7 +13,7 @@ Algebra.    Where r is small they are nearly the same at all places, and what th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,8 +28,9 @@ class ScaleOptions:
     to the next one, where nothing bends or all places differ. places, step: of a look, the step
     relative to the size. varied: relative difference between places below which it grows like the
     size; target: the difference that a size is extrapolated to. roundings: of an answer, below
-    which a difference is none. doublings: of a size at which the differences still grow like it, at
-    most."""
+    which a difference is none. patient: whether, where no smooth bend was found, smaller and
+    smaller sizes are looked at: a network of steep neurons is flat at most places. doublings: of a
+    size at which the differences still grow like it, at most."""
 
     start: float = 0.25
     looks: int = 8
@@ -40,6 +41,7 @@ class ScaleOptions:
     varied: float = 0.5
     target: float = 1.3
     roundings: float = 300.0
+    patient: bool = False
     doublings: int = 5
 
 
@@ -60,17 +62,22 @@ def find_scale(
 ) -> Scale:
     """The scale of a network whose inputs may have any norm up to `largest`."""
     options = ScaleOptions() if options is None else options
+    if options.patient:
+        found = find_scale(ask, width, unit, rng, largest, replace(options, patient=False))
+        if found.smooth:
+            return found
+        options = replace(options, up=1.0 / options.down)
     limit = largest / np.sqrt(width)
     size, varied = min(options.start, limit / 2), 0.0
     seen = False
     for _ in range(options.looks):
-        found = _variation(ask, width, size, unit, rng, options)
-        if found is None and (seen or size >= limit / 2):
+        variation = _variation(ask, width, size, unit, rng, options)
+        if variation is None and not options.patient and (seen or size >= limit / 2):
             break
-        if found is None:
+        if variation is None:
             size = min(size * options.up, limit / 2)
             continue
-        seen, varied = True, found
+        seen, varied = True, variation
         if varied < options.varied:
             size = min(size * options.target / max(varied, 1e-3), limit)
             if varied < 0.02 and size < limit:  # too far to extrapolate: look again

@@ -18,20 +18,23 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
-from keyhole.learners.base import Inconclusive
+from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.gradients import AskPoints, Frame, Gradients, Room, measure_gradients
 from keyhole.learners.mlp.line_search import (
+    BendsEverywhere,
     LineFit,
     LineSearchOptions,
     NotPiecewiseAffine,
     search_line,
 )
 from keyhole.learners.mlp.relu_hypothesis import (
+    Curved,
     Exactness,
     FoundNetwork,
     NetworkBox,
     SearchResult,
+    find_round_bend,
     refuse,
     report_unexplained,
     validate_network,
@@ -92,7 +95,10 @@ def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generat
         except NotPiecewiseAffine as error:
             point = frame.points(np.array([error.t]))
             shown = box.counterexample(point, error.value, error.expected, str(error))
-            return refuse(str(error), exactness, shown)
+            refused = refuse(str(error), exactness, shown)
+            if isinstance(error, BendsEverywhere) and isinstance(refused, Refuted):
+                return Curved(refused.reason, shown)
+            return refused
         exactness = Exactness(max(exactness.unit, found.unit), max(exactness.scale, found.scale))
         affine_error = float(found.doubts.sizes[0])
         found = correct_narrow_pieces(box, region, found, exactness, rng)
@@ -109,6 +115,9 @@ def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generat
             )
         best = replace(best, exactness=exactness, lines=number + 1)
         if best.agreement <= exactness.allowed:
+            round_bend = find_round_bend(box, region, best.network, rng)
+            if round_bend is not None:
+                return Curved("the bends are round, not kinks", round_bend)
             return best
         if exactness.low:
             return FewDigits(report_unexplained(best.network, best.agreement, exactness))
