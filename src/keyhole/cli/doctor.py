@@ -1,5 +1,6 @@
 """`keyhole doctor`: what is wrong with a served model, beside the one that was signed off."""
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,7 +67,8 @@ def doctor(
     target: Any = suspect
     if re.match(r"https?://", suspect, re.IGNORECASE):
         target = _open_url(suspect, dialect, request, answer, model_name, token_env, timeout)
-    with shown(not as_json) as progress:
+    opened = target if hasattr(target, "close") else contextlib.nullcontext()
+    with opened, shown(not as_json) as progress:
         diagnosis = examine(
             reference,
             target,

@@ -49,7 +49,10 @@ class Projection:
     @property
     def matrix(self) -> Any:
         """The weight as (outputs, inputs): a view, so that writing into it changes the model."""
-        weight = self.module.weight.data
+        return self.cut(self.module.weight.data)
+
+    def cut(self, weight: Any) -> Any:
+        """The projection's part of a weight of the module's shape, as (outputs, inputs)."""
         return (weight.T if self.transposed else weight)[self.start : self.stop]
 
     @property

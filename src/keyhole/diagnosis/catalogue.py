@@ -82,6 +82,11 @@ def variants(reference: Reference, extra: Sequence[Fault] = ()) -> list[Variant]
     ]
 
 
+def changes_rows(variant: Variant) -> bool:
+    """Whether tokens are put into rows or taken out of them."""
+    return "tokens are missing" in variant.fault.name or "are added around" in variant.fault.name
+
+
 def tokens(reference: Reference) -> bool:
     return reference.tokens
 
@@ -543,7 +548,8 @@ CATALOGUE: tuple[Fault, ...] = (
     ),
     Fault(
         "the first and the last token are not pooled", "readout", read(specials=False),
-        "a row of three tokens or more", "pool all tokens, special ones too", pools,
+        "a row of three tokens or more", "pool all tokens, special ones too",
+        lambda r: pools(r) and r.readout.pooling not in ("cls", "last"),
     ),
     Fault(
         "the answer is that of the token {} places off", "readout", read(shift="$"),

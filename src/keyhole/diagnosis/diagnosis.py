@@ -27,13 +27,21 @@ from keyhole.diagnosis.catalogue import (
     variants,
 )
 from keyhole.diagnosis.experiment import Experiment, double_floor
+from keyhole.diagnosis.formats import computing_in, find_format, measure_noise
+from keyhole.diagnosis.low_precision import LowPrecision
 from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
 from keyhole.diagnosis.reference import Reference, open_reference
 from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
-from keyhole.diagnosis.scores import Tolerance, read_digits
+from keyhole.diagnosis.scores import FLOORS, Tolerance, read_digits
 from keyhole.diagnosis.search import Candidate, Search
-from keyhole.diagnosis.simulate import Bench, Hypothesis
+from keyhole.diagnosis.simulate import Bench, Hypothesis, read_states
 from keyhole.diagnosis.suspects import Counted, open_suspect
+
+FINGERPRINTED = 5  # hypotheses whose residuals are looked at for a number format
+UNSEEN = 6  # faults that are listed as hidden by a format
+RESERVE = 8  # rows kept for long ones and for confirming
+REPEATS = 6  # of a row that is answered differently each time
+DROPOUT_RATIO = 2.5  # between the spread seen and that of the simulated dropout, at most
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,12 @@ def doctor(
         The suspect differs: the attention mask is ignored; this explains all of 18 queries …
     """
     known = open_reference(reference, pooling, normalize)
-    return Visit(known, Counted(open_suspect(suspect, known), budget), seed, progress).examine()
+    opened = open_suspect(suspect, known)
+    try:
+        return Visit(known, Counted(opened, budget), seed, progress).examine()
+    finally:
+        if isinstance(suspect, str) and hasattr(opened, "close"):  # what was opened here
+            opened.close()
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,7 @@ class Visit:
         self.experiment = Experiment(self.bench)
         self.notes: list[str] = []
         self.started = time.monotonic()
+        self.low: LowPrecision | None = None
 
     def report(self, stage: str) -> None:
         """Says what is being done."""
@@ -147,7 +161,13 @@ class Visit:
             long = self.ask_long()
             if self.explained((), long):
                 return self.conclude(search, reference, True)
-        finding = self.find(search)
+            cut = self.look_at_long_rows(search, Finding(reference, True))
+            return self.conclude(search, cut.candidate, cut.whole)
+        if self.is_unsteady(rows):
+            return self.conclude_unsteady(search, rows)
+        finding, kind = self.find(search)
+        if kind is not None:
+            return self.examine_in_format(kind)
         finding = self.look_at_long_rows(search, finding)
         return self.conclude(search, finding.candidate, finding.whole)
 
@@ -157,22 +177,124 @@ class Visit:
         short = [n for n in rows if len(self.experiment.rows[n]) <= 20]
         return Tolerance(double_floor(self.experiment, (), short), digits, kind)
 
-    def find(self, search: Search) -> Finding:
-        """Named faults: one, then two."""
+    def find(self, search: Search) -> tuple[Finding, str | None]:
+        """Named faults: one, then two; or the number format under which to look again."""
         search.try_singles()
-        if not search.explanations:
-            search.try_pairs()
-        if not search.explanations:
-            self.accept_with_own_floor(search)
-        if search.explanations:
-            best = search.prune(search.explanations[0])
-            return Finding(best, True)
-        return Finding(search.candidates[0], False)
+        for stage in (None, search.try_pairs):
+            if stage is not None:
+                stage()
+            if not search.explanations:
+                self.accept_with_own_floor(search)
+            if search.explanations:
+                search.try_equals(search.prune(search.explanations[0]))
+                best = search.prune(search.explanations[0])
+                equal = [str(c) for c in search.equals(best)][:UNSEEN]
+                if equal:
+                    self.notes.append(f"No row asked tells this from: {'; or '.join(equal)}.")
+                return Finding(best, True), None
+            hypotheses = [c.hypothesis for c in search.candidates[:FINGERPRINTED]]
+            for hypothesis in ((), *hypotheses):
+                name = find_format(self.experiment, hypothesis, search.rows)
+                if name is not None:
+                    return Finding(search.candidates[0], False), name
+        return Finding(search.candidates[0], False), None
+
+    def examine_in_format(self, name: str) -> Diagnosis:
+        """The rest of a visit to a suspect that computes in a format of sixteen bits."""
+        self.report(f"looking again in {name}")
+        with computing_in(self.bench, name, compute=False):
+            self.experiment.forget()
+            low = LowPrecision(
+                self.experiment, variants(self.reference), name, self.ask_more, self.report
+            )
+            candidate, whole, unseen = low.find()
+            self.low, search = low, low.search
+            self.tolerance = Tolerance(low.format.tolerance / FLOORS, self.tolerance.digits, name)
+            if unseen and not candidate.hypothesis:
+                shown = "; ".join(unseen[:UNSEEN]) + (" …" if len(unseen) > UNSEEN else "")
+                self.notes.append(f"Too small to see in {name}: {shown}.")
+            if whole and low.equals:
+                self.notes.append(f"Not told apart in {name}: {'; '.join(low.equals)}.")
+            finding = Finding(candidate, whole)
+            if whole:
+                finding = self.look_at_long_rows(search, finding)
+            diagnosis = self.conclude(search, finding.candidate, finding.whole)
+            self.experiment.forget()
+        return diagnosis
+
+    def ask_more(self) -> bool:
+        """A round of rows for what noise hides; False where the budget forbids it."""
+        calls = [*first_calls(self.maker)[2:], *fresh_calls(self.maker)]
+        if self.suspect.asked + sum(len(c.rows) for c in calls) + RESERVE > self.suspect.budget:
+            return False
+        self.report("asking more")
+        for call in calls:
+            self.ask(call)
+        return True
+
+    def is_unsteady(self, rows: list[int]) -> bool:
+        """Whether the same row, asked twice, was answered differently."""
+        first, second = self.experiment.answers[rows[0]], self.experiment.answers[rows[1]]
+        gap = np.linalg.norm(first - second) / np.linalg.norm(first)
+        return bool(gap > self.tolerance.value)
+
+    def conclude_unsteady(self, search: Search, rows: list[int]) -> Diagnosis:
+        """A suspect that changes its mind: dropout where the spread is that of dropout."""
+        row = self.experiment.rows[rows[0]]
+        again = [n for _ in range(REPEATS) for n in self.ask(Call((row,), "the same row again"))]
+        answers = self.experiment.answers[[rows[0], rows[1], *again]]
+        size = float(np.linalg.norm(answers.mean(0)))
+        spread = float(np.linalg.norm(answers.std(0, ddof=1))) / size
+        simulated = self.simulate_dropout(row, len(answers))
+        named: tuple[Cause, ...] = ()
+        if simulated is not None:
+            expected = float(np.linalg.norm(simulated.std(0, ddof=1))) / size
+            center = np.linalg.norm(answers.mean(0) - simulated.mean(0)) / size
+            near = expected / DROPOUT_RATIO < spread < expected * DROPOUT_RATIO
+            if near and center < 2 * expected:
+                decades = float(np.log10(spread / self.tolerance.value))
+                advice = "put the model into evaluation mode: model.eval()"
+                name = "dropout is active"
+                named = (Cause(name, None, "input", spread, decades, "a part", advice),)
+        everything = list(range(len(self.experiment.rows)))
+        without = self.experiment.residuals((), everything)
+        return Diagnosis(
+            same=False,
+            causes=named,
+            evidence=self.evidence((), without, without),
+            ranking=self.ranking(search),
+            tolerance=self.tolerance.value,
+            queries=self.suspect.asked,
+            format=self.tolerance.format,
+            difference=float(np.max(without)),
+            left_over=float(np.max(without)),
+            suspicion=f"the same row is answered differently each time, by {spread:.0e}",
+            notes=tuple(self.notes),
+        )
+
+    def simulate_dropout(self, row: Any, count: int) -> Array | None:
+        """Answers of the reference in training mode; None where it has no dropout."""
+        import torch
+
+        config = self.reference.anatomy.config
+        names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout",
+                 "resid_pdrop", "embd_pdrop")  # fmt: skip
+        if not any(getattr(config, name, 0) for name in names):
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.bench.model.train()
+            try:
+                simulated = [read_states(self.bench.run([row]), self.bench.readout)[0]
+                             for _ in range(count)]  # fmt: skip
+            finally:
+                self.bench.model.eval()
+        return np.stack(simulated)
 
     def accept_with_own_floor(self, search: Search) -> None:
         """A broken model amplifies rounding: the best hypothesis is judged by its own floor."""
         for best in search.candidates[:2]:
-            if best.largest > 100 * self.tolerance.value:
+            if not best.hypothesis or best.largest > 100 * self.tolerance.value:
                 continue
             floor = double_floor(self.experiment, best.hypothesis, search.rows)
             wider = self.tolerance.with_floor(floor)
@@ -199,6 +321,9 @@ class Visit:
             return True
         if np.any(residuals > 100 * self.tolerance.value):
             return False
+        if self.low is not None:
+            wider, _ = measure_noise(self.experiment, self.low.name, rows)
+            return bool(np.all(residuals <= max(wider.tolerance, self.tolerance.value)))
         floor = double_floor(self.experiment, hypothesis, rows)
         return bool(np.all(residuals <= self.tolerance.with_floor(floor).value))
 
@@ -211,6 +336,11 @@ class Visit:
         long = long or self.ask_long()
         if self.explained(hypothesis, long):
             return Finding(search.evaluate(hypothesis), True)
+        if any(v.fault.refine for v in hypothesis):  # long rows see a parameter more exactly
+            short = [n for n in range(len(self.experiment.rows)) if n not in long]
+            again = search.refine(hypothesis, [*short[-3:], *long])
+            if self.explained(again, long):
+                return Finding(search.evaluate(again), True)
         length = self.bisect(hypothesis, long)
         faults = [CUT, CUT_INSIDE, CUT_LEFT, *([LONG_WINDOW] if attends(self.reference) else [])]
         everything = list(range(len(self.experiment.rows)))

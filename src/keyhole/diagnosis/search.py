@@ -13,14 +13,17 @@ everything are then simulated one by one.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.diagnosis.catalogue import MULTIPLIED, Variant
+from keyhole.diagnosis.catalogue import MULTIPLIED, Variant, changes_rows
 from keyhole.diagnosis.experiment import Experiment, in_order, relative
 from keyhole.diagnosis.scores import score
 from keyhole.diagnosis.simulate import Hypothesis
+
+EQUAL = 3.0  # two hypotheses whose largest residuals differ by less do the same, within rounding
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,21 @@ class Search:
         for n in alone:
             first.setdefault(self.experiment.rows[n].tobytes(), n)
         self.short_rows = list(first.values())[:4] or self.rows[:4]
+        if not self.company_matters():
+            self.variants = [v for v in self.variants if not v.fault.company or _pads_alone(v)]
+
+    def company_matters(self) -> bool:
+        """Whether the suspect answers the same row differently in another call."""
+        places: dict[bytes, list[int]] = {}
+        for n in self.rows:
+            places.setdefault(self.experiment.rows[n].tobytes(), []).append(n)
+        answers = self.experiment.answers
+        gaps = [
+            relative(answers[same[:1]], answers[[other]])[0]
+            for same in places.values()
+            for other in same[1:]
+        ]
+        return bool(np.any(np.array(gaps) > self.tolerance))
 
     # -- one hypothesis ------------------------------------------------------------------------
 
@@ -108,7 +126,29 @@ class Search:
     def explanations(self) -> list[Candidate]:
         """Those that explain every row, the simplest first."""
         good = [c for c in self._seen.values() if self.explains(c)]
-        return sorted(good, key=lambda c: (len(c.hypothesis), c.score))
+        if not good:
+            return []
+        fewest = min(len(c.hypothesis) for c in good)
+        floor = min(c.largest for c in good if len(c.hypothesis) == fewest)
+        # of two that do the same: changed rows last, else as the catalogue lists them
+        places = {v.key: k for k, v in enumerate(self.variants)}
+
+        def order(candidate: Candidate) -> tuple:
+            worse = candidate.largest > EQUAL * floor
+            liked = sorted((changes_rows(v), places.get(v.key, -1)) for v in candidate.hypothesis)
+            return len(candidate.hypothesis), worse, liked, candidate.score
+
+        return sorted(good, key=order)
+
+    def equals(self, best: Candidate) -> list[Candidate]:
+        """Explanations with as few faults as the best that leave no more over."""
+        return [
+            c
+            for c in self.explanations
+            if len(c.hypothesis) == len(best.hypothesis)
+            and c.largest <= EQUAL * best.largest
+            and {v.fault.name for v in c.hypothesis} != {v.fault.name for v in best.hypothesis}
+        ]
 
     # -- one fault -----------------------------------------------------------------------------
 
@@ -122,6 +162,11 @@ class Search:
                 self.evaluate((variant,))
             else:
                 screened.append(self.evaluate_short((variant,)))
+                explains = screened[-1].largest <= self.tolerance < short.largest
+                if explains and not variant.fault.refine:
+                    self.evaluate((variant,))
+            if any(c.hypothesis for c in self.explanations):  # the rest could do no better
+                return
         for single in screened:  # what the short rows cannot show
             same = np.allclose(single.residuals, short.residuals, atol=self.tolerance, rtol=0)
             if same and short.score <= 0.1:
@@ -158,40 +203,60 @@ class Search:
             if abs(factor - 1) > self.tolerance and factor != 0:
                 self.evaluate((*candidate.hypothesis, Variant(MULTIPLIED, factor)))
 
-    def refine(self, hypothesis: Hypothesis, steps: int = 8) -> Hypothesis:
+    def refine(
+        self, hypothesis: Hypothesis, rows: list[int] | None = None, steps: int = 12
+    ) -> Hypothesis:
         """Gauss-Newton on the logarithms of the free parameters, or a walk over whole numbers."""
         free = [k for k, v in enumerate(hypothesis) if v.fault.refine == "log"]
         whole = [k for k, v in enumerate(hypothesis) if v.fault.refine == "whole"]
-        rows = self.rows if any(v.fault.company for v in hypothesis) else self.short_rows
+        if rows is None:
+            company = any(v.fault.company for v in hypothesis)
+            rows = self.rows if company else self.short_rows
         for k in whole:
             hypothesis = self._walk(hypothesis, k)
         if not free:
             return hypothesis
         answers = self.experiment.answers[rows]
-        best, current = hypothesis, np.inf
+        best, current, moves = hypothesis, np.inf, np.zeros(len(free))
         trust = np.log(10.0)
         for _ in range(steps):
             simulated = self.experiment.simulate(hypothesis, rows)
-            rest = answers - simulated
-            size = float(np.max(relative(answers, simulated)))
-            if not np.isfinite(size) or size >= current:
-                break
+            size = float(np.linalg.norm(relative(answers, simulated)))
+            if not np.isfinite(size) or size >= current:  # too far: a part of the same step
+                moves = moves / 3
+                if np.max(np.abs(moves)) < self.tolerance:
+                    break
+                hypothesis = _moved_by(best, free, moves)
+                continue
             best, current = hypothesis, size
             if size < 0.05 * self.tolerance:
                 break
             slopes = []
             for k in free:
                 step = float(np.clip(size, 1e-4, 1e-2))
-                moved = self.experiment.simulate(_moved(hypothesis, k, step), rows)
+                moved = self.experiment.simulate(_moved_by(hypothesis, [k], [step]), rows)
                 slopes.append(((moved - simulated) / step).ravel())
             slope = np.stack(slopes, axis=1)
             if not np.all(np.isfinite(slope)) or not np.any(slope):
                 break
-            moves = np.linalg.lstsq(slope, rest.ravel(), rcond=None)[0]
+            moves = np.linalg.lstsq(slope, (answers - simulated).ravel(), rcond=None)[0]
             moves = np.clip(moves, -trust, trust)
-            for k, move in zip(free, moves, strict=True):
-                hypothesis = _moved(hypothesis, k, float(move))
-        return best
+            hypothesis = _moved_by(best, free, moves)
+        return self._rounded(best, free, rows)
+
+    def _rounded(self, hypothesis: Hypothesis, free: list[int], rows: list[int]) -> Hypothesis:
+        """The same with round numbers, where these do as well."""
+        size = float(np.max(self.experiment.residuals(hypothesis, rows)))
+        for digits in (1, 2, 3):
+            rounded = list(hypothesis)
+            for k in free:
+                value = float(f"{hypothesis[k].value:.{digits - 1}e}")
+                rounded[k] = Variant(hypothesis[k].fault, value)
+            if np.max(self.experiment.residuals(tuple(rounded), rows)) <= max(
+                1.2 * size, 0.2 * self.tolerance
+            ):
+                return tuple(rounded)
+        return hypothesis
 
     def _walk(self, hypothesis: Hypothesis, place: int) -> Hypothesis:
         """The neighbours of a whole number, as long as they are better."""
@@ -314,6 +379,15 @@ class Search:
         for pair in tried[: self.kept // 2]:
             self.evaluate(pair.hypothesis)
 
+    def try_equals(self, candidate: Candidate) -> None:
+        """The same with one fault replaced by one of the readout, which costs nothing: some do the
+        same, as a sum over tokens does before normalisation."""
+        for variant in candidate.hypothesis:
+            rest = tuple(v for v in candidate.hypothesis if v is not variant)
+            for readout in self._readouts():
+                if readout not in rest and not readout.fault.company:
+                    self.evaluate((*rest, readout))
+
     def prune(self, candidate: Candidate) -> Candidate:
         """The same without faults that are not needed."""
         for variant in candidate.hypothesis:
@@ -324,10 +398,18 @@ class Search:
         return candidate
 
 
-def _moved(hypothesis: Hypothesis, place: int, step: float) -> Hypothesis:
-    variant = hypothesis[place]
-    moved = Variant(variant.fault, float(variant.value * np.exp(step)))
-    return (*hypothesis[:place], moved, *hypothesis[place + 1 :])
+def _pads_alone(variant: Variant) -> bool:
+    """Whether padding reaches the same length for all short rows: company does not show it."""
+    return variant.fault.parameter == "multiple" and variant.value > 8
+
+
+def _moved_by(hypothesis: Hypothesis, places: Sequence[int], steps: Any) -> Hypothesis:
+    """Free parameters multiplied by the exponentials of steps."""
+    moved = list(hypothesis)
+    for k, step in zip(places, steps, strict=True):
+        value = float(hypothesis[k].value * np.exp(step))
+        moved[k] = Variant(hypothesis[k].fault, value)
+    return tuple(moved)
 
 
 def best_pairs(

@@ -59,6 +59,8 @@ class Bench:
     reference: Reference
     dtype: str = "float32"
     readout: Readout = field(init=False)
+    exact: dict[int, Any] = field(default_factory=dict)  # weights before a format rounded them
+    format: str = ""  # that weights are rounded to
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _inputs: list[Callable[[Inputs], None]] = field(default_factory=list)
     _attention: list[Attention] = field(default_factory=list)
@@ -80,6 +82,19 @@ class Bench:
         """A projection's matrix to write into."""
         self.edit(projection.module.weight)
         return projection.matrix
+
+    def round_by(self, tensor: Any, rounding: Callable[[Any], Any], view: Any = None) -> None:
+        """Rounds a weight, or the part of it that `view` cuts out: the exact one, and then to the
+        format that is served, in the order in which a server does it."""
+        import torch
+
+        whole = self.edit(tensor)
+        source = self.exact.get(id(tensor), whole)
+        part, given = (whole, source) if view is None else (view(whole), view(source))
+        rounded = rounding(given)
+        if self.format:
+            rounded = rounded.to(getattr(torch, self.format)).to(part.dtype)
+        part.copy_(rounded)
 
     def set(self, holder: Any, name: str, value: Any) -> None:
         """Sets an attribute; it is put back afterwards."""

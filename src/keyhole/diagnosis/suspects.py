@@ -148,6 +148,10 @@ class EndpointSuspect:
         """Rows that were asked to find out what it takes."""
         return self.box.opening_queries
 
+    def close(self) -> None:
+        """Lets go of the connection."""
+        self.box.close()
+
     def ask(self, rows: Sequence[Row]) -> Array:
         if self.words is None:
             return self.box.ask(list(rows))

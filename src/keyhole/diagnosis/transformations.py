@@ -247,12 +247,10 @@ def round_weights(bench: Bench, value: tuple[str, bool]) -> None:
     """Rounds the weights of all projections, and where `value` says so, the embeddings."""
     kind, embeddings = value
     for projection in bench.anatomy.projections:
-        matrix = bench.edit_projection(projection)
-        matrix.copy_(ROUNDINGS[kind](matrix))
+        bench.round_by(projection.module.weight, ROUNDINGS[kind], projection.cut)
     if embeddings:
         for _, module in bench.anatomy.embeddings:
-            table = bench.edit(module.weight)
-            table.copy_(ROUNDINGS[kind](table))
+            bench.round_by(module.weight, ROUNDINGS[kind])
 
 
 ROUNDINGS: dict[str, Any] = {
