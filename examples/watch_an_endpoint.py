@@ -1,11 +1,9 @@
-"""Is the endpoint still the model that was signed off? A few queries, asked regularly, tell.
+"""Is the endpoint still the model that was signed off? A few fresh queries every night tell.
 
-Put `check` into a scheduled job: it compares the endpoint with a saved model and says so.
-Here the endpoint is a function; an address such as "https://host/v2/models/head" works alike.
+Put `keyhole.watch`, or the command of that name, into a scheduled job: one call is one night. The
+test may be looked at every night; here the endpoint is a function, and an address such as
+"https://host/v2/models/head" works alike.
 """
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,24 +11,21 @@ import keyhole
 from keyhole.models.random import attention
 
 
-def check(endpoint: Any, signed_off: Path, day: int) -> str:
-    """Asks queries that no other day asks, so that nobody can prepare for them."""
-    run = keyhole.load(signed_off)
-    box = keyhole.open_oracle(endpoint, run.model.width)
-    verdict = keyhole.verify(box, run.model, errors=run.errors, queries=30, seed=day)
-    word = "agrees" if verdict.agrees else "differs"
-    return f"day {day}: {word}. {verdict.bound}"
-
-
 def main() -> None:
     deployed = attention(np.random.default_rng(0), 12)
     signed_off = keyhole.recover(deployed).save("signed_off")
-    print(check(lambda tokens: deployed(tokens), signed_off, day=1))
+
+    for _ in range(3):
+        night = keyhole.watch(lambda tokens: deployed(tokens), str(signed_off), "watch.json")
+        print(night)
 
     def retrained(tokens: np.ndarray) -> np.ndarray:
         return deployed(tokens * (1 + 1e-6))  # somebody changed the scale of the tokens a little
 
-    print(check(retrained, signed_off, day=2))
+    while not night.alarm:
+        night = keyhole.watch(retrained, str(signed_off), "watch.json")
+        print(night)
+    print(f"What tonight alone says: {night.verdict}")
 
 
 if __name__ == "__main__":
