@@ -285,6 +285,10 @@ def smooth_layer(tokens: np.ndarray) -> np.ndarray:
     return np.asarray(hidden * 0.5 * (1 + erf(hidden / np.sqrt(2))) @ plain.network.output)
 
 
+def gated_by_one_entry(tokens: np.ndarray) -> np.ndarray:
+    return (tokens[:, -1, 0] * tokens[:, :, 1].mean(axis=1)) * 2.0
+
+
 def mean_of_squares(tokens: np.ndarray) -> np.ndarray:
     return (tokens**2).mean(axis=1) @ np.linspace(-1.0, 2.0, tokens.shape[2])
 
@@ -331,7 +335,6 @@ def impostors() -> list[Specimen]:
     stated = NoiseModel(additive=1e-6)
     return [
         fake("two hidden layers", two_layers, width=6),
-        fake("Mish network", lambda: other_activation, width=6),
         fake("every third token masked", lambda: altered(masked, 50), width=8),
         fake("window of ten", lambda: altered(windowed, 51), width=8),
         fake("window of ten, 2 heads", lambda: altered(windowed, 51, 2), width=8),
@@ -355,6 +358,7 @@ def impostors() -> list[Specimen]:
         fake("a hidden step", lambda: stepped, width=8),
         fake("residual and cube", lambda: cubed, width=8),
         fake("mean of squares", lambda: mean_of_squares, width=8),
+        fake("gated by one entry", lambda: gated_by_one_entry, width=8),
         fake("network with its first token added", lambda: first_token_added, width=6),
         fake("network over two heads", lambda: two_heads_and_network, width=6),
     ]

@@ -101,26 +101,27 @@ class Estimate:
 
 def survey(box: Any, seed: int = 0) -> Survey:
     """Some forty queries: precision, family, speed."""
-    rng = random_stream(whole_number("seed", seed, 0), "planning")
+    seed = whole_number("seed", seed, 0)
     with opened(box) as oracle:
-        return _survey_box(QueryCounter(Validator(oracle)), rng)
+        return _survey_box(QueryCounter(Validator(oracle)), seed)
 
 
-def _survey_box(oracle: QueryCounter, rng: np.random.Generator) -> Survey:
+def _survey_box(oracle: QueryCounter, seed: int) -> Survey:
     """The family is named by the same queries as in a recovery, where tokens around zero may be
     asked; elsewhere the smallest family is assumed."""
     domain: Domain = oracle.spec.domain
     family: Family | None = None
+    rng, learning = random_stream(seed, "planning"), random_stream(seed, "learning")
     latency, each = _measure_speed(oracle, rng)
     if domain.vocabulary is not None or domain.radius <= 0:
         noise, _, answers = estimate_noise(oracle, rng)
         kind, outputs = Kind.ATTENTION, None if answers.ndim == 1 else int(answers.shape[1])
     else:
-        facts, domain = examine_within_limits(oracle, rng)
+        facts, domain = examine_within_limits(oracle, learning.spawn(1)[0])
         kind, noise, outputs = facts.kind, facts.noise, facts.outputs
         if facts.smooth and kind is Kind.NETWORK:
             kind = Kind.SMOOTH_NETWORK
-        family, _ = judge_family(oracle, facts)
+        family, _ = judge_family(oracle, facts, learning)
         if family is not None and family.has_norm:
             kind = Kind.BLOCK
         elif family is Family.POSITIONS:

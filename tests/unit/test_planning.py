@@ -48,7 +48,7 @@ def test_a_forecast_for_a_layer(precision: type) -> None:
     heads = [Head(h.score, None, v) for h, v in zip(drawn, values, strict=True)]
     box = Attention(heads, np.zeros(16)).astype(precision)
     found = {e.learner: e for e in plan(survey(box), Size(heads=2), rehearse=False)}["multi-head"]
-    paid = keyhole.recover(box, keyhole.MultiHead(heads=2)).ledger.paid
+    paid = keyhole.recover(box, keyhole.MultiHead(heads=2)).ledger.learning
     assert found.queries is not None
     assert 0.85 < paid / found.queries < 1.2
 
@@ -60,7 +60,7 @@ def test_a_forecast_is_near_what_the_run_pays() -> None:
         ("single-head", keyhole.SingleHead()),
         ("low-rank", keyhole.LowRank(rank=2)),
     ):
-        paid = keyhole.recover(box, learner).ledger.paid
+        paid = keyhole.recover(box, learner).ledger.learning
         assert found[name].queries == pytest.approx(paid, rel=0.25)
 
 

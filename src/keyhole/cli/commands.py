@@ -237,12 +237,12 @@ def check_family(oracle: Any, seed: int) -> dict[str, Any]:
     domain = oracle.spec.domain
     if domain.vocabulary is not None or domain.radius <= 0:
         return {"family": "single head (tokens are given: the smallest family is tried)"}
-    counter = QueryCounter(Validator(oracle))
+    counter, rng = QueryCounter(Validator(oracle)), random_stream(seed, "learning")
     try:
-        facts = examine_family(counter, random_stream(seed, "learning").spawn(1)[0])
+        facts = examine_family(counter, rng.spawn(1)[0])
     except KeyholeError as error:
         return {"family": None, "recover": f"no: {error}"}
-    family, refusal = judge_family(counter, facts)
+    family, refusal = judge_family(counter, facts, rng)
     verdict = f"will try: {family}" if family else f"no: {refusal}"
     found = " ".join(facts.sentences)
     return {"family": family or None, "found": found, "recover": verdict, "asked": counter.paid}

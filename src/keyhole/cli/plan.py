@@ -142,6 +142,7 @@ def sentences(known: "Survey", rehearsed: bool, unknown: dict[str, str]) -> list
                 f"Time is the box's: {1e3 * known.latency:.3g} ms a call and "
                 f"{1e3 * known.each:.3g} ms a query, measured now."
             )
+    lines.append("Queries are those to learn; 59 more verify the model (--fresh of recover).")
     if known.latency is None:
         lines.append("Time is not known: no box was asked. Name a TARGET to have it measured.")
     elif unknown:

@@ -81,27 +81,25 @@ class Auto:
         # from a stream of its own: what is then asked is what the learner alone would ask
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
-        if computes_in_half(facts, oracle):
-            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
-        if facts.labels:
+        family = name_family(oracle, facts, rng)
+        if family is Family.LABELS:
             from keyhole.learners.label_only import LabelOnly
 
-            choice = Choice.of(facts, Family.LABELS, "every answer is a label")
+            choice = Choice.of(facts, family, "every answer is a label")
             return choice.learn(LabelOnly(), oracle, rng)
-        if in_order(facts, oracle):
+        if family is Family.POSITIONS:
             from keyhole.learners.positions import Positions
 
             reason = "single tokens act linearly, and the places of the others matter"
-            choice = Choice.of(facts, Family.POSITIONS, reason)
-            return choice.learn(Positions(), oracle, rng)
-        block = find_block(oracle, facts, rng.spawn(1)[0])
-        if block:
-            return learn_block(oracle, rng, facts, block)
-        if facts.smooth and facts.sequence:
+            return Choice.of(facts, family, reason).learn(Positions(), oracle, rng)
+        if family.has_norm or family is Family.STACK:
+            return learn_block(oracle, rng, facts, family)
+        if family is Family.SINK:
             return learn_sink(oracle, rng, facts)
-        refuse_unknown_families(oracle, facts)
         if facts.bent:
             return learn_network(oracle, rng, facts)
+        if computes_in_half(facts, oracle):
+            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
         learn_heads = learn_several_heads if facts.several else learn_one_head
         try:
             return learn_heads(oracle, rng, facts)
@@ -112,6 +110,32 @@ class Auto:
                 raise
             explain_bounded_scores(oracle, rng, facts, refused)
             return learn_bent_after_all(oracle, rng, facts, refused)
+
+
+def name_family(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family:
+    """The family that the box is learned as, by the test that `check`, `plan` and `recover` share.
+
+    Raises:
+        Unsupported: The box was recognised, and there is no learner for it.
+        WrongFamily: An answer contradicts every family.
+    """
+    if facts.labels:
+        return Family.LABELS
+    if computes_in_half(facts, oracle):
+        return Family.SEVERAL_HEADS
+    if in_order(facts, oracle):
+        return Family.POSITIONS
+    block = find_block(oracle, facts, rng.spawn(1)[0])
+    if block:
+        return block
+    if facts.smooth and facts.sequence and is_with_sink(oracle, facts, rng.spawn(1)[0]):
+        return Family.SINK
+    refuse_unknown_families(oracle, facts)
+    if facts.bent:
+        if facts.smooth:
+            return Family.SMOOTH_NETWORK
+        return Family.TRANSFORMER if facts.sequence else Family.RELU_NETWORK
+    return Family.SEVERAL_HEADS if facts.several else Family.SINGLE_HEAD
 
 
 def explain_bounded_scores(
@@ -299,17 +323,23 @@ def learn_block(
         return learn_network(oracle, rng, facts)
 
 
-def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
-    """Single tokens act smoothly and the rest matters: attention with a sink, or unknown."""
-    from keyhole.learners.positions import Positions, has_sink
+def is_with_sink(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> bool:
+    """Whether single tokens act smoothly because they share their weight with a sink."""
+    from keyhole.learners.positions import has_sink
 
     vectors = facts.outputs is not None and oracle.spec.domain.unbounded
-    if not vectors or not has_sink(Asker(oracle), rng.spawn(1)[0]):
-        refuse_unknown_families(oracle, facts)
+    if not vectors or not has_sink(Asker(oracle), rng):
+        return False
     if facts.order:
         error = Unsupported("looks like attention with a sink and positions: no learner takes both")
         error.findings = facts.sentences
         raise error
+    return True
+
+
+def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    from keyhole.learners.positions import Positions
+
     reason = "single tokens act smoothly, and linearly once they are large"
     choice = Choice.of(facts, Family.SINK, reason)
     try:
@@ -319,28 +349,15 @@ def learn_sink(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypoth
         raise
 
 
-def judge_family(oracle: Oracle, facts: Facts) -> tuple[Family | None, str]:
-    """The family that a recovery will start from, or None and why there is none."""
-    block = find_block(oracle, facts, random_stream(0, "check"))
-    if block:
-        return block, ""
-    vectors = facts.outputs is not None and oracle.spec.domain.unbounded
-    if facts.smooth and facts.sequence and vectors and not facts.order:
-        return Family.SINK, ""
+def judge_family(
+    oracle: Oracle, facts: Facts, rng: np.random.Generator
+) -> tuple[Family | None, str]:
+    """The family that a recovery with this stream starts from, or None and why there is none."""
+    oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
     try:
-        if not (facts.labels or in_order(facts, oracle) or computes_in_half(facts, oracle)):
-            refuse_unknown_families(oracle, facts)
+        return name_family(oracle, facts, rng), ""
     except (WrongFamily, Unsupported) as refused:
         return None, str(refused)
-    if facts.labels:
-        return Family.LABELS, ""
-    if in_order(facts, oracle):
-        return Family.POSITIONS, ""
-    if facts.bent:
-        if facts.smooth:
-            return Family.SMOOTH_NETWORK, ""
-        return (Family.TRANSFORMER if facts.sequence else Family.RELU_NETWORK), ""
-    return (Family.SEVERAL_HEADS if facts.several else Family.SINGLE_HEAD), ""
 
 
 def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:

@@ -24,4 +24,4 @@ def test_norms_and_whole_blocks() -> None:
 def test_a_box_is_judged_by_a_member_not_a_sentence() -> None:
     box = open_oracle(attention(np.random.default_rng(0), 5), width=5)
     facts = examine_family(box, np.random.default_rng(1))
-    assert judge_family(box, facts) == (Family.SINGLE_HEAD, "")
+    assert judge_family(box, facts, np.random.default_rng(0)) == (Family.SINGLE_HEAD, "")
