@@ -92,6 +92,8 @@ def test_a_network_with_another_activation_is_not_recovered() -> None:
     found = recover(open_oracle(other_activation, width=6), Auto(), throw=False)
     assert found.outcome in (Outcome.REJECTED, Outcome.ILL_CONDITIONED)
     assert found.verdict is None or not found.verdict.agrees
+    assert any("smoothly so" in note for note in found.notes)
+    assert found.ledger.paid <= 1000
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32])
@@ -143,7 +145,6 @@ def test_single_precision_does_not_hide_another_family(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "most"),
     [
-        ("Mish network", "smoothly so", 1000),
         ("GRU", "smoothly so", 30),
         ("ALiBi", "order of the earlier tokens matters", 15),
         ("temperature at one position", "order of the earlier tokens matters", 15),

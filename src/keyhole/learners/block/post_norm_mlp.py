@@ -59,6 +59,8 @@ Directions = Callable[[Array], Array]  # of z at angles (n,), as rows
 
 def find_norm(box: Box, rng: np.random.Generator) -> Norm:
     """From tokens beside which epsilon vanishes; raises NotThisBlock."""
+    if box.width < 3:
+        raise NotThisBlock("directions of fewer than three numbers all lie in one plane")
     size = box.unit ** (-3.0 / 7.0)
     tokens = box.representable(size * rng.standard_normal((box.width + 5, box.width)))
     answers = box.ask(tokens[:, None], "norm")
