@@ -291,6 +291,8 @@ def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
     if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
         return None
+    if spec.width < 2:  # a norm leaves nothing of a single number
+        return None
     from keyhole.learners.block import name_block
     from keyhole.learners.stack import is_stack
 

@@ -52,6 +52,13 @@ SAFE_SHIFT = 3e-3  # shift of a selected token, relative, that changes nobody's 
 MISFIT = 1e3  # misfit of an answer, in its rounding errors, that is not rounding
 SAME_SIDE = 1e-6  # relative deviation within which an answer counts as the expected one
 NO_VALUE = "every answer is zero: no head has a value, so no score can be known"
+
+
+class NeverHard(WrongFamily):
+    """No choice of tokens explains the answers to huge ones. To vector answers, heads whose values
+    are alike hide each other's choices too."""
+
+
 NEVER_HARD = (
     "no number of heads explains the answers to huge tokens: attention never settles on single "
     "tokens as softmax attention does"
@@ -148,7 +155,7 @@ def find_selected_tokens(
         by_halves = halve_candidates(ask, anchor, total, heads, rng, size, scale)
         if by_halves is not None:
             return by_halves
-    trouble = WrongFamily(NEVER_HARD)
+    trouble: WrongFamily = NeverHard(NEVER_HARD)
     surplus_seen = False
     for number in range(CANDIDATE_SETS):
         # moments asked beyond the claimed number of heads; the last set of candidates gets more
@@ -162,7 +169,7 @@ def find_selected_tokens(
                 raise found
             trouble, surplus_seen = found, True
         else:
-            trouble = WrongFamily(NEVER_HARD, found)
+            trouble = NeverHard(NEVER_HARD, found)
             scale *= 1e4  # attention may not have been hard yet
     raise trouble
 
@@ -411,7 +418,7 @@ def find_selected_tokens_by_vectors(
         reason = "no number of heads explains the answers to huge tokens"
         counterexample = seen.build_counterexample(-1, np.zeros(ask.outputs), reason)
         scale *= 1e4  # attention may not have been hard yet
-    raise WrongFamily(NEVER_HARD, counterexample)
+    raise NeverHard(NEVER_HARD, counterexample)
 
 
 @dataclass(frozen=True, eq=False)

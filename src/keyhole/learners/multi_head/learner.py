@@ -41,7 +41,7 @@ from keyhole.learners.multi_head.random_queries import count_random_queries, lea
 from keyhole.learners.multi_head.scalar_outputs import learn_scalar
 from keyhole.learners.multi_head.short_sequences import learn_short
 from keyhole.learners.multi_head.skip import learn_beside_skip
-from keyhole.learners.multi_head.vector_outputs import learn_vector
+from keyhole.learners.multi_head.vector_outputs import HiddenChoices, learn_vector
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asking import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
@@ -143,13 +143,21 @@ class MultiHead:
                 if not isinstance(result, Refuted):
                     return result
                 refuted.append(result)
-                return Inconclusive(result.reason) if fitted and not result.conclusive else result
+                if isinstance(result, HiddenChoices):
+                    return Inconclusive(result.reason)
+                if isinstance(refuted[0], HiddenChoices) and result.conclusive:
+                    return replace(refuted[0], conclusive=True)
+                if fitted and not result.conclusive:
+                    return Inconclusive(result.reason)
+                return replace(result, conclusive=True)  # nothing else is left to try
 
             return run
 
         def fit_random_queries() -> Result:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
-            return refuted[0] if refuted and isinstance(result, Refuted) else result
+            if refuted and isinstance(result, Refuted):  # a fit to all of them leaves too much
+                return replace(refuted[0], conclusive=True)
+            return result
 
         # vector answers in few digits: soft ones tell more than those behind separating tokens
         polish = None
@@ -170,7 +178,8 @@ class MultiHead:
                     weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
                 )
             # a refutation is final unless candidate tokens were too few for the heads
-            if longest <= CANDIDATES or not refuted:
+            hidden = bool(refuted) and isinstance(refuted[0], HiddenChoices)
+            if longest <= CANDIDATES or hidden or not refuted:
                 if first.shape[1] > 1:  # what was expected of vector answers does not hold
                     ask.oracle.expect(None)
                 yield (

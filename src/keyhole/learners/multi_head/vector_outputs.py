@@ -34,6 +34,7 @@ from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.hard_attention import (
     HardAttentionPattern,
+    NeverHard,
     Overcomplete,
     Selection,
     find_selected_tokens_by_vectors,
@@ -57,6 +58,12 @@ from keyhole.models.factors import find_groups, tell_groups
 
 NOISE_NORMS = 30.0  # singular values below this many norms of the noise are noise
 LENGTHENINGS = 12  # corrections of a soft query's length
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenChoices(Refuted):
+    """Huge tokens do not show which of them heads choose. One head at a time, values that are alike
+    do not matter: the family is refuted where that fails as well."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,8 @@ def learn_vector(
             "softmax attention heads",
             counterexample,
         )
+    if isinstance(trouble, NeverHard):
+        return HiddenChoices(str(trouble), trouble.counterexample, conclusive=False)
     if isinstance(trouble, WrongFamily):
         conclusive = not isinstance(trouble, Disagreement)
         return Refuted(str(trouble), trouble.counterexample, conclusive)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import keyhole
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted
 from keyhole.learners.multi_head.hard_attention import Overcomplete
 from keyhole.learners.multi_head.vector_outputs import (
@@ -274,3 +275,12 @@ def test_a_plain_answer_with_few_decimals_is_no_pattern(seed: int) -> None:
         box, np.random.default_rng(seed), Prior(), frame, box(frame[:1, None], "values")
     )
     assert "no anchor led to a model" not in (getattr(found, "reason", ""))
+
+
+def test_heads_with_one_value_are_recovered_one_at_a_time() -> None:
+    """Every number of an answer is the same sum of both heads: huge tokens hide who chose what."""
+    rng = np.random.default_rng(3)
+    heads = [Head(rng.standard_normal((5, 5)), None, np.ones((5, 5))) for _ in range(2)]
+    found = keyhole.recover(Attention(heads))
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    assert keyhole.distance(found.model, Attention(heads)) < 1e-8
