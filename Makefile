@@ -66,7 +66,8 @@ browser:
 # the scripts among benchmarks/*.py; the rest is what they share
 MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise examples auto \
 	verifier engines http_overhead regression block deployed mlp language_model_server tokens \
-	trained_block stack layers mlp_figures journal forecast language_model_verify papers watch doctor
+	trained_block stack layers mlp_figures journal forecast language_model_verify papers watch doctor \
+	history
 
 bench: $(READY)
 	$(BIN)/keyhole bench all --out docs/results
