@@ -145,7 +145,9 @@ def open_pair(box: Box, named: str, dialect: str | None, stack: contextlib.ExitS
         if reference.plan.kind == "vectors":
             opened = stack.enter_context(box.opened(reference.plan.width))
             return Pair(opened, reference, {})
-        return Pair(target, reference, collect_options(box, dialect, spoken=False))
+        spoken = reference.talk is not None
+        options = collect_options(box, dialect, spoken=spoken)
+        return Pair(target, reference, options if is_address(target) or not spoken else {})
     if not rows and (box.speaks or speaks(reference)):
         options = collect_options(box, dialect, spoken=True)
         if not is_address(target):

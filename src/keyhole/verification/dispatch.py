@@ -31,6 +31,7 @@ from keyhole.verification.reference import (
 )
 from keyhole.verification.signature import (
     Signature,
+    compare_talk_with_signature,
     compare_with_signature,
     is_signature,
     load_signature,
@@ -86,6 +87,9 @@ def compare_target(
     box: Any, reference: Any, queries: int, seed: int, **options: Any
 ) -> tuple[Verdict, int, int] | None:
     """The same with the number of answers compared, and of those beyond their tolerance."""
+    if isinstance(reference, Signature) and reference.talk is not None:
+        talk = compare_talk_with_signature(box, reference, queries, seed, **options)
+        return make_spoken_verdict(talk), len(talk.prompts), int(talk.bad.sum())
     if isinstance(reference, Signature):
         found = compare_with_signature(box, reference, queries, seed, **options)
         verdict = make_verdict(found, what=SIGNED)

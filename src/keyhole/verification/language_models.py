@@ -50,6 +50,7 @@ from keyhole.verification.reference import (
     FINGERPRINT,
     FRESH,
     HALVES,
+    SIGNED,
     is_address,
     is_whole_folder,
 )
@@ -411,6 +412,7 @@ class SpokenCompared:
     notes: tuple[str, ...] = ()
     format: str = ""
     wrong_tokens: int = 0  # sampled tokens that are not the reference's likeliest
+    what: str = "reference"  # that the box is compared with
 
     @property
     def bad(self) -> Array:
@@ -664,11 +666,12 @@ def make_spoken_verdict(found: SpokenCompared) -> Verdict:
     count, bad = len(found.prompts), int(found.bad.sum())
     worst = float(np.max(found.deviations))
     kinds = f"{found.ordinary} ordinary, {count - found.ordinary} chosen to tell"
+    fresh = "prompts" if found.what == SIGNED else "fresh prompts"
     finite = worst if np.isfinite(worst) else 0.0
     if bad:
         off = f", by up to {worst:.1e} nats" if np.isfinite(worst) else ""
         bound = (
-            f"{bad} of {count} prompts ({kinds}) are answered otherwise than the reference "
+            f"{bad} of {count} prompts ({kinds}) are answered otherwise than the {found.what} "
             f"answers them{off} (allowed: {found.allowed:.1e})."
         )
         if found.wrong_tokens:
@@ -676,7 +679,7 @@ def make_spoken_verdict(found: SpokenCompared) -> Verdict:
     else:
         share = share_conceded(found.ordinary)
         bound = (
-            f"{count} fresh prompts ({kinds}) were answered as the reference answers them: "
+            f"{count} {fresh} ({kinds}) were answered as the {found.what} answers them: "
             f"{found.told:,} log-probabilities or labels agree within {found.allowed:.1e} nats "
             f"(largest difference {worst:.1e}). With {CONFIDENCE:.0%} confidence at most "
             f"{share:.0%} of ordinary prompts are answered differently. Smaller differences are "

@@ -22,12 +22,19 @@ from typing import Any
 import numpy as np
 
 from keyhole import __version__
-from keyhole.arrays import Array, Float, random_stream, whole_number
+from keyhole.arrays import Array, Float, Int, random_stream, whole_number
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.rows import NUMBERS, VECTORS
 from keyhole.results import Verdict, plain
+from keyhole.verification.language_models import (
+    Speaker,
+    Spoken,
+    SpokenCompared,
+    draw_prompts,
+    make_spoken_verdict,
+)
 from keyhole.verification.records import (
     holds_record,
     pack_array,
@@ -55,8 +62,10 @@ from keyhole.verification.reference import (
     read_format,
 )
 from keyhole.verification.requests import Request
+from keyhole.verification.spoken_signature import PROMPTS, Talk, compare_talk, hear, open_talker
 
 SIGNATURE, EVIDENCE = "keyhole-signature-1", "keyhole-evidence-1"
+TALK = ("told", "sampled")
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -64,7 +73,7 @@ DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 class Plan:
     """What queries are drawn from: kind, seed, number, and what the box accepts."""
 
-    kind: str  # "numbers", "text" or "vectors"
+    kind: str  # "numbers", "text" or "vectors"; "prompts" of a language model
     seed: int
     queries: int
     tokens: int = 0
@@ -90,6 +99,9 @@ class Plan:
     def draw(self) -> list[Request]:
         """The queries: the same plan draws the same ones."""
         rng = random_stream(self.seed, STREAM)
+        if self.kind == PROMPTS:
+            prompts = draw_prompts(self.queries, self.tokens, self.longest or None, rng)
+            return [Request((prompt,), "an ordinary prompt") for prompt in prompts]
         if self.kind == VECTORS:
             domain: dict[str, Any] = dict(self.domain)
             if "max_length" in domain:
@@ -123,6 +135,15 @@ class Signature:
     made: str  # when
     versions: tuple[tuple[str, str], ...]
     digest: str = ""  # SHA-256 of the file
+    told: Int[Array, "n out"] | None = None  # of a language model: tokens of the log-probabilities
+    sampled: Int[Array, " n"] | None = None
+
+    @property
+    def talk(self) -> Talk | None:
+        """What a language model told; None of any other box."""
+        if self.told is None or self.sampled is None:
+            return None
+        return Talk(Spoken(self.sampled, self.told, self.answers), self.noise)
 
     def __str__(self) -> str:
         return (
@@ -173,7 +194,11 @@ def sign(
     """
     count = whole_number("queries", queries, 1)
     number = secrets.randbits(62) if seed is None else whole_number("seed", seed, 0)
+    speaker = open_talker(box, None, options)
+    if speaker is not None:
+        return _sign_talk(box, speaker, path, count, number)
     with open_one(box, **options) as sides:
+        check_reading(sides.box)
         plan = Plan.of(sides, number, count)
         requests = plan.draw()
         raw = np.concatenate([np.asarray(sides.box.ask(one.rows)) for one in requests])
@@ -191,6 +216,62 @@ def sign(
     return replace(signature, digest=write_record(path, SIGNATURE, _describe(signature)))
 
 
+def check_reading(box: Any) -> None:
+    """Raises where a folder does not say what its model answers with: a guess is not signed."""
+    reading = getattr(box, "reading", None)
+    if reading is not None and not reading.stated:
+        raise InvalidArgument(
+            "this folder does not say how one vector is made of a row (it has no modules.json): "
+            "sign the endpoint that serves it, or a function that pools as it should"
+        )
+
+
+def _sign_talk(box: Any, speaker: Speaker, path: str | Path, count: int, seed: int) -> Signature:
+    """The signature of a language model: what it told to ordinary prompts."""
+    domain = speaker.oracle.spec.domain
+    plan = Plan(PROMPTS, seed, count, speaker.reference.tokens, domain.max_length or 0)
+    requests = plan.draw()
+    try:
+        talk = hear(speaker, [request.rows[0] for request in requests])
+    finally:
+        if speaker.oracle is not box:
+            speaker.oracle.close()
+    signature = Signature(
+        speaker.oracle.spec.identity,
+        plan,
+        tuple(requests),
+        talk.spoken.logprobs,
+        np.zeros(len(requests)),
+        talk.noise,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        list_versions(),
+        told=talk.spoken.tokens,
+        sampled=talk.spoken.sampled,
+    )
+    return replace(signature, digest=write_record(path, SIGNATURE, _describe(signature)))
+
+
+def compare_talk_with_signature(
+    box: Any, signature: Signature, queries: int | None, seed: int, **options: Any
+) -> SpokenCompared:
+    """A language model beside what was signed, on prompts of the signature."""
+    requests, places = choose_requests(signature, queries, seed)
+    talk = signature.talk
+    assert talk is not None
+    spoken = Spoken(
+        talk.spoken.sampled[places], talk.spoken.tokens[places], talk.spoken.logprobs[places]
+    )
+    speaker = open_talker(box, signature.plan.tokens, options)
+    if speaker is None:
+        raise InvalidArgument("a language model was signed, and the box is none")
+    try:
+        prompts = [request.rows[0] for request in requests]
+        return compare_talk(speaker, prompts, Talk(spoken, talk.noise), signature.made)
+    finally:
+        if speaker.oracle is not box:
+            speaker.oracle.close()
+
+
 def _describe(signature: Signature) -> dict[str, Any]:
     """The signature as JSON."""
     return {
@@ -203,6 +284,8 @@ def _describe(signature: Signature) -> dict[str, Any]:
         "noise": asdict(signature.noise),
         "made": signature.made,
         "versions": dict(signature.versions),
+        "told": None if signature.told is None else pack_array(signature.told),
+        "sampled": None if signature.sampled is None else pack_array(signature.sampled),
     }
 
 
@@ -247,6 +330,7 @@ def load_signature(path: str | Path) -> Signature:
             str(body["made"]),
             tuple((str(k), str(v)) for k, v in body["versions"].items()),
             digest,
+            *(None if body[name] is None else unpack_array(body[name]) for name in TALK),
         )
         rows = sum(len(request.rows) for request in signature.requests)
         if not rows == len(signature.answers) == len(signature.spread):
@@ -318,6 +402,9 @@ def verify_signature(
     box: Any, signature: Signature, queries: int | None = None, seed: int = 0, **options: Any
 ) -> Verdict:
     """Whether a box still answers as the one that was signed."""
+    if signature.talk is not None:
+        spoken = compare_talk_with_signature(box, signature, queries, seed, **options)
+        return make_spoken_verdict(spoken)
     found = compare_with_signature(box, signature, queries, seed, **options)
     verdict = make_verdict(found, what=SIGNED)
     days = f"The queries are those of the signature of {signature.made[:10]}: whoever has read it "
@@ -350,6 +437,8 @@ def verify_with_evidence(
     """The same comparison as `verify` of two boxes, or of a box with a signature, written down so
     that a third party can check it."""
     signed = load_signature(reference) if is_signature(reference) else reference
+    if isinstance(signed, Signature) and signed.talk is not None:
+        raise InvalidArgument("evidence is not written for language models: keep the signature")
     if isinstance(signed, Signature):
         found = compare_with_signature(box, signed, queries, seed, **options)
         requests, _ = choose_requests(signed, queries, seed)

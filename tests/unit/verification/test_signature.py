@@ -22,6 +22,7 @@ from keyhole.verification.signature import (
     sign,
     verify_with_evidence,
 )
+from sentence_folders import write_plain
 
 TABLE = np.random.default_rng(0).standard_normal((30, 4))
 MODEL = attention(np.random.default_rng(1), 5, outputs=2)
@@ -163,3 +164,10 @@ def test_the_record_is_plain_json(signed):
     head, body = signed.read_text().splitlines()
     assert head.startswith("keyhole-signature-1 sha256:")
     assert json.loads(body)["versions"]["keyhole"] == keyhole.__version__
+
+
+def test_a_guess_is_not_signed(tmp_path):
+    (tmp_path / "plain").mkdir()
+    folder = write_plain(tmp_path / "plain")
+    with pytest.raises(InvalidArgument, match="does not say how one vector is made"):
+        sign(f"hf:{folder}", tmp_path / "a.keyhole")
