@@ -28,6 +28,7 @@ from keyhole.measurement.asking import Asker
 PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
 NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers
+NAMING = 1e-3  # moves of all tokens, relative to their size
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,11 +242,10 @@ def name_tokens_in_use(
     direction = rng.standard_normal(width)
     patterns: list[Array] = []
     responses: list[Array] = []
-    naming = 1e-3  # moves of all tokens, relative to their size
     while len(patterns) <= min(width, ask.outputs, count):
         wanted = 2 if not patterns else 1
         drawn = rng.standard_normal((wanted, count))
-        moved = bag + naming * HUGE * drawn[:, :, None] * direction
+        moved = bag + NAMING * HUGE * drawn[:, :, None] * direction
         last = np.broadcast_to(anchor, (wanted, 1, width))
         answers = ask(np.concatenate([moved, last], axis=1), PURPOSE) - base
         patterns.extend(drawn)

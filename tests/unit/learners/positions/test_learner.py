@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import keyhole
+from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions import Positions, learner
 from keyhole.learners.positions.kinds import PositionKind, recognise_positions
-from keyhole.learners.positions.learner import rotary_base, shorten_table
+from keyhole.learners.positions.learner import demand_digits, rotary_base, shorten_table
 from keyhole.measurement.asking import Asker
 from placed_layers import placed_layer
 
@@ -167,3 +168,15 @@ def test_a_constant_end_is_cut_off() -> None:
     table = np.array([[0.0, 1.0, 2.0, 3.0, 3.0, 3.0], [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
     assert shorten_table(table).shape == (2, 4)
     assert shorten_table(table[:, :4]).shape == (2, 4)
+
+
+def test_a_stage_refutes_nothing_with_fewer_digits_than_it_decides_by() -> None:
+    refuted = Refuted("the tokens in use cannot be named")
+    layer = placed_layer("rotary", 4, 2, 0)
+    exact, single = (Asker(keyhole.open_oracle(box)) for box in (layer, layer.astype(np.float32)))
+    for ask in (exact, single):
+        ask(np.ones((1, 1, 4)), "test")
+    assert demand_digits(refuted, exact) is refuted
+    assert isinstance(demand_digits(refuted, single), Inconclusive)
+    shown = Refuted("x", keyhole.errors.Counterexample(np.zeros((1, 2)), 1.0, 0.0))
+    assert demand_digits(shown, single) is shown
