@@ -39,7 +39,10 @@ def doctor(
     ] = None,
     budget: Annotated[int, typer.Option(min=1, help="Rows that may be asked.")] = 200,
     dialect: Annotated[
-        str | None, typer.Option(help="openai, tei or predict.", rich_help_panel=HTTP)
+        str | None,
+        typer.Option(
+            help="Of an embedding endpoint: openai, tei or predict.", rich_help_panel=HTTP
+        ),
     ] = None,
     request: Annotated[
         str | None,

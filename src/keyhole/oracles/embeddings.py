@@ -230,6 +230,12 @@ def open_embedding_endpoint(
 
     Raises:
         OracleError: The address serves none of the dialects, or refuses both kinds of rows.
+
+    Example:
+        >>> open_embedding_endpoint("http://localhost:9", dialect="telepathy")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        keyhole.errors.InvalidArgument: ...
     """
     known = [field.name for field in fields(Access)]
     strange = sorted({*access} - {*known})

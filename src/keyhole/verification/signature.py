@@ -184,6 +184,10 @@ def sign(
     Returns:
         The signature. `keyhole.verify(other, path)` compares another box with it.
 
+    Raises:
+        InvalidArgument: Something that cannot be asked, or an option that it does not have.
+        OracleError: The box did not answer.
+
     Example:
         >>> import numpy as np, tempfile, keyhole
         >>> from keyhole.models.random import attention
@@ -476,11 +480,25 @@ def verify_with_evidence(
 
 
 def check_evidence(path: str | Path) -> Evidence:
-    """Checks a verdict from its file alone: the digest, that the seed is the one committed to and
-    draws these queries, and that these answers and tolerances give this verdict.
+    """Checks a verdict from its file alone.
+
+    The digest, that the seed is the one committed to and draws these queries, and that these
+    answers and tolerances give this verdict.
+
+    Args:
+        path: The file that `keyhole verify --evidence` wrote.
+
+    Returns:
+        The evidence: queries, answers, tolerances and the verdict that follows from them.
 
     Raises:
         FileFormatError: The file was altered, or is none of evidence.
+
+    Example:
+        >>> check_evidence("nothing.json")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        keyhole.errors.FileFormatError: ...
     """
     body, digest = read_record(path, EVIDENCE)
     try:
