@@ -51,8 +51,11 @@ class Embeddings(ThreadingHTTPServer):
         if path == "/embed" and "tei" in self.dialects:
             return self.answer(body["inputs"])
         if path == "/predict" and "predict" in self.dialects:
-            answers = self.answer(body["inputs"])
-            return [[{"label": str(k), "score": x} for k, x in enumerate(row)] for row in answers]
+            answers = self.answer([text for (text,) in body["inputs"]])
+            scores = [
+                [{"label": f"LABEL_{k}", "score": x} for k, x in enumerate(r)] for r in answers
+            ]
+            return [sorted(row, key=lambda one: -one["score"]) for row in scores]
         if path == "/own" and "own" in self.dialects:
             return {"result": {"vectors": self.answer(body["ask"]["these"])}}
         return None

@@ -38,6 +38,7 @@ class Dialect:
     vector: tuple[str, ...] = ()  # path to the vector in one answer
     takes: tuple[str, ...] = (NUMBERS, TEXT)
     single: bool = False  # one row a request
+    labelled: bool = False  # an answer is a list of scores with their labels, the best first
 
 
 OPENAI = Dialect(
@@ -48,12 +49,13 @@ OPENAI = Dialect(
     ("embedding",),
 )
 TEI = Dialect("tei", "/embed", {"inputs": "$rows", "truncate": False}, ())
-PREDICT = Dialect(
+PREDICT = Dialect(  # a list of two strings would be taken for one pair
     "predict",
     "/predict",
-    {"inputs": "$rows", "raw_scores": True, "truncate": False},
+    {"inputs": "$lists", "raw_scores": True, "truncate": False},
     (),
-    ("*", "score"),
+    takes=(TEXT,),
+    labelled=True,
 )
 DIALECTS = {dialect.name: dialect for dialect in (OPENAI, TEI, PREDICT)}
 
@@ -62,10 +64,16 @@ class EmbeddingEndpoint(RowBox):
     """Asks an embedding server, one request for all rows that are asked together."""
 
     def __init__(
-        self, endpoint: Endpoint, dialect: Dialect, path: str, spec: RowSpec, model: str | None
+        self,
+        endpoint: Endpoint,
+        dialect: Dialect,
+        path: str,
+        spec: RowSpec,
+        model: str | None,
+        labels: Sequence[str] = (),
     ) -> None:
         self.endpoint, self.dialect, self.path = endpoint, dialect, path
-        self.spec, self.model, self.asked = spec, model, 0
+        self.spec, self.model, self.asked, self.labels = spec, model, 0, tuple(labels)
 
     @property
     def traffic(self) -> Any:
@@ -117,7 +125,10 @@ class EmbeddingEndpoint(RowBox):
             if self.dialect.single and not self.dialect.vector:
                 listed = [listed]
             listed = in_order(listed)
-            vectors = [follow(entry, list(self.dialect.vector)) for entry in listed]
+            if self.dialect.labelled:
+                vectors = [by_label(entry, self.labels) for entry in listed]
+            else:
+                vectors = [follow(entry, list(self.dialect.vector)) for entry in listed]
             numbers = np.array(vectors, dtype=np.float64)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             place = ".".join(self.dialect.answer) or "the top"
@@ -144,6 +155,23 @@ def in_order(listed: Any) -> list[Any]:
     return sorted(entries, key=lambda entry: int(entry["index"]))
 
 
+def by_label(scores: Any, labels: Sequence[str]) -> list[float]:
+    """Scores in the order of the labels, or, where that is not known, of their names.
+
+    >>> by_label([{"label": "LABEL_1", "score": 3.0}, {"label": "LABEL_0", "score": 1.0}], ())
+    [1.0, 3.0]
+    """
+    found = {str(entry["label"]): float(entry["score"]) for entry in scores}
+    order = list(labels) if set(labels) == set(found) else sorted(found, key=_name_of_label)
+    return [found[label] for label in order]
+
+
+def _name_of_label(label: str) -> tuple[str, int]:
+    """Names with a number at the end in the order of the numbers: LABEL_2 before LABEL_10."""
+    name = label.rstrip("0123456789")
+    return name, int(label[len(name) :] or 0)
+
+
 def fill(template: Any, rows: list[Any]) -> Any:
     """The message with the rows in their place.
 
@@ -152,6 +180,8 @@ def fill(template: Any, rows: list[Any]) -> Any:
     """
     if isinstance(template, str) and template in ("$rows", *ROWS):
         return rows
+    if template == "$lists":
+        return [[row] for row in rows]
     if isinstance(template, str) and template in ROW:
         return rows[0]
     if isinstance(template, dict):
@@ -206,6 +236,7 @@ def open_embedding_endpoint(
     model: str | None = None,
     tokens: int | None = None,
     max_length: int | None = None,
+    labels: Sequence[str] = (),
     request: Any = None,
     answer: str = "",
     **access: Any,
@@ -219,6 +250,7 @@ def open_embedding_endpoint(
         model: Name of the model, where the server has several.
         tokens: Size of the vocabulary, where no tokenizer says it.
         max_length: Tokens of the longest row.
+        labels: Of a classifier, in the order of its logits: servers may send the best first.
         request: For a JSON of one's own: the message, with "$tokens" (all rows as token numbers),
             "$texts" (as texts), "$sequence" or "$text" (one row) where they go.
         answer: Path to the vectors in its reply, as in "result.vectors" or "data.*.embedding".
@@ -251,7 +283,7 @@ def open_embedding_endpoint(
             own = own_dialect(request, answer)
             spec = RowSpec(own.takes, endpoint.identity, tokens, max_length)
             return EmbeddingEndpoint(endpoint, own, "", spec, model)
-        return _examine(endpoint, url, dialect, model, tokens, max_length)
+        return _examine(endpoint, url, dialect, model, tokens, max_length, labels)
     except BaseException:
         endpoint.close()
         raise
@@ -264,6 +296,7 @@ def _examine(
     model: str | None,
     tokens: int | None,
     max_length: int | None,
+    labels: Sequence[str],
 ) -> EmbeddingEndpoint:
     """Which dialect is served, and which rows it takes: one short row of each kind."""
     model = model or _name_of_model(endpoint)
@@ -274,7 +307,7 @@ def _examine(
         taken = []
         for kind in one.takes:
             spec = RowSpec((kind,), endpoint.identity, tokens, max_length)
-            box = EmbeddingEndpoint(endpoint, one, path, spec, model)
+            box = EmbeddingEndpoint(endpoint, one, path, spec, model, labels)
             asked += 1
             try:
                 box.ask([samples[kind]], HASTY)
@@ -286,7 +319,7 @@ def _examine(
             taken.append(kind)
         if taken:
             spec = RowSpec(tuple(taken), endpoint.identity, tokens, max_length)
-            found = EmbeddingEndpoint(endpoint, one, path, spec, model)
+            found = EmbeddingEndpoint(endpoint, one, path, spec, model, labels)
             found.asked = asked
             return found
     raise OracleError(

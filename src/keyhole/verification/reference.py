@@ -188,7 +188,8 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
     if is_address(target):
         from keyhole.oracles.embeddings import open_embedding_endpoint
 
-        given = {"tokens": tokens, "max_length": longest, **options}
+        labels = list_labels(like)
+        given = {"tokens": tokens, "max_length": longest, "labels": labels, **options}
         return open_embedding_endpoint(target, **given)
     if is_whole_folder(target) or (is_module(target) and _embeds_tokens(target)):
         from keyhole.oracles.token_models import open_token_model
@@ -215,6 +216,13 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
         f"cannot ask a {type(target).__name__} rows of tokens: expected hf:FOLDER, an embedding "
         "endpoint, an ONNX file, or a function (tokens, attention_mask) -> (batch, outputs)"
     )
+
+
+def list_labels(reference: RowBox | None) -> tuple[str, ...]:
+    """Labels of a classifier at hand, in the order of its logits."""
+    config = getattr(getattr(reference, "module", None), "config", None)
+    known = getattr(config, "id2label", None) or {}
+    return tuple(str(known[number]) for number in sorted(known))
 
 
 def _agree_on_kind(box: RowBox, reference: RowBox) -> Sides:

@@ -5,7 +5,13 @@ import pytest
 
 from embedding_server import served
 from keyhole.errors import InvalidArgument, OracleError
-from keyhole.oracles.embeddings import find_dialects, in_order, open_embedding_endpoint, own_dialect
+from keyhole.oracles.embeddings import (
+    by_label,
+    find_dialects,
+    in_order,
+    open_embedding_endpoint,
+    own_dialect,
+)
 from keyhole.oracles.http.retry import RetryPolicy
 
 TABLE = np.random.default_rng(0).standard_normal((30, 4))
@@ -26,7 +32,7 @@ ROWS = [np.array([3, 1, 2]), np.array([5]), np.array([7, 7])]
 MEANS = np.stack([TABLE[row].mean(axis=0) for row in ROWS])
 
 
-@pytest.mark.parametrize("dialect", ["openai", "tei", "predict"])
+@pytest.mark.parametrize("dialect", ["openai", "tei"])
 def test_rows_asked_together_travel_in_one_request(dialect):
     with served(embed, dialects=(dialect,)) as server, open_embedding_endpoint(server.url) as box:
         assert box.dialect.name == dialect
@@ -70,6 +76,16 @@ def test_texts_go_to_servers_that_take_nothing_else():
         np.testing.assert_allclose(box.ask(["a bcd"])[0], expected)
         with pytest.raises(InvalidArgument, match="takes text, and was given numbers"):
             box.ask(ROWS)
+
+
+def test_scores_of_a_classifier_come_in_the_order_of_its_labels():
+    options = {"encode": encode, "takes": ("text",), "dialects": ("predict",)}
+    with served(embed, **options) as server, open_embedding_endpoint(server.url) as box:
+        assert box.dialect.name == "predict"
+        np.testing.assert_allclose(box.ask(["a bcd", "ab"]), [TABLE[[1, 3]].mean(axis=0), TABLE[2]])
+    scores = [{"label": "yes", "score": 2.0}, {"label": "no", "score": 1.0}]
+    assert by_label(scores, ("no", "yes")) == [1.0, 2.0]
+    assert by_label(scores, ("yes", "no")) == [2.0, 1.0]
 
 
 def test_a_json_of_its_own():

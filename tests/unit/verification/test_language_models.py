@@ -178,3 +178,26 @@ def test_another_vocabulary_and_nameless_tokens_are_said():
         pytest.raises(InvalidArgument, match="names tokens by their text"),
     ):
         keyhole.verify(box, MODEL, queries=4)
+
+
+class Written:
+    """A tokenizer whose tokens are whole numbers, written out."""
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    def decode(self, numbers):
+        return "".join(f"t{number}" for number in numbers)
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        return messages[0]["content"]
+
+
+@pytest.mark.parametrize("habit", ["words", "chat"])
+def test_servers_that_take_texts_are_read_by_the_tokenizer(habit):
+    reference = TorchPredictor(MODEL, Written())
+    with served(logits_of(MODEL), Interface(TOKENS, 5), habit) as server:
+        verdict = verify_language_models(server.url, reference, queries=10)
+        assert verdict.agrees, verdict.bound
+    with served(CHANGES["temperature"], Interface(TOKENS, 5), habit) as server:
+        assert not verify_language_models(server.url, reference, queries=10).agrees

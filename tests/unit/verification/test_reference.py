@@ -144,6 +144,10 @@ def test_a_classifier_and_a_plain_folder(tmp_path):
     (tmp_path / "b").mkdir()
     classifier = write_classifier(tmp_path / "a")
     assert verify_boxes(engine(classifier), f"hf:{classifier}", queries=20).agrees
+    model = open_token_model(classifier)
+    texts = {"encode": model.encode, "takes": ("text",), "dialects": ("predict",)}
+    with served(engine(classifier), **texts) as server:
+        assert verify_boxes(server.url, f"hf:{classifier}", queries=20).agrees
     plain = write_plain(tmp_path / "b")
     served_as = engine(plain, pooling="cls", normalize=True)
     verdict = verify_boxes(served_as, f"hf:{plain}", queries=20)
@@ -222,3 +226,10 @@ def test_targets_are_told_from_models():
     assert is_target("a.onnx")
     assert not is_target("run")
     assert not is_target(attention(np.random.default_rng(0), 3))
+
+
+def test_a_part_of_a_folder(folder):
+    name = f"hf:{folder}#encoder.layer.1"
+    assert verify_boxes(open_oracle(name), name, queries=20).agrees
+    other = open_oracle(f"hf:{folder}#encoder.layer.0")
+    assert not verify_boxes(other, name, queries=20).agrees
