@@ -314,6 +314,7 @@ class _Run:
                 self.watch.look()
             asked, model, errors = self._spare_questions(learned)
             past = self.oracle.past if self.reader is None else []
+            self.oracle.spill()
             self.verdict = verify_model(
                 asked,
                 model,

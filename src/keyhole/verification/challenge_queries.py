@@ -140,12 +140,12 @@ class Designer:
                 tokens = self.draw_again(recipe).tokens
                 yield [(replace(fresh, tokens=tokens, reason=AGAIN), recipe)]
             kind = KINDS[number]
-            lengths = [self.draw_length(kind.lengths) for _ in range(self.candidates)]
+            lengths = [self.draw_length(kind) for _ in range(self.candidates)]
             length = max(lengths, key=classes.rate_novelty)
             classes = classes.meet(length)
             calls = [self._draw(number, length, lap == 0) for _ in range(kind.together)]
             if first is None:
-                first = replace(calls[0][0], tokens=calls[0][0].tokens[:0]), calls[0][1]
+                first = replace(calls[0][0], tokens=calls[0][0].tokens[:0].copy()), calls[0][1]
             yield calls
 
     def _draw(self, kind: int, length: int, first: bool) -> tuple[Fresh, Recipe]:
@@ -171,10 +171,12 @@ class Designer:
     def most_tokens(self) -> int:
         return min(self.spec.domain.max_length or self.longest, self.longest)
 
-    def draw_length(self, bounds: tuple[int, int]) -> int:
-        """A number of tokens between two, or now and then any that the box accepts."""
+    def draw_length(self, kind: Kind) -> int:
+        """A number of tokens of the kind, or now and then any that the box accepts; not where
+        several sequences are asked in one call, which would be large."""
         longest = self.most_tokens
-        low, high = (2, longest) if self.rng.random() < self.any_length else bounds
+        any_length = kind.together == 1 and self.rng.random() < self.any_length
+        low, high = (2, longest) if any_length else kind.lengths
         low, high = min(low, longest), min(high, longest)
         return min(int(low * ((high + 1) / low) ** self.rng.random()), high)
 

@@ -26,7 +26,7 @@ from keyhole.oracles.queries import ProbeAnchorBank, QueryBatch
 from keyhole.verification.tolerance import FEW, OLD, Case, Judged, Past, allow_rounding, judge
 
 MANY = 64  # contradicted answers after which no more are looked at
-PORTION = 2**22  # bytes of tokens that are made and compared at once
+PORTION = 2**19  # bytes of tokens that are made and compared at once, or as many as the model has
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,15 @@ def replay(
     return Replay(compared, contradicted, first)
 
 
+def count_bytes(model: Any) -> int:
+    """Of tokens that are compared at once."""
+    own = model.to_arrays().values() if hasattr(model, "to_arrays") else ()
+    return max(PORTION, sum(array.nbytes for array in own))
+
+
 def read_portions(model: Any, past: Past) -> Iterator[Past]:
     """Batches of one length that are compared together: many are of a few queries."""
+    portion_bytes = count_bytes(model)
     for length in sorted({queries.length for queries, _ in past}):
         portion: Past = []
         held = 0
@@ -70,14 +77,14 @@ def read_portions(model: Any, past: Past) -> Iterator[Past]:
             if queries.length != length:
                 continue
             size = 8 * length * queries.width
-            step = max(1, PORTION // size)
+            step = max(1, portion_bytes // size)
             if predicts_pairs(model, queries):
                 step *= queries.width  # no tokens are made
             for start in range(0, len(queries), step):
                 part = slice(start, start + step)
                 portion.append((queries[part], answers[part]))
                 held += len(portion[-1][1]) * size
-                if held >= PORTION:
+                if held >= portion_bytes:
                     yield portion
                     portion, held = [], 0
         if portion:
@@ -113,12 +120,14 @@ def judge_portion(
                 again = QueryBatch(queries.bank, queries.index[odd], queries.purpose)
                 doubtful.append((again, box[odd], own[odd]))
     judged = []
-    for case in read_cases(doubtful):
+    for case in read_cases(doubtful, count_bytes(model)):
         judged += judge(model, errors, [case], noise, rng, predicted, FEW)
     return judged
 
 
-def read_cases(batches: list[tuple[QueryBatch, Array, Array]]) -> Iterator[Case]:
+def read_cases(
+    batches: list[tuple[QueryBatch, Array, Array]], portion_bytes: int
+) -> Iterator[Case]:
     """Queries with the answers of box and model, a portion of tokens at a time."""
     tokens: list[Array] = []
     answers: list[tuple[Array, Array]] = []
@@ -128,12 +137,12 @@ def read_cases(batches: list[tuple[QueryBatch, Array, Array]]) -> Iterator[Case]
         return Case(np.concatenate(tokens), box, own, OLD, box)
 
     for queries, box, own in batches:
-        step = max(1, PORTION // (8 * queries.length * queries.width))
+        step = max(1, portion_bytes // (8 * queries.length * queries.width))
         for start in range(0, len(queries), step):
             part = slice(start, start + step)
             tokens.append(queries[part].tokens())
             answers.append((box[part], own[part]))
-            if sum(made.nbytes for made in tokens) >= PORTION:
+            if sum(made.nbytes for made in tokens) >= portion_bytes:
                 yield join()
                 tokens, answers = [], []
     if tokens:

@@ -25,7 +25,7 @@ from keyhole.models.base import (
 from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
-LONG = 2**14  # numbers in a fresh query beyond which disturbed models are asked in doubt only
+LONG = 2**13  # numbers in a fresh query beyond which disturbed models are asked in doubt only
 DRAWS, FEW = 6, 2  # disturbed copies of the model per query; where most queries need few
 OLD = "a query asked while learning"
 OTHER_SHAPE = "answers of another shape"

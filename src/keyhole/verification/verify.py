@@ -273,7 +273,9 @@ class _FreshQueries:
 
     def _ask(self, calls: list[tuple[Fresh, Recipe]], count: int) -> tuple[Array, Array]:
         """The tokens and the answers of the first `count` queries of a call."""
-        tokens = np.stack([fresh.tokens for fresh, _ in calls])[:, -self.longest :]
+        alone = len(calls) == 1  # a long one is not copied
+        tokens = calls[0][0].tokens[None] if alone else np.stack([one.tokens for one, _ in calls])
+        tokens = tokens[:, -self.longest :]
         while True:
             try:
                 given = self.box.ask(QueryBatch.of(tokens, VERIFICATION)[:count])

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import IO, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from keyhole.arrays import Array, Int
 from keyhole.oracles.base import Oracle, Wrapper
 from keyhole.oracles.queries import ArrayBank, QueryBatch, TokenBank, holds_table
 
-IN_MEMORY = 2**25  # bytes of tokens that are held in memory before a file takes them
+IN_MEMORY = 2**20  # bytes of tokens that are held in memory before a file takes them
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,10 @@ class AnswerRecord(Wrapper):
     @property
     def past(self) -> list[tuple[QueryBatch, Array]]:
         return [(kept.queries, kept.answers) for kept in self.kept]
+
+    def spill(self) -> None:
+        """Tokens that come now go to the file: what verifies is looked at once more at most."""
+        self._tables.left = 0
 
     def ask(self, queries: QueryBatch) -> Array:
         answers = self.inner.ask(queries)
@@ -93,7 +97,7 @@ class _TableStore:
     """Copies of token tables, each made once: batches often share a bank."""
 
     def __init__(self, in_memory: int) -> None:
-        self._left = in_memory
+        self.left = in_memory
         self._file: IO[bytes] | None = None
         self._size = 0
         self._copies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -108,11 +112,12 @@ class _TableStore:
         return self._copies[bank]
 
     def _keep(self, table: Array) -> Array:
-        if table.nbytes <= self._left:
-            self._left -= table.nbytes
+        if table.nbytes <= self.left:
+            self.left -= table.nbytes
             return table.copy()
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="keyhole-")  # noqa: SIM115
+            finalize(self, self._file.close)
         start, aligned = self._size, -(-self._size // 64) * 64
         self._file.seek(aligned)
         table.tofile(self._file)

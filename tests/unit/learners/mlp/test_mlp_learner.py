@@ -29,7 +29,7 @@ def test_free_inputs(activation):
     found = keyhole.recover(keyhole.open_oracle(truth, width=6), MlpLearner())
     assert found.outcome is Outcome.RECOVERED
     assert keyhole.distance(found.model, truth) < 1e-10
-    assert found.ledger.paid <= 4.5 * found.ledger.floor
+    assert found.ledger.learning <= 4.5 * found.ledger.floor
     assert np.abs(found.errors.inner).max() < 1e-9
 
 

@@ -45,7 +45,7 @@ def test_scalar_layers_in_bounded_domains(
     found = keyhole.recover(keyhole.open_oracle(secret, **domain), learner)
     assert len(found.model.heads) == heads
     assert keyhole.distance(found.model, secret) <= 1e-10
-    assert found.ledger.paid <= most
+    assert found.ledger.learning <= most
     assert found.ledger.floor == heads * (d * d + d + bias * d) + bias
 
 

@@ -106,5 +106,5 @@ def test_bounded_scores_are_named_behind_turning_keys(kind: str, seed: int) -> N
 def test_a_refusal_says_that_scores_are_capped() -> None:
     box = keyhole.open_oracle(build_bounded_box("capped", 0), width=8)
     recovery = keyhole.recover(box, throw=False)
-    assert recovery.outcome is keyhole.Outcome.REJECTED
+    assert recovery.outcome is keyhole.Outcome.UNSUPPORTED
     assert "scores are capped" in recovery.reason

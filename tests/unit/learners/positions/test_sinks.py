@@ -75,5 +75,5 @@ def test_a_sink_beside_positions_is_refused_with_that_reason() -> None:
     position = replace(layer.position, slopes=np.array([0.5, 0.25]))
     truth = Attention(layer.heads, layer.offset, None, position)
     found = keyhole.recover(truth, seed=1, throw=False)
-    assert found.outcome is keyhole.Outcome.ILL_CONDITIONED
-    assert "sink beside positions" in found.reason
+    assert found.outcome is keyhole.Outcome.UNSUPPORTED
+    assert "a sink and positions" in found.reason

@@ -216,7 +216,8 @@ def test_high_rank_is_found_inside_a_block(rank: int) -> None:
         recovery = keyhole.recover(box, learner)
         assert recovery.details["rank"] == rank
         assert keyhole.distance(recovery.model, model) <= FLOAT64
-        assert box.seen <= limit(64, rank) + more
+        assert box.seen == recovery.ledger.paid
+        assert recovery.ledger.learning <= limit(64, rank) + more
 
 
 def test_large_widths_form_nothing_of_size_d_squared() -> None:

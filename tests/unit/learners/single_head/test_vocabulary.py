@@ -33,7 +33,7 @@ def test_thousand_random_tokens_of_width_48(seed):
     rng = np.random.default_rng(seed)
     secret, words = attention(rng, 48), rng.standard_normal((1000, 48))
     recovery = recovered(secret, words)
-    asked = recovery.ledger.paid - recovery.ledger.by_purpose["verification"]
+    asked = recovery.ledger.learning
     assert keyhole.distance(recovery.model, secret) <= 1e-9
     assert asked <= 1.05 * (48**2 + 48)
 
@@ -44,7 +44,7 @@ def test_key_bias_and_offset_are_found():
     recovery = recovered(secret, words)
     assert keyhole.distance(recovery.model, secret) <= 1e-11
     assert recovery.ledger.floor == 12**2 + 12 + 12 + 1
-    asked = recovery.ledger.paid - recovery.ledger.by_purpose["verification"]
+    asked = recovery.ledger.learning - recovery.ledger.by_purpose["precision"]
     assert asked <= 1.05 * recovery.ledger.floor + 2
 
 
