@@ -31,6 +31,7 @@ from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.names import make_learner
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
+from keyhole.models.attention import Attention
 from keyhole.models.base import multiply_out_scores, replace_parameters, takes_numbers
 from keyhole.models.canonical import product_norm
 from keyhole.models.language_model import OutputLayer
@@ -326,7 +327,7 @@ class _Run:
             )
         except BudgetExhausted:  # the precision of the box was not known, and had to be measured
             return few
-        if explains_little(self.verdict):
+        if not is_by_algebra(learned.model) and explains_little(self.verdict):
             return Outcome.ILL_CONDITIONED, (
                 f"the model that was fitted contradicts {self.verdict.contradicted:,} of "
                 f"{self.verdict.replayed:,} answers that it was made from: the search ended in a "
@@ -504,6 +505,12 @@ class _Run:
             "seconds": round(time.monotonic() - self.start, 3),
             "precision": None if precision is None else vars(precision),
         }
+
+
+def is_by_algebra(model: Any) -> bool:
+    """Whether the answers of a box of the family leave no choice: one head. All else is searched
+    for, and a search may end in a wrong place."""
+    return isinstance(model, Attention) and len(model.heads) == 1
 
 
 def explains_little(verdict: Verdict) -> bool:

@@ -237,7 +237,8 @@ def _judge_fresh(
         if one is None:
             again = _with_tokens(case, recipe, designer)
             (one,) = judge(model, errors, [again], noise, rng, predicted, FEW)
-            one = replace(one, disturbed=False)
+            one = replace(one if one.example else one.without_tokens(), disturbed=False)
+            del again
         found[k] = one
     return [found[k] for k in sorted(found)]
 
