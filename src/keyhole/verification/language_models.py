@@ -295,7 +295,7 @@ class Speaker:
             np.asarray(self.inner.ask(pack(prompt[None], names[None], values[None], VERIFICATION)))
         )
         tokens, told = replies.rows[0, 2::2].astype(np.int64), replies.rows[0, 3::2]
-        known = (tokens >= 0) & (told != UNTOLD)
+        known = (tokens >= 0) & (told != UNTOLD) & np.isfinite(told)
         tokens, told = tokens[known], told[known]
         sampled, own = int(replies.sampled[0]), float(replies.sampled_logprob[0])
         if own != UNTOLD and sampled >= 0 and sampled not in tokens:
