@@ -61,7 +61,7 @@ from keyhole.verification.tolerance import (
 
 def verify(
     box: Any,
-    model: Any,
+    reference: Any,
     *,
     errors: Any = None,
     queries: int | None = None,
@@ -69,16 +69,19 @@ def verify(
     past: Past | None = None,
     precision: NoiseModel | None = None,
 ) -> Verdict:
-    """Compares a model with a box on fresh queries, and with past answers for free.
+    """Compares a box with what it should be on fresh queries, and with past answers for free.
 
-    Where the precision of the box is not known, a few queries more measure it. Box and model may be
-    swapped where it is plain which is which.
+    Where the precision of the box is not known, a few queries more measure it. Box and reference
+    may be swapped where it is plain which is which.
 
     Args:
-        box: Anything that `open_oracle` takes.
-        model: Anything callable like the box, or a `Recovery`: its standard errors are then used,
-            and a box that computes in another number format than it did is told. Another box as
-            the reference (`hf:FOLDER`, a torch module, an address …) is asked as the box is.
+        box: Anything that `open_oracle` takes; beside a reference on token numbers also a function
+            (tokens, attention_mask) -> (batch, outputs), and the address of an embedding server or
+            of a language model.
+        reference: A model, callable like the box, or a `Recovery`: its standard errors are then
+            used, and a box that computes in another number format than it did is told. The path of
+            a saved one, or of a signature. Another box (`hf:FOLDER`, a torch module, an ONNX file,
+            an address …), which is asked the same queries; no family is needed.
         errors: Standard errors of the model, in its own structure.
         queries: Fresh queries.
         seed: The same seed asks the same queries.
@@ -100,7 +103,7 @@ def verify(
         >>> verify(model, model).agrees
         True
     """
-    model = read_reference(model)
+    model = read_reference(reference)
     if _is_claim(box) and model is not None and not _is_claim(model):
         box, model = model, box
     other = verify_target(box, model, queries, seed)
