@@ -7,18 +7,17 @@ weighted by the answers' standard errors, through the factors alone and in singl
 of unknowns are scaled by how much the answers react to them: those of a score by a Kronecker
 product, those of all values together, since their heads share every answer.
 
-Standard errors: what each answer moves the fit by (`_list_jackknife_changes`). Where unknowns are
+Standard errors: what each answer moves the fit by (fitting/jackknife). Where unknowns are
 too many to form the Jacobian, the last linear problem is solved again for noise of the misfit's
 size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.bootstrap import smooth_errors
 from keyhole.fitting.gauss_newton import (
     FitOptions,
@@ -27,6 +26,7 @@ from keyhole.fitting.gauss_newton import (
     form_jacobian,
     solve_linear,
 )
+from keyhole.fitting.jackknife import list_jackknife_steps
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax, softmax_jvp
 
@@ -124,44 +124,12 @@ def fit_layer(
     at = model.linearize(found)
     if found.unknowns <= DENSE_UNKNOWNS and len(fit.residual) * at.unknowns <= DENSE_NUMBERS:
         groups = [part.answers.shape[1] for part in data for _ in part.answers]
-        changes = _list_jackknife_changes(at, found, groups)
+        steps = list_jackknife_steps(form_jacobian(at), at.residual, groups, found.unknowns)
+        changes: Iterator[tuple[float, Array]] = ((1.0, step) for step in steps)
     else:
         changes = _draw_changes(at, found, misfit, options, rng)
     errors = _root_sum_squares(found, changes, back)
     return Polished(found if back is None else mix_outputs(found, back), *errors, misfit)
-
-
-def _list_jackknife_changes(
-    at: Linearization, layer: Layer, groups: Sequence[int]
-) -> Iterator[tuple[float, Array]]:
-    """What each answer moves the fit by: the steps by which leaving one of them out would change
-    it. Their squares add up to the variances. `groups` are the numbers in each answer.
-
-    The numbers of one answer share the rounding of its scores: they count as one observation, whose
-    residual is taken as if the fit had not seen it. In a Fisher matrix for independent numbers the
-    bars would be a third too short, and in one whose noise is modelled as wrong as the model."""
-    jacobian = form_jacobian(at)
-    norms = np.linalg.norm(jacobian, axis=0)
-    norms = np.where(norms > 0, norms, 1.0)
-    left, sizes, right = np.linalg.svd(jacobian / norms, full_matrices=False)
-    left, sizes, right = (part[..., : layer.unknowns] for part in (left, sizes, right.T))
-    floor = UNIT_ROUNDOFF * max(float(sizes[0]), TINY)  # what no answer sees is uncertain
-    back = right / norms[:, None] / np.maximum(sizes, floor)
-    ends = np.cumsum([0, *groups])
-    for low, high in pairwise(ends):
-        own = left[low:high]
-        free = np.eye(high - low) - own @ own.T
-        yield 1.0, back @ (own.T @ _solve_leverage(free, at.residual[low:high]))
-
-
-def _solve_leverage(free: Array, residual: Array) -> Array:
-    """The residual of an answer that the fit had not seen, where it alone decides about nothing;
-    what it alone decides about left no residual to speak of."""
-    sizes, vectors = np.linalg.eigh(free)
-    alone = sizes < 1e-6
-    return np.asarray(
-        vectors @ (np.where(alone, 0.0, vectors.T @ residual / np.where(alone, 1.0, sizes)))
-    )
 
 
 def _draw_changes(

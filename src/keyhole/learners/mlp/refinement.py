@@ -24,6 +24,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.jackknife import list_jackknife_steps
 from keyhole.models.mlp import ACTIVATIONS
 
 
@@ -61,7 +62,12 @@ class Weights:
 
     def __call__(self, points: Float[Array, "n d"]) -> Float[Array, "n k"]:
         homogeneous = with_one(points)
-        hidden, _ = hidden_layer(self, homogeneous)
+        return self.linear_sum(hidden_layer(self, homogeneous)[0], homogeneous)
+
+    def linear_sum(
+        self, hidden: Float[Array, "n m"], homogeneous: Float[Array, "n e"]
+    ) -> Float[Array, "n k"]:
+        """The answers, from the hidden layer."""
         return np.asarray(hidden @ self.outer.T + homogeneous @ self.affine.T)
 
 
@@ -474,8 +480,52 @@ def _finished(
     deviations = None
     if errors:
         draws = rng if rng is not None else np.random.default_rng(0)
-        deviations = _standard_errors(state, found, len(answers), level, draws)
+        if leaves_one_out(found, answers):
+            deviations = jackknife_errors(found, homogeneous, answers)
+        else:
+            deviations = _standard_errors(state, found, len(answers), level, draws)
     return Refined(found, level, float(np.abs(whole).max()), steps, deviations)
+
+
+def leaves_one_out(weights: Weights, answers: Float[Array, "n k"]) -> bool:
+    """Whether there are answers enough to leave each of them out, and few enough to do so."""
+    unknowns = sum(part.size for part in _parts(weights))
+    redundancy, entries = 1.5, 10_000_000  # numbers per unknown; of a Jacobian
+    return redundancy * unknowns <= answers.size <= entries / unknowns
+
+
+def jackknife_errors(
+    weights: Weights, homogeneous: Float[Array, "n e"], answers: Float[Array, "n k"]
+) -> Weights:
+    """Standard errors of every number of the network, by leaving one answer out."""
+    (count, outputs), parts = answers.shape, _parts(weights)
+    hidden, slopes = hidden_layer(weights, homogeneous)
+    columns = [
+        np.einsum("nj,ne,oj->noje", slope, homogeneous, weights.outer, optimize=True)
+        for slope in slopes
+    ]
+    eye = np.eye(outputs)
+    columns += [np.einsum("nj,op->nopj", part, eye) for part in (hidden, homogeneous)]
+    jacobian = np.concatenate([part.reshape(count * outputs, -1) for part in columns], axis=1)
+    residual = (weights.linear_sum(hidden, homogeneous) - answers).ravel()
+    held = 0 if weights.gate is None else weights.neurons  # the scale of u belongs to outer
+    total = np.zeros(jacobian.shape[1])
+    groups = [outputs] * count
+    for step in list_jackknife_steps(jacobian, residual, groups, jacobian.shape[1] - held):
+        total += step**2
+    cuts = np.cumsum([part.size for part in parts])[:-1]
+    errors = [
+        np.sqrt(piece).reshape(part.shape)
+        for piece, part in zip(np.split(total, cuts), parts, strict=True)
+    ]
+    gate = errors[1] if weights.gate is not None else None
+    return Weights(errors[0], errors[-2], errors[-1], weights.activation, gate)
+
+
+def _parts(weights: Weights) -> list[Array]:
+    """The numbers of the network in the order of its derivatives."""
+    gate = [] if weights.gate is None else [weights.gate]
+    return [weights.inner, *gate, weights.outer, weights.affine]
 
 
 def _standard_errors(

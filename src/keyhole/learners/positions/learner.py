@@ -112,9 +112,9 @@ class Positions:
 def demand_digits(
     found: Hypothesis | Refuted | Inconclusive, ask: Asker
 ) -> Hypothesis | Refuted | Inconclusive:
-    """What was found. A stage that has no answer to show which no member of the family gives refutes
-    it only where answers have the digits that it decides by: moves of tokens are a small part of
-    them, and what is left of the answers is rounded as the whole."""
+    """What was found. A stage that has no answer to show refutes the family only where answers have
+    the digits that it decides by: moves of tokens are a small part of them, and what is left of the
+    answers is rounded as the whole."""
     stage = isinstance(found, Refuted) and found.counterexample is None
     if stage and isinstance(found, Refuted) and ask.unit > NAMING * NOTHING:
         return Inconclusive(

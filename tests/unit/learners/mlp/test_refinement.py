@@ -101,3 +101,24 @@ def test_a_neuron_that_is_silent_at_all_points_gets_no_weight():
     found = refine(start, points, answers, 1e-16, errors=False)
     assert np.allclose(found.weights.outer[:, 0], [1.0, 2.0])
     assert not found.weights.outer[:, 1].any()
+
+
+def test_standard_errors_of_rounded_answers_are_what_the_errors_are() -> None:
+    """Answers in single precision, two numbers per unknown: nine in ten entries within two bars."""
+    within = []
+    for seed in range(6):
+        rng = np.random.default_rng([seed, 5])
+        truth = Weights(
+            rng.standard_normal((5, 5)),
+            rng.standard_normal((4, 5)),
+            rng.standard_normal((4, 5)),
+            "gelu",
+        )
+        points = rng.standard_normal((36, 4))
+        answers = truth(points).astype(np.float32).astype(np.float64)
+        refined = refine(truth, points, answers, 2.0**-24)
+        assert refined.errors is not None
+        for name in ("inner", "outer", "affine"):
+            gap = np.abs(getattr(refined.weights, name) - getattr(truth, name))
+            within.append((gap <= 2.0 * getattr(refined.errors, name)).ravel())
+    assert 0.9 < np.mean(np.concatenate(within)) < 0.995
