@@ -22,7 +22,7 @@ from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.models.base import takes_numbers
 from keyhole.models.files import replacing
 from keyhole.oracles.noise import REJECTION
-from keyhole.oracles.open import open_oracle
+from keyhole.oracles.open import name_of_box, open_oracle
 from keyhole.oracles.rows import OracleRows
 from keyhole.results import Recovery, Verdict
 from keyhole.schema import WrongType, parse_json, read_record
@@ -211,10 +211,8 @@ def name_reference(reference: Any) -> str:
         return f"{type(reference).__name__} {digest(*reference.to_arrays().values()).hex()}"
     if isinstance(reference, str):
         return reference.split("?")[0]
-    spec = getattr(reference, "spec", None)
-    if spec is not None:
-        return str(spec.identity)
-    return f"{type(reference).__module__}.{type(reference).__qualname__}"
+    identity = getattr(getattr(reference, "spec", reference), "identity", None)
+    return str(identity) if identity is not None else name_of_box(reference)
 
 
 def ask_night(

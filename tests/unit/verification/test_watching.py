@@ -126,3 +126,19 @@ def test_seeds_and_names():
     assert draw_seed("a", 0) != draw_seed("a", 1) != draw_seed("b", 1)
     assert name_reference(MODEL) == name_reference(MODEL)
     assert name_reference("http://host/a?key=secret") == "http://host/a"
+    assert name_reference(seldom).endswith("seldom")
+    assert name_reference(REFERENCE) == REFERENCE.spec.identity
+
+
+def test_a_language_model(tmp_path):
+    table = np.random.default_rng(0).standard_normal((30, 30))
+
+    def logits(prompts):
+        return table[prompts[:, -1]] + table[prompts[:, 0]]
+
+    box = keyhole.open_language_model(lambda prompts: logits(prompts))
+    watch = keyhole.watch(box, keyhole.open_language_model(logits), tmp_path / "w.json", queries=10)
+    assert (watch.bad, watch.asked) == (0, 10)
+    heated = keyhole.open_language_model(lambda prompts: logits(prompts) / 1.3)
+    other = keyhole.open_language_model(logits)
+    assert keyhole.watch(heated, other, tmp_path / "v.json", queries=10).bad == 10
