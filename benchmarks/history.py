@@ -2,8 +2,8 @@
 
     python benchmarks/history.py [--dry]
 
-adds one entry to docs/results/history.json (commit, date, and for each box the queries to learn
-over the floor, the relative error of the parameters, the seconds of the processor) and writes the
+adds one entry to docs/results/data/history.json (commit, date, and for each box the queries to
+learn over the floor, the relative error of the parameters, the seconds of the processor) and writes the
 page history.md and the plot history.svg from all entries. An entry of the same commit is replaced.
 `--dry` prints and writes nothing. The boxes use public names alone, so that the script runs beside
 older versions too: PYTHONPATH=/older/clone/src python benchmarks/history.py --root /older/clone.
@@ -24,7 +24,7 @@ from keyhole.models.mlp import Mlp
 from keyhole.models.random import attention, block, stack
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "docs" / "results" / "history.json"
+DATA = ROOT / "docs" / "results" / "data" / "history.json"
 SEEDS = 3
 
 
@@ -112,8 +112,8 @@ def write_page(entries: list[dict[str, Any]], folder: Path) -> None:
         "# Over time",
         "",
         "A few fixed boxes, measured with every version by `python benchmarks/history.py`; the "
-        "figures are those of [history.json](history.json). Each cell: queries to learn over the "
-        f"floor, relative error of the parameters, seconds of the processor; medians over {SEEDS} "
+        "figures are those of [history.json](data/history.json). Each cell: queries to learn over "
+        f"the floor, relative error of the parameters, seconds of the processor; medians over {SEEDS} "
         "seeds. All seeds were recovered unless it says otherwise.",
         "",
         "| box | "
@@ -167,8 +167,8 @@ def main() -> None:
         return
     entries = add(json.loads(DATA.read_text()) if DATA.exists() else [], entry)
     DATA.write_text(json.dumps(entries, indent=1) + "\n")
-    write_page(entries, DATA.parent)
-    draw(entries, DATA.parent / "history.svg")
+    write_page(entries, DATA.parents[1])
+    draw(entries, DATA.parents[1] / "history.svg")
 
 
 if __name__ == "__main__":

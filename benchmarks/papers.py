@@ -2,8 +2,8 @@
 
     python benchmarks/papers.py [--quick] [--folder docs/results]
 
-writes papers.json and the pictures papers_width.svg, papers_rank.svg, papers_tolerance.svg (needs
-matplotlib). Same boxes for both sides, medians over the seeds. Of each algorithm the queries that
+writes data/papers.json and the pictures papers_width.svg, papers_rank.svg, papers_tolerance.svg
+(needs matplotlib). Same boxes for both sides, medians over the seeds. Of each algorithm the queries that
 it asked to learn are counted, none that verify. Heads: entries of the score of standard deviation
 1/√d, the value drawn from a Gaussian; for the tolerance, a score of spectral norm one, values of
 size 1/2 to 3/2, and answers off by at most τ, drawn uniformly.
@@ -159,7 +159,7 @@ def main() -> None:
     }
     if options.quick:
         return
-    (options.folder / "papers.json").write_text(json.dumps(record, indent=1) + "\n")
+    (options.folder / "data" / "papers.json").write_text(json.dumps(record, indent=1) + "\n")
     draw(record["width"], options.folder / "papers_width.svg", "d", "queries", "queries", True)
     draw(
         record["rank"],

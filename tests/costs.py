@@ -59,11 +59,15 @@ class Costs:
 
 
 def build_table(known: dict[str, dict[str, float]], measured: dict[str, Any]) -> str:
-    """What was known of files that did not run, and what was measured of those that did."""
-    merged = {file: costs for file, costs in known.items() if (TESTS / file).exists()}
-    for file, costs in measured.items():
-        merged[file] = {name: round(s, 1) for name, s in sorted(costs.items()) if s > MOMENT}
-    kept = {file: costs for file, costs in sorted(merged.items()) if costs}
+    """What was known of tests that did not run, and what was measured of those that did."""
+    kept = {}
+    for file in sorted({*known, *measured}):
+        now = measured.get(file, {})
+        costs = {name: s for name, s in known.get(file, {}).items() if name not in now} | now
+        text = (TESTS / file).read_text() if (TESTS / file).exists() else ""
+        there = {n: s for n, s in costs.items() if f"def {n.split('::')[-1]}(" in text}
+        listed = {name: round(s, 1) for name, s in sorted(there.items()) if s > MOMENT}
+        kept |= {file: listed} if listed else {}
     return json.dumps(kept, indent=1) + "\n"
 
 

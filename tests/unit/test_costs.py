@@ -27,11 +27,16 @@ def test_a_test_is_quick_unless_measured_marked_or_apart() -> None:
     assert not costs.is_quick(make_item("browser/test_y.py", "test_short"), table)
 
 
-def test_what_ran_replaces_what_was_known_of_its_file() -> None:
-    known = {"unit/test_costs.py": {"test_gone": 9.0}, "unit/test_no_more.py": {"test_a": 1.0}}
-    text = costs.build_table(known, {"unit/test_costs.py": {"test_b": 2.04, "test_c": 0.1}})
-    assert json.loads(text) == {"unit/test_costs.py": {"test_b": 2.0}}
-    assert json.loads(costs.build_table({"unit/test_costs.py": {"test_b": 2.0}}, {})) != {}
+def test_what_ran_replaces_what_was_known_and_what_is_gone_goes() -> None:
+    own, file = "test_every_listed_test_is_there", "unit/test_costs.py"
+    other = "test_a_test_is_quick_unless_measured_marked_or_apart"
+    known = {
+        file: {"test_gone": 9.0, own: 3.0, other: 4.0},
+        "unit/test_no_more.py": {"test_a": 1.0},
+    }
+    text = costs.build_table(known, {file: {own: 2.04}})
+    assert json.loads(text) == {file: {other: 4.0, own: 2.0}}
+    assert json.loads(costs.build_table(known, {file: {own: 0.1}})) == {file: {other: 4.0}}
 
 
 def test_every_listed_test_is_there() -> None:

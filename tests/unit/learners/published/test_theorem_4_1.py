@@ -70,5 +70,5 @@ def test_something_else_is_refused_with_the_query() -> None:
 
 def test_a_bounded_domain_is_not_left() -> None:
     box = keyhole.open_oracle(draw_head(), max_norm=1.0)
-    with pytest.raises(keyhole.DomainError, match="e_i"):
+    with pytest.raises(keyhole.KeyholeError, match="e_i"):
         keyhole.recover(box, keyhole.SingleHead(method="theorem-4.1"))
