@@ -3,10 +3,12 @@
     python benchmarks/history.py [--dry]
 
 adds one entry to docs/results/data/history.json (commit, date, and for each box the queries to
-learn over the floor, the relative error of the parameters, the seconds of the processor) and writes the
-page history.md and the plot history.svg from all entries. An entry of the same commit is replaced.
-`--dry` prints and writes nothing. The boxes use public names alone, so that the script runs beside
-older versions too: PYTHONPATH=/older/clone/src python benchmarks/history.py --root /older/clone.
+learn over the floor, the relative error of the parameters, the seconds of the processor) and
+writes the page history.md and the plot history.svg from all entries. An entry of the same
+commit is replaced. `--dry` prints and writes nothing. The boxes use public names alone, so that the
+script runs beside older versions too:
+
+    PYTHONPATH=/older/clone/src python benchmarks/history.py --root /older/clone
 """
 
 import argparse
@@ -113,8 +115,8 @@ def write_page(entries: list[dict[str, Any]], folder: Path) -> None:
         "",
         "A few fixed boxes, measured with every version by `python benchmarks/history.py`; the "
         "figures are those of [history.json](data/history.json). Each cell: queries to learn over "
-        f"the floor, relative error of the parameters, seconds of the processor; medians over {SEEDS} "
-        "seeds. All seeds were recovered unless it says otherwise.",
+        "the floor, relative error of the parameters, seconds of the processor; medians over "
+        f"{SEEDS} seeds. All seeds were recovered unless it says otherwise.",
         "",
         "| box | "
         + " | ".join(f"{e['version']} ({e['commit']}, {e['date']})" for e in entries)

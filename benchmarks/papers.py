@@ -3,10 +3,10 @@
     python benchmarks/papers.py [--quick] [--folder docs/results]
 
 writes data/papers.json and the pictures papers_width.svg, papers_rank.svg, papers_tolerance.svg
-(needs matplotlib). Same boxes for both sides, medians over the seeds. Of each algorithm the queries that
-it asked to learn are counted, none that verify. Heads: entries of the score of standard deviation
-1/√d, the value drawn from a Gaussian; for the tolerance, a score of spectral norm one, values of
-size 1/2 to 3/2, and answers off by at most τ, drawn uniformly.
+(needs matplotlib). Same boxes for both sides, medians over the seeds. Of each algorithm the
+queries that it asked to learn are counted, none that verify. Heads: entries of the score of
+standard deviation 1/√d, the value drawn from a Gaussian; for the tolerance, a score of spectral
+norm one, values of size 1/2 to 3/2, and answers off by at most τ, drawn uniformly.
 """
 
 import argparse
