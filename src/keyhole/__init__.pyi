@@ -28,6 +28,8 @@ from keyhole.models.canonical import distance as distance
 from keyhole.diagnosis.diagnosis import doctor as doctor
 from keyhole.diagnosis.result import Diagnosis as Diagnosis
 from keyhole.diagnosis.result import Cause as Cause
+from keyhole.diagnosis.difference import diff as diff
+from keyhole.diagnosis.difference import Difference as Difference
 
 # Boxes
 from keyhole.oracles.open import open_oracle as open_oracle

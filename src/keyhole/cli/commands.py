@@ -9,6 +9,7 @@ import typer
 
 from keyhole.cli.audit import audit
 from keyhole.cli.bench import bench
+from keyhole.cli.diff import diff
 from keyhole.cli.doctor import doctor
 from keyhole.cli.ending import check_places, finish, how_to_resume
 from keyhole.cli.layers import layers
@@ -252,6 +253,7 @@ app.command(
     epilog="Examples: `keyhole doctor hf:my-bert hf:my-bert --pooling mean` · "
     "`keyhole doctor hf:all-MiniLM-L6-v2 https://host/v1/embeddings --report visit.html`"
 )(doctor)
+app.command(epilog="Example: `keyhole diff hf:my-bert hf:my-bert`")(diff)
 app.command(epilog="Example: `keyhole serve run/model.safetensors --decimals 4`")(serve)
 app.command(epilog="Example: `keyhole plan mypackage.models:head --width 64 --rank 8`")(plan)
 app.command(

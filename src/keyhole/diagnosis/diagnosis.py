@@ -28,7 +28,9 @@ from keyhole.diagnosis.catalogue import (
 )
 from keyhole.diagnosis.experiment import Experiment, double_floor
 from keyhole.diagnosis.formats import computing_in, find_format, measure_noise
+from keyhole.diagnosis.localise import Change, locate
 from keyhole.diagnosis.low_precision import LowPrecision
+from keyhole.diagnosis.low_rank_update import solvable, with_rank
 from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
 from keyhole.diagnosis.reference import Reference, open_reference
 from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
@@ -39,6 +41,9 @@ from keyhole.diagnosis.suspects import Counted, open_suspect
 
 FINGERPRINTED = 5  # hypotheses whose residuals are looked at for a number format
 UNSEEN = 6  # faults that are listed as hidden by a format
+LOCATING = 24  # rows that a change of weights is located by
+SOLVING = 36  # rows more for the rank and the numbers of an update
+DIRECTIONS = 12  # of the answers, along which gradients are taken
 RESERVE = 8  # rows kept for long ones and for confirming
 REPEATS = 6  # of a row that is answered differently each time
 DROPOUT_RATIO = 2.5  # between the spread seen and that of the simulated dropout, at most
@@ -130,6 +135,7 @@ class Visit:
         self.notes: list[str] = []
         self.started = time.monotonic()
         self.low: LowPrecision | None = None
+        self.change: Change | None = None
 
     def report(self, stage: str) -> None:
         """Says what is being done."""
@@ -168,8 +174,32 @@ class Visit:
         finding, kind = self.find(search)
         if kind is not None:
             return self.examine_in_format(kind)
+        if not finding.whole and self.reference.tokens:
+            self.change = self.locate_change()
         finding = self.look_at_long_rows(search, finding)
         return self.conclude(search, finding.candidate, finding.whole)
+
+    def locate_change(self) -> Change | None:
+        """Where weights moved, from rows of a few tokens each, alone."""
+        if not any(True for _ in self.reference.anatomy.projections):
+            return None
+        count = min(LOCATING, self.suspect.budget - self.suspect.asked - RESERVE)
+        if count < LOCATING // 2:
+            self.notes.append("The budget is too small to look for the place of the change.")
+            return None
+        self.report("locating the change")
+        lengths = [4 + k % 9 for k in range(count)]
+        rows = [n for length in lengths
+                for n in self.ask(Call((self.maker.make(length),), "locating"))]  # fmt: skip
+        rng = np.random.default_rng(0)
+        change: Change = locate(self.experiment, rows, self.tolerance.floor, DIRECTIONS, rng)
+        if solvable(self.experiment, change):
+            count = min(SOLVING, self.suspect.budget - self.suspect.asked - RESERVE)
+            lengths = [4 + k % 9 for k in range(max(count, 0))]
+            rows += [n for length in lengths
+                     for n in self.ask(Call((self.maker.make(length),), "solving"))]  # fmt: skip
+            change = with_rank(self.experiment, rows, change, rng)
+        return change
 
     def measure_tolerance(self, rows: list[int]) -> Tolerance:
         """From the reference's own rounding and the digits that were sent."""
@@ -394,7 +424,9 @@ class Visit:
             format=self.tolerance.format,
             difference=float(np.max(without)),
             left_over=float(np.max(left)),
+            suspicion="" if whole or self.change is None else self.change.describe(),
             notes=tuple(self.notes),
+            change=None if whole else self.change,
         )
 
     def cause(self, variant: Variant, named: Hypothesis, left: Array) -> Cause:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.diagnosis.localise import Change
 from keyhole.text import clean_all
 
 
@@ -91,6 +92,7 @@ class Diagnosis:
         left_over: the same under the causes named.
         suspicion: where no cause is known, where the change most likely is.
         notes: what else a reader should know, as what is too small to be seen.
+        change: the change of weights that explains the answers best, where no fault does.
     """
 
     same: bool
@@ -104,6 +106,7 @@ class Diagnosis:
     left_over: float = 0.0
     suspicion: str = ""
     notes: tuple[str, ...] = field(default_factory=tuple)
+    change: Change | None = None
 
     def __str__(self) -> str:
         within = f"within {self.tolerance:.0e} ({self.format}), {self.queries} queries"
@@ -142,6 +145,7 @@ class Diagnosis:
             "left_over": self.left_over,
             "suspicion": self.suspicion,
             "notes": list(self.notes),
+            "change": None if self.change is None else self.change.to_record(),
         }
         plain: dict[str, Any] = clean_all(json.loads(json.dumps(record, default=_plain)))
         return plain

@@ -1,0 +1,359 @@
+"""keyhole.diff: two sets of weights, part by part, after removing what does not matter.
+
+Statement: two models of one architecture may have different weights and be the same function: heads
+and neurons have no order, and inside a head queries and keys (values and outputs) may be turned
+against each other. What is left after that is a change, which has a place, a size and a rank.
+Algebra: heads and neurons of each layer are matched (assignment) where they differ as they stand;
+without rotary positions a head is compared by its score map Wq' Wk and its value map Wo Wv. The
+rank of a change is the number of singular values that the rounding of the weights cannot make.
+When it fails: turns of the whole residual stream (signed permutations under RMS norms) are not
+removed; such models are said to differ everywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from keyhole.arrays import Array
+from keyhole.diagnosis.anatomy import Anatomy, Layer, describe
+from keyhole.errors import InvalidArgument
+from keyhole.models.canonical import distance
+from keyhole.oracles.torch import is_module
+from keyhole.results import load
+from keyhole.targets import FOLDER, check_target
+from keyhole.text import clean
+
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weight, head or set of neurons that moved.
+
+    Attributes:
+        name: the dotted name of the weight; heads and neurons of it are numbered in `where`.
+        size: of the change, relative to the weight.
+        rank: of the change; None where it is a vector.
+        where: heads or neurons that moved, where these are not all.
+    """
+
+    name: str
+    size: float
+    rank: int | None
+    where: str = ""
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f", rank {self.rank}"
+        place = f" ({self.where})" if self.where else ""
+        return f"{self.name}{place} by {self.size:.1e}{rank}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between two sets of weights.
+
+    Attributes:
+        same: whether they are the same function, up to the rounding of the weights.
+        parts: what moved, the largest change first.
+        symmetries: what differs in the files and does not matter, in sentences.
+        distance: the largest relative change of a part.
+    """
+
+    same: bool
+    parts: tuple[Part, ...]
+    symmetries: tuple[str, ...]
+    distance: float
+
+    def __str__(self) -> str:
+        apart = f" ({'; '.join(self.symmetries)})" if self.symmetries else ""
+        if self.same:
+            return f"The same function{apart}, to {self.distance:.0e}."
+        shown = "; ".join(str(part) for part in self.parts[:3])
+        more = f" and {len(self.parts) - 3} more" if len(self.parts) > 3 else ""
+        return f"They differ: {shown}{more}{apart}."
+
+    def to_record(self) -> dict[str, Any]:
+        """Everything as plain numbers, words and lists."""
+        return {
+            "same": self.same,
+            "sentence": clean(str(self)),
+            "distance": self.distance,
+            "parts": [vars(part) for part in self.parts],
+            "symmetries": list(self.symmetries),
+        }
+
+
+def diff(a: Any, b: Any) -> Difference:
+    """Compares two sets of weights in canonical form, part by part.
+
+    Args:
+        a: a keyhole model or saved run, a torch module, or `hf:FOLDER`.
+        b: another one of the same kind and shape.
+
+    Returns:
+        Whether they are the same function after removing symmetries, and which parts moved, by how
+        much and with which rank.
+
+    Raises:
+        InvalidArgument: they are not of one kind, or not of one shape.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(4, 4)
+        >>> print(keyhole.diff(layer, layer))  # doctest: +SKIP
+        The same function, to 0e+00.
+    """
+    one, other = _opened(a), _opened(b)
+    if is_module(one) and is_module(other):
+        return _diff_modules(one, other)
+    if is_module(one) or is_module(other):
+        raise InvalidArgument(
+            "one is a torch module and the other a keyhole model: export one of them first "
+            "(keyhole.to_torch, keyhole.from_torch)"
+        )
+    return _diff_models(one, other)
+
+
+def _opened(given: Any) -> Any:
+    if isinstance(given, (str, Path)):
+        text = str(given)
+        if text.startswith(FOLDER) or (Path(text) / "config.json").is_file():
+            from keyhole.oracles.hugging_face import load_folder
+
+            return load_folder(text.removeprefix(FOLDER))
+        check_target(text)
+        found = load(text) if Path(text).exists() else _named(text)
+        return getattr(found, "model", None) or found
+    return getattr(given, "model", given) if hasattr(given, "ledger") else given
+
+
+def _named(text: str) -> Any:
+    from keyhole.oracles.open import load_named
+
+    return load_named(text)
+
+
+# -- keyhole models ----------------------------------------------------------------------------
+
+
+def _diff_models(a: Any, b: Any) -> Difference:
+    """Models of keyhole: the canonical distance decides, arrays by name say where."""
+    if not hasattr(a, "to_arrays") or not hasattr(b, "to_arrays"):
+        raise InvalidArgument("diff compares keyhole models, torch modules or hf:FOLDER")
+    total = distance(a, b)
+    here, there = a.to_arrays(), b.to_arrays()
+    kinds = [np.asarray(x).dtype.name for x in (*here.values(), *there.values())]
+    unit = max((ROUNDOFF.get(kind, 0.0) for kind in kinds), default=0.0)
+    width = max((max(np.shape(x), default=1) for x in here.values()), default=1)
+    same = bool(total <= 8 * unit * np.sqrt(width))
+    parts = [
+        _part(name, np.asarray(here[name], float), np.asarray(there[name], float), unit)
+        for name in here
+        if name in there and np.shape(here[name]) == np.shape(there[name])
+        and np.asarray(here[name]).dtype.kind == "f"
+    ]  # fmt: skip
+    moved = sorted((p for p in parts if p is not None), key=lambda p: -p.size)
+    if same:
+        notes = ("the parameters are written differently",) if moved else ()
+        return Difference(True, (), notes, total)
+    strange = {*here} ^ {*there}
+    notes = (f"only one of them has {', '.join(sorted(strange)[:4])}",) if strange else ()
+    return Difference(False, tuple(moved), notes, total)
+
+
+# -- torch modules -----------------------------------------------------------------------------
+
+
+def _diff_modules(a: Any, b: Any) -> Difference:
+    here, there = dict(a.state_dict()), dict(b.state_dict())
+    if {k: tuple(v.shape) for k, v in here.items()} != {
+        k: tuple(v.shape) for k, v in there.items()
+    }:
+        strange = sorted({*here} ^ {*there}) or [k for k in here if here[k].shape != there[k].shape]
+        raise InvalidArgument(
+            f"the modules are not of one shape: they differ in {', '.join(strange[:4])}"
+        )
+    one, other = describe(a), describe(b)
+    unit = max(_unit(here), _unit(there))
+    mine = {k: _numbers(v) for k, v in here.items()}
+    theirs = {k: _numbers(v) for k, v in there.items()}
+    notes: list[str] = []
+    free: set[str] = set()
+    for layer, partner in zip(one.layers, other.layers, strict=True):
+        notes += _match_neurons(layer, partner, theirs, mine, unit)
+        notes += _match_heads(one, layer, theirs, mine, unit)
+        turned, names = _turned_heads(one, layer, mine, theirs, unit)
+        notes += turned
+        free |= names
+    parts = []
+    for name, w in mine.items():
+        part = None if name in free else _part(name, w, theirs[name], unit, _heads_in(one, name))
+        if part is not None:
+            parts.append(part)
+    parts.sort(key=lambda p: -p.size)
+    sizes = [_size(w, theirs[name]) for name, w in mine.items() if name not in free]
+    return Difference(not parts, tuple(parts), tuple(notes), max(sizes, default=0.0))
+
+
+def _unit(state: dict[str, Any]) -> float:
+    kinds = {str(v.dtype).removeprefix("torch.") for v in state.values() if v.is_floating_point()}
+    return max((ROUNDOFF.get(kind, 0.0) for kind in kinds), default=0.0)
+
+
+def _numbers(tensor: Any) -> Array:
+    return tensor.detach().cpu().double().numpy()
+
+
+def _size(a: Array, b: Array) -> float:
+    norm = float(np.linalg.norm(a))
+    gap = float(np.linalg.norm(b - a))
+    return gap / norm if norm > 0 else gap
+
+
+def _part(name: str, a: Array, b: Array, unit: float, heads: int = 0) -> Part | None:
+    """The change of an array; None where it is within rounding."""
+    size = _size(a, b)
+    if size <= 4 * unit:
+        return None
+    if a.ndim != 2:
+        return Part(name, size, None)
+    change = b - a
+    values = np.linalg.svd(change, compute_uv=False)
+    # singular values that rounding each number to the format can make
+    edge = 2 * unit * float(np.sqrt(np.mean(a**2))) * (np.sqrt(a.shape[0]) + np.sqrt(a.shape[1]))
+    rank = int(np.sum(values > max(edge, 1e-9 * values[0])))
+    return Part(name, size, rank, _moved_heads(change, a, heads, unit))
+
+
+def _moved_heads(change: Array, a: Array, heads: int, unit: float) -> str:
+    if heads < 2 or a.shape[0] % heads:
+        return ""
+    rows = np.linalg.norm(change.reshape(heads, -1), axis=1)
+    scale = np.linalg.norm(a.reshape(heads, -1), axis=1)
+    moved = np.flatnonzero(rows > 4 * unit * scale)
+    return "" if len(moved) in (0, heads) else "heads " + ", ".join(map(str, moved))
+
+
+def _heads_in(anatomy: Anatomy, name: str) -> int:
+    for p in anatomy.projections:
+        whole = p.start == 0 and p.stop == p.matrix.shape[0] and not p.transposed
+        if whole and name == f"{p.name}.weight" and p.role in ("query", "key", "value"):
+            return anatomy.heads if p.role == "query" else anatomy.key_heads
+    return 0
+
+
+def _plain(layer: Layer, roles: Sequence[str]) -> bool:
+    """Whether projections are weights of their own, stored as (outputs, inputs)."""
+    found = [layer.projections.get(role) for role in roles]
+    return all(p is not None and p.start == 0 and not p.transposed for p in found) and all(
+        p.stop == p.module.weight.shape[0] for p in found if p is not None
+    )
+
+
+def _match_neurons(
+    layer: Layer, partner: Layer, theirs: dict[str, Array], mine: dict[str, Array], unit: float
+) -> list[str]:
+    """Puts the other's neurons into this one's order, where that brings them together."""
+    readers = [r for r in ("gate", "up") if r in layer.projections]
+    if not readers or not _plain(layer, [*readers, "down"]):
+        return []
+    rows = [f"{layer.projections[r].name}" for r in readers]
+    down = layer.projections["down"].name
+    a = np.hstack([*(mine[f"{n}.weight"] for n in rows), mine[f"{down}.weight"].T])
+    b = np.hstack([*(theirs[f"{n}.weight"] for n in rows), theirs[f"{down}.weight"].T])
+    order = _assign(a, b, unit)
+    if order is None:
+        return []
+    for n in rows:
+        for end in ("weight", "bias"):
+            if f"{n}.{end}" in theirs:
+                theirs[f"{n}.{end}"] = theirs[f"{n}.{end}"][order]
+    theirs[f"{down}.weight"] = theirs[f"{down}.weight"][:, order]
+    return [f"neurons of layer {layer.index} stand in another order"]
+
+
+def _match_heads(
+    anatomy: Anatomy, layer: Layer, theirs: dict[str, Array], mine: dict[str, Array], unit: float
+) -> list[str]:
+    """The same for heads; heads that share keys stay together."""
+    roles = ("query", "key", "value", "output")
+    count = anatomy.key_heads
+    if count < 2 or not _plain(layer, roles):
+        return []
+    names = [layer.projections[role].name for role in roles]
+
+    def blocks(state: dict[str, Array]) -> Array:
+        cut = [state[f"{n}.weight"] for n in names[:3]] + [state[f"{names[3]}.weight"].T]
+        return np.hstack([w.reshape(count, -1) for w in cut])
+
+    order = _assign(blocks(mine), blocks(theirs), unit)
+    if order is None:
+        return []
+    for n in names[:3]:
+        for end in ("weight", "bias"):
+            if f"{n}.{end}" in theirs:
+                w = theirs[f"{n}.{end}"]
+                theirs[f"{n}.{end}"] = w.reshape(count, -1, *w.shape[1:])[order].reshape(w.shape)
+    w = theirs[f"{names[3]}.weight"].T
+    theirs[f"{names[3]}.weight"] = w.reshape(count, -1, w.shape[1])[order].reshape(w.shape).T
+    return [f"heads of layer {layer.index} stand in the order {order.tolist()}"]
+
+
+def _assign(a: Array, b: Array, unit: float) -> Array | None:
+    """The order of b's rows that is nearest to a's; None where they stand right already."""
+    if np.linalg.norm(a - b) <= 4 * unit * np.linalg.norm(a):
+        return None
+    cost = np.sum(a**2, 1)[:, None] + np.sum(b**2, 1)[None, :] - 2 * a @ b.T
+    order = linear_sum_assignment(cost)[1]
+    if np.array_equal(order, np.arange(len(order))):
+        return None
+    better = np.linalg.norm(a - b[order]) < 0.5 * np.linalg.norm(a - b)
+    return order if better else None
+
+
+def _turned_heads(
+    anatomy: Anatomy, layer: Layer, mine: dict[str, Array], theirs: dict[str, Array], unit: float
+) -> tuple[list[str], set[str]]:
+    """Heads whose queries and keys, or values and outputs, were turned against each other."""
+    heads, notes, free = anatomy.heads, [], set()
+    if (
+        heads < 1
+        or heads != anatomy.key_heads
+        or not _plain(layer, ("query", "key", "value", "output"))
+    ):
+        return [], set()
+    width = anatomy.head_width
+    names = {role: layer.projections[role].name for role in ("query", "key", "value", "output")}
+    pairs = [] if anatomy.rotary else [("query", "key", "scores")]
+    for first, second, what in (*pairs, ("value", "output", "values")):
+        touched = [f"{names[r]}.{end}" for r in (first, second) for end in ("weight", "bias")]
+        touched = [n for n in touched if n in mine and n != f"{names['output']}.bias"]
+        if all(_size(mine[n], theirs[n]) <= 4 * unit for n in touched):
+            continue
+        gaps = []
+        for h in range(heads):
+            rows = slice(h * width, (h + 1) * width)
+            maps = []
+            for state in (mine, theirs):
+                left = _framed(state, names[first], rows)
+                if second == "output":
+                    right = state[f"{names[second]}.weight"][:, rows].T
+                else:
+                    right = _framed(state, names[second], rows)
+                maps.append(left.T @ right)
+            gaps.append(_size(maps[0], maps[1]))
+        if max(gaps) <= 16 * unit * np.sqrt(width):
+            notes.append(f"{what} of layer {layer.index} are the same, written in another basis")
+            free |= set(touched)
+    return notes, free
+
+
+def _framed(state: dict[str, Array], name: str, rows: slice) -> Array:
+    """Rows of a weight with their bias as one more column."""
+    w = state[f"{name}.weight"][rows]
+    bias = state.get(f"{name}.bias")
+    return w if bias is None else np.column_stack([w, bias[rows]])
