@@ -171,6 +171,7 @@ def attack(box: Any, model: Attention, cell: Cell, seed: int) -> tuple[Any, int,
     labels = cell.protection == "label"
     unit = max(learner.expected_queries(box.spec) or 0, unknowns(model))
     overhead = 40  # queries of an attack beside the unknowns: precision, offset, verification
+    fresh = 12  # an attacker needs no more, and the audit knows the truth
     budget = None if labels else cell.multiple * unit + model.width + overhead
     runs: list[Recovery] = []
     spent, outcome, reason = 0, "", ""
@@ -178,7 +179,9 @@ def attack(box: Any, model: Attention, cell: Cell, seed: int) -> tuple[Any, int,
     while True:
         left = None if budget is None else budget - spent
         try:
-            run = recover(box, learner, budget=left, seed=seed + len(runs), throw=False)
+            run = recover(
+                box, learner, budget=left, seed=seed + len(runs), fresh=fresh, throw=False
+            )
         except (KeyholeError, ArithmeticError, np.linalg.LinAlgError) as error:
             if not outcome:
                 outcome, reason = type(error).__name__, str(error)

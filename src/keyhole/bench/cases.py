@@ -162,7 +162,7 @@ def run_theorem_6_1(box: Oracle, secret: Secret, seed: int) -> tuple[int, Any, s
 
 def run_theorem_5_1(box: Oracle, secret: Secret, seed: int) -> tuple[int, Any, str]:
     found = recover(box, LowRank("convex"), seed=seed, throw=False, verify=False)
-    return found.ledger.paid, found.model, found.outcome.name
+    return found.ledger.learning, found.model, found.outcome.name
 
 
 def run_rational_interpolation(box: Oracle, secret: Secret, seed: int) -> tuple[int, Any, str]:

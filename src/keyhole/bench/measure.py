@@ -174,7 +174,7 @@ def run_keyhole(case: Case, secret: Secret, seed: int, memory: bool) -> Row:
         case,
         secret,
         KEYHOLE,
-        len(secret.examples[0]) if secret.examples else run.ledger.paid,
+        len(secret.examples[0]) if secret.examples else run.ledger.learning,
         run.model,
         spent,
         run.outcome.name,

@@ -165,7 +165,7 @@ def test_unverified_is_fine_where_it_was_asked_for(command):
     assert code == 0
     assert command("recover counted:box --learner single-head --no-verify --json")[0] == 0
     code, shown, _ = command(
-        f"recover counted:box --learner single-head --budget {paid - 3} --json"
+        f"recover counted:box --learner single-head --budget {paid - 56} --json"
     )
     assert (code, json.loads(shown)["outcome"]) == (4, "UNVERIFIED")
 
