@@ -109,7 +109,7 @@ def test_later_laps_go_over_decades_of_lengths_and_sizes() -> None:
 
 def test_every_length_and_every_pairing_of_kind_and_length_comes_with_some_seed() -> None:
     met: dict[str, set[int]] = {}
-    for seed in range(200):
+    for seed in range(500):
         for query in designed(59, seed, max_length=24):  # as many as end a recovery
             met.setdefault(query.reason, set()).add(len(query.tokens))
     del met[AGAIN]
