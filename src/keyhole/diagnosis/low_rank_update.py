@@ -35,6 +35,7 @@ AS_GOOD = 1.5  # a rank whose error on rows left out is within this of the best 
 SWEEPS = 20
 OUTER = 3
 SMALL = 20_000  # numbers in a weight up to which its update is solved for
+SEEN = 40  # directions of the answers that equations are written for
 EXPLAINED = 1e-2  # of the residual that an update may leave and still be one
 DETERMINED = 1.5  # equations for each unknown, at least
 
@@ -57,19 +58,23 @@ class Update:
 def features(traces: Traces, right: Array, rows: int) -> Array:
     """Equations for U, given V: (rows * directions, outputs * rank)."""
     mixed = traces.inputs @ right
-    starts = np.searchsorted(traces.row, np.arange(rows))
-    count, _, outputs = traces.gradients.shape
-    product = np.einsum("jto,tq->tjoq", traces.gradients, mixed, optimize=True)
-    return np.add.reduceat(product, starts, axis=0).reshape(rows * count, outputs * right.shape[1])
+    each = [np.tensordot(traces.gradients[:, part], mixed[part], (1, 0))
+            for part in _tokens(traces, rows)]  # fmt: skip
+    return np.stack(each).reshape(rows * len(traces.gradients), -1)
 
 
 def features_right(traces: Traces, left: Array, rows: int) -> Array:
     """Equations for V, given U: (rows * directions, inputs * rank)."""
     mixed = traces.gradients @ left
-    starts = np.searchsorted(traces.row, np.arange(rows))
-    count, inputs = len(mixed), traces.inputs.shape[1]
-    product = np.einsum("jtq,ti->tjiq", mixed, traces.inputs, optimize=True)
-    return np.add.reduceat(product, starts, axis=0).reshape(rows * count, inputs * left.shape[1])
+    each = [np.tensordot(mixed[:, part], traces.inputs[part], (1, 0)).transpose(0, 2, 1)
+            for part in _tokens(traces, rows)]  # fmt: skip
+    return np.stack(each).reshape(rows * len(mixed), -1)
+
+
+def _tokens(traces: Traces, rows: int) -> list[slice]:
+    """Which tokens belong to each row."""
+    ends = np.searchsorted(traces.row, np.arange(rows + 1))
+    return [slice(ends[k], ends[k + 1]) for k in range(rows)]
 
 
 def posterior_mean(traces: Traces, values: Array, rows: int) -> Array:
@@ -183,9 +188,8 @@ def with_rank(experiment: Experiment, rows: Sequence[int], change: Change, rng: 
     """The change with the rank and the numbers of its update, where answers determine them."""
     (projection,) = [p for p in experiment.bench.anatomy.projections if p.name == change.module]
     outputs = experiment.answers.shape[1]
-    basis = choose_directions(
-        experiment.answers[list(rows)] - experiment.simulate((), rows), outputs, rng
-    )
+    rest = experiment.answers[list(rows)] - experiment.simulate((), rows)
+    basis = choose_directions(rest, min(outputs, SEEN), rng)
     update = find_update(_measure(experiment, rows, projection, basis), len(rows))
     if update is None:
         return change
