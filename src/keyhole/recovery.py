@@ -511,7 +511,7 @@ def is_by_algebra(model: Any) -> bool:
     """Whether the answers of a box of the family leave no choice: one head, or the space that logits
     lie in. All else is searched for, and a search may end in a wrong place."""
     one_head = isinstance(model, Attention) and len(model.heads) == 1
-    return one_head or isinstance(model, OutputLayer)
+    return one_head or hasattr(model, "nearest")
 
 
 def explains_little(verdict: Verdict) -> bool:
