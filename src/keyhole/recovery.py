@@ -508,8 +508,8 @@ class _Run:
 
 
 def is_by_algebra(model: Any) -> bool:
-    """Whether the answers of a box of the family leave no choice: one head, or the space that logits
-    lie in. All else is searched for, and a search may end in a wrong place."""
+    """Whether the answers of a box of the family leave no choice: one head, or the space that
+    logits lie in. All else is searched for, and a search may end in a wrong place."""
     one_head = isinstance(model, Attention) and len(model.heads) == 1
     return one_head or hasattr(model, "nearest")
 
