@@ -42,16 +42,29 @@ def list_jackknife_steps(
     >>> round(float(np.sqrt(sum(step[0] ** 2 for step in steps))), 3)
     0.133
     """
-    norms = np.linalg.norm(jacobian, axis=0)
-    norms = np.where(norms > 0, norms, 1.0)
-    left, sizes, right = np.linalg.svd(jacobian / norms, full_matrices=False)
-    left, sizes, right = left[:, :rank], sizes[:rank], right[:rank].T
-    floor = UNIT_ROUNDOFF * max(float(sizes[0]), TINY)  # what no answer sees is uncertain
-    back = right / norms[:, None] / np.maximum(sizes, floor)
+    left, back = _invert(jacobian, rank)
     for low, high in pairwise(np.cumsum([0, *groups])):
         own = left[low:high]
         free = np.eye(high - low) - own @ own.T
         yield np.asarray(back @ (own.T @ solve_leverage(free, residual[low:high])))
+
+
+def list_fisher_steps(
+    jacobian: Float[Array, "numbers unknowns"], rank: int
+) -> Iterator[Float[Array, " unknowns"]]:
+    """Independent steps that unit noise on every number makes; squares add up to the variances."""
+    _, back = _invert(jacobian, rank)
+    yield from back.T
+
+
+def _invert(jacobian: Array, rank: int) -> tuple[Float[Array, "n r"], Float[Array, "unknowns r"]]:
+    """U and V / S of the Jacobian, columns of one size; what no answer sees is uncertain."""
+    norms = np.linalg.norm(jacobian, axis=0)
+    norms = np.where(norms > 0, norms, 1.0)
+    left, sizes, right = np.linalg.svd(jacobian / norms, full_matrices=False)
+    left, sizes, right = left[:, :rank], sizes[:rank], right[:rank].T
+    floor = UNIT_ROUNDOFF * max(float(sizes[0]), TINY)
+    return left, right / norms[:, None] / np.maximum(sizes, floor)
 
 
 def solve_leverage(free: Float[Array, "k k"], residual: Float[Array, " k"]) -> Float[Array, " k"]:

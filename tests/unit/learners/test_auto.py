@@ -335,3 +335,17 @@ def test_a_neuron_far_from_zero_does_not_make_a_network_something_else() -> None
     truth["inner_bias"] = np.append(truth["inner_bias"][:-1], -30.0)
     found = recover(keyhole.Mlp.from_arrays(truth), Auto(), throw=False)
     assert found.outcome in (Outcome.RECOVERED, Outcome.ILL_CONDITIONED)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_neurons_are_not_taken_for_a_norm_nor_fitted_to_too_few_answers(seed: int) -> None:
+    rng = np.random.default_rng([seed, 32])
+    truth = keyhole.Mlp(
+        rng.standard_normal((2, 6)) / 2,
+        rng.standard_normal(2),
+        rng.standard_normal((6, 2)),
+        activation="silu",
+    )
+    found = recover(truth, Auto(), seed=seed)
+    assert found.outcome is Outcome.RECOVERED
+    assert keyhole.distance(found.model, truth) < 1e-9

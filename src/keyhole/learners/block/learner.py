@@ -162,19 +162,19 @@ class BlockLearner:
 
 
 def find_order(box: Box, rng: np.random.Generator) -> str:
-    """Where the norm is, from two single tokens of very different size, on opposite sides of zero:
-    all neurons of a small network may be off on one of them."""
+    """Where the norm is, from single tokens of very different size. The largest is asked with both
+    signs: on one side of zero all neurons of a small network may be off."""
     direction = rng.standard_normal(box.width)
     direction /= np.linalg.norm(direction)
-    size = np.array([1e3, 1e6])
-    tokens = size[:, None] * np.array([[1.0], [-1.0]]) * direction
+    near, large = 1e3, 1e6
+    tokens = np.array([near, large, -large])[:, None] * direction
     answers = box.ask(tokens[:, None], "order of norms")
     far = np.linalg.norm(answers, axis=1)
-    if far[1] < far[0] * size[1] ** 0.25 + 1.0:
+    if far[1:].max() < far[0] * large**0.25 + 1.0:
         return "post"
     beside = np.linalg.norm(answers - box.representable(tokens), axis=1)
     # in single precision the token itself hides all but its leading digits
-    if beside[1] < beside[0] * size[1] ** 0.25 + 1.0 + 1e2 * box.unit * size[1]:
+    if beside[1:].max() < beside[0] * large**0.25 + 1.0 + 1e2 * box.unit * large:
         return "pre"
     return "none"
 

@@ -93,9 +93,10 @@ class MlpOptions:
     neuron bends. idle: part of a neuron in the answers, relative to the others, that is none.
     scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
     finished network must also explain answers that were not fitted. nearly: share of the answers'
-    scatter that a fit may leave, and still say nothing against the family. certain: distance from a
-    whole number below which the side of a neuron is decided. zero: standard errors within which a
-    block of parameters counts as zero."""
+    scatter that a fit may leave, and still say nothing against the family. known: standard error of
+    the neurons, relative to them, below which they are. certain: distance from a whole number below
+    which the side of a neuron is decided. zero: standard errors within which a block of parameters
+    counts as zero."""
 
     expected: int = 4
     paths: int = 2
@@ -112,6 +113,7 @@ class MlpOptions:
     scale: ScaleOptions = field(default=ScaleOptions())
     half: float = 0.5
     nearly: float = 1e-3
+    known: float = 0.1
 
 
 # for a box that does not bend at the sizes that are looked at first
@@ -330,7 +332,7 @@ class MlpLearner:
         """The scales of the neurons, and the refinement, from points of the network's own size:
         those that an earlier path has left, and as many more as are needed."""
         width, names = points.shape[1], [n for n in self._names() if ACTIVATIONS[n].bends]
-        count = int(self.options.near * unknowns(len(far.jump), width, far.jump.shape[1], False))
+        count = count_points(self.options.near, len(far.jump), width, far.jump.shape[1], False)
         wide = size
         for share in (0.3, 1.0):  # some at the size found first, the others at that of the rows
             missing = int(share * count) + 1 - len(points)
@@ -375,7 +377,7 @@ class MlpLearner:
         share = self.options.near if box.unit < SINGLE_ROUNDOFF else 2.0  # rounding averages out
         if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
             share = max(share, 1.4)
-        count = int(share * unknowns(neurons, width, len(sketch.outer), blocks == 2)) + 1
+        count = count_points(share, neurons, width, len(sketch.outer), blocks == 2) + 1
         names = likely_activations(sketch, self._names())
         weights, which = weights_of(sketch, names[0])
         points = self._draw(domain, count, width, rng)
@@ -572,6 +574,15 @@ class MlpLearner:
                 Counterexample((centre + radius * points[worst])[None], *told, "a random point"),
                 conclusive=False,  # one start of a fit: another may be the right one
             )
+        known = self.options.known
+        if refined.errors is None or not all(
+            float(np.linalg.norm(error)) < known * float(np.linalg.norm(part))
+            for part, error in (
+                (refined.weights.inner, refined.errors.inner),
+                (refined.weights.outer, refined.errors.outer),
+            )
+        ):
+            return Inconclusive("the answers leave some neuron undetermined")
         if (stray := self._contradict(box, refined, centre, radius)) is not None:
             return stray
         rows = rows_of(refined.weights)
@@ -581,8 +592,6 @@ class MlpLearner:
                 f"{sharp} of {len(rows)} neurons bend so sharply that no answer "
                 "lies in the bend: another activation there, such as relu, would fit as well"
             )
-        if refined.errors is None or not np.isfinite(refined.errors.inner).all():
-            return Inconclusive("the answers leave some neuron undetermined")
         weights = moved_back(refined.weights, centre, radius)
         errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
@@ -758,6 +767,16 @@ def unknowns(
     """Parameters per number in an answer; a gated network may have no affine part."""
     rows = neurons * (width + 1) * (2 if gated else 1)
     return (rows + neurons * outputs + (outputs * (width + 1) if affine else 0)) / outputs
+
+
+def count_points(share: float, neurons: int, width: int, outputs: int, gated: bool) -> int:
+    """Points for a fit with so many times as many numbers as unknowns. Answers of few neurons lie
+    in a space of as many dimensions: beyond the linear part, which takes a point for each of its
+    columns, a point has no more numbers than that."""
+    blocks = 2 if gated else 1
+    inside = blocks * neurons * (width + 1) / min(neurons, outputs)
+    least = int(np.ceil(share * inside)) + neurons + width + 3
+    return max(int(share * unknowns(neurons, width, outputs, gated)), least)
 
 
 def terms(weights: Weights, points: Array) -> float:

@@ -32,8 +32,9 @@ class Profile:
     distance: Float[Array, " n"]  # from the plane, in units of the size at which the network bends
     height: Float[Array, " n"]  # of the answers, in units of the jump over that size
 
-    def fit(self, name: str) -> tuple[float, Array]:
-        """What the activation leaves of the bend, as a share of it, and its heights."""
+    def fit(self, name: str) -> tuple[float, Array, int]:
+        """What the activation leaves of the bend, as a share of it, its heights, and how many
+        points lie in the bend."""
         phi = ACTIVATIONS[name]
         line = np.column_stack([np.ones_like(self.distance), self.distance])
 
@@ -47,7 +48,9 @@ class Profile:
         best = min(fits, key=lambda fit: float(fit.cost))
         left = rest(best.x)
         bend = float(np.linalg.norm(project_out(line, self.height)))
-        return float(np.linalg.norm(left)) / max(bend, TINY), self.height - left
+        inside = np.abs(np.exp(best.x[0]) * (self.distance + best.x[1])) < 4.0
+        share = float(np.linalg.norm(left)) / max(bend, TINY)
+        return share, self.height - left, int(inside.sum())
 
 
 def project_out(columns: Float[Array, "n c"], vector: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -90,14 +93,17 @@ def find_strange_profile(
 ) -> tuple[Array, Array, Array] | None:
     """A point across a plane, its answer and that of the nearest known activation, if the bends of
     two neurons are those of none."""
-    strange = 1e-3  # share of a bend that is left by another activation, and not by errors
+    strange = 1e-4  # share of a bend that is left by another activation; rounding leaves 1e-7
     order = np.argsort(-np.linalg.norm(far.jump, axis=1) * np.linalg.norm(far.direction, axis=1))
     shown: tuple[Array, Array, Array] | None = None
-    for neuron in order[:2]:
+    looked = 0
+    for neuron in order:
         profile = read_profile(ask, far, int(neuron), size, radius, rng)
         if profile is None:
-            return None
-        left, heights = min((profile.fit(name) for name in names), key=lambda fit: fit[0])
+            continue
+        left, heights, inside = min((profile.fit(n) for n in names), key=lambda fit: fit[0])
+        if inside < 5:  # as many as there are unknowns, and one: a kink is all that is seen
+            continue
         if left < strange:
             return None
         worst = int(np.argmax(np.abs(heights - profile.height)))
@@ -105,4 +111,7 @@ def find_strange_profile(
         moved = (heights[worst] - profile.height[worst]) * far.jump[neuron] * lengths
         answer = profile.answers[worst]
         shown = shown or (profile.points[worst], answer, answer + moved)
-    return shown if len(order) > 1 else None
+        looked += 1
+        if looked == 2:
+            return shown
+    return None

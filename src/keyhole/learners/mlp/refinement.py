@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
 
-from keyhole.arrays import TINY, Array, Float
-from keyhole.fitting.jackknife import list_jackknife_steps
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.jackknife import list_fisher_steps, list_jackknife_steps
 from keyhole.models.mlp import ACTIVATIONS
 
 
@@ -480,25 +480,23 @@ def _finished(
     deviations = None
     if errors:
         draws = rng if rng is not None else np.random.default_rng(0)
-        if leaves_one_out(found, answers):
-            deviations = jackknife_errors(found, homogeneous, answers)
-        else:
+        rounding = UNIT_ROUNDOFF * float(np.sqrt(np.mean(answers**2)))
+        deviations = dense_errors(found, homogeneous, answers, max(level, rounding))
+        if deviations is None:
             deviations = _standard_errors(state, found, len(answers), level, draws)
     return Refined(found, level, float(np.abs(whole).max()), steps, deviations)
 
 
-def leaves_one_out(weights: Weights, answers: Float[Array, "n k"]) -> bool:
-    """Whether there are answers enough to leave each of them out, and few enough to do so."""
-    unknowns = sum(part.size for part in _parts(weights))
-    redundancy, entries = 1.5, 10_000_000  # numbers per unknown; of a Jacobian
-    return redundancy * unknowns <= answers.size <= entries / unknowns
-
-
-def jackknife_errors(
-    weights: Weights, homogeneous: Float[Array, "n e"], answers: Float[Array, "n k"]
-) -> Weights:
-    """Standard errors of every number of the network, by leaving one answer out."""
+def dense_errors(
+    weights: Weights, homogeneous: Float[Array, "n e"], answers: Float[Array, "n k"], level: float
+) -> Weights | None:
+    """Standard errors of every number of the network, where these are few enough: by leaving one
+    answer out, or, with too few answers for that, from the Fisher matrix at this level of noise."""
     (count, outputs), parts = answers.shape, _parts(weights)
+    unknowns = sum(part.size for part in parts)
+    redundancy, entries = 1.5, 10_000_000  # numbers per unknown; of a Jacobian
+    if answers.size < unknowns or answers.size * unknowns > entries:
+        return None
     hidden, slopes = hidden_layer(weights, homogeneous)
     columns = [
         np.einsum("nj,ne,oj->noje", slope, homogeneous, weights.outer, optimize=True)
@@ -507,12 +505,15 @@ def jackknife_errors(
     eye = np.eye(outputs)
     columns += [np.einsum("nj,op->nopj", part, eye) for part in (hidden, homogeneous)]
     jacobian = np.concatenate([part.reshape(count * outputs, -1) for part in columns], axis=1)
-    residual = (weights.linear_sum(hidden, homogeneous) - answers).ravel()
     held = 0 if weights.gate is None else weights.neurons  # the scale of u belongs to outer
-    total = np.zeros(jacobian.shape[1])
-    groups = [outputs] * count
-    for step in list_jackknife_steps(jacobian, residual, groups, jacobian.shape[1] - held):
-        total += step**2
+    total = np.zeros(unknowns)
+    if answers.size >= redundancy * unknowns:
+        residual = (weights.linear_sum(hidden, homogeneous) - answers).ravel()
+        for step in list_jackknife_steps(jacobian, residual, [outputs] * count, unknowns - held):
+            total += step**2
+    else:
+        for step in list_fisher_steps(jacobian, unknowns - held):
+            total += (level * step) ** 2
     cuts = np.cumsum([part.size for part in parts])[:-1]
     errors = [
         np.sqrt(piece).reshape(part.shape)
