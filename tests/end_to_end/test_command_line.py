@@ -273,7 +273,7 @@ def test_plan_tells_the_cost_before_it_is_paid(folder: Path) -> None:
     assert record["asked"] <= 30
     lines = {line["learner"]: line for line in record["learners"]}
     assert set(lines) == {"single-head", "low-rank", "multi-head"}
-    paid = as_json(folder, "recover", "mine:told", "--learner", "single-head")["ledger"]["paid"]
+    paid = as_json(folder, "recover", "mine:told", "--learner", "single-head")["ledger"]["learning"]
     assert abs(lines["single-head"]["queries"] - paid) <= 16
     assert lines["single-head"]["seconds"] > 0
     assert lines["single-head"]["error"] < 1e-12

@@ -7,7 +7,7 @@ asked is counted here and nowhere else.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from keyhole.oracles.token_models import open_token_model
 from keyhole.oracles.torch import is_module
 
 
+@runtime_checkable
 class Suspect(Protocol):
     """Something that answers rows."""
 

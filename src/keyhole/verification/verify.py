@@ -313,14 +313,15 @@ def _recall(box: Oracle, past: Past) -> "Recalled | None":
     if not past:
         return None
     queries, answers = max(past, key=lambda kept: kept[0].different)
-    again = box.ask(QueryBatch.of(queries[:1].tokens(), RECALL))[0]
-    return Recalled(queries[:1].tokens(), np.asarray(answers[0], dtype=np.float64), again)
+    tokens = queries[:1].tokens()
+    again = np.asarray(box.ask(QueryBatch.of(tokens, RECALL))[0])
+    return Recalled(tokens, np.asarray(answers[0], dtype=np.float64), again)
 
 
 def _ask_again(box: Oracle, example: Counterexample | None) -> "Recalled":
     assert example is not None
     tokens = np.asarray(example.input)[None]
-    again = box.ask(QueryBatch.of(tokens, RECALL))[0]
+    again = np.asarray(box.ask(QueryBatch.of(tokens, RECALL))[0])
     return Recalled(tokens, np.asarray(example.box_answer), again)
 
 

@@ -50,7 +50,7 @@ def centred(answers: Float[Array, "n tokens"]) -> Float[Array, "n tokens"]:
     return np.asarray(rows - rows.mean(axis=1, keepdims=True))
 
 
-def name_logit_format(answers: Float[Array, "n tokens"]) -> str | None:
+def name_logit_format(answers: Float[Array, "*n tokens"]) -> str | None:
     """The number format of the logits behind log-probabilities that were normalised and printed in
     double precision; None where it is double too, or too little is told.
 
