@@ -17,13 +17,14 @@ from keyhole.cli.two_boxes import Dialect, Pair, Reference, open_pair, read_seed
 FRESH = "Fresh queries: 59 leave at most 5% open, 299 at most 1%."
 
 
-def explain_and_leave(wanted: bool) -> None:
-    """Says which queries are called ordinary."""
+def explain_and_leave(wanted: bool) -> bool:
+    """Says which queries are called ordinary, where that is wanted."""
     if wanted:
         from keyhole.verification.challenge_queries import explain_distribution
 
         typer.echo(explain_distribution())
         raise typer.Exit()
+    return wanted
 
 
 @asks_a_box

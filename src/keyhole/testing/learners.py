@@ -25,13 +25,15 @@ class _Watched(Wrapper):
     def __init__(self, inner: Oracle, breaks_after: int | None = None) -> None:
         self.inner, self.breaks_after = inner, breaks_after
         self.seen, self.calls_to_learn = 0, 0
+        self.verifying = False
         self.digests: list[bytes] = []
 
     def ask(self, queries: QueryBatch) -> Array:
         if self.breaks_after is not None and self.calls_to_learn >= self.breaks_after:
             raise OracleError("the box is broken on purpose")
         self.seen += len(queries)
-        self.calls_to_learn += queries.purpose not in (VERIFICATION, RECALL)
+        self.verifying = self.verifying or queries.purpose == VERIFICATION
+        self.calls_to_learn += not self.verifying and queries.purpose != RECALL
         self.digests.append(queries.digest())
         return self.inner.ask(queries)
 
