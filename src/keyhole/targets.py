@@ -61,7 +61,7 @@ def check_target(name: str) -> None:
         check_module(match[1])
     elif not name.lower().endswith(".onnx"):  # its reader says that it is not there
         raise InvalidArgument(
-            f"{name!r} is no file, no URL, no hf:FOLDER, no gguf:FILE and no "
+            f"{name!r} does not exist: it is no file, no URL, no hf:FOLDER, no gguf:FILE and no "
             "package.module:attribute"
         )
 
