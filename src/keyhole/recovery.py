@@ -315,7 +315,7 @@ class _Run:
                 self.watch.look()
             asked, model, errors = self._spare_questions(learned)
             past = self.oracle.past if self.reader is None else []
-            self.oracle.spill()
+            self.oracle.stop()
             self.verdict = verify_model(
                 asked,
                 model,

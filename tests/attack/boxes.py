@@ -67,7 +67,8 @@ def draw(rng):
     if family == "smooth":
         spec |= {"activation": ACTIVATIONS[rng.integers(len(ACTIVATIONS))], "outputs": None}
     if rng.random() < 0.2:  # decades of scale: of a score, or of all weights of a network
-        spec["power"] = int(rng.integers(-6, 7))
+        most = 3 if spec["form"] == "float16" else 6  # float16 ends at 65,504
+        spec["power"] = int(rng.integers(-most, most + 1))
     if rng.random() < 0.5:
         plain = family in ("network", "block", "smooth")
         known = CHANGES[:3] + CHANGES[5:] if plain else CHANGES

@@ -57,12 +57,13 @@ class Kind:
     together: int = 1  # so many are asked in one call
 
 
+TELLING = Kind("tokens on which a change of one parameter shows", (2, 16), "draw_telling")
 KINDS = (
     Kind("plain tokens", (17, LONGEST), "draw_plain"),
     Kind("tokens with a large common part: near ties of large scores", (2, 20), "draw_shifted"),
     Kind("long tokens", (2, 40), "draw_hard"),
     Kind("repeated tokens", (9, 64), "draw_repeated"),
-    Kind("tokens on which a change of one parameter shows", (2, 16), "draw_telling"),
+    TELLING,
     Kind("tokens sorted by length", (5, 128), "draw_sorted"),
     Kind("zero tokens among others, as padding is", (1, 64), "draw_padded"),
     Kind("tokens without negative numbers", (2, 64), "draw_positive"),
@@ -222,8 +223,10 @@ class Designer:
         return few[self.rng.integers(len(few), size=length)]
 
     def draw_telling(self, length: int, first: bool) -> Array | Fresh:
+        """The most telling of a few candidates; one that is longer than most of its kind is dear to
+        rate, and drawn once."""
         answers = callable(self.model) and can_change_parameters(self.model)
-        if not answers:
+        if not answers or length > TELLING.lengths[1]:
             return self.draw_tokens(length, self.draw_size(self.plain, first))
         candidates = (
             self.stretch_anchor(self.draw_tokens(length, self.draw_size(self.plain, False)), False)
@@ -235,7 +238,7 @@ class Designer:
             chosen, tokens = choose_most_telling(self.model, candidates, rating)
         else:
             tokens = next(islice(candidates, chosen, None))
-        return Fresh(tokens, "tokens on which a change of one parameter shows", chosen)
+        return Fresh(tokens, TELLING.reason, chosen)
 
     def draw_sorted(self, length: int, first: bool) -> Array:
         """Tokens in order of length, the anchor last: a box with positions cannot know them."""

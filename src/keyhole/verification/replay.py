@@ -174,7 +174,7 @@ def predict_pairs(model: Attention, queries: QueryBatch) -> Array:
     index = np.asarray(queries.index, dtype=np.int64)
     anchor = index[:, -1] - bank.size * bank.count
     probe = (index[:, :-1] - anchor[:, None]) // bank.count
-    anchors, which = np.unique(anchor, return_inverse=True)
+    anchors, which = _renumber(anchor)
     probes, tried = _renumber(probe)
     if len(anchors) * len(probes) > max(8 * probe.size, 2**16):  # most products are not in use
         return np.asarray(model(queries.tokens()))
@@ -194,7 +194,8 @@ def predict_pairs(model: Attention, queries: QueryBatch) -> Array:
     return np.asarray(answer)
 
 
-def _renumber(numbers: Int[Array, "n m"]) -> tuple[Array, Array]:
-    """The different numbers, and for each its place among them."""
-    different, places = np.unique(numbers, return_inverse=True)
-    return different, places.reshape(numbers.shape)
+def _renumber(numbers: Int[Array, "*n"]) -> tuple[Array, Array]:
+    """The different numbers, from zero on, and for each its place among them."""
+    present = np.zeros(numbers.max(initial=0) + 1, dtype=bool)
+    present[numbers] = True
+    return np.flatnonzero(present), np.cumsum(present)[numbers] - 1

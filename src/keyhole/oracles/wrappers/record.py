@@ -36,15 +36,16 @@ class AnswerRecord(Wrapper):
     def __init__(self, inner: Oracle, in_memory: int = IN_MEMORY) -> None:
         self.inner, self.total = inner, 0
         self.kept: list[Kept] = []
+        self.recording = True
         self._tables = _TableStore(in_memory)
 
     @property
     def past(self) -> list[tuple[QueryBatch, Array]]:
         return [(kept.queries, kept.answers) for kept in self.kept]
 
-    def spill(self) -> None:
-        """Tokens that come now go to the file: what verifies is looked at once more at most."""
-        self._tables.left = 0
+    def stop(self) -> None:
+        """What comes now is counted and not kept: fresh queries are judged where they are asked."""
+        self.recording = False
 
     def ask(self, queries: QueryBatch) -> Array:
         answers = self.inner.ask(queries)
@@ -52,7 +53,7 @@ class AnswerRecord(Wrapper):
         if count:
             numbers = np.arange(self.total, self.total + count)
             self.total += count
-            if (copied := self._copy(queries)) is not None:
+            if self.recording and (copied := self._copy(queries)) is not None:
                 self.kept.append(Kept(numbers, copied, np.array(answers)))
         return answers
 
