@@ -83,13 +83,20 @@ class IllConditioned(KeyholeError):
 
 
 class WrongFamily(KeyholeError):
-    """The box is not a member of the model class the learner assumes."""
+    """The box is not a member of the model class the learner assumes.
+
+    A run ends REJECTED for it only with a counterexample, or where what the caller stated of the
+    box is not so; else no answer contradicts the class, and the run ends ILL_CONDITIONED.
+    """
 
     certain: bool = False  # two answers of the box contradict each other, whatever was learned
 
-    def __init__(self, message: str, counterexample: Counterexample | None = None) -> None:
+    def __init__(
+        self, message: str, counterexample: Counterexample | None = None, *, stated: bool = False
+    ) -> None:
         super().__init__(message)
         self.counterexample = counterexample
+        self.stated = stated  # the caller stated what is not so, a number of neurons for example
 
 
 class Unsupported(KeyholeError):

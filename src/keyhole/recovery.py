@@ -33,7 +33,7 @@ from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
 from keyhole.models.attention import Attention
 from keyhole.models.base import multiply_out_scores, replace_parameters, takes_numbers
-from keyhole.models.canonical import product_norm
+from keyhole.models.canonical import distance, product_norm
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.language_model.restricted import Reader, choose_for_check, refuse_closed
@@ -68,6 +68,8 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
     OracleError: Outcome.ORACLE_FAILED,
     Interrupted: Outcome.INTERRUPTED,
 }
+# how a search of a second model may end that says nothing about the first
+SEARCHING = (NotIdentifiable, BudgetExhausted, IllConditioned, Unsupported)
 # what a drifting box is also taken for
 BLAMED = (WrongFamily, NotIdentifiable, IllConditioned, Unsupported)
 
@@ -253,6 +255,8 @@ class _Run:
             self.counting.expect(0)
             if self.check:
                 outcome, reason = self._judge(self.learned)
+                if outcome is Outcome.REJECTED and not is_by_algebra(self.learned.model):
+                    outcome, reason = self._reconsider(self.learned, reason)
                 if outcome is Outcome.REJECTED:
                     error = self._disagreement(reason)
                 elif outcome is Outcome.ILL_CONDITIONED:
@@ -280,12 +284,12 @@ class _Run:
             self._explain(error)
         return self._recovery(outcome, reason, error), error
 
-    def _learn(self) -> Hypothesis:
+    def _learn(self, stream: str = "learning") -> Hypothesis:
         """The learner's hypothesis; where the box refuses a query for its length or the size of its
         tokens, the learner starts again within these limits."""
         while True:
             try:
-                learned = self.learner.learn(self.asked, random_stream(self.seed, "learning"))
+                learned = self.learner.learn(self.asked, random_stream(self.seed, stream))
                 break
             except OracleError:
                 narrower = self.within.narrow(random_stream(self.seed, "limits"))
@@ -346,6 +350,29 @@ class _Run:
             return Outcome.UNVERIFIED, self.verdict.bound
         return Outcome.RECOVERED, ""
 
+    def _reconsider(self, learned: Hypothesis, reason: str) -> tuple[Outcome, str]:
+        """A search may end in a wrong place. A model that was searched for refutes the box only if
+        a second search, with queries of its own, ends in the same one; a box that contradicts
+        itself needs none."""
+        assert self.verdict is not None
+        example = self.verdict.counterexample
+        if example is None or example.reason == REASON:
+            return Outcome.REJECTED, reason
+        same_place = 0.01  # relative distance of two models; searches that part end far apart
+        try:
+            again = self._learn("second search")
+        except (WrongFamily, *SEARCHING) as failed:
+            ended = f"a second search came to none ({failed})"
+        else:
+            apart = find_distance(learned.model, again.model)
+            if apart <= same_place:
+                return Outcome.REJECTED, reason
+            ended = f"a second search came to another, {apart:.1g} apart"
+        return Outcome.ILL_CONDITIONED, (
+            f"{reason}; but {ended}: the box is something else, or a search ended in a wrong "
+            "place. Another seed, or a learner that is told more, may help"
+        )
+
     def _spare_questions(self, learned: Hypothesis) -> tuple[Oracle, Any, Any]:
         """What is asked and compared for a verdict. An answer that takes several questions is read
         for fewer tokens, more than the hidden state has numbers."""
@@ -391,15 +418,25 @@ class _Run:
         return None
 
     def _excuse(self, error: KeyholeError) -> IllConditioned | None:
-        """A hypothesis from answers with few digits may be far off, and says little about the
-        family: a box is refused for it only if its answers contradict each other."""
-        if not isinstance(error, WrongFamily) or error.certain or not self._few_digits():
+        """A box is refused for an answer that no member of the family gives. A stage that found
+        less than it hoped for shows none; and a hypothesis from answers with few digits may be far
+        off: it is refuted only if the answers contradict each other."""
+        if not isinstance(error, WrongFamily) or error.certain or error.stated:
             return None
-        excused = IllConditioned(
-            f"{error}. But the answers are too coarse to refuse the box for that: one of the "
-            "family may look like this when it answers with few digits or noise. Ask for more "
-            "digits, or average answers"
-        )
+        if error.counterexample is None:
+            excuse = (
+                "But no single answer contradicts the family: the box is something else, or a "
+                "member whose answers show too little of it. Another seed may help"
+            )
+        elif self._few_digits():
+            excuse = (
+                "But the answers are too coarse to refuse the box for that: one of the family may "
+                "look like this when it answers with few digits or noise. Ask for more digits, or "
+                "average answers"
+            )
+        else:
+            return None
+        excused = IllConditioned(f"{error}. {excuse}")
         excused.findings, excused.family = error.findings, error.family
         excused.__cause__ = error
         return excused
@@ -505,6 +542,14 @@ class _Run:
             "seconds": round(time.monotonic() - self.start, 3),
             "precision": None if precision is None else vars(precision),
         }
+
+
+def find_distance(first: Any, second: Any) -> float:
+    """Between two models, beyond all bounds where they are built differently."""
+    try:
+        return distance(first, second)
+    except KeyholeError:
+        return float("inf")
 
 
 def is_by_algebra(model: Any) -> bool:

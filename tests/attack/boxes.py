@@ -185,12 +185,14 @@ def impostor(spec):
     return lambda tokens: (other if chosen[tokens.shape[1]] else model)(tokens)
 
 
-def ordinary(spec, count=ORDINARY):
-    """Queries of the kinds that a verdict speaks of, drawn from another seed than any run's."""
+def ordinary(spec, model, count=ORDINARY):
+    """Queries of the kinds that a verdict on this model speaks of, drawn from another seed than any
+    run's."""
     rng = random_stream(spec["seed"], "attack")
     longest = 1 if spec["family"] in ("network", "smooth") else LENGTH
     described = Spec(spec["width"], domain=Domain(max_length=longest))
-    calls = Designer(described, spec["width"] ** 0.5, rng).stream()
+    natural = getattr(model, "natural_length", lambda: spec["width"] ** 0.5)()
+    calls = Designer(described, natural, rng).stream()
     while count > 0:
         tokens = np.stack([query.tokens for query, _ in next(calls)])
         count -= len(tokens)
@@ -199,7 +201,7 @@ def ordinary(spec, count=ORDINARY):
 
 def share_of_others(box, model, spec, different):
     """How often the model answers ordinary queries differently than the box."""
-    pairs = [(np.asarray(box(q)), np.asarray(model(q))) for q in ordinary(spec)]
+    pairs = [(np.asarray(box(q)), np.asarray(model(q))) for q in ordinary(spec, model)]
     size = np.median([np.abs(a).max() for a, _ in pairs])
     wrong = [
         (np.abs(a - b).reshape(len(a), -1).max(axis=1))
@@ -220,18 +222,22 @@ class Remembering:
         self.pairs.append((tokens.copy(), answers))
         return answers
 
-    def contradictions(self, model, different):
-        """Answers that were given and that the model contradicts."""
+    def contradictions(self, model, different, truth=None):
+        """Answers that were given and that the model contradicts; not those of which the number
+        format of an honest box leaves so little that the truth, computed exactly, contradicts them
+        as well."""
         size = np.median([np.abs(a).max() for _, a in self.pairs])
-        return sum(
-            int(
-                (
-                    np.abs(a - model(q)).reshape(len(a), -1).max(axis=1)
-                    > different * np.maximum(size, np.abs(a).reshape(len(a), -1).max(axis=1))
-                ).sum()
-            )
-            for q, a in self.pairs
-        )
+        count = 0
+        for tokens, answers in self.pairs:
+            largest = np.maximum(size, np.abs(answers).reshape(len(answers), -1).max(axis=1))
+
+            def off(one, tokens=tokens, answers=answers, largest=largest):
+                gap = np.abs(answers - one(tokens)).reshape(len(answers), -1).max(axis=1)
+                return gap > different * largest
+
+            wrong = off(model)
+            count += int(np.sum(wrong if truth is None else wrong & ~off(truth)))
+        return count
 
 
 def run(spec, folder):
@@ -264,7 +270,8 @@ def run(spec, folder):
             counts["impostors that differ on one ordinary query in twenty"] = 1
         if not recovered:
             return counts, []
-        against = asked.contradictions(found.model, max(different, DIFFERENT))
+        truth = model_of(spec) if honest else None
+        against = asked.contradictions(found.model, max(different, DIFFERENT), truth)
         share = share_of_others(now(), found.model, spec, different)
     if against and spec["form"] != "noise 1e-3":
         return counts, [("recovered against its own answers", f"{title}: {against} of them")]

@@ -9,6 +9,7 @@ from boxes import CountingBox, impostors
 from keyhole.models.attention import Attention, Head
 from keyhole.models.norm import Norm
 from keyhole.models.random import attention
+from keyhole.oracles.queries import QueryBatch
 from keyhole.testing.learners import parameters
 
 MODEL = attention(np.random.default_rng(0), 10, bias=True)
@@ -383,3 +384,56 @@ def test_queries_beyond_the_domain_are_an_outcome() -> None:
     found = keyhole.recover(box, Fails(ask_more), throw=False)
     assert found.outcome is keyhole.Outcome.UNSUPPORTED
     assert "max_length=2" in found.reason
+
+
+class Refuses:
+    """A learner that refutes every box, with or without an answer to show."""
+
+    def __init__(self, example: keyhole.Counterexample | None = None, stated: bool = False) -> None:
+        self.example, self.stated = example, stated
+
+    def learn(self, oracle: Any, rng: np.random.Generator) -> Any:
+        raise keyhole.WrongFamily("a stage found nothing", self.example, stated=self.stated)
+
+    def expected_queries(self, spec: Any) -> int | None:
+        return None
+
+
+def test_a_box_is_rejected_for_an_answer_and_not_for_a_stage_that_failed() -> None:
+    token = np.ones((1, MODEL.width))
+    example = keyhole.Counterexample(token, MODEL(token[None])[0], 7.0, "no head says 7")
+    endings = {
+        keyhole.Outcome.ILL_CONDITIONED: Refuses(),
+        keyhole.Outcome.REJECTED: Refuses(example),
+    }
+    for outcome, learner in endings.items():
+        assert keyhole.recover(MODEL, learner, throw=False).outcome is outcome
+    stated = keyhole.recover(MODEL, Refuses(stated=True), throw=False)
+    assert stated.outcome is keyhole.Outcome.REJECTED
+
+
+class FindsAnother:
+    """A search that ends in another place each time, or always in the same."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.models = list(models)
+
+    def learn(self, oracle: Any, rng: np.random.Generator) -> Any:
+        oracle.ask(QueryBatch.of(rng.standard_normal((3, 2, MODEL.width)), "learning"))
+        return keyhole.Hypothesis(self.models.pop(0))
+
+    def expected_queries(self, spec: Any) -> int | None:
+        return None
+
+
+def test_a_model_that_was_searched_for_refutes_a_box_if_another_search_finds_it_too() -> None:
+    rng = np.random.default_rng(3)
+    near, far = (attention(rng, MODEL.width, heads=2) for _ in range(2))
+    box = keyhole.open_oracle(
+        lambda tokens: (near if tokens.shape[1] < 9 else far)(tokens), width=MODEL.width
+    )
+    firm = keyhole.recover(box, FindsAnother([near, near]), throw=False)
+    assert firm.outcome is keyhole.Outcome.REJECTED
+    parted = keyhole.recover(box, FindsAnother([near, far]), throw=False)
+    assert parted.outcome is keyhole.Outcome.ILL_CONDITIONED
+    assert "came to another" in parted.reason

@@ -258,15 +258,18 @@ def refuse_unknown_families(oracle: Oracle, facts: Facts) -> None:
             "differently (a window, a sum instead of a mean?)"
         )
     elif facts.lone:
-        message = (
-            "none of the families: the answer is linear in the last token, and no other token is "
-            "seen (a linear map, or attention so strong that every token sees itself alone)"
+        error = Unsupported(
+            "the answer is linear in the last token, and no other token is seen: a linear map, or "
+            "attention so strong that every token sees itself alone. There is no learner for "
+            "either: a linear map is read off the answers to unit vectors"
         )
+        error.findings = facts.sentences
+        raise error
     else:
         return
-    error = WrongFamily(message, facts.against)
-    error.findings, error.certain = facts.sentences, facts.against is not None
-    raise error
+    refused = WrongFamily(message, facts.against)
+    refused.findings, refused.certain = facts.sentences, facts.against is not None
+    raise refused
 
 
 def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
@@ -411,7 +414,7 @@ def learn_bent_after_all(
         raise refused
     try:
         return learn_network(oracle, rng, replace(facts, bent=True, far=far))
-    except WrongFamily:
+    except (WrongFamily, Unsupported):
         raise refused from None
 
 
@@ -493,7 +496,6 @@ def learn_beyond_one_head(
         return choice.learn(MultiHead(attempts=attempts), oracle, rng)
     except WrongFamily as other:
         message = f"neither one head ({error}) nor several ({other})"
-        found = getattr(error, "counterexample", None) or getattr(other, "counterexample", None)
-        neither = WrongFamily(f"none of the families: {message}", found)
+        neither = WrongFamily(f"none of the families: {message}", other.counterexample)
         neither.findings = facts.sentences
         raise neither from other

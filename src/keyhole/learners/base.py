@@ -66,6 +66,7 @@ class Refuted:
     reason: str
     counterexample: Counterexample | None = None
     conclusive: bool = True  # False: one hypothesis was refuted, another of the family may hold
+    stated: bool = False  # the caller stated what is not so: that needs no counterexample
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def run_strategies(strategies: Iterable[tuple[str, Callable[[], Result]]]) -> Hy
     conclusive = [each for each in refutations if each.conclusive]
     if refutations and (conclusive or len(refutations) == len(tried)):
         first = (conclusive or refutations)[0]
-        raise WrongFamily(first.reason, first.counterexample)
+        raise WrongFamily(first.reason, first.counterexample, stated=first.stated)
     if len(tried) == 1:
         raise IllConditioned(tried[0].ending)
     raise IllConditioned("; ".join(f"{each.strategy}: {each.ending}" for each in tried))

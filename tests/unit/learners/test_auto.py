@@ -205,7 +205,7 @@ def test_a_linear_map_of_the_last_token_is_told_at_once() -> None:
     value = np.random.default_rng(0).standard_normal((6, 3))
     box = keyhole.open_oracle(lambda x: x[:, -1] @ value, width=6)
     found = keyhole.recover(box, throw=False)
-    assert found.outcome is Outcome.REJECTED
+    assert found.outcome is Outcome.UNSUPPORTED  # attention may be so strong
     assert "no other token is seen" in found.reason
     assert found.ledger.paid <= 20
 

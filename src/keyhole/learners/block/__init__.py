@@ -1,6 +1,6 @@
 """Whole Transformer blocks and their sublayers: residuals, norms, attention, networks."""
 
-from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import Box, NotThisBlock, OtherShape, Unclear
 from keyhole.learners.block.learner import (
     BlockLearner,
     count_block_queries,
@@ -17,6 +17,7 @@ __all__ = [
     "BlockLearner",
     "Box",
     "NotThisBlock",
+    "OtherShape",
     "Unclear",
     "count_block_queries",
     "find_kind",

@@ -17,6 +17,10 @@ class NotThisBlock(Exception):
     """The answers contradict the form of block that an algorithm assumes."""
 
 
+class OtherShape(NotThisBlock):
+    """Answers of another shape than a block's: no choice of parameters helps."""
+
+
 class Unclear(Exception):
     """An algorithm came to no result; the box may still be of the form it assumes."""
 
@@ -52,7 +56,7 @@ class Box:
     def ask(self, tokens: Float[Array, "n length d"], purpose: str) -> Float[Array, "n d"]:
         raw = np.asarray(self.oracle.ask(QueryBatch.of(self.representable(tokens), purpose)))
         if raw.ndim != 2 or raw.shape[1] != self.width:
-            raise NotThisBlock(
+            raise OtherShape(
                 f"a block answers with a vector of its width {self.width}, got answers of shape "
                 f"{raw.shape[1:]}"
             )

@@ -27,7 +27,7 @@ from keyhole.learners.base import (
     Result,
     run_strategies,
 )
-from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Paid, Unclear
+from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, OtherShape, Paid, Unclear
 from keyhole.learners.block.no_norm import learn_without_norm
 from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
@@ -110,12 +110,12 @@ class BlockLearner:
         try:
             order = find_order(box, rng)
         except NotThisBlock as refused:
-            reason = str(refused)
-            strategies.append(("a block", lambda: Refuted(reason)))
+            refuted = Refuted(str(refused), stated=isinstance(refused, OtherShape))
+            strategies.append(("a block", lambda: refuted))
             return run_strategies(strategies)
         if self.norm is not None and self.norm != order:
             wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
-            return run_strategies([("the promise", lambda: Refuted(wrong))])
+            return run_strategies([("the promise", lambda: Refuted(wrong, stated=True))])
         context = sees_context(box, rng)
         alone = count_block_queries(ATTENTION.get(order), box.width)
         if order == "post" and context and bends_behind(box, rng):

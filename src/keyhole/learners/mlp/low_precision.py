@@ -181,8 +181,7 @@ class MultiLineSearch:
         if unknowns > most:
             return Inconclusive(
                 f"{len(line.breakpoints)} neurons have {unknowns} unknowns, more than can be "
-                f"fitted together ({most}), which answers with few digits need. A box in double "
-                "precision would be recovered"
+                f"fitted together ({most}), which answers with few digits need"
             )
         gradients = measure_gradients(self.ask_beside, line, frame, self.region.room, thorough=True)
         found = assemble_network(line, frame, gradients)

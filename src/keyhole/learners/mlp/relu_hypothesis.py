@@ -193,8 +193,7 @@ def refuse(
     if exactness.low:
         return Inconclusive(
             f"{message}. The box's answers are exact to about {exactness.digits:.1g} of their size "
-            "only; breakpoints that are close or weak drown in that. A box in double precision "
-            "would be recovered"
+            "only; breakpoints that are close or weak drown in that. More digits would show them"
         )
     if rays is not None:
         return Inconclusive(

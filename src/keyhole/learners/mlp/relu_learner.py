@@ -102,7 +102,8 @@ class ReluNetworkLearner:
         if self.neurons is not None and found.network.neurons > self.neurons:
             raise WrongFamily(
                 f"the box bends at {found.network.neurons} hyperplanes, more than the "
-                f"{self.neurons} neurons that were promised"
+                f"{self.neurons} neurons that were promised",
+                stated=True,
             )
         return replace(build_hypothesis(found, box, region, orient=self.signs), tried=tried)
 

@@ -27,6 +27,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.errors import Counterexample
 from keyhole.fitting.gauss_newton import FitOptions
 from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
@@ -177,8 +178,11 @@ def measure_single_tokens(box: Box) -> SingleTokens | Refuted | Inconclusive:
     off = np.linalg.norm(answers - found.predict(tokens[:, 0]), axis=1)
     # terms of an answer may cancel: rounding is judged by the largest of them
     sizes = np.linalg.norm(tokens[:, 0], axis=1) * np.linalg.norm(linear, 2)
-    if (off > 16.0 * box.unit * (sizes + np.linalg.norm(zero))).any():
-        return Refuted("single tokens do not act linearly", conclusive=True)
+    odd = off > 16.0 * box.unit * (sizes + np.linalg.norm(zero))
+    if odd.any():
+        k, reason = int(np.argmax(odd)), "single tokens do not act linearly"
+        guess = found.predict(tokens[k])[0]
+        return Refuted(reason, Counterexample(tokens[k], answers[k], guess, reason))
     return found
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.errors import NotIdentifiable
+from keyhole.errors import Counterexample, NotIdentifiable
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.examples import FromExamples
 from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
@@ -108,8 +108,11 @@ def choose_size(ask: Asker, rng: np.random.Generator) -> float | Refuted:
     zero = ask(np.zeros((1, 1, ask.width)), "values")
     mean, apart = alone.mean(axis=1) - zero, float(np.linalg.norm(alone[:, 0] - alone[:, 1]))
     half = ask(pairs[:, :1] / 2, "values") - (alone[:, 0] + zero) / 2
-    if (np.abs(half) > ROUNDINGS * estimate_answer_error(ask, alone)).any():
-        return Refuted("single tokens do not act linearly")
+    odd = np.abs(half).max(axis=1) > ROUNDINGS * estimate_answer_error(ask, alone)
+    if odd.any():
+        k, reason = int(np.argmax(odd)), "single tokens do not act linearly"
+        linear = (alone[k, 0] + zero[0]) / 2
+        return Refuted(reason, Counterexample(pairs[k, :1] / 2, linear + half[k], linear, reason))
     size = 1.0
     for _ in range(24):
         off = float(np.linalg.norm(ask(size * pairs, "values") - zero - size * mean))

@@ -118,14 +118,14 @@ def measure_value_maps(
 
 def draw_bag(
     ask: Asker, rng: np.random.Generator, longest: int | None, size: float
-) -> Bag | Refuted:
+) -> Bag | Refuted | Inconclusive:
     candidates = 256  # tokens of a bag: two heads seldom prefer the same
     count = min(candidates, (longest or candidates + 1) - 1)
     bag = HUGE * rng.standard_normal((count, ask.width))
     anchor = size * rng.standard_normal((1, ask.width))
     base = ask(np.concatenate([bag, anchor])[None], PURPOSE)
     used = name_tokens_in_use(ask, rng, bag, anchor, base)
-    return used if isinstance(used, Refuted) else Bag(bag, anchor, base, used)
+    return Bag(bag, anchor, base, used) if isinstance(used, np.ndarray) else used
 
 
 def has_crowd(ask: Asker, used: int) -> bool:
@@ -146,7 +146,7 @@ def measure_with_bag(
     more tokens in use than there are heads."""
     width = ask.width
     drawn = draw_bag(ask, rng, longest, size)
-    if isinstance(drawn, Refuted):
+    if not isinstance(drawn, Bag):
         return drawn
     draws = (
         2 if before is None else 0
@@ -236,7 +236,7 @@ def measure_with_bag(
 
 def name_tokens_in_use(
     ask: Asker, rng: np.random.Generator, bag: Array, anchor: Array, base: Array
-) -> Array | Refuted:
+) -> Array | Refuted | Inconclusive:
     """Numbers of the tokens that some head attends to."""
     count, width = bag.shape
     direction = rng.standard_normal(width)
@@ -258,7 +258,7 @@ def name_tokens_in_use(
     overlap = np.abs(u[:, -1] @ np.array(patterns))
     used = np.flatnonzero(overlap < NOTHING * 10)
     if len(used) != len(responses) - 1:
-        return Refuted("the tokens in use cannot be named")
+        return Inconclusive("the tokens in use cannot be named")
     return used
 
 

@@ -33,6 +33,7 @@ from keyhole.learners.base import (
 from keyhole.learners.block import (
     Box,
     NotThisBlock,
+    OtherShape,
     Unclear,
     find_kind,
     fresh_sequences,
@@ -107,7 +108,7 @@ class StackLearner:
             try:
                 result = self._find(box, find_form(box, rng), rng)
             except NotThisBlock as refused:
-                return Refuted(str(refused))
+                return Refuted(str(refused), stated=isinstance(refused, OtherShape))
             except NoNetwork as failed:
                 return Inconclusive(str(failed))
             except (Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
@@ -131,7 +132,8 @@ class StackLearner:
         order, alone = find_order(shallow, scores, union.network, rng, shift)
         layers = order.layers * order.repeated
         if self.layers is not None and self.layers != layers:
-            return Refuted(f"the box has {layers} blocks, not {self.layers} as promised")
+            wrong = f"the box has {layers} blocks, not {self.layers} as promised"
+            return Refuted(wrong, stated=True)
         if shallow.positions:  # those of the order were not alone
             alone = shallow.ask_alone(shallow.points(rng, 4 * shallow.width), "biases")
         *offsets, first = find_offsets(shallow, scores.heads, order, union.asked + alone)

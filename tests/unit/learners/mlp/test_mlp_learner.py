@@ -136,7 +136,7 @@ def test_relus_are_left_to_their_learner():
 
 def test_an_affine_box_has_no_neurons():
     matrix = np.random.default_rng(10).standard_normal((6, 6))
-    with pytest.raises(keyhole.WrongFamily, match="affine"):
+    with pytest.raises(keyhole.Unsupported, match="affine"):
         keyhole.recover(keyhole.open_oracle(lambda x: x[:, -1] @ matrix, width=6), MlpLearner())
 
 

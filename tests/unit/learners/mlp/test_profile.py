@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from keyhole.learners.mlp.far_field import FarField
-from keyhole.learners.mlp.profile import find_strange_profile, project_out, read_profile
+from keyhole.learners.mlp.profile import (
+    find_strange_profile,
+    project_out,
+    read_profile,
+    read_resolved_profile,
+)
 from keyhole.models.mlp import ACTIVATIONS
 
 NAMES = ["gelu", "silu", "gelu_tanh"]
@@ -36,10 +41,19 @@ def test_a_known_activation_fits_the_profile_of_its_neuron(phi: str) -> None:
     far, ask = network(0, phi)
     profile = read_profile(ask, far, 0, 1.0, RADIUS, np.random.default_rng(1))
     assert profile is not None
-    left = {name: profile.fit(name)[0] for name in NAMES}
+    left = {name: profile.fit(name).left for name in NAMES}
     assert min(left, key=left.get) == phi
     assert left[phi] < 1e-6
     assert find_strange_profile(ask, far, NAMES, 1.0, RADIUS, np.random.default_rng(2)) is None
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0, 20.0, 200.0])
+def test_bends_of_any_width_beside_the_points_that_are_asked_first(size: float) -> None:
+    far, ask = network(0, "gelu")
+    assert find_strange_profile(ask, far, NAMES, size, 1e6, np.random.default_rng(2)) is None
+    found = read_resolved_profile(ask, far, 0, NAMES, size, 1e6, np.random.default_rng(2))
+    assert found is not None
+    assert found[1].left < 1e-4
 
 
 def test_another_activation_is_shown_by_a_point() -> None:

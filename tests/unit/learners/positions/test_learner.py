@@ -145,9 +145,12 @@ def recurrent(tokens: np.ndarray) -> np.ndarray:
     ("box", "width"),
     [(gated_order, 6), (convolved, 6), (convolved_keys, 8), (gated_neighbours, 8), (recurrent, 6)],
 )
-def test_what_only_looks_like_positions_is_rejected(box: object, width: int) -> None:
+def test_what_only_looks_like_positions_is_not_recovered(box: object, width: int) -> None:
+    """Most of these fail in a stage that reads value maps or weights: no single answer of theirs is
+    one that no attention with positions gives."""
     found = keyhole.recover(keyhole.open_oracle(box, width=width), seed=0, throw=False)
-    assert found.outcome is keyhole.Outcome.REJECTED
+    assert found.outcome in (keyhole.Outcome.REJECTED, keyhole.Outcome.ILL_CONDITIONED)
+    assert found.model is None or found.verdict.counterexample is not None
 
 
 def test_bounded_tokens_are_refused() -> None:
