@@ -420,7 +420,7 @@ class FindsAnother:
 
     def learn(self, oracle: Any, rng: np.random.Generator) -> Any:
         oracle.ask(QueryBatch.of(rng.standard_normal((3, 2, MODEL.width)), "learning"))
-        return keyhole.Hypothesis(self.models.pop(0), None, None)
+        return keyhole.Hypothesis(self.models.pop(0), None, 100)
 
     def expected_queries(self, spec: Any) -> int | None:
         return None
