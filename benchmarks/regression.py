@@ -6,7 +6,8 @@
 The table of two versions of the library shows what a change inside it did to what it finds. The
 script uses public names alone and computes the answers of its boxes itself, with NumPy, so that it
 runs unchanged beside either version. Names read family/box/learner seed; boxes below `impostor/`
-belong to no family, or not to the one claimed, and must be rejected. Seconds are CPU time.
+belong to no family, or not to the one claimed, and must be rejected. Queries are those that learn:
+how many verify is the caller's choice. Seconds are CPU time.
 """
 
 import argparse
@@ -869,7 +870,8 @@ def measure(name: str) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         row["seconds"] = round(time.process_time() - start, 3)
         row |= {"outcome": found.outcome.name, "reason": found.reason[:200]}
-        row |= {"queries": found.ledger.paid, "floor": found.ledger.floor}
+        learning = found.ledger.paid - found.ledger.by_purpose.get("verification", 0)
+        row |= {"queries": learning, "floor": found.ledger.floor}
         if found.model is not None and truth is not None:
             row["error"] = error_of(found.model, truth)
     except OutOfTime:

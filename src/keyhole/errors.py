@@ -92,11 +92,17 @@ class WrongFamily(KeyholeError):
     certain: bool = False  # two answers of the box contradict each other, whatever was learned
 
     def __init__(
-        self, message: str, counterexample: Counterexample | None = None, *, stated: bool = False
+        self,
+        message: str,
+        counterexample: Counterexample | None = None,
+        *,
+        stated: bool = False,
+        searched: bool = False,
     ) -> None:
         super().__init__(message)
         self.counterexample = counterexample
         self.stated = stated  # the caller stated what is not so, a number of neurons for example
+        self.searched = searched  # models that were searched for were refuted: others may hold
 
 
 class Unsupported(KeyholeError):

@@ -251,7 +251,7 @@ class _Run:
         error: KeyholeError | None = None
         outcome, reason = Outcome.UNVERIFIED, ""
         try:
-            self.learned = self._learn()
+            self.learned = self._search()
             self.counting.expect(0)
             if self.check:
                 outcome, reason = self._judge(self.learned)
@@ -283,6 +283,19 @@ class _Run:
             reason = str(error)
             self._explain(error)
         return self._recovery(outcome, reason, error), error
+
+    def _search(self) -> Hypothesis:
+        """The hypothesis of the first search that comes to one. A search that came to models which
+        answers contradict refutes the box only if a second one does so too."""
+        try:
+            return self._learn()
+        except WrongFamily as refuted:
+            if not refuted.searched or self._few_digits():
+                raise
+            try:
+                return self._learn("second search")
+            except (WrongFamily, BudgetExhausted):
+                raise refuted from None
 
     def _learn(self, stream: str = "learning") -> Hypothesis:
         """The learner's hypothesis; where the box refuses a query for its length or the size of its
@@ -348,6 +361,11 @@ class _Run:
             )
         if not self.verdict.agrees:
             return Outcome.UNVERIFIED, self.verdict.bound
+        if self.verdict.tolerance > max(useless, 2.0 * self.verdict.precision):
+            return Outcome.ILL_CONDITIONED, (
+                "the standard errors of the parameters let answers differ by "
+                f"{self.verdict.tolerance:.0%} of their size: agreement within that says nothing"
+            )
         return Outcome.RECOVERED, ""
 
     def _reconsider(self, learned: Hypothesis, reason: str) -> tuple[Outcome, str]:
@@ -356,7 +374,7 @@ class _Run:
         itself needs none."""
         assert self.verdict is not None
         example = self.verdict.counterexample
-        if example is None or example.reason == REASON:
+        if example is None or example.reason == REASON or self._few_digits():
             return Outcome.REJECTED, reason
         same_place = 0.01  # relative distance of two models; searches that part end far apart
         try:

@@ -36,6 +36,7 @@ CHANGES = ("lengths", "odd", "multiples", "scores", "extra head", "drift", "clip
 CHANGES += ("some answers", "zero tokens", "batches")
 ACTIVATIONS = ("gelu", "silu", "tanh", "gelu_tanh")
 DIFFERENT = 1e-3  # of the answers' size: an answer this far off is another answer
+EXACT = 1e-10  # of the answers' size: below this, rounding in float64 is all
 OFTEN = 0.05  # share of ordinary queries of which a verdict speaks
 SELDOM = 1e-3  # chance that a verdict lets a wrong model pass, from which on it is a finding
 ORDINARY = 200  # ordinary queries by which box and model are compared afterwards
@@ -222,22 +223,18 @@ class Remembering:
         self.pairs.append((tokens.copy(), answers))
         return answers
 
-    def contradictions(self, model, different, truth=None):
-        """Answers that were given and that the model contradicts; not those of which the number
-        format of an honest box leaves so little that the truth, computed exactly, contradicts them
-        as well."""
+    def contradictions(self, model):
+        """Answers that were given and that the model contradicts."""
         size = np.median([np.abs(a).max() for _, a in self.pairs])
-        count = 0
-        for tokens, answers in self.pairs:
-            largest = np.maximum(size, np.abs(answers).reshape(len(answers), -1).max(axis=1))
-
-            def off(one, tokens=tokens, answers=answers, largest=largest):
-                gap = np.abs(answers - one(tokens)).reshape(len(answers), -1).max(axis=1)
-                return gap > different * largest
-
-            wrong = off(model)
-            count += int(np.sum(wrong if truth is None else wrong & ~off(truth)))
-        return count
+        return sum(
+            int(
+                (
+                    np.abs(a - model(q)).reshape(len(a), -1).max(axis=1)
+                    > DIFFERENT * np.maximum(size, np.abs(a).reshape(len(a), -1).max(axis=1))
+                ).sum()
+            )
+            for q, a in self.pairs
+        )
 
 
 def run(spec, folder):
@@ -264,16 +261,18 @@ def run(spec, folder):
         return counts, [("honest box rejected", f"{title}: {found.reason}")]
     recovered = found.outcome is keyhole.Outcome.RECOVERED
     # noise and rounding of an honest box are not the model's; an impostor may not have turned yet
-    different = WITHIN * found.verdict.tolerance if honest and recovered else DIFFERENT
+    different = DIFFERENT
+    if honest and recovered:
+        different = max(WITHIN * found.verdict.tolerance, EXACT)
     with np.errstate(all="ignore"):
         if not honest and share_of_others(box, model_of(spec), spec, DIFFERENT) >= OFTEN:
             counts["impostors that differ on one ordinary query in twenty"] = 1
         if not recovered:
             return counts, []
-        truth = model_of(spec) if honest else None
-        against = asked.contradictions(found.model, max(different, DIFFERENT), truth)
+        # what near ties of huge tokens do to answers in few digits is no lie of an honest box
+        against = 0 if honest else asked.contradictions(found.model)
         share = share_of_others(now(), found.model, spec, different)
-    if against and spec["form"] != "noise 1e-3":
+    if against:
         return counts, [("recovered against its own answers", f"{title}: {against} of them")]
     if not honest and share >= OFTEN:
         counts["impostors recovered, wrong on one ordinary query in twenty"] = 1

@@ -496,6 +496,8 @@ def learn_beyond_one_head(
         return choice.learn(MultiHead(attempts=attempts), oracle, rng)
     except WrongFamily as other:
         message = f"neither one head ({error}) nor several ({other})"
-        neither = WrongFamily(f"none of the families: {message}", other.counterexample)
+        neither = WrongFamily(
+            f"none of the families: {message}", other.counterexample, searched=other.searched
+        )
         neither.findings = facts.sentences
         raise neither from other

@@ -97,7 +97,9 @@ def run_strategies(strategies: Iterable[tuple[str, Callable[[], Result]]]) -> Hy
     conclusive = [each for each in refutations if each.conclusive]
     if refutations and (conclusive or len(refutations) == len(tried)):
         first = (conclusive or refutations)[0]
-        raise WrongFamily(first.reason, first.counterexample, stated=first.stated)
+        raise WrongFamily(
+            first.reason, first.counterexample, stated=first.stated, searched=not conclusive
+        )
     if len(tried) == 1:
         raise IllConditioned(tried[0].ending)
     raise IllConditioned("; ".join(f"{each.strategy}: {each.ending}" for each in tried))
