@@ -67,6 +67,7 @@ class Refuted:
     counterexample: Counterexample | None = None
     conclusive: bool = True  # False: one hypothesis was refuted, another of the family may hold
     stated: bool = False  # the caller stated what is not so: that needs no counterexample
+    searched: bool = False  # by a search, which may have ended in a wrong place
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +98,9 @@ def run_strategies(strategies: Iterable[tuple[str, Callable[[], Result]]]) -> Hy
     conclusive = [each for each in refutations if each.conclusive]
     if refutations and (conclusive or len(refutations) == len(tried)):
         first = (conclusive or refutations)[0]
+        searched = first.searched or not conclusive
         raise WrongFamily(
-            first.reason, first.counterexample, stated=first.stated, searched=not conclusive
+            first.reason, first.counterexample, stated=first.stated, searched=searched
         )
     if len(tried) == 1:
         raise IllConditioned(tried[0].ending)

@@ -156,7 +156,7 @@ class MultiHead:
         def fit_random_queries() -> Result:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
             if refuted and isinstance(result, Refuted):  # a fit to all of them leaves too much
-                return replace(refuted[0], conclusive=True)
+                return replace(refuted[0], conclusive=True, searched=True)
             return result
 
         # vector answers in few digits: soft ones tell more than those behind separating tokens
