@@ -100,6 +100,7 @@ def to_page(verdict: Verdict, facts: Mapping[str, Any]) -> Page:
         shown = (("The box answers", box), ("The model says", model))
         why = (f"A query on which the two differ: {found.reason}.",)
         said.insert(0, Section("Counterexample", why, pairs=shown))
+    earlier = f"and {verdict.replayed:,} earlier answers" if verdict.replayed else ""
     return Page(
         f"The box {verdict.word}.",
         "verdict",
@@ -107,7 +108,7 @@ def to_page(verdict: Verdict, facts: Mapping[str, Any]) -> Page:
         "agrees" if verdict.agrees else "differs",
         (verdict.bound,),
         (
-            ("Fresh queries", f"{verdict.queries:,}", f"and {verdict.replayed:,} earlier answers"),
+            ("Fresh queries", f"{verdict.queries:,}", earlier),
             ("Largest difference", f"{verdict.difference:.1e}", "of the answers' size"),
             ("Tolerance", f"{verdict.tolerance:.1e}", "at the median"),
             ("Number format", verdict.format or "unknown", ""),
