@@ -165,11 +165,12 @@ def render_markdown(record: Record) -> str:
     lines += [
         "",
         f"Medians over {len(record.seeds)} seeds ({record.seeds[0]} … {record.seeds[-1]}). "
-        f"{record.counted}. Errors are relative: of the worst block of parameters up to the symmetries, and of "
+        f"{record.counted}. "
+        "Errors are relative: of the worst block of parameters up to the symmetries, and of "
         "answers to fresh random sequences (root mean square; labels: the share that differs). "
         f"Students know the family, all sizes and the scale of each block, get as many answers to "
-        f"random queries as Keyhole learns from, and {record.student_seconds:g} s. Times are of the "
-        "processor, so that other work on the machine does not count. "
+        f"random queries as Keyhole learns from, and {record.student_seconds:g} s. Times are of "
+        "the processor, so that other work on the machine does not count. "
         f"{machine.get('processor')}, {machine.get('cores')} cores, Python "
         f"{machine.get('python')}, numpy {machine.get('numpy')}, commit {record.commit}, "
         f"{record.date}.",
