@@ -60,9 +60,9 @@ def error_rows(blocks: list[Block]) -> list[ErrorRow]:
 
 
 def sequence_size(tokens: Array) -> str:
-    """Of one query, in words."""
+    """Of one query, in words; numbers of tokens have no width."""
     count = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
-    return f"{count} of width {tokens.shape[1]:,}"
+    return count if tokens.shape[1] == 1 else f"{count} of width {tokens.shape[1]:,}"
 
 
 def answers_apart(found: Counterexample) -> tuple[str, str]:
