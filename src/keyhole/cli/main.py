@@ -63,7 +63,6 @@ app = typer.Typer(
     name="keyhole",
     cls=Commands,
     help="Recovers attention models through their answers alone.",
-    no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -78,13 +77,16 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:  # typer's no_args_is_help prints nothing
+        typer.echo(context.get_help())
+        raise typer.Exit(Exit.USAGE)
 
 
 def exit_code(error: BaseException) -> int:
