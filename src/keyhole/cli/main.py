@@ -30,6 +30,13 @@ class Exit(IntEnum):
 class Commands(TyperGroup):
     """The commands: with --json an error is an object on stdout too, as a result is."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a word, the list of commands; typer's own way to say it prints nothing."""
+        if not args:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(Exit.USAGE)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -77,16 +84,13 @@ def _version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:  # typer's no_args_is_help prints nothing
-        typer.echo(context.get_help())
-        raise typer.Exit(Exit.USAGE)
+    pass
 
 
 def exit_code(error: BaseException) -> int:

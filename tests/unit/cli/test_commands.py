@@ -48,8 +48,8 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_without_a_word_the_commands_are_listed(command):
-    code, shown, _ = command("")
-    assert code == 2
+    code, shown, error = command("")
+    assert code == 2, error
     assert "Start with: keyhole demo" in shown
     assert "  recover " in shown
 
