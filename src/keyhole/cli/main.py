@@ -32,7 +32,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without a word, the list of commands; typer's own way to say it prints nothing."""
-        if not args:
+        if not args and not ctx.resilient_parsing:  # which completion asks for
             typer.echo(ctx.get_help())
             raise typer.Exit(Exit.USAGE)
         return super().parse_args(ctx, args)
