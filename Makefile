@@ -29,12 +29,16 @@ export OPENBLAS_NUM_THREADS ?= 1
 # tests with rewritten asserts are compiled once, not at every start
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test lint docs bench attack clean browser picture
+.PHONY: demo quick quick-tests test lint docs bench attack clean browser picture
 
 demo: $(READY)
 	$(BIN)/keyhole demo
 
-quick: lint
+# side by side: the types take one process, the tests two
+quick: $(READY)
+	$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+quick-tests: $(READY)
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal -m quick
 
 test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)

@@ -24,6 +24,11 @@ def pytest_configure(config):
         config.pluginmanager.register(costs.Costs())
 
 
+def pytest_ignore_collect(collection_path, config):
+    """What is not quick as a whole is not even read for `-m quick`."""
+    return True if config.option.markexpr == "quick" and costs.is_apart(collection_path) else None
+
+
 def pytest_collection_modifyitems(items):
     costs.mark_quick(items)
 

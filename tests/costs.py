@@ -27,13 +27,16 @@ def read_costs() -> dict[str, dict[str, float]]:
     return json.loads(TABLE.read_text()) if TABLE.exists() else {}
 
 
+def is_apart(path: Path) -> bool:
+    """Whether a file or a folder is left out of `make quick` as a whole."""
+    return any(path.is_relative_to(TESTS / apart) for apart in APART)
+
+
 def is_quick(item: pytest.Item, costs: dict[str, dict[str, float]]) -> bool:
     """Whether a test belongs to `make quick`."""
-    file = item.path.relative_to(TESTS)
-    function = getattr(item, "originalname", item.name)
-    listed = function in costs.get(file.as_posix(), {})
-    apart = file.parts[0] in APART or file.as_posix() in APART
-    return not (listed or apart or item.get_closest_marker("slow"))
+    file = item.path.relative_to(TESTS).as_posix()
+    listed = getattr(item, "originalname", item.name) in costs.get(file, {})
+    return not (listed or is_apart(item.path) or item.get_closest_marker("slow"))
 
 
 def mark_quick(items: list[pytest.Item]) -> None:

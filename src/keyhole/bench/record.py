@@ -35,6 +35,7 @@ class Record:
     commit: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     date: str = ""
+    counted: str = "Queries include those that verified"  # what records of 0.1 do not say
 
 
 def describe_machine() -> dict[str, Any]:
@@ -72,6 +73,7 @@ def make_record(
         suite, title, rows, growth, seeds, student_seconds,
         describe_commit(Path(__file__).parent), describe_machine(),
         datetime.now(UTC).date().isoformat(),
+        "Queries are those to learn; those that verify come on top",
     )  # fmt: skip
 
 
@@ -163,11 +165,12 @@ def render_markdown(record: Record) -> str:
     lines += [
         "",
         f"Medians over {len(record.seeds)} seeds ({record.seeds[0]} … {record.seeds[-1]}). "
+        f"{record.counted}. "
         "Errors are relative: of the worst block of parameters up to the symmetries, and of "
         "answers to fresh random sequences (root mean square; labels: the share that differs). "
         f"Students know the family, all sizes and the scale of each block, get as many answers to "
-        f"random queries as Keyhole paid for, and {record.student_seconds:g} s. Times are of the "
-        "processor, so that other work on the machine does not count. "
+        f"random queries as Keyhole learns from, and {record.student_seconds:g} s. Times are of "
+        "the processor, so that other work on the machine does not count. "
         f"{machine.get('processor')}, {machine.get('cores')} cores, Python "
         f"{machine.get('python')}, numpy {machine.get('numpy')}, commit {record.commit}, "
         f"{record.date}.",

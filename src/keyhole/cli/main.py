@@ -30,6 +30,13 @@ class Exit(IntEnum):
 class Commands(TyperGroup):
     """The commands: with --json an error is an object on stdout too, as a result is."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a word, the list of commands; typer's own way to say it prints nothing."""
+        if not args and not ctx.resilient_parsing:  # which completion asks for
+            typer.echo(ctx.get_help())
+            raise typer.Exit(Exit.USAGE)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -63,7 +70,6 @@ app = typer.Typer(
     name="keyhole",
     cls=Commands,
     help="Recovers attention models through their answers alone.",
-    no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

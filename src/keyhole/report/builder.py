@@ -47,7 +47,6 @@ class Section:
     pairs: tuple[tuple[str, str], ...] = ()
     table: Table | None = None
     charts: tuple[Chart, ...] = ()
-    markup: Markup | None = None  # HTML of our own, in which what others named is escaped
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from keyhole import __version__
 from keyhole.report.builder import Page, Section
+from keyhole.report.rows import answers_apart
 from keyhole.results import Verdict, plain
 from keyhole.text import clean
 
@@ -97,10 +96,11 @@ def to_page(verdict: Verdict, facts: Mapping[str, Any]) -> Page:
         said.insert(0, Section("What would have been noticed", (words,), pairs=noticed))
     if verdict.counterexample is not None:
         found = verdict.counterexample
-        answers = (("The box answers", found.box_answer), ("The model says", found.model_answer))
-        shown = tuple((name, np.array2string(np.asarray(a), threshold=8)) for name, a in answers)
+        box, model = answers_apart(found)
+        shown = (("The box answers", box), ("The model says", model))
         why = (f"A query on which the two differ: {found.reason}.",)
         said.insert(0, Section("Counterexample", why, pairs=shown))
+    earlier = f"and {verdict.replayed:,} earlier answers" if verdict.replayed else ""
     return Page(
         f"The box {verdict.word}.",
         "verdict",
@@ -108,7 +108,7 @@ def to_page(verdict: Verdict, facts: Mapping[str, Any]) -> Page:
         "agrees" if verdict.agrees else "differs",
         (verdict.bound,),
         (
-            ("Fresh queries", f"{verdict.queries:,}", f"and {verdict.replayed:,} earlier answers"),
+            ("Fresh queries", f"{verdict.queries:,}", earlier),
             ("Largest difference", f"{verdict.difference:.1e}", "of the answers' size"),
             ("Tolerance", f"{verdict.tolerance:.1e}", "at the median"),
             ("Number format", verdict.format or "unknown", ""),

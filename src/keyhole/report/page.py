@@ -10,6 +10,7 @@ from keyhole.report.blocks import Block, Matrix, blocks_of, reduced
 from keyhole.report.charts import trace_chart
 from keyhole.report.pictures import PARTS_SHOWN, SIDE, parts, picture
 from keyhole.report.rows import (
+    answers_apart,
     box_rows,
     detail_rows,
     error_rows,
@@ -169,25 +170,14 @@ def example(recovery: Recovery) -> dict[str, Any] | None:
         return None
     tokens = np.atleast_2d(np.asarray(found.input, dtype=np.float64))
     block = Block("", "counterexample", Matrix(None, tokens), None, False)
+    box, model = answers_apart(found)
     return {
         "reason": sentence(found.reason) if found.reason else "",
         "tokens": sequence_size(tokens),
         "picture": picture(block, reduced(block, SIDE // 2, SIDE // 2)),
-        "box": brief(found.box_answer),
-        "model": brief(found.model_answer),
+        "box": box,
+        "model": model,
     }
-
-
-def brief(answer: Any) -> str:
-    if answer is None:
-        return "none"
-    try:
-        numbers = np.atleast_1d(np.asarray(answer, dtype=float)).ravel()
-    except (TypeError, ValueError):
-        return str(answer)
-    listed = 4  # numbers of an answer written out
-    shown = "  ".join(f"{x:.12g}" for x in numbers[:listed])
-    return shown + (f" … ({numbers.size:,} numbers)" if numbers.size > listed else "")
 
 
 def repeat(recovery: Recovery) -> dict[str, str]:

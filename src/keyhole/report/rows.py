@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.errors import Counterexample
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.report.blocks import Block
 from keyhole.results import Recovery
+
+LISTED = 4  # numbers of an answer that are written out
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,45 @@ def error_rows(blocks: list[Block]) -> list[ErrorRow]:
 
 
 def sequence_size(tokens: Array) -> str:
-    """Of one query, in words."""
+    """Of one query, in words; numbers of tokens have no width."""
     count = "1 token" if len(tokens) == 1 else f"{len(tokens):,} tokens"
-    return f"{count} of width {tokens.shape[1]:,}"
+    return count if tokens.shape[1] == 1 else f"{count} of width {tokens.shape[1]:,}"
+
+
+def answers_apart(found: Counterexample) -> tuple[str, str]:
+    """What the box and the model answer, written out where they differ most.
+
+    Args:
+        found: The query on which they differ.
+
+    Returns:
+        The box's answer and the model's, in a line each.
+    """
+    box, model = _numbers(found.box_answer), _numbers(found.model_answer)
+    if box is None or model is None or box.size != model.size:
+        return _line(found.box_answer, box), _line(found.model_answer, model)
+    gaps = np.nan_to_num(np.abs(box - model), nan=np.inf)
+    most = np.sort(np.argsort(-gaps, kind="stable")[:LISTED])
+    where = f" … (entries {', '.join(map(str, most))} of {box.size:,})" if box.size > LISTED else ""
+    return _written(box[most]) + where, _written(model[most]) + where
+
+
+def _numbers(answer: Any) -> Array | None:
+    try:
+        return None if answer is None else np.atleast_1d(np.asarray(answer, dtype=float)).ravel()
+    except (TypeError, ValueError):
+        return None
+
+
+def _line(answer: Any, numbers: Array | None) -> str:
+    if numbers is None:
+        return "none" if answer is None else str(answer)
+    more = f" … ({numbers.size:,} numbers)" if numbers.size > LISTED else ""
+    return _written(numbers[:LISTED]) + more
+
+
+def _written(numbers: Array) -> str:
+    return "  ".join(f"{x:.12g}" for x in numbers)
 
 
 def worst_error(blocks: list[Block]) -> float | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from keyhole.arrays import Array
 from keyhole.oracles.wrappers.drift import REASON as CHANGED
 from keyhole.report.blocks import blocks_of
-from keyhole.report.rows import relative_error, sequence_size
+from keyhole.report.rows import answers_apart, relative_error, sequence_size
 from keyhole.results import Outcome, Recovery, Verdict
 
 PICTURE = 28  # cells along each side of the picture, at most
@@ -106,17 +106,9 @@ def _error_rows(model: Any, errors: Any) -> list[tuple[str, str]]:
 def counterexample(example: Any) -> Panel:
     tokens = np.asarray(example.input)
     box, other = ("now   ", "before") if example.reason == CHANGED else ("box   ", "model ")
-    text = (
-        f"{sequence_size(tokens)} ({example.reason})\n"
-        f"{box} {_brief(example.box_answer)}\n{other} {_brief(example.model_answer)}"
-    )
+    theirs, ours = answers_apart(example)
+    text = f"{sequence_size(tokens)} ({example.reason})\n{box} {theirs}\n{other} {ours}"
     return Panel(Text(text), title="counterexample", border_style="red", expand=False)
-
-
-def _brief(answer: Any) -> str:
-    numbers = np.atleast_1d(np.asarray(answer, dtype=float))
-    shown = "  ".join(f"{x:.12g}" for x in numbers[:4])
-    return shown + (" …" if numbers.size > 4 else "")
 
 
 def picture(matrix: Array, colour: bool = True) -> Text:

@@ -47,6 +47,13 @@ def command(tmp_path, monkeypatch, capsys):
     sys.modules.pop("counted", None)
 
 
+def test_without_a_word_the_commands_are_listed(command):
+    code, shown, error = command("")
+    assert code == 2, error
+    assert "Start with: keyhole demo" in shown
+    assert "  recover " in shown
+
+
 @pytest.mark.parametrize("place", ["--out file/run", "--report file/r.html", "--report ."])
 def test_where_nothing_can_be_kept_nothing_is_asked(command, tmp_path, place):
     (tmp_path / "file").write_text("in the way")

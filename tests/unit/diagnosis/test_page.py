@@ -23,8 +23,11 @@ def test_the_page_holds_all_and_escapes_it(tmp_path) -> None:
     assert "secret" not in text
     assert "a row alone" in text
     assert "5.0 decades" in text
+    assert '<h1 id="headline">The suspect differs: the &lt;mask&gt; is ignored.</h1>' in text
 
 
 def test_a_healthy_page_says_so(tmp_path) -> None:
     healthy = diagnosis(same=True, causes=(), evidence=(), ranking=())
-    assert "healthy" in write_page(healthy, "a", "b", tmp_path / "d.html").read_text()
+    text = write_page(healthy, "a", "b", tmp_path / "d.html").read_text()
+    assert "The suspect is healthy." in text
+    assert "Left over" not in text  # nothing was named that could leave something

@@ -3,7 +3,7 @@ import pytest
 
 from keyhole.models.mlp import Mlp
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.report.rows import neuron_rows
+from keyhole.report.rows import neuron_rows, sequence_size
 
 
 def test_neurons_that_act_most_come_first():
@@ -25,3 +25,8 @@ def test_a_gate_is_what_bends():
 def test_other_models_have_no_such_table():
     assert neuron_rows(ReluNetwork([[1.0]], [0.0], [1.0])) == []
     assert neuron_rows(None) == []
+
+
+def test_the_size_of_a_query_in_words():
+    assert sequence_size(np.zeros((1, 4))) == "1 token of width 4"
+    assert sequence_size(np.zeros((64, 1))) == "64 tokens"

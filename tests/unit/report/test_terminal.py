@@ -74,9 +74,19 @@ def test_cells_show_their_largest_entry() -> None:
     assert np.count_nonzero(cells) == 1
 
 
-def test_long_answers_are_cut() -> None:
-    example = keyhole.Counterexample(np.zeros((2, 3)), np.arange(9.0), np.arange(9.0), "a reason")
-    assert "…" in printed(counterexample(example))
+def test_long_answers_are_shown_where_they_differ_most() -> None:
+    box, model = np.arange(9.0), np.arange(9.0)
+    box[[2, 4, 7, 8]] += 0.5
+    text = printed(counterexample(keyhole.Counterexample(np.zeros((2, 3)), box, model, "a reason")))
+    assert "box    2.5  4.5  7.5  8.5 … (entries 2, 4, 7, 8 of 9)" in text
+    assert "model  2  4  7  8 … (entries 2, 4, 7, 8 of 9)" in text
+
+
+def test_answers_of_two_kinds_are_shown_as_they_are() -> None:
+    example = keyhole.Counterexample(np.zeros((2, 3)), np.arange(9.0), "an error", "a reason")
+    text = printed(counterexample(example))
+    assert "0  1  2  3 … (9 numbers)" in text
+    assert "an error" in text
 
 
 def test_a_score_in_factors_has_the_error_of_the_product() -> None:

@@ -42,4 +42,7 @@ def test_the_record_has_what_a_script_needs(night):
 
 
 def test_a_curve_of_one_night():
-    assert "after each of 1 nights" in draw_curve([0.9], 100.0)
+    chart = draw_curve([0.9], 100.0)
+    assert "0.9 after the last" in chart.summary
+    assert [tick.label for tick in chart.x_ticks] == ["1"]
+    assert chart.series[0].path.startswith("M50.00 ")
