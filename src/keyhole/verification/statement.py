@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from keyhole.errors import Counterexample
 
 CONFIDENCE = 0.95
@@ -65,8 +67,29 @@ def state_format(before: str, now: str) -> str:
     return f"The box answers in {now}; when the model was recovered, it did so in {before}."
 
 
-def state_difference(example: Counterexample) -> str:
-    return f"The box and the model differ: {example.reason}."
+def state_difference(
+    example: Counterexample, tolerance: float, differing: int, fresh: int, old: int, replayed: int
+) -> str:
+    """On which query, by how much beside what is allowed, and on how many of all: `differing` of
+    the `fresh` answers, `old` of those `replayed`."""
+    parts = [f"{differing} of {fresh} fresh answers"]
+    if replayed:
+        parts.append(f"{old:,} of {replayed:,} answers given while learning")
+    return (
+        f"The box and the model differ on {' and '.join(parts)}. The query shown: {example.reason}"
+        f"{state_gap(example, tolerance)}."
+    )
+
+
+def state_gap(example: Counterexample, tolerance: float) -> str:
+    """How far apart the two answers are, where they can be compared."""
+    box, model = (np.asarray(part, float) for part in (example.box_answer, example.model_answer))
+    if box.shape != model.shape or not (np.isfinite(box).all() and np.isfinite(model).all()):
+        return ""
+    size = float(np.max(np.abs([box, model]), initial=0.0))
+    gap = float(np.max(np.abs(box - model), initial=0.0))
+    share = gap / size if size > 0 else 0.0
+    return f", {share:.1e} of the answer apart (ordinary ones may be {tolerance:.1e} apart)"
 
 
 def state_contradiction() -> str:

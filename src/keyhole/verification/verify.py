@@ -190,7 +190,17 @@ def _verdict(
     noticed = tell_noticed(rates) if example is None else {}
     if example is not None:
         changed = example.reason == CHANGED
-        bound = state_contradiction() if changed else state_difference(example)
+        differing = sum(one.example is not None for one in judged)
+        bound = state_contradiction()
+        if not changed:
+            bound = state_difference(
+                example,
+                allowed / scale,
+                differing,
+                count,
+                replayed.contradicted,
+                replayed.compared,
+            )
     elif hidden:
         bound = state_hidden(count)
     else:

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -54,7 +55,13 @@ def test_noise_that_hides_the_box_is_no_agreement() -> None:
 
 def test_a_difference_is_said_with_its_reason() -> None:
     example = Counterexample([[0.0]], 1.0, 2.0, "a long sequence")
-    assert state_difference(example) == "The box and the model differ: a long sequence."
+    assert state_difference(example, 1e-9, 3, 59, 0, 0) == (
+        "The box and the model differ on 3 of 59 fresh answers. The query shown: a long sequence, "
+        "5.0e-01 of the answer apart (ordinary ones may be 1.0e-09 apart)."
+    )
+    words = state_difference(replace(example, box_answer=[1.0, 2.0]), 1e-9, 0, 59, 2, 1200)
+    assert "0 of 59 fresh answers and 2 of 1,200 answers given while learning" in words
+    assert words.endswith("The query shown: a long sequence.")  # of another shape
 
 
 def test_an_output_layer_is_said_to_show_the_space_alone():
