@@ -459,8 +459,10 @@ class _Run:
         past = [np.ravel(answers) for _, answers in self.oracle.past]
         if self.watch.labels or self.reader is not None or not past:
             return False
-        if self._precision is not None:
-            return self._precision.low_precision
+        if self.box.spec.precision is not None:  # stated by whoever opened the box
+            return self.box.spec.precision.low_precision
+        if self._precision is not None and self._precision.low_precision:
+            return True
         numbers = np.concatenate(past)
         known = recognise_format(noise_of_type(None, past[0]), numbers)
         # large numbers have few decimals anyway
