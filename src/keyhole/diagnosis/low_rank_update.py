@@ -40,14 +40,15 @@ from keyhole.diagnosis.probes import Call
 
 CHANCE = 0.01  # that a rank is believed though it explains nothing
 HIGHEST = 12  # rank that is looked for
-LIMIT = 5  # rank that is looked for at first
+LIMIT = 2  # rank that is looked for at first
 EQUATIONS = 3  # for each unknown
 CONTENDERS = 3  # weights that are tried where evidence does not tell them apart
 SAMPLES = 24  # of noise, that error bars are taken from
 STEPS = 12  # of Gauss–Newton, in the equations and of the weight itself
 INNER = 60  # steps of conjugate gradients
 SLOW = 0.25  # of what was left: a step that leaves more wants gradients taken anew
-EXPLAINED = 0.1  # of the residual that an update may leave and still be one
+MOSTLY = 0.5  # of rows that were not fitted, which an update may leave and still be one
+STILL = 0.9  # of what was left: a step that leaves more gains nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +68,14 @@ class Update:
 
     @property
     def explains(self) -> bool:
-        """Whether rows that were not fitted are explained by it, too."""
-        return bool(np.sum(self.held) < EXPLAINED**2 * np.sum(self.shown))
+        """Whether most of the rows that were not fitted is explained by it, too. Not all need be:
+        they may hold inputs that no other row has, and bars say so."""
+        return bool(np.sum(self.held) < MOSTLY**2 * np.sum(self.shown))
 
     @property
     def helps(self) -> bool:
-        """Whether it says anything about rows that were not fitted."""
-        return is_less(self.held, self.shown)
+        """Whether it says anything about rows that were not fitted, beyond chance."""
+        return bool(wilcoxon(self.held - self.shown, alternative="less").pvalue < CHANCE)
 
     @property
     def rank(self) -> int:
@@ -386,17 +388,20 @@ def find_update(measurement: Measurement, rng: np.random.Generator) -> Update | 
         update = Update(left, right, np.full(measurement.shape, np.inf), held, shown)
         if not update.helps:
             return update
-        wider = update.rank >= equations.highest or not update.explains
-        if wider and sketch.widen():
+        short = update.rank >= equations.highest or not update.explains
+        if short and sketch.widen():
             continue
         moved = _move(measurement, delta, left @ right.T, rest)
         before = float(np.linalg.norm(rest))
         if moved is not None:
             delta, rest = moved
         kept = float(np.linalg.norm(rest)) / before
-        exact = sketch.exact
-        if before <= noise or (exact and kept > 1 - EXPLAINED):
+        if before <= noise:
             break
+        if sketch.exact and kept > STILL:  # more than noise is left: perhaps of a higher rank
+            if not sketch.widen():
+                break
+            continue
         sketch.exact = False
         if kept > SLOW:
             sketch.take_at(delta)

@@ -667,9 +667,15 @@ def open_speaker(box: Any, reference: Predictor, options: dict[str, Any]) -> Ora
         return box
     if not is_address(box):
         if is_whole_folder(box):
-            from keyhole.oracles.token_models import load_decoder
+            from keyhole.oracles.token_models import has_decoder, load_decoder
 
-            box = load_decoder(Path(box.removeprefix(FOLDER)))
+            folder = Path(box.removeprefix(FOLDER))
+            if (folder / "config.json").exists() and not has_decoder(folder):
+                raise InvalidArgument(
+                    f"{box} is no language model: its config.json names no architecture that "
+                    "predicts the next token (…ForCausalLM, …LMHeadModel)"
+                )
+            box = load_decoder(folder)
         elif isinstance(box, str):
             from keyhole.oracles.open import load_named
 
