@@ -378,7 +378,7 @@ def find_update(measurement: Measurement, rng: np.random.Generator) -> Update | 
     rows, outputs = first.shape
     if first.size < EQUATIONS * sum(measurement.shape):
         return None
-    noise = measurement.noise * np.sqrt(first.size)
+    noise = 2 * measurement.noise * np.sqrt(first.size)  # both sides round
     sketch = Sketch(measurement, rng, delta, rows, outputs)
     for _ in range(STEPS):
         equations = sketch.linearise(rest, delta)

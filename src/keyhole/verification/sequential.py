@@ -52,9 +52,9 @@ class Alternatives:
 
     shares: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.2, 0.8)
     weights: tuple[float, ...] = (0.05, 0.1, 0.15, 0.5, 0.1, 0.1)
-    first: float = 0.1
+    first: float = 0.15  # so that a box which is another one on the first night is told at once
     fortnight: float = 0.2
-    year: float = 0.65
+    year: float = 0.6
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.weights) or not np.isclose(sum(self.weights), 1.0):

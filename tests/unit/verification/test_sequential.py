@@ -93,3 +93,8 @@ def test_what_makes_no_sense_is_said():
         Alternatives(shares=(0.1,), weights=(0.5,))
     with pytest.raises(InvalidArgument, match="alpha"):
         Monitor(alpha=1.5)
+
+
+def test_another_box_on_the_first_night_is_an_alarm_at_once():
+    assert Monitor().follow(nights([ASKED]))[-1] >= 100.0
+    assert Monitor().follow(nights([0] * 100 + [ASKED]))[-1] < 100.0  # one bad night is none
