@@ -314,7 +314,7 @@ def is_less(these: Array, those: Array) -> bool:
 
 
 def errors_of(
-    equations: Equations, left: Array, right: Array, held: Array, rng: np.random.Generator
+    equations: Equations, left: Array, right: Array, noise: float, rng: np.random.Generator
 ) -> Array:
     """Standard errors of the numbers of the update, in the coordinates of the weight.
 
@@ -322,15 +322,16 @@ def errors_of(
         equations: that the update solves.
         left: its factors.
         right: its factors.
-        held: squares of what is left of rows that were not fitted. They say how large noise is:
-            rounding is correlated within a row, and a fit hides a part of it.
+        noise: of a value, at least; rounding is correlated in a row, and a fit hides some of it.
         rng: draws the noise.
     """
-    spread = np.sqrt(np.mean(held) / equations.values.shape[1])
-    noise = spread * rng.standard_normal((SAMPLES, *equations.values.shape))
+    rest = equations.values - equations.give((left, right))
+    unknowns = left.shape[1] * (sum(equations.shape) - left.shape[1])
+    spread = np.sqrt(float(np.sum(rest**2)) / max(rest.size - unknowns, 1))
+    drawn = max(spread, noise) * rng.standard_normal((SAMPLES, *rest.shape))
     basis = np.linalg.qr(left)[0]
     everything = np.ones((len(equations.values), 1), dtype=np.float32)
-    p, q = step(equations, everything, noise.astype(np.float32), basis, right, CHANCE)
+    p, q = step(equations, everything, drawn.astype(np.float32), basis, right, CHANCE)
     ahead, behind = equations.unfold(basis, right)
     variance = np.zeros((len(equations.left), len(equations.right)))
     for x, y in zip(p, q, strict=True):
@@ -405,7 +406,7 @@ def find_update(measurement: Measurement, rng: np.random.Generator) -> Update | 
         sketch.exact = False
         if kept > SLOW:
             sketch.take_at(delta)
-    return replace(update, errors=errors_of(equations, *fitted, held, rng))
+    return replace(update, errors=errors_of(equations, *fitted, measurement.noise, rng))
 
 
 class Sketch:
