@@ -387,11 +387,11 @@ def find_update(measurement: Measurement, rng: np.random.Generator) -> Update | 
         left, right = equations.unfold(*fitted)
         shown = np.sum(equations.values[equations.held] ** 2, axis=1)
         update = Update(left, right, np.full(measurement.shape, np.inf), held, shown)
-        if not update.helps:
-            return update
         short = update.rank >= equations.highest or not update.explains
         if short and sketch.widen():
             continue
+        if not update.helps:
+            return update
         moved = _move(measurement, delta, left @ right.T, rest)
         before = float(np.linalg.norm(rest))
         if moved is not None:
