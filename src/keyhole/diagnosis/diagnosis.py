@@ -43,6 +43,7 @@ FINGERPRINTED = 5  # hypotheses whose residuals are looked at for a number forma
 UNSEEN = 6  # faults that are listed as hidden by a format
 LOCATING = 24  # rows that a change of weights is located by
 SOLVING = 36  # rows more for the rank and the numbers of an update, at first
+ENOUGH = 120  # rows, after which an update that says nothing about rows left out is none
 DIRECTIONS = 12  # of the answers, along which gradients are taken
 RESERVE = 8  # rows kept for long ones and for confirming
 REPEATS = 6  # of a row that is answered differently each time
@@ -199,7 +200,7 @@ class Visit:
             solved = with_rank(self.experiment, rows, change, floor, rng)
             if solved.determined:
                 return solved.change
-            promising = solved.promising
+            promising = solved.promising or len(rows) < ENOUGH
         return change
 
     def ask_alone(self, count: int, purpose: str) -> list[int]:

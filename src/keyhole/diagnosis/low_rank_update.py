@@ -60,6 +60,7 @@ class Update:
     errors: Array  # (outputs, inputs)
     held: Array  # (rows left out,): squares of what is left of them
     shown: Array  # (rows left out,): the squares of these rows before
+    room: bool  # whether equations could have shown a higher rank
 
     @property
     def delta(self) -> Array:
@@ -70,7 +71,7 @@ class Update:
     def explains(self) -> bool:
         """Whether most of the rows that were not fitted is explained by it, too. Not all need be:
         they may hold inputs that no other row has, and bars say so."""
-        return bool(np.sum(self.held) < MOSTLY**2 * np.sum(self.shown))
+        return self.room and bool(np.sum(self.held) < MOSTLY**2 * np.sum(self.shown))
 
     @property
     def helps(self) -> bool:
@@ -386,9 +387,9 @@ def find_update(measurement: Measurement, rng: np.random.Generator) -> Update | 
         fitted, held = find_rank(equations)
         left, right = equations.unfold(*fitted)
         shown = np.sum(equations.values[equations.held] ** 2, axis=1)
-        update = Update(left, right, np.full(measurement.shape, np.inf), held, shown)
-        short = update.rank >= equations.highest or not update.explains
-        if short and sketch.widen():
+        room = left.shape[1] < equations.highest
+        update = Update(left, right, np.full(measurement.shape, np.inf), held, shown, room)
+        if not update.explains and sketch.widen():
             continue
         if not update.helps:
             return update
