@@ -100,18 +100,18 @@ def compare_pair(pair: Pair, queries: int | None, seed: int, evidence: Path | No
     from keyhole.oracles.base import Oracle
     from keyhole.oracles.wrappers.validate import Validator
     from keyhole.verification.dispatch import is_language_pair, verify_target
-    from keyhole.verification.signature import verify_with_evidence
+    from keyhole.verification.signature import speak_with_evidence, verify_with_evidence
     from keyhole.verification.verify import verify as compare
 
     if evidence is not None:
-        if pair.claimed is not None or is_language_pair(pair.box, pair.reference):
+        if pair.claimed is not None:
             raise InvalidArgument(
                 "--evidence is written for boxes that are compared with a target or a signature: "
                 "sign the reference first (keyhole sign), and verify against the signature"
             )
-        return verify_with_evidence(
-            pair.box, pair.reference, evidence, queries=queries, seed=seed, **pair.options
-        )
+        spoken = is_language_pair(pair.box, pair.reference)
+        write = speak_with_evidence if spoken else verify_with_evidence
+        return write(pair.box, pair.reference, evidence, queries=queries, seed=seed, **pair.options)
     other = None
     if pair.claimed is None:
         other = verify_target(pair.box, pair.reference, queries, seed, **pair.options)

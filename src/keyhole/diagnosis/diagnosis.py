@@ -30,7 +30,7 @@ from keyhole.diagnosis.experiment import Experiment, double_floor
 from keyhole.diagnosis.formats import computing_in, find_format, measure_noise
 from keyhole.diagnosis.localise import Change, locate
 from keyhole.diagnosis.low_precision import LowPrecision
-from keyhole.diagnosis.low_rank_update import solvable, with_rank
+from keyhole.diagnosis.low_rank_update import contenders, with_rank
 from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
 from keyhole.diagnosis.reference import Reference, open_reference
 from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
@@ -42,7 +42,8 @@ from keyhole.diagnosis.suspects import Counted, open_suspect
 FINGERPRINTED = 5  # hypotheses whose residuals are looked at for a number format
 UNSEEN = 6  # faults that are listed as hidden by a format
 LOCATING = 24  # rows that a change of weights is located by
-SOLVING = 36  # rows more for the rank and the numbers of an update
+SOLVING = 36  # rows more for the rank and the numbers of an update, at first
+ENOUGH = 120  # rows, after which an update that says nothing about rows left out is none
 DIRECTIONS = 12  # of the answers, along which gradients are taken
 RESERVE = 8  # rows kept for long ones and for confirming
 REPEATS = 6  # of a row that is answered differently each time
@@ -188,18 +189,24 @@ class Visit:
             self.notes.append("The budget is too small to look for the place of the change.")
             return None
         self.report("locating the change")
-        lengths = [4 + k % 9 for k in range(count)]
-        rows = [n for length in lengths
-                for n in self.ask(Call((self.maker.make(length),), "locating"))]  # fmt: skip
+        rows = self.ask_alone(count, "locating")
         rng = np.random.default_rng(0)
-        change: Change = locate(self.experiment, rows, self.tolerance.floor, DIRECTIONS, rng)
-        if solvable(self.experiment, change):
-            count = min(SOLVING, self.suspect.budget - self.suspect.asked - RESERVE)
-            lengths = [4 + k % 9 for k in range(max(count, 0))]
-            rows += [n for length in lengths
-                     for n in self.ask(Call((self.maker.make(length),), "solving"))]  # fmt: skip
-            change = with_rank(self.experiment, rows, change, rng)
+        floor = self.tolerance.floor
+        change: Change = locate(self.experiment, rows, floor, DIRECTIONS, rng)
+        promising = bool(contenders(self.experiment, change))
+        while promising and (left := self.suspect.budget - self.suspect.asked - RESERVE) > 0:
+            rows += self.ask_alone(min(left, max(SOLVING, len(rows))), "solving")
+            self.report("solving for the change")
+            solved = with_rank(self.experiment, rows, change, floor, rng)
+            if solved.determined:
+                return solved.change
+            promising = solved.promising or len(rows) < ENOUGH
         return change
+
+    def ask_alone(self, count: int, purpose: str) -> list[int]:
+        """Rows of a few tokens each, alone."""
+        return [n for k in range(count)
+                for n in self.ask(Call((self.maker.make(4 + k % 9),), purpose))]  # fmt: skip
 
     def measure_tolerance(self, rows: list[int]) -> Tolerance:
         """From the reference's own rounding and the digits that were sent."""

@@ -5,9 +5,11 @@ and neurons have no order, and inside a head queries and keys (values and output
 against each other. What is left after that is a change, which has a place, a size and a rank.
 Algebra: heads and neurons of each layer are matched (assignment) where they differ as they stand;
 without rotary positions a head is compared by its score map Wq' Wk and its value map Wo Wv. The
-rank of a change is the number of singular values that the rounding of the weights cannot make.
-When it fails: turns of the whole residual stream (signed permutations under RMS norms) are not
-removed; such models are said to differ everywhere.
+residual stream may stand in another order, and under RMS norms with other signs: the columns of
+the embedding say which, and everything that reads or writes the stream is put back. The rank of a
+change is the number of singular values that the rounding of the weights cannot make.
+When it fails: a stream whose embedding was replaced as well as reordered, and parts that no pattern
+of anatomy names as readers or writers: such models are said to differ there.
 """
 
 from collections.abc import Sequence
@@ -181,7 +183,7 @@ def _diff_modules(a: Any, b: Any) -> Difference:
     unit = max(_unit(here), _unit(there))
     mine = {k: _numbers(v) for k, v in here.items()}
     theirs = {k: _numbers(v) for k, v in there.items()}
-    notes: list[str] = []
+    notes, parts = _match_stream(one, mine, theirs, unit)
     free: set[str] = set()
     for layer, partner in zip(one.layers, other.layers, strict=True):
         notes += _match_neurons(layer, partner, theirs, mine, unit)
@@ -189,7 +191,6 @@ def _diff_modules(a: Any, b: Any) -> Difference:
         turned, names = _turned_heads(one, layer, mine, theirs, unit)
         notes += turned
         free |= names
-    parts = []
     for name, w in mine.items():
         part = None if name in free else _part(name, w, theirs[name], unit, _heads_in(one, name))
         if part is not None:
@@ -274,6 +275,63 @@ def _match_neurons(
                 theirs[f"{n}.{end}"] = theirs[f"{n}.{end}"][order]
     theirs[f"{down}.weight"] = theirs[f"{down}.weight"][:, order]
     return [f"neurons of layer {layer.index} stand in another order"]
+
+
+def _match_stream(
+    anatomy: Anatomy, mine: dict[str, Array], theirs: dict[str, Array], unit: float
+) -> tuple[list[str], list[Part]]:
+    """Puts the other's residual stream into this one's order and signs, where that brings the
+    embeddings together. Answers that are the stream itself then differ by the same turn."""
+    found = anatomy.embedding("embed_tokens", "word_embeddings", "wte", "tok_embeddings")
+    if found is None:
+        return [], []
+    (table,) = [f"{name}.weight" for name, module in anatomy.embeddings if module is found]
+    a, b = mine[table], theirs[table]
+    if _size(a, b) <= 4 * unit:
+        return [], []
+    signed = all(type(module).__name__.endswith("RMSNorm") for _, module in anatomy.norms)
+    likeness = (a / np.linalg.norm(a, axis=0)).T @ (b / np.linalg.norm(b, axis=0))
+    order = linear_sum_assignment(-np.abs(likeness) if signed else -likeness)[1]
+    signs = np.sign(likeness[np.arange(len(order)), order]) if signed else np.ones(len(order))
+    if np.linalg.norm(a - b[:, order] * signs) >= 0.5 * np.linalg.norm(a - b):
+        return [], []
+    for name, axis in _stream_axes(anatomy, mine, len(order)):
+        turn = signs if mine[name].ndim == 2 or name.endswith("bias") else np.ones(len(order))
+        moved = np.take(theirs[name], order, axis=axis)
+        theirs[name] = moved * (turn[:, None] if axis == 0 and moved.ndim == 2 else turn)
+    flipped = int(np.sum(signs < 0))
+    how = f"in another order, {flipped} signs flipped" if flipped else "in another order"
+    head = _output_embedding(anatomy)
+    turned = Part("the answers", 1.0, None, f"their numbers stand {how}")
+    return [f"the residual stream stands {how}"], [] if head else [turned]
+
+
+def _stream_axes(anatomy: Anatomy, state: dict[str, Array], width: int) -> list[tuple[str, int]]:
+    """Weights that read or write the residual stream, with the axis along it."""
+    axes: dict[str, int] = {}
+    for name, _ in anatomy.embeddings:
+        axes[f"{name}.weight"] = 1
+    for p in anatomy.projections:
+        writes = p.role in ("output", "down")
+        axes[f"{p.name}.weight"] = int(writes == p.transposed)
+        if writes:
+            axes[f"{p.name}.bias"] = 0
+    inside = tuple(f"{layer.name}." for layer in anatomy.layers)
+    for name, _ in anatomy.norms:
+        of_heads = name.startswith(inside) and name.endswith(("q_norm", "k_norm"))
+        if not of_heads:
+            axes[f"{name}.weight"] = axes[f"{name}.bias"] = 0
+    if head := _output_embedding(anatomy):
+        axes[f"{head}.weight"] = 1
+    return [(n, axis) for n, axis in axes.items() if n in state and state[n].shape[axis] == width]
+
+
+def _output_embedding(anatomy: Anatomy) -> str:
+    """The name of what turns the stream into log-probabilities; empty where there is none."""
+    find = getattr(anatomy.model, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    names = [name for name, module in anatomy.model.named_modules() if module is head]
+    return names[0] if head is not None and names else ""
 
 
 def _match_heads(

@@ -7,8 +7,7 @@ Algebra: for row x and direction u_j of the answers, rho = u_j . r(x) = <A_xj, d
 A_xj = sum_t g_xjt h_xt' (g: gradient at the output of the module, h: its input). Hence the kernel
 K_m = rms(W)^2 <A, A'>, and log p(rho | m) = max over (tau, eta) of the Gaussian with covariance
 tau^2 K_m + eta^2. tau is the size of the move, relative to the weight.
-A low-rank update is found by alternating least squares on <A_xj, U V'> (see low_rank_update);
-its rank is the smallest whose fit predicts rows that were left out as well as larger ones do.
+The rank and the numbers of an update: see low_rank_update.
 When it fails: evidence ranks changes of weights. A fault that is none is placed near its layer.
 """
 
@@ -49,61 +48,65 @@ class Traces:
 def trace(
     bench: Bench, rows: Sequence[Row], directions: Array, projections: Sequence[Projection]
 ) -> dict[str, Traces]:
-    """Runs rows through the reference, and gradients of the answers along directions back."""
+    """Runs rows through the reference, and gradients of the answers along directions (rows, count,
+    outputs) back to the outputs of some projections."""
     import torch
 
-    inputs: dict[str, list] = {_key(p): [] for p in projections}
-    gradients: dict[str, list] = {_key(p): [] for p in projections}
+    inputs: dict[str, list] = {key_of(p): [] for p in projections}
+    gradients: dict[str, list] = {key_of(p): [] for p in projections}
     owners: list[Array] = []
-    basis = torch.from_numpy(directions).float()
-    for first, pack in _packs(rows):
+    for pack in _packs(rows):
         kept: dict[int, tuple[Any, Any]] = {}
 
         def keep(module: Any, given: Any, answer: Any, kept: Any = kept) -> Any:
-            answer = answer.detach().requires_grad_() if not answer.requires_grad else answer
-            answer.retain_grad()
+            answer = answer if answer.requires_grad else answer.detach().requires_grad_()
             kept[id(module)] = (given[0].detach(), answer)
             return answer
 
         modules = {id(p.module): p.module for p in projections}
         handles = [m.register_forward_hook(keep) for m in modules.values()]
-        embedding = bench.model.get_input_embeddings() if bench.reference.tokens else None
-        if embedding is not None:
-            handles.append(embedding.register_forward_hook(lambda *a: a[2].requires_grad_()))
         try:
-            with torch.enable_grad():
-                answers, mask = _answer(bench, pack)
-                flat = mask.ravel()
-                owner = np.repeat(np.arange(first, first + len(pack)), mask.shape[1])
-                owners.append(owner[flat.numpy()])
-                for p in projections:
-                    inputs[_key(p)].append(kept[id(p.module)][0].flatten(0, 1)[flat].numpy())
-                each: dict[str, list] = {_key(p): [] for p in projections}
-                for j in range(len(basis)):
-                    for _, answer in kept.values():
-                        answer.grad = None
-                    (answers @ basis[j]).sum().backward(retain_graph=True)
-                    for p in projections:
-                        grad = kept[id(p.module)][1].grad.flatten(0, 1)[flat]
-                        each[_key(p)].append(grad[:, p.start : p.stop].numpy().copy())
-                for name, grads in each.items():
-                    gradients[name].append(np.stack(grads))
+            answers, mask = _answer(bench, [rows[n] for n in pack])
         finally:
             for handle in handles:
                 handle.remove()
+        flat = mask.ravel()
+        owners.append(np.repeat(pack, mask.shape[1])[flat.numpy()])
+        ends = [kept[n][1] for n in modules]
+        along = torch.from_numpy(np.ascontiguousarray(directions[pack]))
+        each: dict[int, list] = {n: [] for n in modules}
+        for j in range(along.shape[1]):
+            pulled = torch.autograd.grad(
+                answers, ends, along[:, j].to(answers.dtype), retain_graph=True, allow_unused=True
+            )
+            for n, end, grad in zip(modules, ends, pulled, strict=True):
+                grad = torch.zeros_like(end) if grad is None else grad
+                each[n].append(grad.flatten(0, 1)[flat].numpy())
+        for p in projections:
+            found = np.stack([grad[:, p.start : p.stop] for grad in each[id(p.module)]])
+            inputs[key_of(p)].append(kept[id(p.module)][0].flatten(0, 1)[flat].numpy())
+            gradients[key_of(p)].append(found)
     row = np.concatenate(owners)
+    order = np.argsort(row, kind="stable")
     return {
-        name: Traces(np.concatenate(inputs[name]), np.concatenate(gradients[name], axis=1), row)
+        name: Traces(
+            np.concatenate(inputs[name])[order],
+            np.concatenate(gradients[name], axis=1)[:, order],
+            row[order],
+        )
         for name in inputs
     }
 
 
-def _key(projection: Projection) -> str:
+def key_of(projection: Projection) -> str:
+    """What a projection is called: its module, and its part of it."""
     return f"{projection.name}:{projection.role}"
 
 
-def _packs(rows: Sequence[Row], most: int = 24) -> list[tuple[int, list[Row]]]:
-    return [(k, list(rows[k : k + most])) for k in range(0, len(rows), most)]
+def _packs(rows: Sequence[Row], most: int = 24) -> list[Array]:
+    """Numbers of rows that run together: of about one length."""
+    order = np.argsort([len(row) for row in rows], kind="stable")
+    return [order[k : k + most] for k in range(0, len(rows), most)]
 
 
 def _answer(bench: Bench, rows: list[Row]) -> tuple[Any, Any]:
@@ -116,7 +119,7 @@ def _answer(bench: Bench, rows: list[Row]) -> tuple[Any, Any]:
 
     ids, mask = pad(Inputs(rows), bench.reference.pad)
     with attending((), mask), torch.enable_grad():
-        arguments = {"input_ids": ids, "attention_mask": mask.long()}
+        arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask.long()}
         if hasattr(bench.model.config, "use_cache"):
             arguments["use_cache"] = False
         states = first_tensor(bench.model(**arguments))
@@ -167,7 +170,9 @@ class Change:
         margin: by how many nats it is more likely than the next place.
         rank: of the update, where it was determined.
         delta: the update itself, (outputs, inputs), where answers determine it.
-        errors: standard errors of the update's numbers.
+        errors: standard errors of the update's numbers; as large as the update where no row shows
+            them.
+        rivals: other weights of which a move explains rows that were not fitted as well.
     """
 
     module: str
@@ -178,14 +183,16 @@ class Change:
     delta: Array | None = None
     errors: Array | None = None
     places: tuple[Place, ...] = ()
+    rivals: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Where, in words: a weight where it is clearly the one, else near a layer."""
         if not self.module:
             return f"all weights moved, by about {self.size:.0e} of their size"
         rank = "" if self.rank is None else f", an update of rank {self.rank}"
-        if self.margin >= CLEAR and self.size < LARGE:
-            return f"most likely a move of {self.module} by {self.size:.0e} of its size{rank}"
+        if (self.margin >= CLEAR or self.rank is not None) and self.size < LARGE:
+            moved = " or ".join([self.module, *self.rivals])
+            return f"most likely a move of {moved} by {self.size:.0e} of its size{rank}"
         return f"most likely near layer {self.layer} ({self.module})"
 
     def to_record(self) -> dict[str, Any]:
@@ -196,6 +203,7 @@ class Change:
             "size": self.size,
             "margin": self.margin,
             "rank": self.rank,
+            "rivals": list(self.rivals),
         }
 
 
@@ -214,14 +222,14 @@ def locate(
     places: list[Place] = []
     layers: dict[int, Array] = {}
     everything = np.zeros((len(values), len(values)))
-    found = trace(bench, given, basis, projections)
+    found = trace(bench, given, np.broadcast_to(basis, (len(given), *basis.shape)), projections)
     for p in projections:
         rms = float(p.matrix.pow(2).mean().sqrt())
-        matrix = kernel(found[_key(p)], len(given)) * rms**2
+        matrix = kernel(found[key_of(p)], len(given)) * rms**2
         everything += matrix
         layers[p.layer] = layers.get(p.layer, 0) + matrix
         evidence, tau = weigh(matrix, values, scale)
-        places.append(Place(_key(p), p.layer, evidence, tau))
+        places.append(Place(key_of(p), p.layer, evidence, tau))
     by_layer = [Place(f"layer {k}", k, *weigh(m, values, scale)) for k, m in layers.items()]
     whole = Place("everything", None, *weigh(everything, values, scale))
     ordered = sorted(places, key=lambda p: -p.evidence)

@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.http.client import Access, Answer, Endpoint, Forbidden, Unreachable
-from keyhole.oracles.http.json_endpoint import describe_reply, follow
+from keyhole.oracles.http.json_endpoint import fill, follow, read_numbers, read_template
 from keyhole.oracles.http.retry import RetryPolicy, Transient
 from keyhole.oracles.rows import NUMBERS, TEXT, Row, RowBox, RowSpec, check_row_answers, kind_of_row
 
@@ -100,7 +100,7 @@ class EmbeddingEndpoint(RowBox):
 
     def _ask(self, rows: Sequence[Row], patience: RetryPolicy | None) -> Array:
         plain = [row if isinstance(row, str) else np.asarray(row).tolist() for row in rows]
-        body = fill(self.dialect.template, plain)
+        body = fill(self.dialect.template, marks_of(plain))
         if self.model is not None and isinstance(body, dict):
             body = {**body, "model": self.model}
         answers: Array = self.endpoint.ask(
@@ -115,30 +115,21 @@ class EmbeddingEndpoint(RowBox):
         return answers
 
     def _read(self, answer: Answer, count: int) -> Array:
-        who = self.endpoint.identity
-        try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError) as error:
-            raise Transient(f"{who}: half an answer: not JSON") from error
-        try:
-            listed = follow(found, list(self.dialect.answer))
-            if self.dialect.single and not self.dialect.vector:
-                listed = [listed]
-            listed = in_order(listed)
-            if self.dialect.labelled:
-                vectors = [by_label(entry, self.labels) for entry in listed]
-            else:
-                vectors = [follow(entry, list(self.dialect.vector)) for entry in listed]
-            numbers = np.array(vectors, dtype=np.float64)
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-            place = ".".join(self.dialect.answer) or "the top"
-            raise OracleError(
-                f"{who} answered, but at {place} of the answer there are no vectors of equal "
-                f"length ({type(error).__name__}). {describe_reply(found)}"
-            ) from error
+        who, dialect = self.endpoint.identity, self.dialect
+        numbers = read_numbers(answer, dialect.answer, self._find, who, "vectors of equal length")
         if len(numbers) != count:
             raise Transient(f"{who} gave {len(numbers)} answers to {count} rows")
         return check_row_answers(numbers, count, who)
+
+    def _find(self, found: Any) -> list[Any]:
+        """The vectors in a reply, in the order of the rows."""
+        listed = follow(found, list(self.dialect.answer))
+        if self.dialect.single and not self.dialect.vector:
+            listed = [listed]
+        entries = in_order(listed)
+        if self.dialect.labelled:
+            return [by_label(entry, self.labels) for entry in entries]
+        return [follow(entry, list(self.dialect.vector)) for entry in entries]
 
     def close(self) -> None:
         self.endpoint.close()
@@ -172,32 +163,18 @@ def _name_of_label(label: str) -> tuple[str, int]:
     return name, int(label[len(name) :] or 0)
 
 
-def fill(template: Any, rows: list[Any]) -> Any:
-    """The message with the rows in their place.
-
-    >>> fill({"inputs": "$rows"}, [[3, 1], [2]])
-    {'inputs': [[3, 1], [2]]}
-    """
-    if isinstance(template, str) and template in ("$rows", *ROWS):
-        return rows
-    if template == "$lists":
-        return [[row] for row in rows]
-    if isinstance(template, str) and template in ROW:
-        return rows[0]
-    if isinstance(template, dict):
-        return {key: fill(item, rows) for key, item in template.items()}
-    if isinstance(template, list):
-        return [fill(item, rows) for item in template]
-    return template
+def marks_of(rows: list[Any]) -> dict[str, Any]:
+    """What stands for the rows of a request in a message."""
+    return {
+        **dict.fromkeys(("$rows", *ROWS), rows),
+        "$lists": [[row] for row in rows],
+        **dict.fromkeys(ROW, rows[0]),
+    }
 
 
 def own_dialect(request: Any, answer: str) -> Dialect:
     """The dialect of an endpoint with a JSON of its own."""
-    if isinstance(request, str):
-        try:
-            request = json.loads(request)
-        except ValueError as error:
-            raise InvalidArgument(f"request is not JSON: {error}") from error
+    request = read_template(request)
     text = json.dumps(request)
     marks = [mark for mark in (*ROWS, *ROW) if f'"{mark}"' in text]
     if len(marks) != 1 or text.count(f'"{marks[0]}"') != 1:

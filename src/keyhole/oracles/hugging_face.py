@@ -47,9 +47,9 @@ def need_torch() -> Any:
     return need("torch", "torch", "a transformers model")
 
 
-def load_folder(folder: str | Path) -> Any:
-    """The model in a folder, ready to answer. What is no such folder is told before anything is
-    imported."""
+def load_folder(folder: str | Path, loader: str = "AutoModel") -> Any:
+    """The model in a folder, ready to answer, by one of the loaders of `transformers`. What is no
+    such folder is told before anything is imported."""
     folder = Path(folder)
     check_folder(folder, "")
     need_torch()
@@ -57,7 +57,7 @@ def load_folder(folder: str | Path) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        model = transformers.AutoModel.from_pretrained(
+        model = getattr(transformers, loader).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype="auto"
         )
     except Exception as error:  # whatever a damaged folder makes the reader raise

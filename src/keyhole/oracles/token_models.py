@@ -283,50 +283,33 @@ def _open_folder(
     )
 
 
-def has_classifier(folder: Path) -> bool:
-    """Whether the folder's model ends in a classification head."""
+def ends_in(folder: Path, *heads: str) -> bool:
+    """Whether the name of the folder's architecture ends in one of these."""
     try:
         known = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
-        return str(known[0]).endswith("ForSequenceClassification")
+        return str(known[0]).endswith(heads)
     except (OSError, ValueError, AttributeError, IndexError, TypeError):
         return False
+
+
+def has_classifier(folder: Path) -> bool:
+    """Whether the folder's model ends in a classification head."""
+    return ends_in(folder, "ForSequenceClassification")
 
 
 def has_decoder(folder: Path) -> bool:
     """Whether the folder's model predicts the next token."""
-    try:
-        known = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
-        return str(known[0]).endswith(("ForCausalLM", "LMHeadModel"))
-    except (OSError, ValueError, AttributeError, IndexError, TypeError):
-        return False
-
-
-def load_with(loader: str, folder: Path) -> Any:
-    """The model in a folder, by one of the loaders of `transformers`, ready to answer."""
-    check_folder(folder, "")
-    need_torch()
-    transformers = need("transformers", "hf", "a transformers model")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        model = getattr(transformers, loader).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype="auto"
-        )
-    except Exception as error:  # whatever a damaged folder makes the reader raise
-        raise FileFormatError(
-            f"transformers cannot read the model in {folder}: {str(error)[:300]}"
-        ) from error
-    return model.eval()
+    return ends_in(folder, "ForCausalLM", "LMHeadModel")
 
 
 def load_classifier(folder: Path) -> Any:
     """A classifier or reranker."""
-    return load_with("AutoModelForSequenceClassification", folder)
+    return load_folder(folder, "AutoModelForSequenceClassification")
 
 
 def load_decoder(folder: Path) -> Any:
     """A model that predicts the next token."""
-    return load_with("AutoModelForCausalLM", folder)
+    return load_folder(folder, "AutoModelForCausalLM")
 
 
 def load_tokenizer(folder: Path) -> Any:

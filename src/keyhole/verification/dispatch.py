@@ -9,10 +9,8 @@ from keyhole.oracles.open import load_named
 from keyhole.oracles.rows import RowBox
 from keyhole.results import Recovery, Verdict, load
 from keyhole.verification.language_models import (
-    compare_language_models,
+    compare_spoken,
     make_spoken_verdict,
-    open_predictor,
-    open_speaker,
     speaks,
     verify_language_models,
 )
@@ -95,13 +93,7 @@ def compare_target(
         verdict = make_verdict(found, what=SIGNED)
         return verdict, len(found.rows), int(found.bad.sum())
     if is_language_pair(box, reference):
-        predictor = open_predictor(reference)
-        oracle = open_speaker(box, predictor, options)
-        try:
-            spoken = compare_language_models(oracle, predictor, queries, seed)
-        finally:
-            if oracle is not box:
-                oracle.close()
+        spoken = compare_spoken(box, reference, queries, seed, options)
         return make_spoken_verdict(spoken), len(spoken.prompts), int(spoken.bad.sum())
     if not is_target(reference):
         return None

@@ -413,6 +413,8 @@ class SpokenCompared:
     format: str = ""
     wrong_tokens: int = 0  # sampled tokens that are not the reference's likeliest
     what: str = "reference"  # that the box is compared with
+    raced: tuple[Array, Array] | None = None  # tokens said and expected, (2, n), where gaps raced
+    longest: int = 0  # length of prompts that may be drawn
 
     @property
     def bad(self) -> Array:
@@ -466,9 +468,8 @@ def compare_language_models(
     longest = min(n for n in (reference.longest, oracle.spec.domain.max_length, 2**20) if n)
     each = 2 if speaker.races else 1
     count = max(1, count // each)
-    ordinary = (count + 1) // 2
-    plain = draw_prompts(ordinary, reference.tokens, longest, rng)
-    pool = draw_prompts(CANDIDATES * (count - ordinary), reference.tokens, longest, rng)
+    plain, pool = draw_comparison(count, reference.tokens, longest, rng)
+    ordinary = len(plain)
     chosen = choose_prompts(
         reference, pool, encode_prompts(speaker, pool), count - ordinary, speaker.top, rng
     )
@@ -477,7 +478,7 @@ def compare_language_models(
     expected = reference.predict(read)
     allowed = allow_nats(reference, read, expected)
     if speaker.races:
-        return _race(speaker, prompts, ordinary, expected, allowed)
+        return replace(_race(speaker, prompts, ordinary, expected, allowed), longest=longest)
     spoken = speaker.ask(prompts)
     check_told(spoken)
     errors = measure_told(spoken, expected)
@@ -496,8 +497,18 @@ def compare_language_models(
         expected,
         (tell_hidden(speaker),),
         wrong_tokens=wrong,
+        longest=longest,
     )
     return recognise_half(reference, read, errors, found) if found.bad.any() else found
+
+
+def draw_comparison(
+    count: int, tokens: int, longest: int, rng: np.random.Generator
+) -> tuple[list[Array], list[Array]]:
+    """Ordinary prompts, and a pool from which those that tell are chosen: `count` in all."""
+    ordinary = (count + 1) // 2
+    plain = draw_prompts(ordinary, tokens, longest, rng)
+    return plain, draw_prompts(CANDIDATES * (count - ordinary), tokens, longest, rng)
 
 
 def check_told(spoken: Spoken) -> None:
@@ -536,28 +547,31 @@ def _race(
     every = np.arange(len(expected))
     gaps = expected[every, first] - expected[every, second]
     margin = 2.0 * allowed  # both log-probabilities of a gap may be off
-    deviations = np.zeros(len(prompts))
-    sampled = first.copy()
-    for side, winner in ((-margin, first), (margin, second)):
+    said, winners = np.empty((2, 2, len(prompts)), dtype=np.int64)
+    for place, (side, winner) in enumerate(((-margin, first), (margin, second))):
         bias = [{int(t): float(g + side)} for t, g in zip(second, gaps, strict=True)]
         answer = speaker.ask(prompts, bias)
         check_told(answer)
-        said = answer.sampled
-        wrong = said != winner
-        deviations[wrong] = np.inf
-        sampled[wrong] = said[wrong]
+        said[place], winners[place] = answer.sampled, winner
+    sampled = np.where(said[1] != second, said[1], np.where(said[0] != first, said[0], first))
     nothing = np.zeros((len(prompts), 0))
     spoken = Spoken(sampled, nothing.astype(np.int64), nothing)
     return SpokenCompared(
         tuple(prompts),
         ordinary,
-        deviations,
+        judge_race(said, winners),
         margin,
         2 * len(prompts),
         spoken,
         expected,
         (tell_hidden(speaker),),
+        raced=(said, winners),
     )
+
+
+def judge_race(said: Int[Array, "2 n"], winners: Int[Array, "2 n"]) -> Float[Array, " n"]:
+    """Deviations where gaps were raced: infinite where another token won on either side."""
+    return np.where((said != winners).any(axis=0), np.inf, 0.0)
 
 
 def recognise_half(
@@ -631,14 +645,20 @@ def verify_language_models(
         **options: Of an endpoint of a language model.
     """
     count = FRESH if queries is None else whole_number("queries", queries, 1)
+    return make_spoken_verdict(compare_spoken(box, reference, count, seed, options))
+
+
+def compare_spoken(
+    box: Any, reference: Any, count: int, seed: int, options: dict[str, Any]
+) -> SpokenCompared:
+    """Opens both, and compares them on fresh prompts."""
     predictor = open_predictor(reference)
     oracle = open_speaker(box, predictor, options)
     try:
-        found = compare_language_models(oracle, predictor, count, whole_number("seed", seed, 0))
+        return compare_language_models(oracle, predictor, count, whole_number("seed", seed, 0))
     finally:
         if oracle is not box:
             oracle.close()
-    return make_spoken_verdict(found)
 
 
 def open_speaker(box: Any, reference: Predictor, options: dict[str, Any]) -> Oracle:
@@ -647,9 +667,15 @@ def open_speaker(box: Any, reference: Predictor, options: dict[str, Any]) -> Ora
         return box
     if not is_address(box):
         if is_whole_folder(box):
-            from keyhole.oracles.token_models import load_decoder
+            from keyhole.oracles.token_models import has_decoder, load_decoder
 
-            box = load_decoder(Path(box.removeprefix(FOLDER)))
+            folder = Path(box.removeprefix(FOLDER))
+            if (folder / "config.json").exists() and not has_decoder(folder):
+                raise InvalidArgument(
+                    f"{box} is no language model: its config.json names no architecture that "
+                    "predicts the next token (…ForCausalLM, …LMHeadModel)"
+                )
+            box = load_decoder(folder)
         elif isinstance(box, str):
             from keyhole.oracles.open import load_named
 

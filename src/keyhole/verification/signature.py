@@ -32,8 +32,10 @@ from keyhole.verification.language_models import (
     Speaker,
     Spoken,
     SpokenCompared,
+    compare_spoken,
     draw_prompts,
     make_spoken_verdict,
+    open_predictor,
 )
 from keyhole.verification.records import (
     holds_record,
@@ -62,6 +64,7 @@ from keyhole.verification.reference import (
     read_format,
 )
 from keyhole.verification.requests import Request
+from keyhole.verification.spoken_evidence import PromptPlan, describe_spoken, judge_again
 from keyhole.verification.spoken_signature import PROMPTS, Talk, compare_talk, hear, open_talker
 
 SIGNATURE, EVIDENCE = "keyhole-signature-1", "keyhole-evidence-1"
@@ -262,15 +265,12 @@ def compare_talk_with_signature(
     requests, places = choose_requests(signature, queries, seed)
     talk = signature.talk
     assert talk is not None
-    spoken = Spoken(
-        talk.spoken.sampled[places], talk.spoken.tokens[places], talk.spoken.logprobs[places]
-    )
     speaker = open_talker(box, signature.plan.tokens, options)
     if speaker is None:
         raise InvalidArgument("a language model was signed, and the box is none")
     try:
         prompts = [request.rows[0] for request in requests]
-        return compare_talk(speaker, prompts, Talk(spoken, talk.noise), signature.made)
+        return compare_talk(speaker, prompts, talk.at(places), signature.made)
     finally:
         if speaker.oracle is not box:
             speaker.oracle.close()
@@ -348,10 +348,16 @@ def load_signature(path: str | Path) -> Signature:
     return signature
 
 
+def same_versions(versions: dict[str, str]) -> bool:
+    """Whether what draws queries from a seed is what it was."""
+    now = {"keyhole": __version__, "numpy": metadata.version("numpy")}
+    return all(versions.get(name) == version for name, version in now.items())
+
+
 def drawn_from_seed(plan: Plan, requests: Sequence[Request], versions: dict[str, str]) -> bool:
     """Whether these are the queries of the plan. Another version may draw others from the same
     seed: then nothing is said, and True returned."""
-    if versions.get("keyhole") != __version__ or versions.get("numpy") != metadata.version("numpy"):
+    if not same_versions(versions):
         return True
     drawn = plan.draw()
     if len(drawn) != len(requests):
@@ -442,7 +448,9 @@ def verify_with_evidence(
     that a third party can check it."""
     signed = load_signature(reference) if is_signature(reference) else reference
     if isinstance(signed, Signature) and signed.talk is not None:
-        raise InvalidArgument("evidence is not written for language models: keep the signature")
+        heard = compare_talk_with_signature(box, signed, queries, seed, **options)
+        told = signed.talk.at(choose_requests(signed, queries, seed)[1]).spoken
+        return _write_spoken(path, heard, PromptPlan(signed.plan.seed), signed.digest, told)
     if isinstance(signed, Signature):
         found = compare_with_signature(box, signed, queries, seed, **options)
         requests, _ = choose_requests(signed, queries, seed)
@@ -479,6 +487,76 @@ def verify_with_evidence(
     return verdict
 
 
+def speak_with_evidence(
+    box: Any,
+    reference: Any,
+    path: str | Path,
+    *,
+    queries: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Verdict:
+    """The verdict on a language model beside its reference, written down in the same way."""
+    count = FRESH if queries is None else whole_number("queries", queries, 1)
+    predictor = open_predictor(reference)
+    heard = compare_spoken(box, predictor, count, whole_number("seed", seed, 0), options)
+    plan = PromptPlan(seed, len(heard.prompts), heard.expected.shape[1], heard.longest)
+    return _write_spoken(path, heard, plan, predictor.identity)
+
+
+def _write_spoken(
+    path: str | Path,
+    found: SpokenCompared,
+    plan: PromptPlan,
+    reference: str,
+    signed: Spoken | None = None,
+) -> Verdict:
+    verdict = make_spoken_verdict(found)
+    write_record(
+        path,
+        EVIDENCE,
+        {
+            "reference": reference,
+            "spoken": describe_spoken(found, signed),
+            "plan": asdict(plan),
+            "commitment": commit_to(plan.seed),
+            "verdict": plain(vars(verdict)),
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": dict(list_versions()),
+        },
+    )
+    return verdict
+
+
+def _check_spoken(body: dict[str, Any]) -> tuple[Verdict, bool]:
+    """The verdict that follows from what a language model told, and whether the seed draws its
+    prompts."""
+    found, plan = judge_again(body["spoken"]), PromptPlan(**body["plan"])
+    drawn = found.what == SIGNED or not same_versions(dict(body["versions"]))
+    return make_spoken_verdict(found), drawn or plan.draws(found.prompts, found.ordinary)
+
+
+def _check_rows(body: dict[str, Any]) -> tuple[Verdict, bool]:
+    """The same for rows."""
+    plan, requests = _read_plan(body["plan"]), _read_requests(body["requests"])
+    found = Compared(
+        rows=tuple(row for request in requests for row in request.rows),
+        reasons=tuple(request.reason for request in requests for _ in request.rows),
+        expected=unpack_array(body["expected"]),
+        answered=unpack_array(body["answered"]),
+        allowed=unpack_array(body["allowed"]),
+        noise=NoiseModel(**body["noise"]),
+        kind=str(body["plan"]["kind"]),
+        format_before=str(body["format_before"]),
+        notes=tuple(str(note) for note in body["notes"]),
+    )
+    counts = {len(found.rows), len(found.expected), len(found.answered), len(found.allowed)}
+    if len(counts) != 1:
+        raise ValueError("queries and answers differ in number")
+    verdict = make_verdict(found, what=str(body["what"]))
+    return verdict, not body["whole"] or drawn_from_seed(plan, requests, dict(body["versions"]))
+
+
 def check_evidence(path: str | Path) -> Evidence:
     """Checks a verdict from its file alone.
 
@@ -502,25 +580,9 @@ def check_evidence(path: str | Path) -> Evidence:
     """
     body, digest = read_record(path, EVIDENCE)
     try:
-        plan, requests = _read_plan(body["plan"]), _read_requests(body["requests"])
-        found = Compared(
-            rows=tuple(row for request in requests for row in request.rows),
-            reasons=tuple(request.reason for request in requests for _ in request.rows),
-            expected=unpack_array(body["expected"]),
-            answered=unpack_array(body["answered"]),
-            allowed=unpack_array(body["allowed"]),
-            noise=NoiseModel(**body["noise"]),
-            kind=str(body["plan"]["kind"]),
-            format_before=str(body["format_before"]),
-            notes=tuple(str(note) for note in body["notes"]),
-        )
-        counts = {len(found.rows), len(found.expected), len(found.answered), len(found.allowed)}
-        if len(counts) != 1:
-            raise ValueError("queries and answers differ in number")
-        verdict = make_verdict(found, what=str(body["what"]))
-        told, versions = dict(body["verdict"]), dict(body["versions"])
-        committed = body["commitment"] == commit_to(plan.seed)
-        drawn = not body["whole"] or drawn_from_seed(plan, requests, versions)
+        verdict, drawn = _check_spoken(body) if "spoken" in body else _check_rows(body)
+        told = dict(body["verdict"])
+        committed = body["commitment"] == commit_to(int(body["plan"]["seed"]))
     except DAMAGED as error:
         raise FileFormatError(f"{path} holds no evidence: {error}") from error
     checks = {

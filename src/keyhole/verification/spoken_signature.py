@@ -39,6 +39,12 @@ class Talk:
     spoken: Spoken
     noise: NoiseModel
 
+    def at(self, places: Array) -> "Talk":
+        """What was told to some of the prompts."""
+        told = self.spoken
+        some = Spoken(told.sampled[places], told.tokens[places], told.logprobs[places])
+        return Talk(some, self.noise)
+
 
 def nobody(tokens: int) -> Predictor:
     """A reference that only says how many tokens there are: a signature is all there is."""

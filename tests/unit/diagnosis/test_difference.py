@@ -9,7 +9,7 @@ import torch
 import keyhole
 from keyhole.errors import InvalidArgument
 from keyhole.models.random import attention
-from suspects import add_low_rank, small_bert, small_llama
+from suspects import add_low_rank, randomize, small_bert, small_llama
 
 BERT = small_bert()
 
@@ -110,3 +110,80 @@ def test_what_cannot_be_compared_is_refused() -> None:
         keyhole.diff(BERT, small_bert(hidden_size=16))
     with pytest.raises(InvalidArgument):
         keyhole.diff(BERT, attention(np.random.default_rng(0), 6))
+
+
+def turn_stream(state, order, signs) -> None:
+    """Another order, and other signs, of everything that reads or writes the residual stream."""
+    for name, w in state.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            state[name] = w[order] * signs[:, None]
+        elif "norm" in name:
+            state[name] = w[order]
+        else:
+            state[name] = w[:, order] * signs
+
+
+def small_decoder():
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=24, tie_word_embeddings=False,
+    )  # fmt: skip
+    return randomize(transformers.LlamaForCausalLM(config), 3)
+
+
+def draw_turn(width, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(width, generator=generator)
+    return order, torch.randint(0, 2, (width,), generator=generator) * 2.0 - 1
+
+
+def test_a_residual_stream_in_another_order_is_the_same_function() -> None:
+    model = small_decoder()
+    order, signs = draw_turn(16)
+    other = edited(model, lambda state: turn_stream(state, order, signs))
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, other(ids).logits, atol=1e-5)
+    found = keyhole.diff(model, other)
+    assert found.same, str(found)
+    assert "the residual stream stands in another order" in str(found)
+    assert f"{int((signs < 0).sum())} signs flipped" in str(found)
+
+
+def test_a_change_is_found_behind_a_stream_in_another_order() -> None:
+    model = small_decoder()
+    name = "model.layers.1.self_attn.v_proj.weight"
+
+    def change(state) -> None:
+        add_low_rank(name, 2, 1e-2)(state)
+        turn_stream(state, *draw_turn(16))
+
+    found = keyhole.diff(model, edited(model, change))
+    assert not found.same
+    assert [(part.name, part.rank) for part in found.parts] == [(name, 2)]
+
+
+def test_without_a_head_the_answers_are_turned_with_the_stream() -> None:
+    model = small_llama()
+    found = keyhole.diff(model, edited(model, lambda state: turn_stream(state, *draw_turn(64))))
+    assert not found.same
+    assert [part.name for part in found.parts] == ["the answers"]
+    assert "their numbers stand in another order" in str(found)
+
+
+def test_layer_norms_allow_another_order_and_no_signs() -> None:
+    order = draw_turn(32)[0]
+
+    def change(state) -> None:
+        for name, w in state.items():
+            if name.endswith(("output.dense.weight", "output.dense.bias")) or "LayerNorm" in name:
+                state[name] = w[order]
+            elif w.ndim == 2:
+                state[name] = w[:, order]
+
+    found = keyhole.diff(BERT, edited(BERT, change))
+    assert [part.name for part in found.parts] == ["the answers"]
+    assert found.symmetries == ("the residual stream stands in another order",)

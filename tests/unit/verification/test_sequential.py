@@ -61,6 +61,26 @@ def test_a_change_is_found_and_dated():
     assert abs(np.median(starts) - 41) <= 1
 
 
+def test_late_in_a_year_three_bad_nights_are_an_alarm_and_a_clean_one_among_them_is_none():
+    quiet = [0] * 180
+    assert Monitor().follow(nights([*quiet, 2, 2, 2]))[-1] >= 100.0
+    assert Monitor().follow(nights([*quiet, 3, 0, 3]))[-1] < 100.0
+    # such a pair comes in more than one of a hundred benign years: two bad nights of three failures
+    pairs = 363 * (30 * 1e-3 / 3) ** 2
+    assert 1.0 - np.exp(-pairs) > Monitor().alpha
+
+
+def test_the_process_cannot_be_expected_to_grow():
+    """The mean of E after one more night is at most E before it, in the middle of any year."""
+    monitor = Monitor()
+    for past in ([], [0] * 50, [0, 1, 0, 2, 1], [1] * 4 + [0] * 400):
+        before = 1.0 if not past else monitor.follow(nights(past))[-1]
+        for bad in (1, 3, 30):
+            chance = 1e-3 * ASKED / bad
+            clean, failed = (monitor.follow(nights([*past, k]))[-1] for k in (0, bad))
+            assert (1 - chance) * clean + chance * failed <= before * (1 + 1e-12)
+
+
 def test_a_bet_never_stakes_everything():
     assert 0.0 < best_bet(0.005, ASKED, 1e-3) < best_bet(0.05, ASKED, 1e-3) < 1.0
     assert best_bet(0.8, ASKED, 1e-3) < 1.0
@@ -73,3 +93,8 @@ def test_what_makes_no_sense_is_said():
         Alternatives(shares=(0.1,), weights=(0.5,))
     with pytest.raises(InvalidArgument, match="alpha"):
         Monitor(alpha=1.5)
+
+
+def test_another_box_on_the_first_night_is_an_alarm_at_once():
+    assert Monitor().follow(nights([ASKED]))[-1] >= 100.0
+    assert Monitor().follow(nights([0] * 100 + [ASKED]))[-1] < 100.0  # one bad night is none

@@ -66,3 +66,12 @@ def test_another_kind_of_box_is_said(tmp_path):
     keyhole.sign(keyhole.open_language_model(LastTokens(), max_length=9), path)
     with pytest.raises(InvalidArgument, match="box is none"):
         keyhole.verify(keyhole.open_oracle(lambda tokens: tokens.sum((1, 2)), width=3), path)
+
+
+def test_a_folder_that_predicts_no_token_is_no_language_model(tmp_path):
+    path, folder = tmp_path / "a.keyhole", tmp_path / "encoder"
+    keyhole.sign(keyhole.open_language_model(LastTokens(), max_length=9), path, queries=5, seed=1)
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    with pytest.raises(InvalidArgument, match="is no language model"):
+        keyhole.verify(f"hf:{folder}", path)

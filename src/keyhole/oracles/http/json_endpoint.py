@@ -8,7 +8,7 @@ itself is the list.
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class JsonOracle(Parted):
 
     def answer(self, queries: QueryBatch, stop: threading.Event) -> Array:
         tokens = queries.tokens()
-        filled = _filled(self.request, SINGLE if self.single else BATCH, tokens, self.single)
+        filled = fill(self.request, {BATCH: tokens.tolist(), SINGLE: tokens[0].tolist()})
         answers: Array = self.endpoint.ask(
             "POST",
             "",
@@ -59,22 +59,64 @@ class JsonOracle(Parted):
 
     def _read(self, answer: Answer, count: int) -> Array:
         who = self.endpoint.identity
-        try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError) as error:
-            raise Transient(f"{who}: half an answer: not JSON") from error
-        try:
-            numbers = np.array(follow(found, self.path), dtype=np.float64)
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-            raise OracleError(
-                f"{who} answered, but at {'.'.join(self.path) or 'the top'} of the answer there "
-                f"are no numbers ({type(error).__name__}): correct answer= (--answer). "
-                f"{describe_reply(found)}"
-            ) from error
+        numbers = read_numbers(
+            answer,
+            self.path,
+            lambda found: follow(found, self.path),
+            who,
+            "numbers (correct answer=, --answer)",
+        )
         return sound(last_position(numbers[None] if self.single else numbers), count, who)
 
     def close(self) -> None:
         self.endpoint.close()
+
+
+def read_numbers(
+    answer: Answer, path: Sequence[str], find: Callable[[Any], Any], who: str, wanted: str
+) -> Array:
+    """The numbers that `find` takes out of a reply of JSON.
+
+    Raises:
+        Transient: The reply is no JSON: it may have been cut on its way.
+        OracleError: There are no such numbers; the sentence says where there are some.
+    """
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise Transient(f"{who}: half an answer: not JSON") from error
+    try:
+        return np.array(find(found), dtype=np.float64)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        raise OracleError(
+            f"{who} answered, but at {'.'.join(path) or 'the top'} of the answer there are no "
+            f"{wanted} ({type(error).__name__}). {describe_reply(found)}"
+        ) from error
+
+
+def read_template(request: Any) -> Any:
+    """The message of a JSON of one's own, given as text or as plain Python data."""
+    if not isinstance(request, str):
+        return request
+    try:
+        return json.loads(request)
+    except ValueError as error:
+        raise InvalidArgument(f"request is not JSON: {error}") from error
+
+
+def fill(template: Any, marks: Mapping[str, Any]) -> Any:
+    """The message with what stands for each mark in its place.
+
+    >>> fill({"inputs": ["$rows"]}, {"$rows": [3, 1]})
+    {'inputs': [[3, 1]]}
+    """
+    if isinstance(template, str):
+        return marks.get(template, template)
+    if isinstance(template, dict):
+        return {key: fill(item, marks) for key, item in template.items()}
+    if isinstance(template, list):
+        return [fill(item, marks) for item in template]
+    return template
 
 
 def follow(found: Any, path: list[str]) -> Any:
@@ -119,16 +161,6 @@ def list_numbers(found: Any, path: tuple[str, ...]) -> Iterator[str]:
             yield ".".join(path) or "the top (an empty path)"
 
 
-def _filled(template: Any, mark: str, tokens: Array, single: bool) -> Any:
-    if template == mark:
-        return (tokens[0] if single else tokens).tolist()
-    if isinstance(template, dict):
-        return {key: _filled(item, mark, tokens, single) for key, item in template.items()}
-    if isinstance(template, list):
-        return [_filled(item, mark, tokens, single) for item in template]
-    return template
-
-
 def open_json(
     url: str,
     width: int | None,
@@ -141,11 +173,7 @@ def open_json(
     batch: int | None = None,
 ) -> JsonOracle:
     """The box at `url`; `request` as text or as plain Python data."""
-    if isinstance(request, str):
-        try:
-            request = json.loads(request)
-        except ValueError as error:
-            raise InvalidArgument(f"request is not JSON: {error}") from error
+    request = read_template(request)
     text = json.dumps(request)
     if text.count(f'"{BATCH}"') + text.count(f'"{SINGLE}"') != 1:
         raise InvalidArgument(f'request must hold either "{BATCH}" or "{SINGLE}", once')
