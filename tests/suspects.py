@@ -107,6 +107,10 @@ class Served:
         n = s.shape[-1]
         i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
         ok = seen[:, None, None, :].expand(-1, 1, n, n)
+        if faults.get("blind"):  # to the first token, where there is another
+            ok = ok & ((j > 0) | (i == 0))
+        if faults.get("late_values"):
+            v = torch.cat([v[:, :, :1], v[:, :, :-1]], 2)
         if causal:
             ok = ok & (j <= i)
         if (window := faults.get("window")) is not None:
@@ -121,7 +125,10 @@ class Served:
             p = p / p.sum(-1, keepdim=True)
         else:
             p = torch.softmax(s.float(), -1).to(s.dtype)
-        return torch.einsum("bhij,bhjd->bhid", p, v)
+        out = torch.einsum("bhij,bhjd->bhid", p, v)
+        if (head := faults.get("mute")) is not None:
+            out[:, head] = 0
+        return out.roll(1, 1) if faults.get("turned") else out
 
 
 ACTIVATIONS = {
@@ -150,6 +157,8 @@ class ServedBert(Served):
         var = centred.pow(2).sum(-1, keepdim=True) / n
         if self.has("eps_outside"):
             y = centred / (var.sqrt() + 1e-3)
+        elif layer is not None and self.has("absolute") == layer:
+            y = centred / centred.abs().mean(-1, keepdim=True)
         else:
             y = centred / (var + eps).sqrt()
         return (y * (w.float() + self.has("gain", 0.0)) + b.float()).to(self.dtype)
@@ -196,6 +205,8 @@ class ServedBert(Served):
         if isinstance(name, dict):
             name = name.get(layer, "gelu")
         f = ACTIVATIONS[name](self.linear(x, f"{p}.intermediate.dense"))
+        if (kept := self.has("narrow", {}).get(layer)) is not None:
+            f[..., kept:] = 0
         if self.has("clip", {}).get(layer):
             f = f.clamp(max=self.has("clip")[layer])
         f = self.linear(f, f"{p}.output.dense")
@@ -215,7 +226,8 @@ class ServedLlama(Served):
         if self.has("center") in (True, layer) and self.has("center") is not None:
             x = x - x.mean(-1, keepdim=True)
         eps = self.has("eps", self.config.rms_norm_eps)
-        y = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        root = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        y = x * root if layer is not None and self.has("times_root") == layer else x / root
         return ((self.weights[f"{name}.weight"].float() + self.has("gain", 0.0)) * y).to(self.dtype)
 
     def linear(self, x, name):
@@ -272,6 +284,8 @@ class ServedLlama(Served):
         if self.has("swap_gate"):
             g, u = u, g
         f = ACTIVATIONS[act](g) * u
+        if layer is not None and self.has("no_gate") == layer:
+            f = u
         if self.has("clip", {}).get(layer):
             f = f.clamp(-self.has("clip")[layer], self.has("clip")[layer])
         f = self.linear(f, f"{p}.mlp.down_proj")

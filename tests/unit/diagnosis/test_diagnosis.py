@@ -60,6 +60,24 @@ def test_two_faults_are_named() -> None:
     assert {c.module for c in diagnosis.causes} == {"input", "network"}
 
 
+@pytest.mark.parametrize(
+    ("serve", "model", "faults", "name"),
+    [
+        (serve_bert, BERT, {"activation": {1: "relu"}}, "activation is relu, in layer 1 alone"),
+        (serve_bert, BERT, {"only": 2, "softmax1": True}, "below the line, in layer 2 alone"),
+        (serve_bert, BERT, {"rms": 2}, "do not subtract the mean, in layer 2 alone"),
+        (serve_llama, LLAMA, {"only": 3, "temperature": 1.37}, "by 1.37, in layer 3 alone"),
+        (serve_llama, LLAMA, {"scale_layer": {0: 0.7}}, "adds is multiplied by 0.7, in layer 0"),
+        (serve_llama, LLAMA, {"only": 2, "window": 9}, "looks only 9 tokens far, in layer 2"),
+    ],
+)
+def test_a_fault_of_one_layer_is_named_with_it(serve, model, faults, name) -> None:
+    diagnosis = examine(serve, model, faults)
+    assert [name in cause.name for cause in diagnosis.causes] == [True], str(diagnosis)
+    layer = name.partition("layer ")[2][0]
+    assert f".{layer}" in diagnosis.causes[0].module
+
+
 def test_evidence_holds_both_answers() -> None:
     diagnosis = examine(serve_bert, BERT, {"no_mask": True})
     item = diagnosis.evidence[0]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from keyhole.diagnosis.catalogue import Variant, variants
+from keyhole.diagnosis.catalogue import Variant, local_variants, variants
 from keyhole.diagnosis.experiment import Experiment, double_floor, in_order, relative
 from keyhole.diagnosis.probes import Call
 from keyhole.diagnosis.reference import open_reference
-from keyhole.diagnosis.simulate import Bench
+from keyhole.diagnosis.simulate import Bench, read_states
 from suspects import serve_bert, small_bert
 
 MODEL = small_bert()
@@ -50,6 +50,17 @@ def test_a_hypothesis_without_an_answer_is_infinitely_far() -> None:
 
 def test_the_floor_is_single_precision() -> None:
     assert 1e-8 < double_floor(experiment(), (), [0, 1]) < 2e-6
+
+
+def test_layers_before_a_fault_are_not_computed_again() -> None:
+    asked = experiment()
+    late = [v for v in (*variants(asked.bench.reference), *local_variants(asked.bench.reference))
+            if v.begins > 0]  # fmt: skip
+    assert len({v.begins for v in late}) == asked.bench.reference.layers - 1
+    for v in late:
+        with asked.bench.applied((v,)):
+            whole = asked.bench.run(ROWS)
+        assert np.array_equal(asked.simulate((v,)), read_states(whole, asked.bench.readout)), str(v)
 
 
 def test_faults_are_applied_in_the_order_of_groups() -> None:
