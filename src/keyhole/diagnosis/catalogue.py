@@ -41,6 +41,7 @@ class Fault:
         begins: the first layer that it touches, given a value.
         chaotic: whether rounding in between is so coarse that the last digit of a weight moves
             answers visibly: some rows then agree down to rounding, and the others not at all.
+        say: the value in words, as it stands in the name.
     """
 
     name: str
@@ -57,6 +58,9 @@ class Fault:
     local: bool = False
     begins: Callable[[Any], int] = lambda _: 0
     chaotic: bool = False
+    say: Callable[[Any], str] = lambda value: (
+        f"{value:.6g}" if isinstance(value, float) else str(value)
+    )
 
     def __str__(self) -> str:
         return self.name
@@ -71,7 +75,7 @@ class Variant:
     layer: int | None = None
 
     def __str__(self) -> str:
-        value = f"{self.value:.6g}" if isinstance(self.value, float) else str(self.value)
+        value = self.fault.say(self.value)
         place = "" if self.layer is None else f", in layer {self.layer} alone"
         return self.fault.name.replace("{}", value) + place
 
@@ -109,7 +113,7 @@ def local_variants(reference: Reference) -> list[Variant]:
 
 def changes_rows(variant: Variant) -> bool:
     """Whether tokens are put into rows or taken out of them."""
-    return "tokens are missing" in variant.fault.name or "are added around" in variant.fault.name
+    return variant.fault.say in (say_marks, say_ends)
 
 
 def is_chaotic(hypothesis: Sequence[Variant]) -> bool:
@@ -202,6 +206,18 @@ def projection_name(reference: Reference, value: tuple[int, str]) -> str:
 def single_biases(reference: Reference) -> list[tuple[int, str]]:
     found = [p for p in reference.anatomy.projections if p.bias is not None]
     return [(p.layer, p.role) for p in found if p.role != "key"]  # which softmax does not see
+
+
+def say_marks(value: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """As "101 in front and 102 behind"."""
+    places = zip(value, ("in front", "behind"), strict=True)
+    return " and ".join(f"{', '.join(map(str, part))} {where}" for part, where in places if part)
+
+
+def say_ends(value: tuple[int, int]) -> str:
+    """As "the first token and the last token"."""
+    ends = zip(value, ("the first token", "the last token"), strict=True)
+    return " and ".join(name for missing, name in ends if missing)
 
 
 def first_layer(value: Any) -> int:
@@ -339,14 +355,16 @@ CATALOGUE: tuple[Fault, ...] = (
         lambda _: (-2, -1, 1, 2), "shift",
     ),
     Fault(
-        "tokens {} are added around every row", "input",
+        "tokens are added to every row: {}", "input",
         lambda bench, value: do.put_around(bench, *value), "any row",
         "send token numbers as they are: add_special_tokens=False", tokens, marks, "tokens",
+        say=say_marks,
     ),
     Fault(
-        "{} tokens are missing at the beginning and at the end of a row", "input",
+        "tokens are missing from every row: {}", "input",
         lambda bench, value: do.take_off(bench, *value), "any row of two tokens or more",
         "let the tokenizer add its special tokens", tokens, forms_of_specials, "tokens",
+        say=say_ends,
     ),
     # -- embeddings ----------------------------------------------------------------------------
     Fault(
@@ -389,7 +407,7 @@ CATALOGUE: tuple[Fault, ...] = (
         "layers {} are exchanged", "order", do.exchange_layers, "a single token",
         "run layers in order", layered,
         lambda r: [(k, k + 1) for k in range(r.layers - 1)], "layers", place=layer_name,
-        begins=first_layer,
+        begins=first_layer, say=lambda value: f"{value[0]} and {value[1]}",
     ),
     # -- weights -------------------------------------------------------------------------------
     Fault(
@@ -401,12 +419,13 @@ CATALOGUE: tuple[Fault, ...] = (
         parameter="kind",
     ),
     Fault(
-        "the bias of layer and projection {} is missing", "weights",
+        "the bias of the {} is missing", "weights",
         lambda bench, value: do.silence(
             bench, [bench.anatomy.layers[value[0]].projections[value[1]]], True
         ),
         "a single token", "load this bias", layered, single_biases, "layer, projection",
         place=projection_name, begins=first_layer,
+        say=lambda value: f"{value[1]} projection in layer {value[0]}",
     ),
     Fault(
         "attention of layer {} is left out", "weights",
@@ -588,6 +607,7 @@ CATALOGUE: tuple[Fault, ...] = (
         lambda bench, value: do.round_weights(bench, value), "any row",
         "serve the weights in the format that was signed off",
         lambda r: any(True for _ in r.anatomy.projections), roundings, "format, embeddings too",
+        say=lambda value: value[0] + (", embeddings too" if value[1] else ", embeddings not"),
     ),
     Fault(
         "weights and activations are int8 ({}), with one scale for all rows of a request",

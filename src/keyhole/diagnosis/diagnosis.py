@@ -367,7 +367,7 @@ class Visit:
             different = {row.tobytes() for row in agreeing}
             if not is_chaotic(best.hypothesis) or len(different) < EXACT:
                 continue
-            chaos = float(np.max(measure_chaos(self.experiment, best.hypothesis)))
+            chaos = measure_chaos(self.experiment, best.hypothesis, search.rows)
             if best.largest <= SPREAD * chaos:
                 self.tolerance = replace(self.tolerance, floor=SPREAD * chaos / FLOORS)
                 search.tolerance = self.tolerance.value
@@ -395,6 +395,9 @@ class Visit:
         residuals = self.experiment.residuals(hypothesis, rows)
         if np.all(residuals <= self.tolerance.value):
             return True
+        if is_chaotic(hypothesis):
+            chaos = measure_chaos(self.experiment, hypothesis, rows)
+            return bool(np.all(residuals <= SPREAD * chaos))
         if np.any(residuals > 100 * self.tolerance.value):
             return False
         if self.low is not None:

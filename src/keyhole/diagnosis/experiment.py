@@ -156,19 +156,23 @@ def double_floor(experiment: Experiment, hypothesis: Hypothesis, rows: Sequence[
     return rounding_floor(single, double[chosen])
 
 
-def measure_chaos(experiment: Experiment, hypothesis: Hypothesis, repeats: int = 3) -> Array:
+def measure_chaos(
+    experiment: Experiment, hypothesis: Hypothesis, rows: Sequence[int], repeats: int = 3
+) -> float:
     """How far answers under a hypothesis move where the last digit of every weight does: the
-    largest relative move of each row."""
+    largest relative move of a row."""
     import torch
 
-    plain = experiment.simulate(hypothesis)
+    calls = _calls_of(experiment, rows)
+    numbers = [n for call, start in calls for n in range(start, start + len(call.rows))]
+    plain = experiment.simulate(hypothesis, numbers)
     parameters = list(experiment.bench.model.parameters())
     kept = [p.data for p in parameters]
     generator = torch.Generator().manual_seed(0)
     moves = []
     for _ in range(repeats):
         again = Experiment(experiment.bench)
-        for call, start in _calls_of(experiment, range(len(experiment.rows))):
+        for call, start in calls:
             again.add(call, experiment.answers[start : start + len(call.rows)])
         try:
             for parameter in parameters:
@@ -178,7 +182,7 @@ def measure_chaos(experiment: Experiment, hypothesis: Hypothesis, repeats: int =
         finally:
             for parameter, data in zip(parameters, kept, strict=True):
                 parameter.data = data
-    return np.max(moves, axis=0)
+    return float(np.max(moves))
 
 
 def _calls_of(experiment: Experiment, rows: Sequence[int]) -> list[tuple[Call, int]]:

@@ -72,7 +72,7 @@ class Ranked:
     score: float
 
     def __str__(self) -> str:
-        return ", and ".join(self.causes) or "the reference"
+        return ", and ".join(self.causes) or "nothing: the reference as it is"
 
 
 @dataclass(frozen=True, eq=False)
