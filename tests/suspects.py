@@ -164,6 +164,8 @@ class ServedBert(Served):
         return (y * (w.float() + self.has("gain", 0.0)) + b.float()).to(self.dtype)
 
     def linear(self, x, name):
+        if self.has("dynamic"):
+            return multiply_bytes(x, self.weights[f"{name}.weight"]) + self.weights[f"{name}.bias"]
         return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
     def forward(self, ids, seen, places, equal):
@@ -363,6 +365,26 @@ def quantise(kind, keep=lambda name: False):
                 weights[name] = (w / unit).to(torch.float8_e4m3fn).float() * unit
 
     return edit
+
+
+def multiply_bytes(x, w):
+    """A product in whole numbers: w as int8, x as uint8 with one scale for the whole request."""
+    unit = float(w.abs().max()) / 127
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    step = (high - low) / 255
+    zero = round(-low / step)
+    whole = (torch.round(x / step) + zero).clamp(0, 255).long() - zero
+    return (whole @ torch.round(w / unit).long().T).float() * (step * unit)
+
+
+def tables_of_bytes(weights):
+    """An edit that rounds embedding tables to uint8."""
+    for name, w in weights.items():
+        if name.startswith("embeddings.") and w.ndim == 2:
+            low, high = min(float(w.min()), 0.0), max(float(w.max()), 0.0)
+            step = (high - low) / 255
+            zero = round(-low / step)
+            weights[name] = ((torch.round(w / step) + zero).clamp(0, 255) - zero) * step
 
 
 def zero(*endings):

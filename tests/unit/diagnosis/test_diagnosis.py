@@ -6,7 +6,7 @@ import torch
 
 import keyhole
 from keyhole.errors import BudgetExhausted, OracleError
-from suspects import serve_bert, serve_llama, small_bert, small_llama
+from suspects import serve_bert, serve_llama, small_bert, small_llama, tables_of_bytes
 
 BERT, LLAMA = small_bert(), small_llama()
 BERT_FAULTS = [
@@ -76,6 +76,13 @@ def test_a_fault_of_one_layer_is_named_with_it(serve, model, faults, name) -> No
     assert [name in cause.name for cause in diagnosis.causes] == [True], str(diagnosis)
     layer = name.partition("layer ")[2][0]
     assert f".{layer}" in diagnosis.causes[0].module
+
+
+def test_int8_activations_are_named_although_they_are_chaotic() -> None:
+    diagnosis = examine(serve_bert, BERT, {"dynamic": True, "edits": [tables_of_bytes]})
+    assert [cause.name for cause in diagnosis.causes] == [
+        "weights and activations are int8 (int8 per tensor), with one scale for all rows of a request"
+    ]
 
 
 def test_evidence_holds_both_answers() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.diagnosis.catalogue import Variant, local_variants, variants
-from keyhole.diagnosis.experiment import Experiment, double_floor, in_order, relative
+from keyhole.diagnosis.experiment import Experiment, double_floor, in_order, measure_chaos, relative
 from keyhole.diagnosis.probes import Call
 from keyhole.diagnosis.reference import open_reference
 from keyhole.diagnosis.simulate import Bench, read_states
@@ -61,6 +61,18 @@ def test_layers_before_a_fault_are_not_computed_again() -> None:
         with asked.bench.applied((v,)):
             whole = asked.bench.run(ROWS)
         assert np.array_equal(asked.simulate((v,)), read_states(whole, asked.bench.readout)), str(v)
+
+
+def test_rounded_activations_are_chaotic_and_weights_come_back() -> None:
+    asked = experiment()
+    int8 = variant(asked, "activations are int8 (int8 per tensor), with one scale for all")
+    long = tuple(np.random.default_rng(0).integers(5, 120, (8, 80)))  # many numbers to round
+    rows = asked.add(Call(long, "long"), np.ones((8, 32)))
+    before = [p.clone() for p in asked.bench.model.parameters()]
+    plain, rounded = (measure_chaos(asked, h, rows) for h in ((), (int8,)))
+    assert plain < 1e-5 < 1e-4 < rounded
+    after = asked.bench.model.parameters()
+    assert all(bool((p == q).all()) for p, q in zip(before, after, strict=True))
 
 
 def test_faults_are_applied_in_the_order_of_groups() -> None:
