@@ -64,7 +64,7 @@ def write_sentence(folder, pooling="mean_tokens", dense=False, normalize=True, s
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (folder / "1_Pooling").mkdir()
     mode = {f"pooling_mode_{name}": name == pooling for name in ("cls_token", "mean_tokens")}
-    mode |= {f"pooling_mode_{pooling}": True}
+    mode |= {f"pooling_mode_{pooling}": True, "word_embedding_dimension": WIDTH}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
     if dense:
         (folder / "2_Dense").mkdir()

@@ -107,6 +107,10 @@ class Served:
         n = s.shape[-1]
         i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
         ok = seen[:, None, None, :].expand(-1, 1, n, n)
+        if faults.get("blind"):  # to the first token, where there is another
+            ok = ok & ((j > 0) | (i == 0))
+        if faults.get("late_values"):
+            v = torch.cat([v[:, :, :1], v[:, :, :-1]], 2)
         if causal:
             ok = ok & (j <= i)
         if (window := faults.get("window")) is not None:
@@ -121,7 +125,10 @@ class Served:
             p = p / p.sum(-1, keepdim=True)
         else:
             p = torch.softmax(s.float(), -1).to(s.dtype)
-        return torch.einsum("bhij,bhjd->bhid", p, v)
+        out = torch.einsum("bhij,bhjd->bhid", p, v)
+        if (head := faults.get("mute")) is not None:
+            out[:, head] = 0
+        return out.roll(1, 1) if faults.get("turned") else out
 
 
 ACTIVATIONS = {
@@ -150,11 +157,15 @@ class ServedBert(Served):
         var = centred.pow(2).sum(-1, keepdim=True) / n
         if self.has("eps_outside"):
             y = centred / (var.sqrt() + 1e-3)
+        elif layer is not None and self.has("absolute") == layer:
+            y = centred / centred.abs().mean(-1, keepdim=True)
         else:
             y = centred / (var + eps).sqrt()
         return (y * (w.float() + self.has("gain", 0.0)) + b.float()).to(self.dtype)
 
     def linear(self, x, name):
+        if self.has("dynamic"):
+            return multiply_bytes(x, self.weights[f"{name}.weight"]) + self.weights[f"{name}.bias"]
         return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
     def forward(self, ids, seen, places, equal):
@@ -196,6 +207,8 @@ class ServedBert(Served):
         if isinstance(name, dict):
             name = name.get(layer, "gelu")
         f = ACTIVATIONS[name](self.linear(x, f"{p}.intermediate.dense"))
+        if (kept := self.has("narrow", {}).get(layer)) is not None:
+            f[..., kept:] = 0
         if self.has("clip", {}).get(layer):
             f = f.clamp(max=self.has("clip")[layer])
         f = self.linear(f, f"{p}.output.dense")
@@ -215,7 +228,8 @@ class ServedLlama(Served):
         if self.has("center") in (True, layer) and self.has("center") is not None:
             x = x - x.mean(-1, keepdim=True)
         eps = self.has("eps", self.config.rms_norm_eps)
-        y = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        root = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        y = x * root if layer is not None and self.has("times_root") == layer else x / root
         return ((self.weights[f"{name}.weight"].float() + self.has("gain", 0.0)) * y).to(self.dtype)
 
     def linear(self, x, name):
@@ -272,6 +286,8 @@ class ServedLlama(Served):
         if self.has("swap_gate"):
             g, u = u, g
         f = ACTIVATIONS[act](g) * u
+        if layer is not None and self.has("no_gate") == layer:
+            f = u
         if self.has("clip", {}).get(layer):
             f = f.clamp(-self.has("clip")[layer], self.has("clip")[layer])
         f = self.linear(f, f"{p}.mlp.down_proj")
@@ -349,6 +365,26 @@ def quantise(kind, keep=lambda name: False):
                 weights[name] = (w / unit).to(torch.float8_e4m3fn).float() * unit
 
     return edit
+
+
+def multiply_bytes(x, w):
+    """A product in whole numbers: w as int8, x as uint8 with one scale for the whole request."""
+    unit = float(w.abs().max()) / 127
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    step = (high - low) / 255
+    zero = round(-low / step)
+    whole = (torch.round(x / step) + zero).clamp(0, 255).long() - zero
+    return (whole @ torch.round(w / unit).long().T).float() * (step * unit)
+
+
+def tables_of_bytes(weights):
+    """An edit that rounds embedding tables to uint8."""
+    for name, w in weights.items():
+        if name.startswith("embeddings.") and w.ndim == 2:
+            low, high = min(float(w.min()), 0.0), max(float(w.max()), 0.0)
+            step = (high - low) / 255
+            zero = round(-low / step)
+            weights[name] = ((torch.round(w / step) + zero).clamp(0, 255) - zero) * step
 
 
 def zero(*endings):

@@ -130,14 +130,16 @@ def show(diagnosis: "Diagnosis") -> None:
             console.print(
                 Text(
                     f"\nEvidence  {item.purpose}: reference and suspect differ by "
-                    f"{item.residual:.0e}, {item.explained:.0e} is left"
+                    f"{item.residual:.0e} of the answer\n"
                 )
             )
-        table = Table("Hypotheses", "left over", box=None, pad_edge=False)
-        for row in diagnosis.ranking[:5]:
-            table.add_row(Text(str(row)), f"{row.left_over:.0e}")
+        table = Table("What would explain it", "left over", "", box=None, pad_edge=False)
+        unchanged = [row for row in diagnosis.ranking[4:] if not row.causes][:1]
+        for row in (*diagnosis.ranking[:4], *unchanged):
+            explains = "explains every row" if row.left_over <= diagnosis.tolerance else ""
+            table.add_row(Text(str(row)), f"{row.left_over:.0e}", explains)
         console.print(table)
         for cause in diagnosis.causes:
-            console.print(Text(f"Do  {cause.advice}"))
+            console.print(Text(f"Do    {cause.advice}"))
     for note in diagnosis.notes:
-        console.print(Text(note))
+        console.print(Text(f"Note  {note}"))

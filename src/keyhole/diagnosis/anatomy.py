@@ -11,7 +11,7 @@ localisation still finds it by its dotted name.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ROLES = {  # the first that fits the end of a name inside its layer
@@ -104,6 +104,19 @@ class Anatomy:
             if name.endswith(endings):
                 return module
         return None
+
+    def of_layer(self, index: int) -> "Anatomy":
+        """The same without what lies outside one layer."""
+        layer = self.layers[index]
+        inside = {id(m) for m in layer.module.modules()}
+        return replace(
+            self,
+            layers=(layer,),
+            norms=tuple(pair for pair in self.norms if id(pair[1]) in inside),
+            activations=tuple(pair for pair in self.activations if id(pair[0]) in inside),
+            embeddings=(),
+            rotary=(),
+        )
 
     @property
     def embedding_norm(self) -> Any:

@@ -26,7 +26,7 @@ class Attention:
     interleaved: str = ""  # heads split as (head width, heads): "split" or "split and merge"
     tiled: bool = False  # shared keys repeated as a b a b, not a a b b
     sink: bool = False  # a zero among the scores: softmax with 1 added below the line
-    layers: frozenset[int] | None = None  # all, where None
+    inside: frozenset[int] | None = None  # the modules changed, by their ids; all, where None
 
 
 _current: ContextVar[tuple[Attention, ...]] = ContextVar("attention", default=())
@@ -42,6 +42,11 @@ def attending(changes: tuple[Attention, ...], padding: Any) -> Iterator[None]:
     finally:
         _current.reset(first)
         _padding.reset(second)
+
+
+def current_padding() -> Any:
+    """The mask (batch, length) of the rows under way, true for tokens."""
+    return _padding.get()
 
 
 def register() -> str:
@@ -68,7 +73,7 @@ def attend(
     """Attention as transformers' eager function computes it, with the changes in force.
 
     Args:
-        module: the attention module; its `layer_idx` says which layer asks.
+        module: the attention module, which says whether a change of one layer concerns it.
         query: (batch, heads, length, head width).
         key: the same, perhaps with fewer heads.
         value: the same as the keys.
@@ -82,8 +87,7 @@ def attend(
     """
     import torch
 
-    index = getattr(module, "layer_idx", None)
-    changes = [c for c in _current.get() if c.layers is None or index in c.layers]
+    changes = [c for c in _current.get() if c.inside is None or id(module) in c.inside]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     for change in changes:
         if change.interleaved:

@@ -37,6 +37,11 @@ class Fault:
             the neighbours of a whole number are tried.
         company: whether an answer depends on the other rows of its call.
         place: the dotted name of the part that a value stands for.
+        local: whether a single layer may have it, the others being right.
+        begins: the first layer that it touches, given a value.
+        chaotic: whether rounding in between is so coarse that the last digit of a weight moves
+            answers visibly: some rows then agree down to rounding, and the others not at all.
+        say: the value in words, as it stands in the name.
     """
 
     name: str
@@ -50,6 +55,12 @@ class Fault:
     refine: str = ""
     company: bool = False
     place: Callable[[Reference, Any], str] = lambda _, __: ""
+    local: bool = False
+    begins: Callable[[Any], int] = lambda _: 0
+    chaotic: bool = False
+    say: Callable[[Any], str] = lambda value: (
+        f"{value:.6g}" if isinstance(value, float) else str(value)
+    )
 
     def __str__(self) -> str:
         return self.name
@@ -57,19 +68,26 @@ class Fault:
 
 @dataclass(frozen=True)
 class Variant:
-    """A fault with a value."""
+    """A fault with a value, in all layers or in one."""
 
     fault: Fault
     value: Any = None
+    layer: int | None = None
 
     def __str__(self) -> str:
-        value = f"{self.value:.6g}" if isinstance(self.value, float) else str(self.value)
-        return self.fault.name.replace("{}", value)
+        value = self.fault.say(self.value)
+        place = "" if self.layer is None else f", in layer {self.layer} alone"
+        return self.fault.name.replace("{}", value) + place
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, str, int]:
         """What tells variants apart."""
-        return self.fault.name, repr(self.value)
+        return self.fault.name, repr(self.value), -1 if self.layer is None else self.layer
+
+    @property
+    def begins(self) -> int:
+        """The first layer that it touches."""
+        return self.fault.begins(self.value) if self.layer is None else self.layer
 
 
 def variants(reference: Reference, extra: Sequence[Fault] = ()) -> list[Variant]:
@@ -82,9 +100,25 @@ def variants(reference: Reference, extra: Sequence[Fault] = ()) -> list[Variant]
     ]
 
 
+def local_variants(reference: Reference) -> list[Variant]:
+    """The faults that one layer may have by itself, with all values to try, layer by layer."""
+    faults = [f for f in CATALOGUE if f.local and f.applies(reference)]
+    return [
+        Variant(fault, value, layer)
+        for layer in range(reference.layers if layered(reference) else 0)
+        for fault in faults
+        for value in fault.values(reference)
+    ]
+
+
 def changes_rows(variant: Variant) -> bool:
     """Whether tokens are put into rows or taken out of them."""
-    return "tokens are missing" in variant.fault.name or "are added around" in variant.fault.name
+    return variant.fault.say in (say_marks, say_ends)
+
+
+def is_chaotic(hypothesis: Sequence[Variant]) -> bool:
+    """Whether a hypothesis rounds so coarsely in between that only some rows can be foretold."""
+    return any(v.fault.chaotic for v in hypothesis)
 
 
 def tokens(reference: Reference) -> bool:
@@ -174,9 +208,24 @@ def single_biases(reference: Reference) -> list[tuple[int, str]]:
     return [(p.layer, p.role) for p in found if p.role != "key"]  # which softmax does not see
 
 
+def say_marks(value: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """As "101 in front and 102 behind"."""
+    places = zip(value, ("in front", "behind"), strict=True)
+    return " and ".join(f"{', '.join(map(str, part))} {where}" for part, where in places if part)
+
+
+def say_ends(value: tuple[int, int]) -> str:
+    """As "the first token and the last token"."""
+    ends = zip(value, ("the first token", "the last token"), strict=True)
+    return " and ".join(name for missing, name in ends if missing)
+
+
+def first_layer(value: Any) -> int:
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
 def layer_name(reference: Reference, value: Any) -> str:
-    first = value[0] if isinstance(value, tuple) else value
-    return reference.anatomy.layers[first].name
+    return reference.anatomy.layers[first_layer(value)].name
 
 
 def square(role: str) -> Callable[[Reference], bool]:
@@ -306,14 +355,16 @@ CATALOGUE: tuple[Fault, ...] = (
         lambda _: (-2, -1, 1, 2), "shift",
     ),
     Fault(
-        "tokens {} are added around every row", "input",
+        "tokens are added to every row: {}", "input",
         lambda bench, value: do.put_around(bench, *value), "any row",
         "send token numbers as they are: add_special_tokens=False", tokens, marks, "tokens",
+        say=say_marks,
     ),
     Fault(
-        "{} tokens are missing at the beginning and at the end of a row", "input",
+        "tokens are missing from every row: {}", "input",
         lambda bench, value: do.take_off(bench, *value), "any row of two tokens or more",
         "let the tokenizer add its special tokens", tokens, forms_of_specials, "tokens",
+        say=say_ends,
     ),
     # -- embeddings ----------------------------------------------------------------------------
     Fault(
@@ -350,11 +401,13 @@ CATALOGUE: tuple[Fault, ...] = (
     Fault(
         "layer {} is skipped", "order", do.bypass_layer, "a single token",
         "run all layers", layered, lambda r: range(r.layers), "layer", place=layer_name,
+        begins=first_layer,
     ),
     Fault(
         "layers {} are exchanged", "order", do.exchange_layers, "a single token",
         "run layers in order", layered,
         lambda r: [(k, k + 1) for k in range(r.layers - 1)], "layers", place=layer_name,
+        begins=first_layer, say=lambda value: f"{value[0]} and {value[1]}",
     ),
     # -- weights -------------------------------------------------------------------------------
     Fault(
@@ -366,12 +419,13 @@ CATALOGUE: tuple[Fault, ...] = (
         parameter="kind",
     ),
     Fault(
-        "the bias of layer and projection {} is missing", "weights",
+        "the bias of the {} is missing", "weights",
         lambda bench, value: do.silence(
             bench, [bench.anatomy.layers[value[0]].projections[value[1]]], True
         ),
         "a single token", "load this bias", layered, single_biases, "layer, projection",
-        place=projection_name,
+        place=projection_name, begins=first_layer,
+        say=lambda value: f"{value[1]} projection in layer {value[0]}",
     ),
     Fault(
         "attention of layer {} is left out", "weights",
@@ -381,6 +435,7 @@ CATALOGUE: tuple[Fault, ...] = (
         "a single token", "run attention in every layer",
         lambda r: layered(r) and len(r.anatomy.role("output")) == r.layers,
         lambda r: range(r.layers), "layer", place=layer_name,
+        begins=first_layer,
     ),
     Fault(
         "the network of layer {} is left out", "weights",
@@ -388,27 +443,28 @@ CATALOGUE: tuple[Fault, ...] = (
         "a single token", "run the network in every layer",
         lambda r: layered(r) and len(r.anatomy.role("down")) == r.layers,
         lambda r: range(r.layers), "layer", place=layer_name,
+        begins=first_layer,
     ),
     Fault(
         "the {} weights are transposed", "weights", do.transpose_weights, "a single token",
         "transpose these weights when loading",
         values=lambda r: [x for x in ("query", "key", "value", "output") if square(x)(r)],
-        parameter="kind",
+        parameter="kind", local=True,
     ),
     Fault(
         "queries and values are exchanged", "weights",
         lambda bench, _: do.exchange_weights(bench, "query", "value"), "a single token",
-        "load query, key and value in their order", same_shapes("query", "value"),
+        "load query, key and value in their order", same_shapes("query", "value"), local=True,
     ),
     Fault(
         "keys and values are exchanged", "weights",
         lambda bench, _: do.exchange_weights(bench, "key", "value"), "a single token",
-        "load query, key and value in their order", same_shapes("key", "value"),
+        "load query, key and value in their order", same_shapes("key", "value"), local=True,
     ),
     Fault(
         "gate and up projections are exchanged", "weights",
         lambda bench, _: do.exchange_weights(bench, "gate", "up"), "a single token",
-        "load gate and up in their order", same_shapes("gate", "up"),
+        "load gate and up in their order", same_shapes("gate", "up"), local=True,
     ),
     Fault(
         "the skip connection around {} is missing", "weights",
@@ -416,19 +472,33 @@ CATALOGUE: tuple[Fault, ...] = (
             bench, {"attention": "output", "the network": "down"}[value]
         ),
         "a single token", "add the input of the block to its output", post_norm,
-        lambda _: ("attention", "the network"), "block",
+        lambda _: ("attention", "the network"), "block", local=True,
+    ),
+    Fault(
+        "what attention adds is multiplied by {}", "weights",
+        lambda bench, value: do.scale_projections(bench, "output", value), "a single token",
+        "add what attention answers as it is (residual_multiplier)",
+        lambda r: bool(r.anatomy.role("output")), lambda _: (0.5, 2.0), "factor", "log",
+        local=True,
+    ),
+    Fault(
+        "what the network adds is multiplied by {}", "weights",
+        lambda bench, value: do.scale_projections(bench, "down", value), "a single token",
+        "add what the network answers as it is (residual_multiplier)",
+        lambda r: bool(r.anatomy.role("down")), lambda _: (0.5, 2.0), "factor", "log",
+        local=True,
     ),
     # -- norms ---------------------------------------------------------------------------------
     Fault(
         "the norms' epsilon is {}", "norm", do.set_epsilon, "a single token",
         "take epsilon from the model's configuration",
         lambda r: bool(r.anatomy.norms) and r.anatomy.epsilon is not None, other_epsilons,
-        "epsilon", "log",
+        "epsilon", "log", local=True,
     ),
     Fault(
         "{} is added to the norms' gains", "norm", do.shift_gains, "a single token",
         "some models multiply by 1 + w, others by w: check which",
-        lambda r: bool(r.anatomy.norms), lambda _: (1.0, -1.0), "offset",
+        lambda r: bool(r.anatomy.norms), lambda _: (1.0, -1.0), "offset", local=True,
     ),
     Fault(
         "the last norm is missing", "norm",
@@ -438,25 +508,26 @@ CATALOGUE: tuple[Fault, ...] = (
     Fault(
         "norms do not subtract the mean", "norm", lambda bench, _: do.center_norms(bench, False),
         "a single token", "this is LayerNorm, not RMSNorm",
-        lambda r: any(type(m).__name__ == "LayerNorm" for _, m in r.anatomy.norms),
+        lambda r: any(type(m).__name__ == "LayerNorm" for _, m in r.anatomy.norms), local=True,
     ),
     Fault(
         "norms subtract the mean", "norm", lambda bench, _: do.center_norms(bench, True),
         "a single token", "this is RMSNorm, not LayerNorm",
         lambda r: any(type(m).__name__.endswith("RMSNorm") for _, m in r.anatomy.norms)
-        and "Gemma" not in type(r.model).__name__,
+        and "Gemma" not in type(r.model).__name__, local=True,
     ),
     Fault(
         "norms divide the variance by one less than the width", "norm",
         lambda bench, _: do.unbias_norms(bench), "a single token",
         "use the biased variance, as LayerNorm does",
-        lambda r: any(type(m).__name__ == "LayerNorm" for _, m in r.anatomy.norms),
+        lambda r: any(type(m).__name__ == "LayerNorm" for _, m in r.anatomy.norms), local=True,
     ),
     # -- networks ------------------------------------------------------------------------------
     Fault(
         "the activation is {}", "network", do.set_activation, "a single token",
         "take the activation from the model's configuration",
         lambda r: r.tokens and bool(r.anatomy.activations), other_activations, "activation",
+        local=True,
     ),
     # -- positions -----------------------------------------------------------------------------
     Fault(
@@ -488,47 +559,47 @@ CATALOGUE: tuple[Fault, ...] = (
     Fault(
         "attention scores are multiplied by {}", "attention", attend(factor="$"),
         "a row of two tokens or more", "scale scores by one over the root of the head width",
-        attends, score_factors, "factor", "log",
+        attends, score_factors, "factor", "log", local=True,
     ),
     Fault(
         "attention scores are capped at {}", "attention", attend(cap="$"),
         "a row of two tokens or more", "this model has no cap (logit_softcapping)", attends,
-        lambda _: (1.0, 3.0, 10.0, 30.0, 50.0), "cap", "log",
+        lambda _: (1.0, 3.0, 10.0, 30.0, 50.0), "cap", "log", local=True,
     ),
     Fault(
         "attention looks only {} tokens far", "attention", attend(window="$"),
         "a row longer than the window", "this model attends to all tokens (sliding_window)",
-        attends, lambda _: (2, 3, 4, 6, 8, 12, 16), "window", "whole",
+        attends, lambda _: (2, 3, 4, 6, 8, 12, 16), "window", "whole", local=True,
     ),
     Fault(
         "attention is causal", "attention", attend(causal=True), "a row of two tokens or more",
         "this model sees tokens on both sides: is_causal=False",
-        lambda r: attends(r) and bidirectional(r),
+        lambda r: attends(r) and bidirectional(r), local=True,
     ),
     Fault(
         "attention is not causal", "attention", attend(causal=False),
         "a row of two tokens or more", "build the causal mask",
-        lambda r: attends(r) and causal(r),
+        lambda r: attends(r) and causal(r), local=True,
     ),
     Fault(
         "queries and keys are exchanged", "attention", attend(exchanged=True),
         "a row of two tokens or more", "load query and key in their order",
-        lambda r: attends(r) and r.anatomy.heads == r.anatomy.key_heads,
+        lambda r: attends(r) and r.anatomy.heads == r.anatomy.key_heads, local=True,
     ),
     Fault(
         "heads are split in the wrong order ({})", "attention", attend(interleaved="$"),
         "a single token", "split a projection into (heads, head width), not the reverse",
         lambda r: attends(r) and r.anatomy.heads == r.anatomy.key_heads > 1,
-        lambda _: ("split", "split and merge"), "where",
+        lambda _: ("split", "split and merge"), "where", local=True,
     ),
     Fault(
         "shared keys and values are repeated in the wrong order", "attention",
         attend(tiled=True), "a single token", "repeat as a a b b (repeat_interleave)",
-        lambda r: attends(r) and r.anatomy.heads > r.anatomy.key_heads > 1,
+        lambda r: attends(r) and r.anatomy.heads > r.anatomy.key_heads > 1, local=True,
     ),
     Fault(
         "softmax has a one added below the line", "attention", attend(sink=True),
-        "a single token", "use the plain softmax", attends,
+        "a single token", "use the plain softmax", attends, local=True,
     ),
     # -- number formats of weights -------------------------------------------------------------
     Fault(
@@ -536,6 +607,20 @@ CATALOGUE: tuple[Fault, ...] = (
         lambda bench, value: do.round_weights(bench, value), "any row",
         "serve the weights in the format that was signed off",
         lambda r: any(True for _ in r.anatomy.projections), roundings, "format, embeddings too",
+        say=lambda value: value[0] + (", embeddings too" if value[1] else ", embeddings not"),
+    ),
+    Fault(
+        "weights and activations are int8 ({}), with one scale for all rows of a request",
+        "number format", lambda bench, kind: do.quantise_dynamically(bench, kind, False),
+        "a row alone and beside another",
+        "answers depend on the batch: quantise weights alone, or sign off this model", tokens,
+        lambda _: ("int8 per tensor", "int8 per channel"), "weights", company=True, chaotic=True,
+    ),
+    Fault(
+        "weights and activations are int8 ({}), with one scale for each row", "number format",
+        lambda bench, kind: do.quantise_dynamically(bench, kind, True), "any row",
+        "quantise weights alone, or sign off this model", tokens,
+        lambda _: ("int8 per tensor", "int8 per channel"), "weights", chaotic=True,
     ),
     # -- readout -------------------------------------------------------------------------------
     Fault(

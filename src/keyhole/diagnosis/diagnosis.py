@@ -11,7 +11,7 @@ and the sentence says so.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,18 @@ from keyhole.diagnosis.catalogue import (
     LONG_WINDOW,
     Variant,
     attends,
+    is_chaotic,
+    local_variants,
     variants,
 )
-from keyhole.diagnosis.experiment import Experiment, double_floor
-from keyhole.diagnosis.formats import computing_in, find_format, measure_noise
+from keyhole.diagnosis.experiment import Experiment, double_floor, measure_chaos
+from keyhole.diagnosis.formats import SPREAD, computing_in, find_format, measure_noise
 from keyhole.diagnosis.localise import Change, locate
 from keyhole.diagnosis.low_precision import LowPrecision
 from keyhole.diagnosis.low_rank_update import contenders, with_rank
 from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
 from keyhole.diagnosis.reference import Reference, open_reference
+from keyhole.diagnosis.resemblance import Resemblance, find_resemblance
 from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
 from keyhole.diagnosis.scores import FLOORS, Tolerance, read_digits
 from keyhole.diagnosis.search import Candidate, Search
@@ -45,7 +48,9 @@ LOCATING = 24  # rows that a change of weights is located by
 SOLVING = 36  # rows more for the rank and the numbers of an update, at first
 ENOUGH = 120  # rows, after which an update that says nothing about rows left out is none
 DIRECTIONS = 12  # of the answers, along which gradients are taken
+MIDDLE = 15  # tokens: shorter rows are cheap, and there are enough of them to place a difference
 RESERVE = 8  # rows kept for long ones and for confirming
+EXACT = 3  # rows that a chaotic hypothesis must explain down to rounding; a wrong one explains none
 REPEATS = 6  # of a row that is answered differently each time
 DROPOUT_RATIO = 2.5  # between the spread seen and that of the simulated dropout, at most
 
@@ -137,6 +142,7 @@ class Visit:
         self.started = time.monotonic()
         self.low: LowPrecision | None = None
         self.change: Change | None = None
+        self.resemblance: Resemblance | None = None
 
     def report(self, stage: str) -> None:
         """Says what is being done."""
@@ -162,6 +168,7 @@ class Visit:
             self.tolerance.value,
             rows,
             report=self.report,
+            local=local_variants(self.reference),
         )
         reference = search.evaluate(())
         if search.explains(reference):
@@ -176,9 +183,22 @@ class Visit:
         if kind is not None:
             return self.examine_in_format(kind)
         if not finding.whole and self.reference.tokens:
-            self.change = self.locate_change()
+            self.resemblance = self.find_resemblance(search)
+            self.change = None if self.resemblance else self.locate_change()
         finding = self.look_at_long_rows(search, finding)
         return self.conclude(search, finding.candidate, finding.whole)
+
+    def find_resemblance(self, search: Search) -> Resemblance | None:
+        """The layer whose faults the difference resembles, by the rows of the first calls."""
+        self.report("placing the difference")
+        first: dict[bytes, int] = {}
+        for n in search.rows:
+            if len(self.experiment.rows[n]) < MIDDLE:
+                first.setdefault(self.experiment.rows[n].tobytes(), n)
+        rows = list(first.values())
+        return find_resemblance(
+            self.experiment, search.local_directions, rows, self.tolerance.value
+        )
 
     def locate_change(self) -> Change | None:
         """Where weights moved, from rows of a few tokens each, alone."""
@@ -215,12 +235,13 @@ class Visit:
         return Tolerance(double_floor(self.experiment, (), short), digits, kind)
 
     def find(self, search: Search) -> tuple[Finding, str | None]:
-        """Named faults: one, then two; or the number format under which to look again."""
-        search.try_singles()
-        for stage in (None, search.try_pairs):
-            if stage is not None:
-                stage()
+        """Named faults: one, then two, then one of a single layer; or the number format under which
+        to look again."""
+        for stage in (search.try_singles, search.try_pairs, search.try_local):
+            stage()
             if not search.explanations:
+                if (chaotic := self.accept_chaotic(search)) is not None:
+                    return Finding(chaotic, True), None
                 self.accept_with_own_floor(search)
             if search.explanations:
                 search.try_equals(search.prune(search.explanations[0]))
@@ -230,7 +251,7 @@ class Visit:
                     self.notes.append(f"No row asked tells this from: {'; or '.join(equal)}.")
                 return Finding(best, True), None
             hypotheses = [c.hypothesis for c in search.candidates[:FINGERPRINTED]]
-            for hypothesis in ((), *hypotheses):
+            for hypothesis in ((), *(h for h in hypotheses if not is_chaotic(h))):
                 name = find_format(self.experiment, hypothesis, search.rows)
                 if name is not None:
                     return Finding(search.candidates[0], False), name
@@ -242,7 +263,11 @@ class Visit:
         with computing_in(self.bench, name, compute=False):
             self.experiment.forget()
             low = LowPrecision(
-                self.experiment, variants(self.reference), name, self.ask_more, self.report
+                self.experiment,
+                [v for v in variants(self.reference) if not v.fault.chaotic],
+                name,
+                self.ask_more,
+                self.report,
             )
             candidate, whole, unseen = low.find()
             self.low, search = low, low.search
@@ -340,6 +365,27 @@ class Visit:
                 search.tolerance = wider.value
                 return
 
+    def accept_chaotic(self, search: Search) -> Candidate | None:
+        """A hypothesis under which some rows agree down to rounding, as they do under no other, and
+        the rest moves no further than the last digit of the weights moves it."""
+        for best in search.candidates[:2]:
+            exact = best.residuals <= self.tolerance.value
+            agreeing = [self.experiment.rows[n] for n in np.array(search.rows)[exact]]
+            different = {row.tobytes() for row in agreeing}
+            if not is_chaotic(best.hypothesis) or len(different) < EXACT:
+                continue
+            chaos = measure_chaos(self.experiment, best.hypothesis, search.rows)
+            if best.largest <= SPREAD * chaos:
+                self.tolerance = replace(self.tolerance, floor=SPREAD * chaos / FLOORS)
+                search.tolerance = self.tolerance.value
+                self.notes.append(
+                    f"{np.sum(exact)} of {len(exact)} rows agree down to rounding. The others do "
+                    f"not, as is to be expected: a change of the last digit of the weights moves "
+                    f"answers of such a suspect by {chaos:.0e}."
+                )
+                return best
+        return None
+
     def ask_long(self) -> list[int]:
         """Long rows, each alone."""
         self.report("long rows")
@@ -356,6 +402,9 @@ class Visit:
         residuals = self.experiment.residuals(hypothesis, rows)
         if np.all(residuals <= self.tolerance.value):
             return True
+        if is_chaotic(hypothesis):
+            chaos = measure_chaos(self.experiment, hypothesis, rows)
+            return bool(np.all(residuals <= SPREAD * chaos))
         if np.any(residuals > 100 * self.tolerance.value):
             return False
         if self.low is not None:
@@ -421,6 +470,7 @@ class Visit:
         left = self.experiment.residuals(hypothesis, everything)
         same = whole and not hypothesis
         named = hypothesis if whole else ()
+        place = self.resemblance or self.change
         return Diagnosis(
             same=same,
             causes=tuple(self.cause(v, named, left) for v in named),
@@ -431,9 +481,10 @@ class Visit:
             format=self.tolerance.format,
             difference=float(np.max(without)),
             left_over=float(np.max(left)),
-            suspicion="" if whole or self.change is None else self.change.describe(),
+            suspicion="" if whole or place is None else place.describe(),
             notes=tuple(self.notes),
             change=None if whole else self.change,
+            layer=None if whole or place is None else place.layer,
         )
 
     def cause(self, variant: Variant, named: Hypothesis, left: Array) -> Cause:
@@ -447,6 +498,8 @@ class Visit:
         size = np.linalg.norm(alone - base, axis=1) / np.linalg.norm(base, axis=1)
         fault = variant.fault
         place = fault.place(self.reference, variant.value) or fault.group
+        if variant.layer is not None:
+            place = self.reference.anatomy.layers[variant.layer].name
         return Cause(
             str(variant),
             variant.value,

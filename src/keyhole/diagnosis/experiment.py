@@ -29,6 +29,7 @@ class Experiment:
     call_of: list[int] = field(default_factory=list)
     _answers: list[Array] = field(default_factory=list)
     _states: dict[Key, list[tuple[list[int], States]]] = field(default_factory=dict)
+    _layers: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
 
     def add(self, call: Call, answers: Array) -> list[int]:
         """Records a call; the numbers of its rows."""
@@ -72,14 +73,30 @@ class Experiment:
         known = {n for numbers, _ in blocks for n in numbers}
         missing = [n for n in wanted if n not in known]
         if missing:
+            passes = self._passes(missing, company)
+            first = min((v.begins for v in trunk), default=0)
+            kept = [self._answers_of_layers(numbers, first) for numbers in passes]
             with self.bench.applied(trunk):
-                for numbers in self._passes(missing, company):
+                for numbers, before in zip(passes, kept, strict=True):
+                    rows = [self.rows[n] for n in numbers]
                     try:
-                        states = self.bench.run([self.rows[n] for n in numbers])
+                        states = self.bench.run_from(first, before, rows)
                     except (IndexError, RuntimeError):  # tokens or lengths it has no place for
                         continue
                     blocks.append((numbers, states))
         return blocks
+
+    def _answers_of_layers(self, numbers: list[int], first: int) -> list[Any]:
+        """What the reference's layers answer to rows that run together; nothing where no layer
+        before the first that differs needs it."""
+        if first == 0:
+            return []
+        key = tuple(numbers)
+        if key not in self._layers:
+            _, kept = self.bench.run_and_keep([self.rows[n] for n in numbers])
+            once = len(kept) == len(self.bench.anatomy.layers)  # ALBERT runs one many times
+            self._layers[key] = kept if once else []
+        return self._layers[key]
 
     def _passes(self, missing: list[int], company: bool) -> list[list[int]]:
         """Rows that are run together: those of a call, or as many as pack well."""
@@ -103,6 +120,7 @@ class Experiment:
     def forget(self) -> None:
         """Drops all kept states."""
         self._states.clear()
+        self._layers.clear()
 
 
 def relative(answers: Array, simulated: Array) -> Array:
@@ -136,6 +154,35 @@ def double_floor(experiment: Experiment, hypothesis: Hypothesis, rows: Sequence[
         model.float()
     chosen = [numbers.index(n) for n in rows]
     return rounding_floor(single, double[chosen])
+
+
+def measure_chaos(
+    experiment: Experiment, hypothesis: Hypothesis, rows: Sequence[int], repeats: int = 3
+) -> float:
+    """How far answers under a hypothesis move where the last digit of every weight does: the
+    largest relative move of a row."""
+    import torch
+
+    calls = _calls_of(experiment, rows)
+    numbers = [n for call, start in calls for n in range(start, start + len(call.rows))]
+    plain = experiment.simulate(hypothesis, numbers)
+    parameters = list(experiment.bench.model.parameters())
+    kept = [p.data for p in parameters]
+    generator = torch.Generator().manual_seed(0)
+    moves = []
+    for _ in range(repeats):
+        again = Experiment(experiment.bench)
+        for call, start in calls:
+            again.add(call, experiment.answers[start : start + len(call.rows)])
+        try:
+            for parameter in parameters:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data = parameter.data * (1 + torch.finfo(torch.float32).eps * noise)
+            moves.append(relative(plain, again.simulate(hypothesis)))
+        finally:
+            for parameter, data in zip(parameters, kept, strict=True):
+                parameter.data = data
+    return float(np.max(moves))
 
 
 def _calls_of(experiment: Experiment, rows: Sequence[int]) -> list[tuple[Call, int]]:

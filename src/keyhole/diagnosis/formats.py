@@ -117,17 +117,20 @@ def _buffers(bench: Bench) -> list:
     return [b for n, b in bench.model.named_buffers() if "inv_freq" not in n]
 
 
-def measure_noise(experiment: Experiment, name: str, rows: Sequence[int]) -> tuple[Format, Array]:
-    """What computing in a format adds to rounded weights, on rows of the experiment.
+def measure_noise(
+    experiment: Experiment, name: str, rows: Sequence[int], hypothesis: Hypothesis = ()
+) -> tuple[Format, Array]:
+    """What computing in a format adds to rounded weights, on rows of the experiment, where the
+    model has the faults of a hypothesis.
 
     Returns:
         The format, and the noise itself (rows, outputs) of one simulated engine.
     """
     wanted = list(rows)
     with computing_in(experiment.bench, name, compute=False):
-        rounded = _again(experiment).simulate((), wanted)
+        rounded = _again(experiment).simulate(hypothesis, wanted)
     with computing_in(experiment.bench, name, compute=True):
-        computed = _again(experiment).simulate((), wanted)
+        computed = _again(experiment).simulate(hypothesis, wanted)
     noise = computed - rounded
     level = np.linalg.norm(noise, axis=1) / np.linalg.norm(rounded, axis=1)
     return Format(name, level), noise

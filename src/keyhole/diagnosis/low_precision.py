@@ -73,8 +73,8 @@ class LowPrecision:
 
     def choose(self) -> tuple[Candidate, bool]:
         """The hypothesis with the smallest residual, and whether answers tell it from others."""
-        ordered = self.ordered(1)
-        best = ordered[0]
+        best = self.ordered(1)[0]
+        self.widen(best)
         if not self.explains(best):
             self.search.try_pairs()
             pairs = [c for c in self.ordered(2) if self.explains(c)]
@@ -97,6 +97,17 @@ class LowPrecision:
     def explains(self, candidate: Candidate) -> bool:
         """Whether every row is within the format's noise."""
         return self.search.explains(candidate)
+
+    def widen(self, candidate: Candidate) -> None:
+        """A broken model amplifies noise: the best hypothesis is judged by its own, where that
+        explains every row."""
+        if self.explains(candidate) or not candidate.hypothesis:
+            return
+        rows = list(range(len(self.experiment.rows)))
+        own, noise = measure_noise(self.experiment, self.name, rows, candidate.hypothesis)
+        if candidate.largest <= own.tolerance:
+            self.format, self.noise = own, noise
+            self.search.tolerance = own.tolerance
 
     def amplitude(self, hypothesis: Hypothesis, base: Hypothesis) -> Amplitude:
         """How much of the difference between two hypotheses is in the answers."""

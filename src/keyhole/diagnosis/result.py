@@ -72,7 +72,7 @@ class Ranked:
     score: float
 
     def __str__(self) -> str:
-        return ", and ".join(self.causes) or "the reference"
+        return ", and ".join(self.causes) or "nothing: the reference as it is"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +93,7 @@ class Diagnosis:
         suspicion: where no cause is known, where the change most likely is.
         notes: what else a reader should know, as what is too small to be seen.
         change: the change of weights that explains the answers best, where no fault does.
+        layer: near which the difference arises, where no cause is known and a place is.
     """
 
     same: bool
@@ -107,6 +108,7 @@ class Diagnosis:
     suspicion: str = ""
     notes: tuple[str, ...] = field(default_factory=tuple)
     change: Change | None = None
+    layer: int | None = None
 
     def __str__(self) -> str:
         within = f"within {self.tolerance:.0e} ({self.format}), {self.queries} queries"
@@ -144,6 +146,7 @@ class Diagnosis:
             "difference": self.difference,
             "left_over": self.left_over,
             "suspicion": self.suspicion,
+            "layer": self.layer,
             "notes": list(self.notes),
             "change": None if self.change is None else self.change.to_record(),
         }

@@ -12,7 +12,7 @@ everything are then simulated one by one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,10 @@ from keyhole.diagnosis.experiment import Experiment, in_order, relative
 from keyhole.diagnosis.scores import score
 from keyhole.diagnosis.simulate import Hypothesis
 
+SEEN = 0.1  # decades above the tolerance, on average: short rows with less show hardly anything
+STEPS = (1e-3, 1e-2, 1e-1)  # of the logarithm of a free parameter, for its slope
+STEEP = 4.0  # tolerances that a step should move answers by
+GAIN = 0.08  # decades that a single fault must explain to be tried together with all others
 EQUAL = 3.0  # two hypotheses whose largest residuals differ by less do the same, within rounding
 
 
@@ -55,6 +59,7 @@ class Search:
     Attributes:
         experiment: what was asked and answered.
         variants: all faults and values to try.
+        local: faults that one layer may have by itself, tried where those of all layers fail.
         tolerance: the residual up to which a row is explained.
         rows: rows that all hypotheses must explain.
         kept: how many of the best are simulated on all rows.
@@ -70,8 +75,10 @@ class Search:
     beam: int = 3
     paired: int = 30
     report: Callable[[str], None] = lambda _: None
+    local: Sequence[Variant] = ()
     _seen: dict[tuple, Candidate] = field(default_factory=dict)
     _short: list[Candidate] = field(default_factory=list)
+    _local: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         lengths = [len(self.experiment.rows[n]) for n in self.rows]
@@ -153,11 +160,49 @@ class Search:
     # -- one fault -----------------------------------------------------------------------------
 
     def try_singles(self) -> None:
-        """All single faults."""
+        """All single faults; those of the readout first, which cost nothing."""
         reference = self.evaluate(())
+        self.report("single faults")
+        self._short = self._screen(sorted(self.variants, key=lambda v: v.fault.group != "readout"))
+        for single in self._families(self._short):
+            if not self._explained:
+                self.evaluate(self.refine(single.hypothesis))
+        if not self._explained:
+            self.multiply([reference, *self.candidates[: self.kept]])
+
+    def try_local(self) -> None:
+        """Faults that one layer has by itself."""
+        self.report("faults of one layer")
+        self._local = self._screen(self.local)
+        best = [c for c in self.candidates if [v.layer is not None for v in c.hypothesis] == [True]]
+        aligned = sorted(self._local, key=lambda c: -self.align(c.hypothesis))
+        families = [list(self._families(ranked))[: self.kept // 4] for ranked in (best, aligned)]
+        for single in (*families[0], *families[1]):
+            if not self._explained:
+                self.evaluate(self.refine(single.hypothesis))
+
+    def align(self, hypothesis: Hypothesis) -> float:
+        """The cosine, without its sign, between what faults change and what is to be explained:
+        large for a fault of the right kind, whatever its value."""
+        base = self.experiment.simulate((), self.short_rows)
+        rest = self.experiment.answers[self.short_rows] - base
+        move = self.experiment.simulate(hypothesis, self.short_rows) - base
+        size = float(np.linalg.norm(rest) * np.linalg.norm(move))
+        cosine = abs(float(np.sum(rest * move))) / size if size > 0 else 0.0
+        return cosine if np.isfinite(cosine) else 0.0
+
+    @property
+    def local_directions(self) -> list[Variant]:
+        """The faults of single layers that were tried, each family at its best value."""
+        fixed = [c for c in self._local if not c.hypothesis[0].fault.refine]
+        return [c.hypothesis[0] for c in (*fixed, *self._families(self._local))]
+
+    def _screen(self, variants: Iterable[Variant]) -> list[Candidate]:
+        """Tries faults on the short rows and the best on all rows; those of the short rows in the
+        order of their scores."""
         short = self.evaluate_short(())
         screened: list[Candidate] = []
-        for variant in self.variants:
+        for variant in variants:
             if variant.fault.company or variant.fault.group == "readout":
                 self.evaluate((variant,))
             else:
@@ -165,28 +210,29 @@ class Search:
                 explains = screened[-1].largest <= self.tolerance < short.largest
                 if explains and not variant.fault.refine:
                     self.evaluate((variant,))
-            if any(c.hypothesis for c in self.explanations):  # the rest could do no better
-                return
-        for single in screened:  # what the short rows cannot show
-            same = np.allclose(single.residuals, short.residuals, atol=self.tolerance, rtol=0)
-            if same and short.score <= 0.1:
-                self.evaluate(single.hypothesis)
+            if self._explained:  # the rest could do no better
+                return screened
+        if short.score <= SEEN:
+            for single in screened:  # what the short rows cannot show
+                if np.allclose(single.residuals, short.residuals, atol=self.tolerance, rtol=0):
+                    self.evaluate(single.hypothesis)
         screened.sort(key=lambda c: c.score)
-        self._short = screened
-        self.report("single faults")
         for single in screened[: self.kept]:
             self.evaluate(single.hypothesis)
-        for single in self._families(screened):
-            self.evaluate(self.refine(single.hypothesis))
-        self.multiply([reference, *self.candidates[: self.kept]])
+        return screened
+
+    @property
+    def _explained(self) -> bool:
+        """Whether some faults explain every row."""
+        return any(c.hypothesis and self.explains(c) for c in self._seen.values())
 
     def _families(self, screened: list[Candidate]) -> Iterable[Candidate]:
-        """The best value of each fault with a free parameter."""
-        best: dict[str, Candidate] = {}
+        """The best value of each fault with a free parameter, in each place."""
+        best: dict[tuple[str, int | None], Candidate] = {}
         for single in screened:
-            fault = single.hypothesis[0].fault
-            if fault.refine and fault.name not in best:
-                best[fault.name] = single
+            (variant,) = single.hypothesis
+            if variant.fault.refine:
+                best.setdefault((variant.fault.name, variant.layer), single)
         return best.values()
 
     def multiply(self, candidates: Iterable[Candidate]) -> None:
@@ -231,11 +277,7 @@ class Search:
             best, current = hypothesis, size
             if size < 0.05 * self.tolerance:
                 break
-            slopes = []
-            for k in free:
-                step = float(np.clip(size, 1e-4, 1e-2))
-                moved = self.experiment.simulate(_moved_by(hypothesis, [k], [step]), rows)
-                slopes.append(((moved - simulated) / step).ravel())
+            slopes = [self._slope(hypothesis, k, simulated, rows) for k in free]
             slope = np.stack(slopes, axis=1)
             if not np.all(np.isfinite(slope)) or not np.any(slope):
                 break
@@ -244,6 +286,17 @@ class Search:
             hypothesis = _moved_by(best, free, moves)
         return self._rounded(best, free, rows)
 
+    def _slope(
+        self, hypothesis: Hypothesis, place: int, simulated: Array, rows: list[int]
+    ) -> Array:
+        """How answers move with the logarithm of a free parameter, by the first step that moves
+        them well beyond rounding."""
+        for step in STEPS:
+            moved = self.experiment.simulate(_moved_by(hypothesis, [place], [step]), rows)
+            if np.max(relative(simulated, moved)) > STEEP * self.tolerance:
+                break
+        return ((moved - simulated) / step).ravel()
+
     def _rounded(self, hypothesis: Hypothesis, free: list[int], rows: list[int]) -> Hypothesis:
         """The same with round numbers, where these do as well."""
         size = float(np.max(self.experiment.residuals(hypothesis, rows)))
@@ -251,7 +304,7 @@ class Search:
             rounded = list(hypothesis)
             for k in free:
                 value = float(f"{hypothesis[k].value:.{digits - 1}e}")
-                rounded[k] = Variant(hypothesis[k].fault, value)
+                rounded[k] = replace(hypothesis[k], value=value)
             if np.max(self.experiment.residuals(tuple(rounded), rows)) <= max(
                 1.2 * size, 0.2 * self.tolerance
             ):
@@ -268,7 +321,7 @@ class Search:
                 if value < 1:
                     break
                 changed = list(best.hypothesis)
-                changed[place] = Variant(variant.fault, value)
+                changed[place] = replace(variant, value=value)
                 tried = self.evaluate(changed)
                 if tried.score >= best.score:
                     break
@@ -325,7 +378,7 @@ class Search:
                    and not c.hypothesis[0].fault.company]  # fmt: skip
         for single in singles[: self.beam + 1]:
             for variant in company:
-                if self.may_complete(single, variant):
+                if self.may_complete(single, variant) and self.helps_alone(single, variant):
                     self.evaluate((*single.hypothesis, variant))
 
     def may_complete(self, single: Candidate, variant: Variant) -> bool:
@@ -335,6 +388,13 @@ class Search:
         moved = relative(base, self.experiment.simulate((variant,), self.rows)) > self.tolerance
         explained = single.residuals <= self.tolerance
         return not np.any(moved & explained) and bool(np.any(moved & ~explained))
+
+    def helps_alone(self, single: Candidate, variant: Variant) -> bool:
+        """Whether a second fault leaves less over of the first row, which was asked alone, or
+        nothing: one pass in place of one for every call."""
+        row = self.short_rows[0]
+        left = self.experiment.residuals((*single.hypothesis, variant), [row])[0]
+        return bool(left <= self.tolerance or left < single.residuals[self.rows.index(row)])
 
     def _pairs_by_first_order(self) -> None:
         """All pairs of faults of the model, by the sum of what each alone does."""
@@ -360,7 +420,8 @@ class Search:
     def _pairs_of_the_best(self) -> None:
         """The best single faults together with every other."""
         self.report("pairs of the best")
-        singles = [c for c in self.candidates if len(c.hypothesis) == 1]
+        limit = self.evaluate(()).score - GAIN
+        singles = [c for c in self.candidates if len(c.hypothesis) == 1 and c.score < limit]
         for single in singles[: self.beam]:
             for variant in self.variants:
                 if variant.fault.name != single.hypothesis[0].fault.name:
@@ -408,7 +469,7 @@ def _moved_by(hypothesis: Hypothesis, places: Sequence[int], steps: Any) -> Hypo
     moved = list(hypothesis)
     for k, step in zip(places, steps, strict=True):
         value = float(hypothesis[k].value * np.exp(step))
-        moved[k] = Variant(hypothesis[k].fault, value)
+        moved[k] = replace(hypothesis[k], value=value)
     return tuple(moved)
 
 

@@ -64,6 +64,7 @@ class Bench:
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _inputs: list[Callable[[Inputs], None]] = field(default_factory=list)
     _attention: list[Attention] = field(default_factory=list)
+    _inside: frozenset[int] | None = None  # ids of the modules of the one layer that is changed
 
     def __post_init__(self) -> None:
         self.readout = self.reference.readout
@@ -132,9 +133,14 @@ class Bench:
         handle = module.register_forward_hook(altered)
         self._undo.append(handle.remove)
 
+    def hook_input(self, module: Any, change: Callable[[Any], Any]) -> None:
+        """Lets `change` have what the module is given before the module sees it."""
+        handle = module.register_forward_pre_hook(lambda _, given: (change(given[0]), *given[1:]))
+        self._undo.append(handle.remove)
+
     def attend(self, **changes: Any) -> None:
         """Changes attention; see `Attention` for what can be changed."""
-        self._attention.append(Attention(**changes))
+        self._attention.append(Attention(inside=self._inside, **changes))
 
     def feed(self, change: Callable[[Inputs], None]) -> None:
         """Changes what goes into the model: rows, padding, masks, positions."""
@@ -151,7 +157,8 @@ class Bench:
         """While this lasts, the model has these faults."""
         try:
             for variant in hypothesis:
-                variant.fault.apply(self, variant.value)
+                with self.narrowed(variant.layer):
+                    variant.fault.apply(self, variant.value)
             yield self
         finally:
             while self._undo:
@@ -159,6 +166,43 @@ class Bench:
             self._inputs.clear()
             self._attention.clear()
             self.readout = self.reference.readout
+
+    @contextlib.contextmanager
+    def narrowed(self, layer: int | None) -> Iterator[None]:
+        """While this lasts, what is changed is changed in one layer alone, where one is given."""
+        if layer is None:
+            yield
+            return
+        self.anatomy = self.reference.anatomy.of_layer(layer)
+        self._inside = frozenset(id(m) for m in self.anatomy.layers[0].module.modules())
+        try:
+            yield
+        finally:
+            self.anatomy, self._inside = self.reference.anatomy, None
+
+    def run_and_keep(self, rows: Sequence[Row]) -> tuple[States, list[Any]]:
+        """The states of rows, and what each layer answered on the way."""
+        kept: list[Any] = []
+        handles = [
+            layer.module.register_forward_hook(lambda _, __, answer: kept.append(answer))
+            for layer in self.anatomy.layers
+        ]
+        try:
+            return self.run(rows), kept
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def run_from(self, first: int, kept: list[Any], rows: Sequence[Row]) -> States:
+        """The states of rows where layers before `first` answer as they did."""
+        before = len(self._undo)
+        for layer, answer in zip(self.anatomy.layers[:first], kept, strict=False):
+            self.replace_forward(layer.module, lambda *_, answer=answer, **__: answer)
+        try:
+            return self.run(rows)
+        finally:
+            while len(self._undo) > before:
+                self._undo.pop()()
 
     def run(self, rows: Sequence[Row]) -> States:
         """The states of rows that come in one call, with what is applied."""

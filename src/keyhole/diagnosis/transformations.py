@@ -63,6 +63,15 @@ def silence(bench: Bench, projections: Sequence[Projection], bias_only: bool) ->
             bench.edit_projection(projection).zero_()
 
 
+def scale_projections(bench: Bench, role: str, factor: float) -> None:
+    """What projections of one kind answer, multiplied."""
+    for projection in bench.anatomy.role(role):
+        bench.edit_projection(projection).mul_(factor)
+        if projection.bias is not None:
+            bench.edit(projection.module.bias)
+            projection.bias.mul_(factor)
+
+
 def exchange_weights(bench: Bench, first: str, second: str) -> None:
     """Two projections of every layer in each other's place."""
     for layer in bench.anatomy.layers:
@@ -262,6 +271,29 @@ ROUNDINGS: dict[str, Any] = {
     "uint4 in groups of 64": lambda w: round_asymmetric(w, 4, 64),
     "float8 e4m3": lambda w: round_float(w, "float8_e4m3fn"),
 }
+
+
+def quantise_dynamically(bench: Bench, kind: str, by_row: bool) -> None:
+    """Weights of int8, and what goes into every projection rounded to uint8, with one scale for all
+    tokens of a request (as onnxruntime's dynamic quantisation does) or for those of each row.
+    Embedding tables are uint8."""
+    from keyhole.diagnosis.attention import current_padding
+
+    def change(states: Any) -> Any:
+        if not by_row:
+            return round_asymmetric(states, 8, None)
+        tokens = current_padding()
+        rounded = states.clone()
+        for k, row in enumerate(tokens):
+            rounded[k, row] = round_asymmetric(states[k, row], 8, None)
+        return rounded
+
+    for _, module in bench.anatomy.embeddings:
+        bench.round_by(module.weight, ROUNDINGS["uint8 per tensor"])
+    for projection in bench.anatomy.projections:
+        bench.round_by(projection.module.weight, ROUNDINGS[kind], projection.cut)
+    for module in {id(p.module): p.module for p in bench.anatomy.projections}.values():
+        bench.hook_input(module, change)
 
 
 # -- rows --------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ def test_a_window_of_one_sees_the_token_itself() -> None:
 
 
 def test_changes_hold_in_their_layers_alone() -> None:
-    assert torch.equal(answer(Attention(factor=2.0, layers=frozenset({0}))), answer())
-    assert not torch.allclose(answer(Attention(factor=2.0, layers=frozenset({1}))), answer())
+    assert torch.equal(answer(Attention(factor=2.0, inside=frozenset())), answer())
+    assert not torch.allclose(answer(Attention(factor=2.0, inside=None)), answer())
 
 
 def test_shared_keys_are_repeated_in_two_orders() -> None:

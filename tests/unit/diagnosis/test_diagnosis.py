@@ -6,7 +6,7 @@ import torch
 
 import keyhole
 from keyhole.errors import BudgetExhausted, OracleError
-from suspects import serve_bert, serve_llama, small_bert, small_llama
+from suspects import serve_bert, serve_llama, small_bert, small_llama, tables_of_bytes
 
 BERT, LLAMA = small_bert(), small_llama()
 BERT_FAULTS = [
@@ -58,6 +58,31 @@ def test_a_healthy_suspect_has_no_cause(serve, model) -> None:
 def test_two_faults_are_named() -> None:
     diagnosis = examine(serve_bert, BERT, {"no_mask": True, "activation": "relu"})
     assert {c.module for c in diagnosis.causes} == {"input", "network"}
+
+
+@pytest.mark.parametrize(
+    ("serve", "model", "faults", "name"),
+    [
+        (serve_bert, BERT, {"activation": {1: "relu"}}, "activation is relu, in layer 1 alone"),
+        (serve_bert, BERT, {"only": 2, "softmax1": True}, "below the line, in layer 2 alone"),
+        (serve_bert, BERT, {"rms": 2}, "do not subtract the mean, in layer 2 alone"),
+        (serve_llama, LLAMA, {"only": 3, "temperature": 1.37}, "by 1.37, in layer 3 alone"),
+        (serve_llama, LLAMA, {"scale_layer": {0: 0.7}}, "adds is multiplied by 0.7, in layer 0"),
+        (serve_llama, LLAMA, {"only": 2, "window": 9}, "looks only 9 tokens far, in layer 2"),
+    ],
+)
+def test_a_fault_of_one_layer_is_named_with_it(serve, model, faults, name) -> None:
+    diagnosis = examine(serve, model, faults)
+    assert [name in cause.name for cause in diagnosis.causes] == [True], str(diagnosis)
+    layer = name.partition("layer ")[2][0]
+    assert f".{layer}" in diagnosis.causes[0].module
+
+
+def test_int8_activations_are_named_although_they_are_chaotic() -> None:
+    diagnosis = examine(serve_bert, BERT, {"dynamic": True, "edits": [tables_of_bytes]})
+    assert [cause.name for cause in diagnosis.causes] == [
+        "weights and activations are int8 (int8 per tensor), with one scale for all rows of a request"
+    ]
 
 
 def test_evidence_holds_both_answers() -> None:

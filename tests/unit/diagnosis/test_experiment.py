@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from keyhole.diagnosis.catalogue import Variant, variants
-from keyhole.diagnosis.experiment import Experiment, double_floor, in_order, relative
+from keyhole.diagnosis.catalogue import Variant, local_variants, variants
+from keyhole.diagnosis.experiment import Experiment, double_floor, in_order, measure_chaos, relative
 from keyhole.diagnosis.probes import Call
 from keyhole.diagnosis.reference import open_reference
-from keyhole.diagnosis.simulate import Bench
+from keyhole.diagnosis.simulate import Bench, read_states
 from suspects import serve_bert, small_bert
 
 MODEL = small_bert()
@@ -50,6 +50,29 @@ def test_a_hypothesis_without_an_answer_is_infinitely_far() -> None:
 
 def test_the_floor_is_single_precision() -> None:
     assert 1e-8 < double_floor(experiment(), (), [0, 1]) < 2e-6
+
+
+def test_layers_before_a_fault_are_not_computed_again() -> None:
+    asked = experiment()
+    late = [v for v in (*variants(asked.bench.reference), *local_variants(asked.bench.reference))
+            if v.begins > 0]  # fmt: skip
+    assert len({v.begins for v in late}) == asked.bench.reference.layers - 1
+    for v in late:
+        with asked.bench.applied((v,)):
+            whole = asked.bench.run(ROWS)
+        assert np.array_equal(asked.simulate((v,)), read_states(whole, asked.bench.readout)), str(v)
+
+
+def test_rounded_activations_are_chaotic_and_weights_come_back() -> None:
+    asked = experiment()
+    int8 = variant(asked, "activations are int8 (int8 per tensor), with one scale for all")
+    long = tuple(np.random.default_rng(0).integers(5, 120, (8, 80)))  # many numbers to round
+    rows = asked.add(Call(long, "long"), np.ones((8, 32)))
+    before = [p.clone() for p in asked.bench.model.parameters()]
+    plain, rounded = (measure_chaos(asked, h, rows) for h in ((), (int8,)))
+    assert plain < 1e-5 < 1e-4 < rounded
+    after = asked.bench.model.parameters()
+    assert all(bool((p == q).all()) for p, q in zip(before, after, strict=True))
 
 
 def test_faults_are_applied_in_the_order_of_groups() -> None:

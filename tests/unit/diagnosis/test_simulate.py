@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from keyhole.diagnosis.catalogue import Variant, variants
+from keyhole.diagnosis.catalogue import Variant, local_variants, variants
 from keyhole.diagnosis.reference import open_reference
 from keyhole.diagnosis.simulate import Bench, Inputs, pad, read_states
 from suspects import serve_bert, serve_llama, small_bert, small_llama
@@ -34,12 +34,13 @@ def test_every_fault_is_undone(make) -> None:
     before = answers(bench)
     state = {k: v.clone() for k, v in reference.model.state_dict().items()}
     changed = 0
-    for variant in variants(reference):
+    every = [*variants(reference), *local_variants(reference)]
+    for variant in every:
         with bench.applied((variant,)):
             changed += not np.allclose(answers(bench), before, atol=1e-7, equal_nan=True)
         assert np.array_equal(answers(bench), before), str(variant)
     assert all(torch.equal(v, state[k]) for k, v in reference.model.state_dict().items())
-    assert changed > 0.7 * len(variants(reference))
+    assert changed > 0.7 * len(every)
 
 
 def test_padding_on_both_sides() -> None:
