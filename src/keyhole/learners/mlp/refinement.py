@@ -4,12 +4,12 @@ Statement.  From a start near enough, Gauss-Newton steps converge quadratically 
             fits the answers, at 1.2 times as many numbers as unknowns and more.
 Queries.    None: points and answers are given.
 Algebra.    Variable projection. With A the arguments of φ, the columns Φ = [φ(A), x, 1] carry
-            outer, linear and offset linearly: they are eliminated by a QR decomposition, whose
-            complement N leaves the residual Nᵀ Y. Its derivative (Kaufman) is
-            -Nᵀ (φ'(A) * (x̃ δᵀ)) outerᵀ, never formed: products with it and its transpose drive
+            outer, linear and offset linearly: they are eliminated by a QR decomposition Φ = Q R,
+            which leaves the residual P Y, P = 1 - Q Qᵀ. Its derivative (Kaufman) is
+            -P (φ'(A) * (x̃ δᵀ)) outerᵀ, never formed: products with it and its transpose drive
             conjugate gradients, with each neuron's own Gram matrix as preconditioner. Few unknowns
             are solved densely: the normal matrix is, blockwise, (outerᵀ outer) * (Hᵀ H) with
-            H = Nᵀ (φ'(A) * x̃).
+            H = P (φ'(A) * x̃).
             A gated neuron φ(g) u has two blocks, φ'(g) u and φ(g); the scale of u is held.
             Far from the end (`descend`) steps are damped, and a ridge on outer keeps neurons
             that do the same from working against each other.
@@ -19,6 +19,7 @@ Source.     Golub and Pereyra (1973), Kaufman (1975), as in every separable leas
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
@@ -109,6 +110,31 @@ Solve = Callable[[Array, float, float], Array]
 Maps = tuple[Callable[[Array], Array], Callable[[Array], Array], tuple[int, ...]]
 
 
+@dataclass(frozen=True, eq=False)
+class Span:
+    """An orthonormal basis of what is eliminated: its rows at the points, and those of a ridge."""
+
+    points: Float[Array, "n c"]
+    ridge: Float[Array, "r c"]
+
+    def project_out(self, values: Array) -> Array:
+        """What the span leaves of values at the points, and at the ridge, where they are zero."""
+        inside = self.points.T @ values
+        left = values - self.points @ inside
+        return np.concatenate([left, -self.ridge @ inside]) if len(self.ridge) else left
+
+    def return_to_points(self, residual: Array) -> Array:
+        """The transpose of `project_out`."""
+        split = len(self.points)
+        inside = self.points.T @ residual[:split]
+        if len(self.ridge):
+            inside += self.ridge.T @ residual[split:]
+        return np.asarray(residual[:split] - self.points @ inside)
+
+    def rounded(self, kind: Any) -> "Span":
+        return Span(self.points.astype(kind), self.ridge.astype(kind))
+
+
 class Linearised:
     """One linearisation: the linear part eliminated, derivatives ready to be multiplied."""
 
@@ -133,12 +159,11 @@ class Linearised:
         self.norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
         # not the neurons that are silent at all points, or as good as that
         self.seen = self.norms > np.finfo(np.float64).eps ** 2 * self.norms.max()
-        full, triangle = qr((columns / self.norms)[:, self.seen], mode="full", check_finite=False)
-        count = int(self.seen.sum())
-        self.head = full[:numbers, :count]
-        self.complement = np.ascontiguousarray(full[:numbers, count:])
-        self.triangle = triangle[:count]
-        self.residual = self.complement.T @ answers
+        scaled = (columns / self.norms)[:, self.seen]
+        basis, self.triangle = qr(scaled, mode="economic", check_finite=False)
+        self.span = Span(basis[:numbers], basis[numbers:])
+        self.residual = self.span.project_out(answers)
+        self.left = max(len(columns) - basis.shape[1], 0) * answers.shape[1]  # numbers to explain
         self.linear = self.eliminated(answers)  # (m + e, k)
         self.outer = self.linear[: weights.neurons].T
         blocks = [weights.inner] if weights.gate is None else [weights.inner, weights.gate]
@@ -151,7 +176,7 @@ class Linearised:
         """The linear part that fits the answers best."""
         found = np.zeros((len(self.seen), answers.shape[1]))
         found[self.seen] = solve_triangular(
-            self.triangle, self.head.T @ answers, check_finite=False
+            self.triangle, self.span.points.T @ answers, check_finite=False
         )
         return np.asarray(found / self.norms[:, None])
 
@@ -168,10 +193,10 @@ class Linearised:
         return change
 
     def forward(self, step: Float[Array, "b m e"]) -> Array:
-        return np.asarray(self.complement.T @ (self.hidden_change(self.free(step)) @ self.outer.T))
+        return self.span.project_out(self.hidden_change(self.free(step)) @ self.outer.T)
 
     def backward(self, residual: Array) -> Float[Array, "b m e"]:
-        seen = self.complement @ (residual @ self.outer)
+        seen = self.span.return_to_points(residual @ self.outer)
         return self.free(np.stack([(slope * seen).T @ self.homogeneous for slope in self.slopes]))
 
     def solver(self) -> Solve:
@@ -184,9 +209,9 @@ class Linearised:
         return self._in_single_precision()
 
     def _columns(self, j: int) -> Array:
-        """Nᵀ times the derivatives by neuron j's arguments, one column each."""
+        """P times the derivatives by neuron j's arguments, one column each."""
         parts = [slope[:, j, None] * self.homogeneous for slope in self.slopes]
-        return np.asarray(self.complement.T @ np.concatenate(parts, axis=1))
+        return self.span.project_out(np.concatenate(parts, axis=1))
 
     def _holding(self, j: int, gram: Array) -> Array:
         """The Gram matrix with a held direction made regular."""
@@ -321,7 +346,7 @@ class Linearised:
         """Large problems: steps need few digits, residuals are taken in double precision."""
         outward, inward, shape = self.maps = self.maps or self._rough_preconditioner()
         short = np.float32
-        points, complement = self.homogeneous.astype(short), self.complement.astype(short)
+        points, span = self.homogeneous.astype(short), self.span.rounded(short)
         outer, slopes = self.outer.astype(short), [slope.astype(short) for slope in self.slopes]
 
         def forward(z: Array) -> Array:
@@ -329,10 +354,10 @@ class Linearised:
             change = slopes[0] * (points @ step[0].T)
             for slope, part in zip(slopes[1:], step[1:], strict=True):
                 change += slope * (points @ part.T)
-            return complement.T @ (change @ outer.T)
+            return span.project_out(change @ outer.T)
 
         def backward(residual: Array) -> Array:
-            seen = complement @ (residual.astype(short) @ outer)
+            seen = span.return_to_points(residual.astype(short) @ outer)
             step = np.stack([(slope * seen).T @ points for slope in slopes])
             return inward(self.free(step.astype(np.float64)))
 
@@ -397,7 +422,7 @@ def refine(
     size = float(np.linalg.norm(state.residual))
     done, stalled = 0, 0
     while done < options.steps and stalled < 2:
-        relative = size / max(scale * np.sqrt(state.residual.size), TINY)
+        relative = size / max(scale * np.sqrt(state.left), TINY)
         # a step is worth no more digits than its own second order or the answers' rounding
         worth = max(relative, enough / max(relative * scale, TINY))
         step = state.solver()(state.residual, float(np.clip(worth, 1e-6, 1e-2)), 0.0)
@@ -412,7 +437,7 @@ def refine(
             break
         stalled = stalled + 1 if trial_size > 0.5 * size else 0
         state, size = trial, trial_size
-        if size <= enough * np.sqrt(state.residual.size):
+        if size <= enough * np.sqrt(state.left):
             break
     return _finished(state, homogeneous, answers, done, errors, rng)
 
@@ -474,9 +499,9 @@ def _finished(
     rng: np.random.Generator | None,
 ) -> Refined:
     found = _with_linear_part(state)
-    freedom = max(state.residual.size - int(np.prod(state.shape)), 1)
+    freedom = max(state.left - int(np.prod(state.shape)), 1)
     level = float(np.linalg.norm(state.residual) / np.sqrt(freedom))
-    whole = state.complement @ state.residual
+    whole = state.span.return_to_points(state.residual)
     deviations = None
     if errors:
         draws = rng if rng is not None else np.random.default_rng(0)
@@ -540,7 +565,7 @@ def _standard_errors(
     linear: list[Array] = []
     for _ in range(draws):
         noise = level * rng.standard_normal((count, len(found.outer)))
-        step = solve(state.complement.T @ noise, accuracy, 0.0)
+        step = solve(state.span.project_out(noise), accuracy, 0.0)
         squares.append(step**2)
         linear.append(state.eliminated(noise - state.hidden_change(step) @ state.outer.T).T ** 2)
     rows = np.sqrt(np.mean(squares, axis=(0, 3)))[..., None] * np.ones(state.shape[2])
