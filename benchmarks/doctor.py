@@ -442,6 +442,7 @@ def main() -> None:
     parser.add_argument("--models", default="Llama,MiniLM")
     parser.add_argument("--cases", default="", help="only cases whose name holds this")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--remark", default="", help="what else a reader of the page should know")
     parser.add_argument("--read", nargs="*", default=[], help="tables of runs that were kept")
     chosen = parser.parse_args()
     if chosen.read:
@@ -470,7 +471,7 @@ def main() -> None:
 
 
 def finish(rows: dict[tuple[str, str], list[dict[str, Any]]], chosen: argparse.Namespace) -> None:
-    text = table(rows, chosen.seed)
+    text = table(rows, chosen.seed) + (f"\n{chosen.remark}\n" if chosen.remark else "")
     print(text)
     if chosen.write:
         PAGE.write_text(text, "utf-8")
@@ -506,7 +507,7 @@ def table(rows: dict[tuple[str, str], list[dict[str, Any]]], seed: int) -> str:
         f"`python benchmarks/doctor.py --seed {seed} --write` (seed 0 was tuned on; seed {seed} asks "
         "other rows, and the Llama has other weights). Suspects are implementations of their own, or "
         "engines of others, that the doctor cannot look into; see the script. One thread of two cores "
-        "that were shared with other work: CPU seconds are what a quiet machine takes, or less. What "
+        "that were shared with other work (load 3 to 9), which CPU seconds feel less than the clock. What "
         "suspects take to answer is not counted. Cases that were run are counted.",
         "",
         "| set | model | right | queries, median (largest) | CPU seconds, median (largest) | seconds, median (largest) |",

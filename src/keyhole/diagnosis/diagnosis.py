@@ -408,7 +408,7 @@ class Visit:
         if np.any(residuals > 100 * self.tolerance.value):
             return False
         if self.low is not None:
-            wider, _ = measure_noise(self.experiment, self.low.name, rows)
+            wider, _ = measure_noise(self.experiment, self.low.name, rows, hypothesis)
             return bool(np.all(residuals <= max(wider.tolerance, self.tolerance.value)))
         floor = double_floor(self.experiment, hypothesis, rows)
         return bool(np.all(residuals <= self.tolerance.with_floor(floor).value))
