@@ -19,7 +19,7 @@ OTHERS_READY := $(OTHERS)/.ready
 # llama.cpp as a server, whose numpy is newer than MLServer's
 LLAMA := .venv-language-models
 LLAMA_READY := $(LLAMA)/.ready
-# `transformers serve`, a server that tells labels alone
+# `transformers serve`, which tells labels alone, and sentence-transformers behind FastAPI
 SERVING := .venv-serving
 SERVING_READY := $(SERVING)/.ready
 
@@ -46,7 +46,7 @@ test: lint browser $(OTHERS_READY) $(LLAMA_READY) $(SERVING_READY)
 	llama="$$(test ! -e $(LLAMA_READY) || echo $(CURDIR)/$(LLAMA)/bin/python)"; \
 	serving="$$(test ! -e $(SERVING_READY) || echo $(CURDIR)/$(SERVING)/bin/python)"; \
 	KEYHOLE_MLSERVER_PYTHON="$$others" KEYHOLE_TRITON_PYTHON="$$others" \
-	KEYHOLE_LLAMA_PYTHON="$$llama" KEYHOLE_SERVING_PYTHON="$$serving" \
+	KEYHOLE_LLAMA_PYTHON="$$llama" KEYHOLE_SERVING_PYTHON="$$serving" KEYHOLE_SENTENCE_PYTHON="$$serving" \
 	$(BIN)/python -m pytest -q -n $(PROCESSES) --dist worksteal --jaxtyping-packages=keyhole,typechecking.checked \
 		--cov --cov-report=xml --cov-report=term:skip-covered
 
