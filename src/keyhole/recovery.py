@@ -361,6 +361,11 @@ class _Run:
             )
         if not self.verdict.agrees:
             return Outcome.UNVERIFIED, self.verdict.bound
+        if self.verdict.tolerance >= 1.0:
+            return Outcome.ILL_CONDITIONED, (
+                "noise and the standard errors of the parameters let ordinary answers differ by "
+                f"{self.verdict.tolerance:.2g} times their size: agreement within that says nothing"
+            )
         return Outcome.RECOVERED, ""
 
     def _reconsider(self, learned: Hypothesis, reason: str) -> tuple[Outcome, str]:
