@@ -612,28 +612,23 @@ def loosest(learned: Hypothesis) -> float:
             error = product_norm(errors[name], errors[other])
         else:
             size, error = float(np.linalg.norm(array)), float(np.linalg.norm(errors[name]))
-        if error > worst * size:
-            doubt = error / max(size, TINY)
-            if (size == 0 or name.endswith(ADDED)) and not takes_numbers(learned.model):
-                factors = [name, name.removesuffix("left") + "right"]
-                moved = {one: errors[one] for one in factors if one in errors}
-                doubt = min(doubt, move_answers(learned.model, moved))
+        if size > 0 and error > worst * size:
+            doubt = error / size
+            if name.endswith(ADDED) and not takes_numbers(learned.model):
+                doubt = min(doubt, move_answers(learned.model, name, errors[name]))
             worst = max(worst, doubt)
     return worst
 
 
-def move_answers(model: Any, errors: dict[str, Array]) -> float:
-    """How far answers to ordinary queries move with these blocks by their standard errors, relative
-    to their scatter."""
+def move_answers(model: Any, name: str, errors: Array) -> float:
+    """How far answers to ordinary queries move with one block by its standard errors, relative to
+    their scatter."""
     rng = np.random.default_rng(0)
     natural = model.natural_length() if hasattr(model, "natural_length") else model.width**0.5
     tokens = natural / np.sqrt(model.width) * rng.standard_normal((8, 3, model.width))
-    known, answers = model.to_arrays(), np.asarray(model(tokens))
-    moved = {
-        name: known[name] + error * rng.choice([-1.0, 1.0], np.shape(error))
-        for name, error in errors.items()
-    }
-    change = np.asarray(replace_parameters(model, moved)(tokens)) - answers
+    moved = model.to_arrays()[name] + errors * rng.choice([-1.0, 1.0], np.shape(errors))
+    answers = np.asarray(model(tokens))
+    change = np.asarray(replace_parameters(model, {name: moved})(tokens)) - answers
     scatter = float(np.linalg.norm(answers - answers.mean(axis=0)))
     return float(np.linalg.norm(change)) / max(scatter, TINY)
 
