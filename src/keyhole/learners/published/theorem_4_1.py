@@ -2,7 +2,8 @@
 
 Statement.  f(X) = Σ_i softmax_i(x_i · score x_N) x_i · value, answered exactly: d + d² queries
             determine value and score.
-Queries.    [e_j] for every j, then [e_i + e_j; e_j] for every i and j.
+Queries.    [e_j] for every j, then [e_i + e_j; e_j] for every i and j (the theorem leaves the
+            directions free; unit vectors are this file's choice).
 Algebra.    f([e_j]) = v_j. In a pair the score of e_j with itself is in both tokens and cancels:
             y = v_j + σ(score_ij) v_i, so score_ij = logit((y − v_j) / v_i).
             Standard errors carry the rounding of the answers through both divisions; they are ours.
