@@ -294,8 +294,8 @@ class _Run:
                 raise
             try:
                 return self._learn("second search")
-            except (WrongFamily, BudgetExhausted):
-                raise refuted from None
+            except WrongFamily as again:
+                raise (again if again.counterexample is None else refuted) from None
 
     def _learn(self, stream: str = "learning") -> Hypothesis:
         """The learner's hypothesis; where the box refuses a query for its length or the size of its
