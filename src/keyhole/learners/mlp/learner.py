@@ -93,9 +93,8 @@ class MlpOptions:
     be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
     neuron bends. idle: part of a neuron in the answers, relative to the others, that is none.
     scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
-    finished network must also explain answers that were not fitted. nearly: share of the answers'
-    scatter that a fit may leave, and still say nothing against the family. known: standard error of
-    the neurons, relative to them, below which they are. certain: distance from a whole number below
+    finished network must also explain answers that were not fitted. known: standard error of the
+    neurons, relative to them, below which they are. certain: distance from a whole number below
     which the side of a neuron is decided. zero: standard errors within which a block of parameters
     counts as zero."""
 
@@ -113,7 +112,6 @@ class MlpOptions:
     zero: float = 12.0
     scale: ScaleOptions = field(default=ScaleOptions())
     half: float = 0.5
-    nearly: float = 1e-3
     known: float = 0.1
 
 

@@ -111,7 +111,7 @@ Maps = tuple[Callable[[Array], Array], Callable[[Array], Array], tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class EliminatedSpan:
     """An orthonormal basis of what is eliminated: its rows at the points, and those of a ridge."""
 
     points: Float[Array, "n c"]
@@ -131,8 +131,8 @@ class Span:
             inside += self.ridge.T @ residual[split:]
         return np.asarray(residual[:split] - self.points @ inside)
 
-    def rounded(self, kind: Any) -> "Span":
-        return Span(self.points.astype(kind), self.ridge.astype(kind))
+    def rounded(self, kind: Any) -> "EliminatedSpan":
+        return EliminatedSpan(self.points.astype(kind), self.ridge.astype(kind))
 
 
 class Linearised:
@@ -161,7 +161,7 @@ class Linearised:
         self.seen = self.norms > np.finfo(np.float64).eps ** 2 * self.norms.max()
         scaled = (columns / self.norms)[:, self.seen]
         basis, self.triangle = qr(scaled, mode="economic", check_finite=False)
-        self.span = Span(basis[:numbers], basis[numbers:])
+        self.span = EliminatedSpan(basis[:numbers], basis[numbers:])
         self.residual = self.span.project_out(answers)
         self.left = max(len(columns) - basis.shape[1], 0) * answers.shape[1]  # numbers to explain
         self.linear = self.eliminated(answers)  # (m + e, k)
