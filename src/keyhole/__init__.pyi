@@ -63,6 +63,7 @@ from keyhole.learners.block.learner import BlockLearner as BlockLearner
 from keyhole.learners.stack.learner import StackLearner as StackLearner
 from keyhole.learners.output_layer.learner import OutputLayerLearner as OutputLayerLearner
 from keyhole.learners.token_attention.learner import TokenAttentionLearner as TokenAttentionLearner
+from keyhole.learners.template.learner import FromTemplate as FromTemplate
 from keyhole.learners.examples.learner import FromExamples as FromExamples
 from keyhole.recovery import learn as learn
 
@@ -75,6 +76,7 @@ from keyhole.models.relu_network import ReluNetwork as ReluNetwork
 from keyhole.models.transformer import TransformerModel as TransformerModel
 from keyhole.models.block import Block as Block
 from keyhole.models.stack import Stack as Stack
+from keyhole.models.template import TemplateModel as TemplateModel
 from keyhole.models.language_model import OutputLayer as OutputLayer
 from keyhole.models.language_model import TokenAttention as TokenAttention
 from keyhole.models.factors import layer_maps as layer_maps

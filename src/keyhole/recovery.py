@@ -253,7 +253,9 @@ class _Run:
         try:
             self.learned = self._search()
             self.counting.expect(0)
-            if self.check:
+            if self.learned.shortfall:
+                error = IllConditioned(self.learned.shortfall)
+            elif self.check:
                 outcome, reason = self._judge(self.learned)
                 if outcome is Outcome.REJECTED and not is_by_algebra(self.learned.model):
                     outcome, reason = self._reconsider(self.learned, reason)
@@ -351,8 +353,15 @@ class _Run:
                 "wrong place, or the box is something else. Another seed, a learner that is told "
                 "the family, or more digits may help"
             )
-        if self.verdict.counterexample is not None:
-            return Outcome.REJECTED, f"box and model differ on {self.verdict.counterexample.reason}"
+        example = self.verdict.counterexample
+        if example is not None and not learned.refutes and example.reason != REASON:
+            return Outcome.ILL_CONDITIONED, (
+                f"the model explains the answers that it was fitted to; others differ by up to "
+                f"{self.verdict.difference:.1e} of their size ({example.reason}). The model is "
+                "there, and predicts that well. More seconds, starts or another seed may help"
+            )
+        if example is not None:
+            return Outcome.REJECTED, f"box and model differ on {example.reason}"
         loose = loosest(learned)
         useless = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
         if loose > useless:

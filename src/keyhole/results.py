@@ -341,11 +341,13 @@ class _SavedRun:
     trace: Trace | None = None  # runs saved by earlier versions have none
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path, *, template: Any = None) -> Any:
     """Loads what was saved: the `Recovery` in a run's folder, the model in a model file.
 
     Args:
         path: The folder that `Recovery.save` or `--out` wrote, or a `.safetensors` file.
+        template: The torch module that a `TemplateModel` was recovered from, of which files hold
+            the weights alone; without it the model cannot be called.
 
     Returns:
         The `Recovery`, or the model.
@@ -364,7 +366,7 @@ def load(path: str | Path) -> Any:
     """
     path = Path(path)
     if not path.is_dir():
-        return load_model(path)
+        return load_model(path, template)
     try:
         record = parse_json((path / RUN_FILE).read_text("utf-8"))
         saved = read_record(_SavedRun, record, "the run")
@@ -372,7 +374,10 @@ def load(path: str | Path) -> Any:
             raise WrongType(f"format {saved.format!r}, outcome {saved.outcome!r}")
         read_record(_HowRun, dict(saved.run), "run")
         verdict = saved.verdict and _with_arrays(saved.verdict)
-        parts = {name: _saved_model(path / f"{name}.safetensors") for name in ("model", "errors")}
+        parts = {
+            name: _saved_model(path / f"{name}.safetensors", template)
+            for name in ("model", "errors")
+        }
         if parts["errors"] is not None and type(parts["errors"]) is not type(parts["model"]):
             raise WrongType("errors.safetensors does not belong to model.safetensors")
         return Recovery(
@@ -392,8 +397,8 @@ def load(path: str | Path) -> Any:
         ) from error
 
 
-def _saved_model(path: Path) -> Any:
-    return load_model(path) if path.exists() else None
+def _saved_model(path: Path, template: Any) -> Any:
+    return load_model(path, template) if path.exists() else None
 
 
 def _with_arrays(verdict: Verdict) -> Verdict:

@@ -81,12 +81,21 @@ def demo(
 @app.command(
     epilog="Examples: `keyhole recover mypackage.models:head --width 64 --report run.html` · "
     "`keyhole recover https://host/v2/models/head --rate 50 --journal run.journal` · "
-    "`keyhole recover --target http://a:8000 --target http://b:8000`"
+    "`keyhole recover --target http://a:8000 --target http://b:8000` · "
+    "`keyhole recover https://host/score --width 8 --like mypackage.models:make_model`"
 )
 @asks_a_box
 def recover(
     box: Box,
     learner: Learner = "auto",
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="The architecture: `package.module:make_model`, a torch module or what makes one "
+            "(imports that code). Its weights are recovered; those it has are ignored.",
+        ),
+    ] = None,
     exact: Annotated[
         bool | None,
         typer.Option(help="Networks to the last digits, for twice the queries."),
@@ -125,6 +134,7 @@ def recover(
     check_places(out, report)
     if box.speaks and learner == "auto":
         learner = "output-layer"
+    template = None if like is None else load_template(like, learner)
     with (
         box.opened(journal=journal) as oracle,
         shown(not as_json) as progress,
@@ -132,7 +142,8 @@ def recover(
     ):
         recovery = run(
             oracle,
-            named_learner(
+            template
+            or named_learner(
                 learner,
                 exact,
                 method=method,
@@ -158,6 +169,27 @@ def recover(
     if resume is not None:
         typer.echo(resume, err=True)
     finish(recovery, as_json, out, report)
+
+
+def load_template(name: str, learner: str) -> Any:
+    """The learner for the template behind a name: a torch module, or what makes one."""
+    from keyhole.errors import InvalidArgument
+    from keyhole.learners.template import FromTemplate
+    from keyhole.oracles.open import load_named
+    from keyhole.targets import check_target
+
+    if learner != "auto":
+        raise InvalidArgument(f"--like names the architecture: leave out --learner {learner}")
+    check_target(name)
+    made = load_named(name)
+    if isinstance(made, type) or not hasattr(made, "named_parameters"):
+        if not callable(made):
+            raise InvalidArgument(f"{name} is neither a torch module nor a function that makes one")
+        try:
+            made = made()
+        except Exception as error:  # the user's own code, which may raise anything
+            raise InvalidArgument(f"{name}() raised {type(error).__name__}: {error}") from error
+    return FromTemplate(made)
 
 
 def name_parts_to_open(target: str | None) -> str:

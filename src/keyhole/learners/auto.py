@@ -32,7 +32,7 @@ from keyhole.errors import (
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
 from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.families import Family
 from keyhole.measurement.family import (
     Facts,
@@ -280,8 +280,10 @@ def refuse_whole_model(oracle: Oracle, facts: Facts) -> None:
     error = Unsupported(
         "looks like a model with attention and a norm or a smooth network in it (one token is "
         "answered nonlinearly and smoothly, and the rest of a sequence matters) whose inputs or "
-        "outputs are not those of a block or a stack. There is no learner for the whole of it: "
-        "open a part by itself (its attention, its network, one block)"
+        "outputs are not those of a block or a stack. No learner finds its "
+        "architecture: open a part by itself (its attention, its network, one block), or write "
+        "the architecture as a torch module, whose weights are then fitted: keyhole recover "
+        "TARGET --like package.module:make_model, or FromTemplate(module)"
     )
     error.findings = facts.sentences
     raise error

@@ -49,6 +49,8 @@ class Hypothesis:
     noise: NoiseModel | None = None  # of the box, as measured on the way
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     tried: tuple[Attempt, ...] = ()  # strategies that failed before this one
+    shortfall: str = ""  # why the model, which is the best that was reached, is no recovery
+    refutes: bool = True  # False: answers that contradict the model say nothing about the box
 
     def report_details(self) -> dict[str, Any]:
         """All that the report shows beside the model."""

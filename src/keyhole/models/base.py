@@ -58,7 +58,12 @@ class Shown:
 
 def replace_parameters(model: Any, changed: Mapping[str, Array]) -> Any:
     """The model with some of its arrays exchanged."""
-    return type(model).from_arrays({**model.to_arrays(), **changed})
+    return rebuild(model, {**model.to_arrays(), **changed})
+
+
+def rebuild(model: Any, arrays: Mapping[str, Array]) -> Any:
+    """A model of the same kind with these arrays; one that needs more than arrays does it."""
+    return getattr(model, "rebuild", type(model).from_arrays)(arrays)
 
 
 def multiply_out_scores(
@@ -143,7 +148,7 @@ def perturb_model(
                 right = uncertain[other]
                 drawn[name] = np.hstack([drawn[name], left * rng.standard_normal(left.shape)])
                 drawn[other] = np.vstack([drawn[other], right * rng.standard_normal(right.shape)])
-        yield type(model).from_arrays(drawn)
+        yield rebuild(model, drawn)
         del drawn
 
 

@@ -21,6 +21,7 @@ KINDS = {  # kind in the file -> where its class lives
     "OutputLayer": "keyhole.models.language_model",
     "ReluNetwork": "keyhole.models.relu_network",
     "Stack": "keyhole.models.stack",
+    "TemplateModel": "keyhole.models.template",
     "TokenAttention": "keyhole.models.language_model",
     "TransformerModel": "keyhole.models.transformer",
 }
@@ -35,14 +36,17 @@ def save_model(model: Any, path: str | Path) -> Path:
         raise InvalidArgument(f"cannot save a {kind}; known kinds: {', '.join(sorted(KINDS))}")
     arrays = {name: np.array(array, order="C") for name, array in model.to_arrays().items()}
     metadata = {"format": FORMAT, "version": VERSION, "kind": kind}
+    if hasattr(model, "to_metadata"):
+        metadata |= model.to_metadata()
     path = Path(path)
     with replacing(path) as temporary:
         temporary.write_bytes(save(arrays, metadata))
     return path
 
 
-def load_model(path: str | Path) -> Any:
-    """The model in a file, or a FileFormatError that says what is wrong with the file."""
+def load_model(path: str | Path, template: Any = None) -> Any:
+    """The model in a file, or a FileFormatError that says what is wrong with the file. A model that
+    was recovered from a template is callable where the `template` is given."""
     path = Path(path)
     metadata, arrays = _read(path)
     if metadata.get("format") != FORMAT:
@@ -58,10 +62,22 @@ def load_model(path: str | Path) -> Any:
     kind = metadata.get("kind", "")
     if kind not in KINDS:
         raise FileFormatError(f"{path} holds an unknown kind of model: {kind!r}")
+    home = getattr(import_module(KINDS[kind]), kind)
     try:
-        return getattr(import_module(KINDS[kind]), kind).from_arrays(arrays)
+        if hasattr(home, "from_file"):
+            model = home.from_file(arrays, metadata)
+        else:
+            model = home.from_arrays(arrays)
     except Exception as error:  # arrays that do not fit together may break their reader anywhere
         raise FileFormatError(f"{path} does not hold a valid {kind}: {error}") from error
+    return model if template is None else with_template(model, template)
+
+
+def with_template(model: Any, template: Any) -> Any:
+    """The model in its template, if it is one that was recovered from a template."""
+    if not hasattr(model, "with_template"):
+        raise InvalidArgument(f"a {type(model).__name__} has no template; leave out template=")
+    return model.with_template(template)
 
 
 def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Array]]:

@@ -1,0 +1,80 @@
+"""Architectures that tests write down as people do, and boxes made from them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class AttentionHeads(nn.Module):
+    """Attention of the last token, "softmax", "sigmoid", "linear" or with a "sink", and a head."""
+
+    def __init__(self, width: int = 8, heads: int = 2, kind: str = "softmax") -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, 1)
+        self.heads, self.kind = heads, kind
+        if kind == "sink":
+            self.sink = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        batch, length, width = tokens.shape
+        size = width // self.heads
+        q = self.q(tokens[:, -1]).reshape(batch, self.heads, size)
+        k, v = (f(tokens).reshape(batch, length, self.heads, size) for f in (self.k, self.v))
+        scores = torch.einsum("bhe,blhe->bhl", q, k) / math.sqrt(size)
+        if self.kind == "softmax":
+            weights = scores.softmax(-1)
+        elif self.kind == "sigmoid":
+            weights = scores.sigmoid()
+        elif self.kind == "linear":
+            weights = scores / length
+        else:
+            sinks = self.sink[None, :, None].expand(batch, self.heads, 1)
+            weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return self.out(torch.einsum("bhl,blhe->bhe", weights, v).reshape(batch, width))
+
+
+class Encoder(nn.Module):
+    """A projection in, encoder layers, pooling, a head out."""
+
+    def __init__(
+        self,
+        inputs: int = 6,
+        width: int = 6,
+        heads: int = 2,
+        neurons: int = 8,
+        outputs: int = 6,
+        *,
+        norm_first: bool = False,
+        activation: str = "gelu",
+        pooling: str = "last",
+    ) -> None:
+        super().__init__()
+        self.project = nn.Linear(inputs, width)
+        self.layer = nn.TransformerEncoderLayer(
+            width, heads, neurons, 0.0, activation, batch_first=True, norm_first=norm_first
+        )
+        self.norm = nn.LayerNorm(width) if norm_first else nn.Identity()
+        self.out, self.pooling = nn.Linear(width, outputs), pooling
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        stream = self.norm(self.layer(self.project(tokens)))
+        return self.out(stream[:, -1] if self.pooling == "last" else stream.mean(1))
+
+
+def randomise(module: Any, seed: int) -> Any:
+    """The module in double precision with random weights: none is zero, norms are near one."""
+    generator = torch.Generator().manual_seed(seed)
+    module = module.double().eval()
+    with torch.no_grad():
+        for name, part in module.named_parameters():
+            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            if part.ndim > 1:
+                part.copy_(noise / math.sqrt(part.shape[-1]))
+            elif "norm" in name and name.endswith("weight"):
+                part.copy_(1.0 + 0.2 * noise)
+            else:
+                part.copy_(0.3 * noise)
+    return module

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+from tests.templates import AttentionHeads, Encoder, randomise
+
+import keyhole
+from keyhole import FromTemplate, Outcome
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "linear", "sink"])
+def test_scalar_attention_by_template(kind: str) -> None:
+    box = randomise(AttentionHeads(kind=kind), 5)
+    recovery = keyhole.recover(box, FromTemplate(AttentionHeads(kind=kind)))
+    assert recovery.outcome is Outcome.RECOVERED
+    unknowns = recovery.details["weights"]
+    assert recovery.ledger.learning <= 8 * unknowns
+    assert recovery.details["undetermined"] > 0  # a query and a key share a scale at least
+    assert sum(recovery.details["by_tensor"].values()) == pytest.approx(
+        recovery.details["undetermined"], abs=0.5
+    )
+    tokens = np.random.default_rng(0).standard_normal((50, 7, 8))
+    with torch.no_grad():
+        truth = box(torch.as_tensor(tokens)).numpy()
+    assert np.abs(recovery.model(tokens) - truth).max() < 1e-10
+
+
+def test_a_wrong_template_is_neither_recovered_nor_rejected() -> None:
+    box = randomise(AttentionHeads(4, 2, "sigmoid"), 0)
+    learner = FromTemplate(AttentionHeads(4, 2, "linear"), starts=2, seconds=2.0)
+    recovery = keyhole.recover(box, learner, throw=False)
+    assert recovery.outcome is Outcome.ILL_CONDITIONED
+    assert recovery.model is not None
+    assert "fresh answers differ" in recovery.reason
+    assert "nothing against the template" in recovery.reason
+
+
+def test_time_changes_no_query() -> None:
+    box = randomise(AttentionHeads(4, 2), 1)
+    runs = [
+        keyhole.recover(box, FromTemplate(AttentionHeads(4, 2), seconds=s), throw=False)
+        for s in (1e-6, 30.0)
+    ]
+    assert [run.outcome for run in runs] == [Outcome.ILL_CONDITIONED, Outcome.RECOVERED]
+    # the first asks old queries again before it says so
+    assert runs[0].ledger.by_purpose["template"] == runs[1].ledger.by_purpose["template"]
+    assert repr(FromTemplate(box, seconds=1.0)) == repr(FromTemplate(box, seconds=2.0))
+
+
+def test_templates_that_do_not_fit_the_box() -> None:
+    box = randomise(AttentionHeads(4, 2), 0)
+    with pytest.raises(keyhole.InvalidArgument, match="width 4"):
+        keyhole.recover(box, FromTemplate(AttentionHeads(6, 2)))
+    with pytest.raises(keyhole.InvalidArgument, match="answers with 3 numbers"):
+        keyhole.recover(box, FromTemplate(Encoder(4, 4, 2, 4, 3)))
+    with pytest.raises(keyhole.InvalidArgument, match="read one position"):
+        keyhole.recover(box, FromTemplate(torch.nn.Linear(4, 1)))
+    with pytest.raises(keyhole.InvalidArgument, match=r"torch\.nn\.Module"):
+        FromTemplate("a name")
+
+
+def test_a_budget_that_is_too_small() -> None:
+    box = randomise(AttentionHeads(4, 2), 0)
+    recovery = keyhole.recover(box, FromTemplate(AttentionHeads(4, 2)), budget=10, throw=False)
+    assert recovery.outcome is Outcome.BUDGET_EXHAUSTED
