@@ -688,6 +688,203 @@ def examples() -> Iterator[Case]:
         )  # fmt: skip
 
 
+# -- what people serve: sixteen and thirty-two bits --------------------------------------------
+
+ACTIVATIONS: dict[str, Function] = {
+    "relu": lambda a: np.maximum(a, 0),
+    "gelu": lambda a: a * (1 + erf(a / np.sqrt(2))) / 2,
+    "silu": lambda a: a / (1 + np.exp(-a)),
+    "tanh": np.tanh,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Attention, a network, or both, with residual and norm or without; its truth is itself, as a
+    function: the error of a model is that of its answers."""
+
+    attention: Layer | None = None
+    network: Network | None = None
+    activation: str = "gelu"
+    gate: np.ndarray | None = None
+    residual: bool = True
+    norm: str = "none"  # "pre", "post"
+    gains: np.ndarray = field(default_factory=lambda: np.ones((2, 1)))
+    biases: np.ndarray = field(default_factory=lambda: np.zeros((2, 1)))
+
+    @property
+    def truth(self) -> Any:
+        return self
+
+    def rounded(self, shorten: Function) -> "Whole":
+        return Whole(
+            None if self.attention is None else self.attention.rounded(shorten),
+            None if self.network is None else self.network.rounded(shorten),
+            self.activation,
+            None if self.gate is None else shorten(self.gate),
+            self.residual, self.norm, shorten(self.gains), shorten(self.biases),
+        )  # fmt: skip
+
+    def normalise(self, stream: np.ndarray, place: int) -> np.ndarray:
+        centred = stream - stream.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        scaled = centred / np.sqrt(variance + stream.dtype.type(1e-5))
+        return np.asarray(scaled * self.gains[place] + self.biases[place], stream.dtype)
+
+    def sublayer(self, stream: np.ndarray, act: Function, place: int) -> np.ndarray:
+        """`act` sees all tokens and answers at the last."""
+        answer = act(self.normalise(stream, place) if self.norm == "pre" else stream)
+        if self.residual:
+            answer = stream[:, -1] + answer
+        return self.normalise(answer, place) if self.norm == "post" else answer
+
+    def feed_forward(self, tokens: np.ndarray) -> np.ndarray:
+        assert self.network is not None
+        net, points = self.network, tokens[:, -1]
+        hidden = ACTIVATIONS[self.activation](points @ net.weight.T + net.bias)
+        if self.gate is not None:
+            hidden = hidden * (points @ self.gate.T)
+        return np.asarray(hidden @ net.output + points @ net.skip, tokens.dtype)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        stream = tokens.astype(self.gains.dtype, copy=False)
+        if self.attention is not None:
+            stream = self.sublayer(stream, self.attention, 0)[:, None]
+        if self.network is not None:
+            stream = self.sublayer(stream, self.feed_forward, 1)[:, None]
+        return np.ascontiguousarray(stream[:, 0])
+
+
+def draw_whole(
+    seed: int, width: int, parts: str, norm: str, activation: str = "gelu", neurons: int = 0,
+    *, heads: int = 2, gated: bool = False, residual: bool = True,
+) -> Whole:  # fmt: skip
+    rng = np.random.default_rng([seed, width, neurons, 3])
+    network = draw_network(seed, width, neurons, width) if "network" in parts else None
+    return Whole(
+        multihead_attention(seed, width, heads) if "attention" in parts else None,
+        network,
+        activation,
+        rng.standard_normal((neurons, width)) / np.sqrt(width) if gated else None,
+        residual, norm,
+        1 + 0.3 * rng.standard_normal((2, width)),
+        0.3 * rng.standard_normal((2, width)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Positioned:
+    """Heads that see where tokens stand: turned by their places, or farther ones scored less."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    outputs: np.ndarray
+    kind: str  # "rotary", "linear bias"
+
+    @property
+    def truth(self) -> Any:
+        return self
+
+    def rounded(self, shorten: Function) -> "Positioned":
+        maps = (self.queries, self.keys, self.values, self.outputs)
+        return Positioned(*(shorten(one) for one in maps), self.kind)
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        tokens = tokens.astype(self.queries.dtype, copy=False)
+        heads, inner, _ = self.queries.shape
+        places = np.arange(tokens.shape[1])
+        queries = np.einsum("hrd,nd->nhr", self.queries, tokens[:, -1])
+        keys = np.einsum("hrd,nld->nhlr", self.keys, tokens)
+        if self.kind == "rotary":
+            keys = self.turn(keys, places)
+            queries = self.turn(queries[:, :, None], places[-1:])[:, :, 0]
+        scores = np.einsum("nhlr,nhr->nhl", keys, queries) / np.sqrt(inner).astype(tokens.dtype)
+        if self.kind == "linear bias":
+            slopes = 2.0 ** -(8.0 * np.arange(1, heads + 1) / heads)
+            scores = scores - (slopes[:, None] * (places[-1] - places)).astype(tokens.dtype)
+        mixed = np.einsum("nhl,nld->nhd", softmax(scores), tokens)
+        values = np.einsum("hrd,nhd->nhr", self.values, mixed)
+        return np.ascontiguousarray(np.einsum("nhr,hrd->nd", values, self.outputs))
+
+    @staticmethod
+    def turn(vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        half = vectors.shape[-1] // 2
+        angles = np.outer(places, 1e4 ** -(np.arange(half) / half))
+        cosines, sines = (f(angles).astype(vectors.dtype) for f in (np.cos, np.sin))
+        first, second = vectors[..., :half], vectors[..., half:]
+        turned = (first * cosines - second * sines, second * cosines + first * sines)
+        return np.concatenate(turned, axis=-1)
+
+
+def draw_positioned(seed: int, width: int, heads: int, kind: str) -> Positioned:
+    rng = np.random.default_rng([seed, width, heads, 4])
+    maps = rng.standard_normal((4, heads, width // heads, width)) / np.sqrt(width)
+    return Positioned(*maps, kind)
+
+
+def deployed() -> Iterator[Case]:
+    """Every family in the formats in which models are saved and served."""
+    auto = "Auto"
+    for form in ("float32", "bfloat16"):
+
+        def cases(name: str, model: Any, width: int, learners: Any = auto, **how: Any) -> Any:
+            return cases_of(f"{form}/{name}", model, learners, width, form=form, **how)  # noqa: B023
+
+        yield from cases("single d=16 scalar", draw(100, 16), 16)
+        yield from cases("single d=16 D=16", draw(101, 16, 16, bias="key offset"), 16)
+        yield from cases("single d=32 D=8", draw(102, 32, 8), 32)
+        for scale in (0.03, 0.3, 10.0):
+            yield from cases(f"single scores x {scale:g}", draw(103, 8, 8, scale=scale), 8)
+        yield from cases("low rank 2 of 16", draw(104, 16, rank=2), 16, "LowRank")
+        yield from cases("low rank 2 of 24 D=4", draw(105, 24, 4, rank=2), 24, "LowRank")
+        yield from cases("heads 2 scalar d=8", draw(106, 8, heads=2), 8)
+        yield from cases("heads 2 D=8", draw(107, 8, 8, heads=2, rank=4, value_rank=4), 8)
+        yield from cases("heads 3 D=12", draw(108, 12, 12, heads=3, rank=4, value_rank=4), 12)
+        for width, heads in ((8, 2), (16, 4), (32, 4), (32, 8), (64, 4)):
+            layer = multihead_attention(109, width, heads)
+            yield from cases(f"layer {heads} heads of {width}", layer, width)
+        yield from cases("layer no biases", multihead_attention(110, 16, 2, bias=False), 16)
+        yield from cases("layer in a ball", multihead_attention(111, 8, 2), 8, max_norm=4.0)
+        for width in (8, 16):
+            yield from cases(f"skip d={width}", draw_whole(112, width, "attention", "none"), width)
+        for kind in ("rotary", "linear bias"):
+            for width, heads in ((8, 2), (16, 2)):
+                model = draw_positioned(113, width, heads, kind)
+                yield from cases(f"{kind} d={width} H={heads}", model, width)
+        for width, neurons, outputs in ((6, 8, None), (8, 16, 8)):
+            model = draw_network(114, width, neurons, outputs)
+            yield from cases(f"relu d={width} m={neurons} {shape_of(outputs)}", model, width)
+        for activation, width, neurons, gated in (
+            ("gelu", 6, 6, False), ("gelu", 12, 24, False), ("silu", 8, 8, False),
+            ("tanh", 6, 6, False), ("silu", 8, 8, True),
+        ):  # fmt: skip
+            model = draw_whole(115, width, "network", "none", activation, neurons, gated=gated,
+                               residual=False)  # fmt: skip
+            gate = " gated" if gated else ""
+            yield from cases(f"network {activation}{gate} d={width} m={neurons}", model, width)
+        yield from cases("transformer d=4 m=5", draw_block(116, 4, 5), 4)
+        yield from cases("transformer residual", draw_block(117, 5, 6, residual=True), 5)
+        block = {"Block": lambda: keyhole.BlockLearner()}
+        for norm in ("post", "pre"):
+            for width in (8, 16):
+                model = draw_whole(118, width, "attention", norm)
+                yield from cases(f"{norm}-norm attention d={width}", model, width, block)
+            for activation, width, neurons in (
+                ("gelu", 8, 8), ("relu", 8, 8), ("gelu", 12, 24),
+            ):  # fmt: skip
+                model = draw_whole(119, width, "network", norm, activation, neurons)
+                name = f"{norm}-norm {activation} d={width} m={neurons}"
+                yield from cases(name, model, width, block)
+            for activation in ("gelu", "relu"):
+                model = draw_whole(120, 8, "attention network", norm, activation, 12)
+                yield from cases(f"{norm}-norm block {activation} d=8 m=12", model, 8, block)
+        yield from cases("single in a ball", draw(123, 8), 8, max_norm=3.0)
+        yield from cases("labels d=6", draw(121, 6), 6, see=np.sign)
+        words = np.random.default_rng(122).standard_normal((60, 6))
+        yield from cases("vocabulary", draw(122, 6), 6, vocabulary=brain(words))
+
+
 # -- impostors ---------------------------------------------------------------------------------
 
 WIDTH = 8
@@ -840,6 +1037,7 @@ def table() -> dict[str, Case]:
     families = (
         single_heads, number_formats, noisy_balls, bounded, low_rank, several_heads,
         orthogonal_heads, labels, networks, transformers, examples, impostors,
+        deployed,
     )  # fmt: skip
     boxes = [case for family in families for case in family()]
     listed = [replace(c, name=f"{c.name} {seed}", seed=seed) for c in boxes for seed in SEEDS]
@@ -887,7 +1085,12 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def error_of(model: Any, truth: Any) -> float:
-    """Infinite where the two are of different kinds."""
+    """Infinite where the two are of different kinds. Where the truth is a function alone: the
+    largest error of an answer to ordinary queries, over the spread of the answers."""
+    if isinstance(truth, (Whole, Positioned)):
+        tokens = np.random.default_rng(0).standard_normal((200, 5, model.width))
+        answers, guesses = truth(tokens), np.asarray(model(tokens))
+        return float(np.abs(guesses - answers).max() / answers.std())
     try:
         return float(keyhole.distance(model, truth))
     except keyhole.KeyholeError:

@@ -7,7 +7,7 @@ import numpy as np
 
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import canonical, match_heads, score_gap
 from keyhole.oracles.base import Spec

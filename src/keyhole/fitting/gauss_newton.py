@@ -4,10 +4,9 @@ Statement.  From a start near enough, min |residual(p)|^2 is reached quadratical
             residual at the minimum is zero, fast where it is small.
 Queries.    None: the forward model holds the data.
 Algebra.    At p, with residual r and derivative J, the step s = S z minimises
-            |J S z + r|^2 + damping |z|^2, S the scaling in which all unknowns act about alike.
-            p becomes retract(p, s) if the cost falls. The damping follows the ratio of actual to
-            predicted decrease (Nielsen). Few unknowns: J is formed, S are its columns' norms, the
-            normal equations are factored and their solution is refined once. Many: LSMR on J S,
+            |J S z + r|^2 + damping |z|^2, S the scaling in which all unknowns act about alike, and
+            p becomes retract(p, s) if the cost falls: `fitting.solver`. Few unknowns: J is formed
+            and S are its columns' norms. Many: LSMR on J S,
             solved as accurately as the residual deserves. Standard errors: (J^t J)^-1 from the
             singular values of J, or from solutions for random residuals; unit noise is scaled by
             the root mean square residual, degrees of freedom taken off.
@@ -15,24 +14,34 @@ Algebra.    At p, with residual r and derivative J, the step s = S z minimises
 When it fails. At a start in another valley the fit settles at a residual too large to be noise:
             `Fit.level` tells. Directions without trace in the residual stay where they are and
             have infinite standard errors.
-Source.     Levenberg (1944), Marquardt (1963); Nielsen (1999) for the damping; Fong, Saunders
-            (2011) for LSMR; Rokhlin, Tygert (2008) for scalings from a sketch.
+Source.     Levenberg (1944), Marquardt (1963); Fong, Saunders (2011) for LSMR; Rokhlin,
+            Tygert (2008) for scalings from a sketch.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, qr, solve_triangular
+from scipy.linalg import qr, solve_triangular
 from scipy.sparse.linalg import LinearOperator, lsmr
 
-from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.bootstrap import smooth_errors
+from keyhole.fitting.solver import (
+    Ending,
+    JacobianSystem,
+    Problem,
+    Step,
+    Stopping,
+    System,
+    Trial,
+    column_norms,
+    descend,
+)
 
 P = TypeVar("P")  # a point: a flat vector, or whatever a model moves by `retract`
-Ending = Literal["target", "settled", "steps", "budget", "interrupted"]
 
 
 # -- What is fitted ----------------------------------------------------------------------------
@@ -219,50 +228,42 @@ def fit_least_squares(
     options = FitOptions() if options is None else options
     rng = np.random.default_rng(0) if rng is None else rng
     meter = _Meter(options)
-    point, residual = start, np.asarray(model.residual(start))
-    cost = first = float(residual @ residual)
-    damping, growth, history = options.damping, 2.0, list[Progress]()
-    ending: Ending = "steps"
-    system: _System | None = None
+    best = start, np.asarray(model.residual(start))
+    first = float(best[1] @ best[1])
+    history = list[Progress]()
     uncertainty = None
+
+    def linearize(state: tuple[P, Array]) -> System:
+        return _build_system(meter.linearize(model, state[0]), options, blocks, rng, first)
+
+    def move(state: tuple[P, Array], step: Array) -> tuple[P, Array]:
+        point = model.retract(state[0], step)
+        return point, meter.residual(model, point)
+
+    def watch(trial: Trial[tuple[P, Array]]) -> None:
+        nonlocal best
+        best = trial.state
+        history.append(meter.record(trial.number, trial.cost, trial.accepted, trial.damping))
+        if progress is not None:
+            progress(history[-1])
+
+    problem = Problem(lambda state: float(state[1] @ state[1]), linearize, move)
+    stopping = Stopping(
+        steps=options.steps,
+        target=options.target**2 * len(best[1]),
+        tolerance=options.tolerance,
+        damping=options.damping,
+    )
     try:
-        while ending == "steps" and len(history) < options.steps:
-            if cost <= options.target**2 * len(residual):
-                ending = "target"
-                break
-            if system is None:
-                system = _build_system(meter.linearize(model, point), options, blocks, rng)
-            # Steps get more accurate as the residual falls, so that convergence stays superlinear.
-            accuracy = options.accuracy * float(np.sqrt(cost / first))
-            step = system.step(damping, max(accuracy, options.finest))
-            predicted = cost - system.predict_cost(step)
-            moved = model.retract(point, step)
-            trial = meter.residual(model, moved)
-            found = float(trial @ trial)
-            accepted = found < cost  # not so if NaN: the model overflowed
-            # Near a residual of zero rounding makes the model promise what no step keeps.
-            rounding = cost <= UNIT_ROUNDOFF * first and not cost - found > 0.5 * predicted
-            settled = rounding or predicted <= options.tolerance * cost
-            if accepted:
-                settled = settled or cost - found <= options.tolerance * cost
-                ratio = min((cost - found) / max(predicted, TINY), 1.0)
-                damping *= max(0.1, 1.0 - (2.0 * ratio - 1.0) ** 3)
-                point, residual, cost, system, growth = moved, trial, found, None, 2.0
-            else:
-                damping, growth = max(damping, options.tolerance) * growth, 2.0 * growth
-            history.append(meter.record(len(history) + 1, cost, accepted, damping))
-            if progress is not None:
-                progress(history[-1])
-            if settled:
-                ending = "settled"
+        ending: Ending = descend(problem, best, stopping, watch).ending
         if ending in ("target", "settled") and options.probes > 0:
-            at = meter.linearize(model, point)
+            at = meter.linearize(model, best[0])
             uncertainty = estimate_uncertainty(at, options, rng=rng, blocks=blocks)
     except _Spent:
         ending = "budget"
     except KeyboardInterrupt:
         ending = "interrupted"
-    return Fit(point, residual, ending, meter.evaluations, tuple(history), uncertainty)
+    return Fit(*best, ending, meter.evaluations, tuple(history), uncertainty)
 
 
 class _Spent(Exception):
@@ -314,76 +315,33 @@ class _Meter:
 # -- One linear problem ------------------------------------------------------------------------
 
 
-@runtime_checkable
-class _System(Protocol):
-    """The linear problem at one point, solved for each damping tried."""
-
-    def step(self, damping: float, accuracy: float) -> Array: ...
-
-    def predict_cost(self, step: Array) -> float: ...
-
-
 def _build_system(
-    at: Linearization, options: FitOptions, blocks: Blocks | None, rng: np.random.Generator
-) -> _System:
+    at: Linearization,
+    options: FitOptions,
+    blocks: Blocks | None,
+    rng: np.random.Generator,
+    first: float,
+) -> System:
     if at.unknowns <= options.dense_unknowns:
-        return _Dense(at)
+        return JacobianSystem(at.residual, form_jacobian(at))
     if at.scaling is None and blocks is not None:
         at = replace(at, scaling=sketch_scaling(at, blocks, rng))
-    return _MatrixFree(at, options)
-
-
-class _Dense:
-    """Normal equations of the Jacobian with columns of norm one."""
-
-    def __init__(self, at: Linearization) -> None:
-        self.residual, jacobian = at.residual, form_jacobian(at)
-        self.norms = _column_norms(jacobian)
-        self.scaled = jacobian / self.norms
-        self.normal = self.scaled.T @ self.scaled
-
-    def step(self, damping: float, accuracy: float) -> Array:
-        del accuracy  # as accurate as factored normal equations, refined once, are
-        ridge = damping + UNIT_ROUNDOFF * len(self.normal)
-        solve = _factor(self.normal, ridge)
-        z = solve(-self.scaled.T @ self.residual)
-        left = self.scaled.T @ (self.residual + self.scaled @ z) + ridge * z
-        return np.asarray((z - solve(left)) / self.norms)
-
-    def predict_cost(self, step: Array) -> float:
-        left = self.residual + self.scaled @ (self.norms * step)
-        return float(left @ left)
-
-
-def _factor(normal: Array, ridge: float) -> Callable[[Array], Array]:
-    """Solves normal equations; a ridge too small for rounding is raised until it does."""
-    if not np.isfinite(normal).all():
-        raise ArithmeticError("the derivative of the forward model is not finite")
-    system = normal.copy()
-    place = np.diag_indices(len(system))
-    while True:
-        system[place] = normal[place] + ridge
-        try:
-            factor = cho_factor(system, check_finite=False)
-        except LinAlgError:
-            ridge *= 16.0
-        else:
-            return lambda right: np.asarray(cho_solve(factor, right, check_finite=False))
+    # Steps get more accurate as the residual falls, so that convergence stays superlinear.
+    accuracy = options.accuracy * float(np.sqrt(at.cost / first))
+    return _MatrixFree(at, max(accuracy, options.finest), options.inner_steps)
 
 
 class _MatrixFree:
     """LSMR on J S."""
 
-    def __init__(self, at: Linearization, options: FitOptions) -> None:
-        self.at, self.options = at, options
+    def __init__(self, at: Linearization, accuracy: float, inner_steps: int) -> None:
+        self.at, self.accuracy, self.inner_steps = at, accuracy, inner_steps
 
-    def step(self, damping: float, accuracy: float) -> Array:
+    def step(self, damping: float) -> Step:
         right = -self.at.residual
-        return solve_linear(self.at, right, accuracy, self.options.inner_steps, damping).step
-
-    def predict_cost(self, step: Array) -> float:
-        left = self.at.residual + self.at.jvp(step)
-        return float(left @ left)
+        step = solve_linear(self.at, right, self.accuracy, self.inner_steps, damping).step
+        after = self.at.residual + self.at.jvp(step)
+        return Step(step, self.at.cost - float(after @ after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,12 +395,6 @@ def form_jacobian(at: Linearization) -> Float[Array, "numbers unknowns"]:
     return np.stack([at.vjp(unit) for unit in np.eye(len(at.residual))])
 
 
-def _column_norms(jacobian: Array) -> Array:
-    """Norms of the columns; one for a column of zeros, which then stays zero."""
-    norms = np.linalg.norm(jacobian, axis=0)
-    return np.where(norms > 0, norms, 1.0)
-
-
 # -- Scalings ----------------------------------------------------------------------------------
 
 
@@ -477,7 +429,7 @@ def sketch_scaling(
     matrices = []
     for part in blocks.slices.values():
         columns = sketch[:, part]
-        norms = _column_norms(columns)
+        norms = column_norms(columns)
         # A ridge holds directions that the sketch does not see.
         padded = np.vstack([columns / norms, np.sqrt(UNIT_ROUNDOFF) * np.eye(len(norms))])
         triangle = qr(padded, mode="r", check_finite=False)[0][: len(norms)]
@@ -517,7 +469,7 @@ def estimate_uncertainty(
 
 
 def _dense_uncertainty(jacobian: Float[Array, "numbers unknowns"], eliminated: int) -> Uncertainty:
-    norms = _column_norms(jacobian)
+    norms = column_norms(jacobian)
     triangle = qr(jacobian / norms, mode="r", check_finite=False)[0][: jacobian.shape[1]]
     _, sizes, right = np.linalg.svd(triangle)
     sizes = np.pad(sizes, (0, len(right) - len(sizes)))  # fewer numbers than unknowns

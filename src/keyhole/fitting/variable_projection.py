@@ -21,6 +21,7 @@ from keyhole.fitting.attention_rows import (
     pull,
     push,
 )
+from keyhole.linalg.rank import count_above_share
 
 DENSE_LIMIT = 1100  # score entries up to which forming the normal matrix is worth its time
 
@@ -76,7 +77,7 @@ def factor_columns(design: Array) -> tuple[Array, Array, Array]:
         return basis, np.arange(len(upper)), upper
     basis, upper, order = qr(design, mode="economic", pivoting=True, check_finite=False)
     sizes = np.abs(np.diagonal(upper))
-    rank = max(int((sizes > rank_tolerance * sizes[0]).sum()), 1)
+    rank = max(count_above_share(sizes, rank_tolerance), 1)
     return basis[:, :rank], order[:rank], upper[:rank, :rank]
 
 

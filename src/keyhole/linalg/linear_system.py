@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.linalg.rank import count_above
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class LinearSystem:
         flat = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), TINY)
         _, sizes, basis = np.linalg.svd(flat)
         dependent = 1e-7  # singular value, of normalised directions, below which they add nothing
-        rank = int((sizes > dependent).sum())
+        rank = count_above(sizes, dependent)
         return basis[rank:].reshape(-1, *self.rows.shape[1:])
 
     def solve(self) -> tuple[Float[Array, "h d outputs"], Float[Array, "k n"]]:

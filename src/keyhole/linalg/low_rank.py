@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
+from keyhole.linalg.rank import count_above, noise_edge
 
 
 @dataclass(eq=False)
@@ -63,10 +64,8 @@ def truncate_noise(
     largest that noise alone shows), or of a given rank. `draws` of its error are projected as it
     is, and tell the error that is left."""
     left, singular, right = np.linalg.svd(matrix, full_matrices=False)
-    # the largest singular value of a random matrix with such entries, from both its sides
-    square = error**2
-    level = float(np.sqrt(square.sum(axis=0).max()) + np.sqrt(square.sum(axis=1).max()))
-    kept = int(np.sum(singular > 1.5 * level)) if rank is None else min(rank, len(singular))
+    level = noise_edge(error, (matrix.shape[0], matrix.shape[1]))
+    kept = count_above(singular, 1.5 * level) if rank is None else min(rank, len(singular))
     left, singular, right = left[:, :kept], singular[:kept], right[:kept]
     moved = [x - _outside(left, _outside(right.T, x.T).T) for x in draws]
     hidden = 0.5 * level / np.sqrt(matrix.size)  # a singular value that may be there unseen

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.linalg import toeplitz
 
 from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.linalg.rank import count_above_share
 
 
 class Support(NamedTuple):
@@ -88,7 +89,7 @@ def find_support_from_vectors(
 ) -> Support:
     """The same from vector answers, one per pattern: support of the numerical rank."""
     left, sizes, _ = np.linalg.svd(answers)
-    rank = int((sizes > tolerance * sizes[0]).sum()) if sizes[0] > 0 else 0
+    rank = count_above_share(sizes, tolerance)
     norms = np.linalg.norm(patterns, axis=0)
     outside = np.linalg.norm(left[:, rank:].T @ patterns, axis=0) / norms
     nodes = np.sort(np.argsort(outside, kind="stable")[:rank])

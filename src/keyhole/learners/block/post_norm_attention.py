@@ -35,6 +35,7 @@ from keyhole.learners.block.scores import (
     seen_rank,
     solve_scores,
 )
+from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
@@ -238,7 +239,7 @@ def moved_rank(base: Float[Array, " p"], moved: Float[Array, "k p"], unit: float
     """Dimensions that moves add to the direction of the base, seen without their lengths."""
     off = moved - np.outer(moved @ base, base)
     values = np.linalg.svd(off, compute_uv=False)
-    return int(np.sum(values > max(1e-8, 1e6 * unit) * max(float(values[0]), 1e-300)))
+    return count_above_share(values, max(1e-8, 1e6 * unit))
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,7 @@ from keyhole.learners.block.scores import (
     usual_level,
 )
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
+from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
@@ -153,7 +154,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
         seen = (moved[0] - (moved[1] if len(moved) > 1 else base)) / (len(moved) * step)
         patterns, responses = np.concatenate([patterns, fresh]), np.concatenate([responses, seen])
         axes, values, _ = np.linalg.svd(responses, full_matrices=False)
-        heads = int(np.sum(values > 1e2 * doubt * max(float(values[0]), 1e-300)))
+        heads = count_above_share(values, 1e2 * doubt)
         if heads <= number - options.spare:
             break
         if heads >= box.width - 2 or number > 4 * box.width:

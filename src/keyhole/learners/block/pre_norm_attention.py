@@ -39,6 +39,7 @@ from keyhole.learners.block.scores import (
     seen_rank,
     solve_scores,
 )
+from keyhole.linalg.rank import count_above, find_first_fall
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import kept_plane
@@ -233,7 +234,7 @@ def line_noise(line: Line, unit: float) -> float:
 
 def count_heads(line: Line, alone: Float[Array, " d"], unit: float) -> int:
     values = np.linalg.svd(line_response(line, alone), compute_uv=False)
-    return int(np.sum(values > 8.0 * line_noise(line, unit)))
+    return count_above(values, 8.0 * line_noise(line, unit))
 
 
 def separate_heads(
@@ -432,9 +433,7 @@ def line_rank(values: Float[Array, "l d"], unit: float) -> int:
     """Rank of M_h v over the lines: the first clear gap of the singular values. Behind it come the
     errors, which differ from line to line and have gaps of their own."""
     sizes = np.linalg.svd(values, compute_uv=False)
-    sizes = np.maximum(sizes / sizes[0], 1e2 * unit)
-    (gaps,) = np.nonzero(sizes[:-1] / sizes[1:] > TUNED.gap)
-    return int(gaps[0]) + 1 if len(gaps) else len(sizes)
+    return find_first_fall(sizes, TUNED.gap, 1e2 * unit * float(sizes[0]))
 
 
 def unit_vector(rng: np.random.Generator, width: int) -> Float[Array, " k"]:

@@ -30,6 +30,7 @@ from keyhole.fitting.gauss_newton import (
 )
 from keyhole.learners.block.box import NotThisBlock
 from keyhole.learners.block.forward import Batch, BlockModel, Form, GroupScaling, TriangleScaling
+from keyhole.linalg.rank import count_above_share, find_fall
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
@@ -66,10 +67,8 @@ def form_of(block: Block) -> Form:
 def clear_rank(sizes: Float[Array, " n"]) -> int:
     """The rank behind which singular values fall most: what was found to a few digits has weak
     directions of its own, that would make the fit of a product of factors singular."""
-    seen = max(1, int(np.sum(sizes > 1e-6 * sizes[0])))
-    drops = sizes[: seen - 1] / sizes[1:seen]
-    drops = np.where(sizes[1:seen] < 1e-2 * sizes[0], drops, 1.0)
-    return int(np.argmax(drops)) + 1 if seen > 1 and drops.max() > 10.0 else seen
+    strong = max(1, count_above_share(sizes, 1e-6))
+    return find_fall(sizes[:strong]) or strong
 
 
 def split_block(block: Block) -> dict[str, Array]:

@@ -19,6 +19,7 @@ from scipy.linalg import solve_triangular
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
+from keyhole.linalg.rank import count_above_share, find_fall
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,7 @@ READING = ScoreOptions()
 
 def seen_rank(values: Float[Array, " k"], unit: float) -> int:
     """Singular values that stand out of the noise."""
-    least = max(READING.weak, 1e5 * unit)
-    return int(np.sum(values > least * max(float(values.max(initial=0.0)), 1e-300)))
+    return count_above_share(values, max(READING.weak, 1e5 * unit))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,10 +248,7 @@ def key_rank(values: Float[Array, " k"], unit: float, guess: int) -> int:
     size: it is that behind which the values fall most, and the guess where they fall evenly."""
     if 1e5 * unit < READING.hidden:
         return max(1, seen_rank(values, unit))  # a zero score still has a key bias
-    drops = values[:-1] / np.maximum(values[1:], 1e-300)
-    drops = np.where(values[1:] < 1e-2 * values[0], drops, 1.0)
-    clear = len(drops) > 0 and drops.max() > READING.drop
-    return int(np.argmax(drops)) + 1 if clear else min(guess, len(values))
+    return find_fall(values, READING.drop) or min(guess, len(values))
 
 
 def read_at_once(weights: Weights, unit: float) -> int:

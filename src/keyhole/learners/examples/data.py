@@ -18,6 +18,7 @@ import numpy as np
 from keyhole.arrays import Array, finite_array
 from keyhole.errors import FileFormatError, InvalidArgument, NotIdentifiable
 from keyhole.fitting.attention_rows import MASKED, Rows
+from keyhole.linalg.rank import count_above_share
 
 SMALL_ARCHIVE = 2**30  # bytes that the arrays of any file may take
 
@@ -165,7 +166,7 @@ def check_span(rows: Rows) -> None:
         ("anchor tokens", used, rows.anchors.shape[2]),
     ):
         sizes = np.linalg.svd(vectors, compute_uv=False)
-        rank = int((sizes > 1e-10 * sizes[0]).sum()) if sizes[0] > 0 else 0
+        rank = count_above_share(sizes, 1e-10)
         if rank < full:
             raise NotIdentifiable(
                 f"the {name} span only {rank} of {full} dimensions: what the model does outside "

@@ -24,6 +24,7 @@ from typing import TypeGuard
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
 
@@ -506,33 +507,31 @@ def _scales_from(
     sharp = float(np.linalg.norm(residual(np.log(1e3 / size / length), bias)[0]))
     sizes = [float(np.linalg.norm(residual(log, bias)[0])) for log in trials]
     log = trials[int(np.argmin(sizes))] + np.log(start)
-    rest, inside = residual(log, bias)
-    norm, damping = float(np.linalg.norm(rest)), 1e-2
-    for _ in range(60):
+    neurons = len(log)
+
+    def move(log: Array, bias: Array) -> tuple[Array, Array, Array, Array]:
+        return log, bias, *residual(log, bias)
+
+    def linearize(state: tuple[Array, Array, Array, Array]) -> NormalSystem:
+        log, _, rest, inside = state
         slope = phi.first(inside)
         by_log = (slope * inside - phi.value(inside)) / np.exp(log)
         tall = np.column_stack([by_log, slope * length])  # biases in units of the length
         tall = tall - tall.mean(axis=0)
-        normal = (tall.T @ tall) * shared
         right = (tall * np.tile(rest @ far.jump.T, (1, 2))).sum(axis=0)
-        weight = np.diag(normal) + 1e-12 * np.diag(normal).max()
-        for _ in range(8):
-            step = np.linalg.solve(normal + damping * np.diag(weight), right)
-            change = np.clip(step[: len(log)], -1.0, 1.0)
-            moved = log + change, bias + step[len(log) :] * length
-            trial, within = residual(*moved)
-            if np.linalg.norm(trial) < norm:
-                break
-            damping *= 4.0
-        else:
-            break
-        last, norm = norm, float(np.linalg.norm(trial))
-        (log, bias), rest, inside = moved, trial, within
-        damping = max(damping / 5.0, 1e-12)
-        if norm > 0.999 * last and damping < 1e-3:
-            break
+        return NormalSystem((tall.T @ tall) * shared, right)
+
+    problem = Problem(
+        lambda state: float((state[2] ** 2).sum()),
+        linearize,
+        lambda state, step: move(
+            state[0] + np.clip(step[:neurons], -1.0, 1.0), state[1] + step[neurons:] * length
+        ),
+    )
+    end = descend(problem, move(log, bias), Stopping(steps=60, window=2, share=0.004))
+    log, bias, _, inside = end.state
     alpha = np.exp(log)
     inner = np.column_stack([far.direction * alpha[:, None], alpha * bias])
     offset = (straight - (phi.value(inside) / alpha) @ far.jump).mean(axis=0)
     weights = Weights(inner, far.jump.T / alpha, np.column_stack([far.linear, offset]), name)
-    return weights, norm / max(sharp, TINY)
+    return weights, float(np.sqrt(end.cost)) / max(sharp, TINY)

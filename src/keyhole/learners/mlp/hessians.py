@@ -29,6 +29,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
 from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
 
@@ -696,26 +697,21 @@ def fit_bends(sketch: Sketch, name: str, some: Array) -> Bends:
     sign, log = np.sign(scale), np.log(np.abs(scale))
     t = np.broadcast_to(times, (starts, *times.shape))
     off, size = judged(model(scale, bias, t), data, total)
-    damping, h = np.full(off.shape, 1e-3), 1e-6
-    for _ in range(40):
-        base = model(sign * np.exp(log), bias, t)
-        by_log = (model(sign * np.exp(log + h), bias, t) - base) / h
-        by_bias = (model(sign * np.exp(log), bias + h, t) - base) / h
-        tall = np.stack([base, size[..., None] * by_log, size[..., None] * by_bias], axis=-1)
-        rest = data - size[..., None] * base
-        normal = np.swapaxes(tall, -1, -2) @ tall
-        diagonal = np.einsum("...ii->...i", normal)
-        diagonal *= 1.0 + damping[..., None]
-        diagonal += 1e-14 * diagonal.max(axis=-1, keepdims=True) + TINY
-        right = np.swapaxes(tall, -1, -2) @ rest[..., None]
-        step = np.linalg.solve(normal, right)[..., 0]
-        new_log = log + np.clip(step[..., 1], -1.0, 1.0)
-        new_bias = bias + np.clip(step[..., 2], -2.0, 2.0)
-        new_off, new_size = judged(model(sign * np.exp(new_log), new_bias, t), data, total)
-        better = new_off < off
-        log, bias = np.where(better, new_log, log), np.where(better, new_bias, bias)
-        size, off = np.where(better, new_size, size), np.where(better, new_off, off)
-        damping = np.clip(np.where(better, damping / 5.0, damping * 4.0), 1e-9, 1e6)
+    h = 1e-6
+
+    def predict(at: Array) -> Array:
+        return at[..., :1] * model(sign * np.exp(at[..., 1]), at[..., 2], t)
+
+    def linearize(at: Array) -> tuple[Array, Array]:
+        base = predict(at)
+        shifts = [predict(at + h * unit) - base for unit in np.eye(3)[1:]]
+        by_size = model(sign * np.exp(at[..., 1]), at[..., 2], t)
+        return base - data, np.stack([by_size, *(shift / h for shift in shifts)], axis=-1)
+
+    problems = ManyProblems(linearize, lambda at: predict(at) - data, np.array([np.inf, 1.0, 2.0]))
+    fitted, _ = descend_many(problems, np.stack([size, log, bias], axis=-1), Stopping(steps=40))
+    log, bias = fitted[..., 1], fitted[..., 2]
+    off, size = judged(model(sign * np.exp(log), bias, t), data, total)
     order = np.argsort(off, axis=0)
     scale = sign * np.exp(log)
     left = np.sqrt(np.maximum(off, 0.0))

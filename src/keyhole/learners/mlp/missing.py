@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.solver import JacobianSystem, Problem, Stopping, descend
 from keyhole.learners.mlp.refinement import Weights, hidden_layer, with_one
 from keyhole.models.mlp import ACTIVATIONS
 
@@ -259,33 +260,23 @@ def _descended(
     steps: int = 40,
 ) -> tuple[Float[Array, " p"], float]:
     """Damped Gauss-Newton steps in row and size; and the norm of what is left."""
-    phi, entries = ACTIVATIONS[name], homogeneous.shape[1]
-    at, damping = start, 1e-2
+    phi = ACTIVATIONS[name]
 
-    def missed(at: Array) -> Array:
+    def move(at: Array) -> tuple[Array, Array]:
         column = at[-1] * phi.value(homogeneous @ at[:-1])
-        return np.asarray(part - (column - basis @ (basis.T @ column)))
+        return at, np.asarray(column - basis @ (basis.T @ column) - part)
 
-    rest = missed(at)
-    for _ in range(steps):
+    def linearize(state: tuple[Array, Array]) -> JacobianSystem:
+        at, residual = state
         argument = homogeneous @ at[:-1]
         slopes = at[-1] * phi.first(argument)[:, None] * homogeneous
         tall = np.column_stack([slopes, phi.value(argument)])
-        size = np.maximum(np.linalg.norm(tall, axis=0), TINY)
-        tall = tall / size
-        tall -= basis @ (basis.T @ tall)
-        normal = tall.T @ tall
-        right = tall.T @ rest
-        before = float(rest @ rest)
-        for _ in range(6):
-            step = np.linalg.solve(normal + damping * np.eye(entries + 1), right) / size
-            trial = missed(at + step)
-            if float(trial @ trial) < before:
-                break
-            damping *= 4.0
-        else:
-            break
-        at, rest, damping = at + step, trial, max(damping / 4.0, 1e-6)
-        if float(rest @ rest) > (1.0 - 1e-3) * before:
-            break
-    return at, float(np.linalg.norm(rest))
+        return JacobianSystem(residual, tall - basis @ (basis.T @ tall))
+
+    problem = Problem(
+        lambda state: float(state[1] @ state[1]),
+        linearize,
+        lambda state, step: move(state[0] + step),
+    )
+    end = descend(problem, move(start), Stopping(steps=steps, tolerance=1e-3))
+    return end.state[0], float(np.sqrt(end.cost))

@@ -26,6 +26,8 @@ from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.jackknife import list_fisher_steps, list_jackknife_steps
+from keyhole.fitting.solver import Problem, Step, Stopping
+from keyhole.fitting.solver import descend as solve_problem
 from keyhole.models.mlp import ACTIVATIONS
 
 
@@ -418,28 +420,26 @@ def refine(
     scale = float(np.sqrt(np.mean(answers**2)))
     large = weights.inner.size > options.grams  # a step takes minutes: sums round by that much
     enough = unit * scale * (100.0 if large else 0.3)
-    state = Linearised(weights, homogeneous, answers, options)
-    size = float(np.linalg.norm(state.residual))
-    done, stalled = 0, 0
-    while done < options.steps and stalled < 2:
-        relative = size / max(scale * np.sqrt(state.left), TINY)
+
+    def linearize(state: Linearised) -> StepSolver:
+        relative = float(np.linalg.norm(state.residual))
+        relative /= max(scale * np.sqrt(state.left), TINY)
         # a step is worth no more digits than its own second order or the answers' rounding
         worth = max(relative, enough / max(relative * scale, TINY))
-        step = state.solver()(state.residual, float(np.clip(worth, 1e-6, 1e-2)), 0.0)
-        done += 1
-        for halving in range(6):
-            moved = stepped(state.weights, step * 0.5**halving)
-            trial = Linearised(moved, homogeneous, answers, options, maps=state.maps)
-            trial_size = float(np.linalg.norm(trial.residual))
-            if trial_size < size:
-                break
-        else:
-            break
-        stalled = stalled + 1 if trial_size > 0.5 * size else 0
-        state, size = trial, trial_size
-        if size <= enough * np.sqrt(state.left):
-            break
-    return _finished(state, homogeneous, answers, done, errors, rng)
+        return StepSolver(state, float(np.clip(worth, 1e-6, 1e-2)))
+
+    def move(state: Linearised, step: Array) -> Linearised:
+        after = stepped(state.weights, step)
+        return Linearised(after, homogeneous, answers, options, maps=state.maps)
+
+    start = Linearised(weights, homogeneous, answers, options)
+    problem = Problem(lambda state: float((state.residual**2).sum()), linearize, move)
+    # two steps that do not halve the residual each have met the rounding of the answers
+    stopping = Stopping(
+        steps=options.steps, target=enough**2 * start.left, window=2, share=15 / 16, damping=0.0
+    )
+    end = solve_problem(problem, start, stopping)
+    return _finished(end.state, homogeneous, answers, end.steps, errors, rng)
 
 
 def descend(
@@ -456,26 +456,31 @@ def descend(
     root mean square of what it and the ridge on outer (per point) leave."""
     options = RefinementOptions() if options is None else options
     homogeneous = with_one(points)
-    state = Linearised(weights, homogeneous, answers, options, ridge * len(points))
-    sizes = [float(np.linalg.norm(state.residual))]
-    root = np.sqrt(answers.size)
-    damping = 1e-2
-    while len(sizes) <= steps and sizes[-1] > target * root:
-        solve = state.solver()
-        for _ in range(8):
-            moved = stepped(state.weights, solve(state.residual, 0.03, damping))
-            trial = Linearised(moved, homogeneous, answers, options, ridge * len(points))
-            size = float(np.linalg.norm(trial.residual))
-            if size < sizes[-1]:
-                break
-            damping *= 4.0
-        else:
-            break
-        state, damping = trial, max(damping / 4.0, 1e-10)
-        sizes.append(size)
-        if len(sizes) > 30 and size > 0.985 * sizes[-20]:
-            break
-    return _with_linear_part(state), sizes[-1] / root
+
+    def at(one: Weights) -> Linearised:
+        return Linearised(one, homogeneous, answers, options, ridge * len(points))
+
+    problem = Problem(
+        lambda state: float((state.residual**2).sum()),
+        lambda state: StepSolver(state, accuracy=0.03),
+        lambda state, step: at(stepped(state.weights, step)),
+    )
+    stopping = Stopping(steps=steps, target=target**2 * answers.size, window=19, share=0.03)
+    end = solve_problem(problem, at(weights), stopping)
+    return _with_linear_part(end.state), float(np.sqrt(end.cost / answers.size))
+
+
+class StepSolver:
+    """The linear problem of a network whose linear part is eliminated, solved to an accuracy."""
+
+    def __init__(self, state: Linearised, accuracy: float) -> None:
+        self.state, self.accuracy, self.solve = state, accuracy, state.solver()
+
+    def step(self, damping: float) -> Step:
+        residual = self.state.residual
+        step = self.solve(residual, self.accuracy, damping)
+        after = residual - self.state.forward(step)
+        return Step(step, float((residual**2).sum() - (after**2).sum()))
 
 
 def stepped(weights: Weights, step: Float[Array, "b m e"]) -> Weights:

@@ -35,7 +35,7 @@ from keyhole.learners.mlp.relu_hypothesis import (
 )
 from keyhole.learners.mlp.relu_least_squares import balance_points, fit_frozen_patterns
 from keyhole.learners.mlp.unbounded import FewDigits, search_one_line
-from keyhole.measurement.asking import few_digits
+from keyhole.measurement.asker import few_digits
 from keyhole.oracles.base import Oracle, Spec
 
 

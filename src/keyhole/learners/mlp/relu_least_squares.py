@@ -19,6 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse.linalg import LinearOperator, lsqr
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.models.relu_network import ReluNetwork
 
 DENSE_UNKNOWNS = 2500  # up to here the normal equations are formed; beyond, they are iterated
@@ -337,23 +338,16 @@ class Samples:
 
 def fit_network(network: ReluNetwork, data: Samples) -> ReluNetwork:
     """The network that explains the data best, near the given one."""
-    damping, misfit = 1e-3, data.misfit(network)
-    for _ in range(25):
-        normal, right = build_normal_equations(network, data)
-        before = misfit
-        while damping <= 1e3:
-            step = solve_damped(normal, right, damping)
-            tried = add_blocks(network, step.reshape(network.neurons + 1, network.width + 1, -1))
-            misfit = data.misfit(tried)
-            if misfit < before:
-                break
-            damping *= 10
-        if not misfit < before:
-            return network
-        network, damping = tried, max(damping / 10, LEAST_DAMPING)
-        if misfit > 0.98 * before:
-            return network
-    return network
+
+    def move(network: ReluNetwork, step: Array) -> ReluNetwork:
+        return add_blocks(network, step.reshape(network.neurons + 1, network.width + 1, -1))
+
+    problem = Problem(
+        lambda network: float(np.sum(data.residual(network) ** 2)),
+        lambda network: NormalSystem(*build_normal_equations(network, data)),
+        move,
+    )
+    return descend(problem, network, Stopping(steps=75, tolerance=0.002)).state
 
 
 def build_normal_equations(network: ReluNetwork, data: Samples) -> tuple[Array, Array]:

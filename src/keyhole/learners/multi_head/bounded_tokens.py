@@ -43,7 +43,7 @@ from keyhole.learners.multi_head.vector_outputs import (
     report_layer,
 )
 from keyhole.linalg.bases import random_directions
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 
 

@@ -38,7 +38,7 @@ from keyhole.learners.multi_head.validation import (
     note_missing_heads,
 )
 from keyhole.linalg.low_rank_fit import Factored
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.noise import NoiseModel
 
@@ -79,37 +79,37 @@ def learn_half_precision(
 ) -> Result:
     """The whole recovery of a box that computes in half precision."""
     options = options or HalfPrecisionOptions()
-    box = Box(ask, rng, options)
-    single = measure_single_tokens(box)
+    problem = HalfPrecisionProblem(ask, rng, options)
+    single = measure_single_tokens(problem)
     if not isinstance(single, SingleTokens):
         return single
-    hard = find_hard_size(box, single)
+    hard = find_hard_size(problem, single)
     if isinstance(hard, Inconclusive):
         return hard
     soft: SoftAnswers | None = None
     level = 0.0
     trouble = Inconclusive("no bag of long tokens showed the heads")
     for _ in range(options.bags):
-        maps = measure_value_maps(box, single, hard)
+        maps = measure_value_maps(problem, single, hard)
         if isinstance(maps, str):
             trouble = Inconclusive(maps)
             continue
-        length = choose_length(box, maps)
+        length = choose_length(problem, maps)
         if soft is None or soft.length > length:
-            soft = SoftAnswers.draw(box, single, length)
-        soft = soft.extend(box, count_start_queries(box, maps, soft.length))
-        longer = soft.lengthen(box, count_further_queries(box, maps, soft))
+            soft = SoftAnswers.draw(problem, single, length)
+        soft = soft.extend(problem, count_start_queries(problem, maps, soft.length))
+        longer = soft.lengthen(problem, count_further_queries(problem, maps, soft))
         start = solve_scores(single, maps, soft)
-        fit, errors = fit_soft_answers(box, start, (soft, longer))
-        found = describe(box, start, fit, prior)
-        level = level or measure_rounding(box, longer, found.model)
+        fit, errors = fit_soft_answers(problem, start, (soft, longer))
+        found = describe(problem, start, fit, prior)
+        level = level or measure_rounding(problem, longer, found.model)
         off = fit.misfit * errors / level
         if off > options.misfit:
             trouble = Inconclusive(
                 f"a layer of {len(maps)} heads leaves {off:.1f} times as much as rounding does"
             )
             continue
-        odd = check_long_query(box, found.model, soft.size, level)
+        odd = check_long_query(problem, found.model, soft.size, level)
         return found if odd is None else odd
     return trouble
 
@@ -118,8 +118,8 @@ def learn_half_precision(
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
-    """The box, asked with tokens of its own number format."""
+class HalfPrecisionProblem:
+    """The problem, which rounds tokens to its own number format, and what the search may draw."""
 
     ask: Asker
     rng: np.random.Generator
@@ -140,15 +140,8 @@ class Box:
         self, tokens: Float[Array, "n length d"], purpose: str
     ) -> tuple[Float[Array, "n length d"], Float[Array, "n D"]]:
         """The tokens as the box sees them, and its answers."""
-        seen = round_to_format(tokens, self.unit)
-        return seen, self.ask(seen, purpose)
-
-
-def round_to_format(tokens: Array, unit: float) -> Array:
-    """The nearest numbers with so many bits that half their last one is `unit`, relatively."""
-    mantissa, exponent = np.frexp(tokens)
-    bits = round(-np.log2(unit))
-    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))
+        tokens = self.ask.representable(tokens)
+        return tokens, self.ask(tokens, purpose)
 
 
 # -- Single tokens -----------------------------------------------------------------------------
@@ -165,20 +158,20 @@ class SingleTokens:
         return np.asarray(tokens @ self.total + self.offset)
 
 
-def measure_single_tokens(box: Box) -> SingleTokens | Refuted | Inconclusive:
+def measure_single_tokens(problem: HalfPrecisionProblem) -> SingleTokens | Refuted | Inconclusive:
     """The sum of the value maps. Eight further tokens, longer and shorter, show that it is one."""
-    _, zero = box.answer(np.zeros((1, 1, box.width)), "values")
-    if box.ask.scalar:
+    _, zero = problem.answer(np.zeros((1, 1, problem.width)), "values")
+    if problem.ask.scalar:
         return Inconclusive("half precision and scalar answers: heads cannot be told apart")
-    frame = 8.0 * np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
-    others = box.draw(8) * np.repeat([0.5, 4.0], 4)[:, None]
-    tokens, answers = box.answer(np.concatenate([frame, others])[:, None], "values")
+    frame = 8.0 * np.linalg.qr(problem.rng.standard_normal((problem.width, problem.width)))[0]
+    others = problem.draw(8) * np.repeat([0.5, 4.0], 4)[:, None]
+    tokens, answers = problem.answer(np.concatenate([frame, others])[:, None], "values")
     linear = np.linalg.lstsq(tokens[:, 0], answers - zero, rcond=None)[0]
     found = SingleTokens(zero[0], linear)
     off = np.linalg.norm(answers - found.predict(tokens[:, 0]), axis=1)
     # terms of an answer may cancel: rounding is judged by the largest of them
     sizes = np.linalg.norm(tokens[:, 0], axis=1) * np.linalg.norm(linear, 2)
-    odd = off > 16.0 * box.unit * (sizes + np.linalg.norm(zero))
+    odd = off > 16.0 * problem.unit * (sizes + np.linalg.norm(zero))
     if odd.any():
         k, reason = int(np.argmax(odd)), "single tokens do not act linearly"
         guess = found.predict(tokens[k])[0]
@@ -199,78 +192,86 @@ class Bag:
 
 
 def ask_bags(
-    box: Box, single: SingleTokens, tokens: Float[Array, "n length d"]
+    problem: HalfPrecisionProblem, single: SingleTokens, tokens: Float[Array, "n length d"]
 ) -> tuple[Float[Array, "n length d"], Float[Array, "n D"]]:
-    seen, answers = box.answer(tokens, "hard attention")
+    seen, answers = problem.answer(tokens, "hard attention")
     return seen, answers - single.offset
 
 
-def draw_bags(box: Box, count: int, size: float) -> Float[Array, "count length d"]:
+def draw_bags(
+    problem: HalfPrecisionProblem, count: int, size: float
+) -> Float[Array, "count length d"]:
     """Bags of long tokens before short anchors, which no head then attends to itself."""
-    domain = box.ask.oracle.spec.domain
-    length = min(box.options.candidates, (domain.max_length or np.inf) - 1)
-    bags = size * box.draw(count, int(length) + 1)
+    domain = problem.ask.oracle.spec.domain
+    length = min(problem.options.candidates, (domain.max_length or np.inf) - 1)
+    bags = size * problem.draw(count, int(length) + 1)
     bags[:, -1] *= 0.25
     return np.asarray(bags)
 
 
-def is_decided(box: Box, answers: Float[Array, "n D"], doubled: Float[Array, "n D"]) -> Array:
+def is_decided(
+    problem: HalfPrecisionProblem, answers: Float[Array, "n D"], doubled: Float[Array, "n D"]
+) -> Array:
     """Which answers double with their tokens: attention is hard there."""
     gap = np.linalg.norm(doubled - 2.0 * answers, axis=1)
-    return np.asarray(gap <= 8.0 * box.unit * np.linalg.norm(doubled, axis=1))
+    return np.asarray(gap <= 8.0 * problem.unit * np.linalg.norm(doubled, axis=1))
 
 
-def find_hard_size(box: Box, single: SingleTokens) -> float | Inconclusive:
+def find_hard_size(problem: HalfPrecisionProblem, single: SingleTokens) -> float | Inconclusive:
     """Entries of tokens at which most bags are decided."""
     size = 4.0
-    bags = draw_bags(box, 4, 1.0)
-    _, answers = ask_bags(box, single, size * bags)
+    bags = draw_bags(problem, 4, 1.0)
+    _, answers = ask_bags(problem, single, size * bags)
     while size < 2.0**9:  # squares of entries are still far from the largest float16
-        _, doubled = ask_bags(box, single, 2.0 * size * bags)
-        if is_decided(box, answers, doubled).mean() >= 0.5:
+        _, doubled = ask_bags(problem, single, 2.0 * size * bags)
+        if is_decided(problem, answers, doubled).mean() >= 0.5:
             return size
         size, answers = 2.0 * size, doubled
     return Inconclusive("no tokens that half precision can hold make attention hard")
 
 
 def measure_value_maps(
-    box: Box, single: SingleTokens, size: float
+    problem: HalfPrecisionProblem, single: SingleTokens, size: float
 ) -> list[Float[Array, "d D"]] | str:
     """Value maps of all heads by one bag, or why it does not lead to them."""
-    bag = draw_decided_bag(box, single, size)
+    bag = draw_decided_bag(problem, single, size)
     if bag is None:
         return "no bag of long tokens is decided"
-    used = name_tokens_in_use(box, single, bag)
+    used = name_tokens_in_use(problem, single, bag)
     tokens = np.concatenate([bag.tokens[used], bag.anchor[None]])
-    tokens, base = ask_bags(box, single, tokens[None])
+    tokens, base = ask_bags(problem, single, tokens[None])
     count, outputs = len(used), len(single.offset)
     scale = float(np.linalg.norm(bag.answer))
-    if not count or np.linalg.norm(base[0] - bag.answer) > 16.0 * box.unit * scale:
+    if not count or np.linalg.norm(base[0] - bag.answer) > 16.0 * problem.unit * scale:
         return "the tokens in use alone are answered otherwise than the bag"
-    rank, rest = divmod(min(box.width, outputs), count)
+    rank, rest = divmod(min(problem.width, outputs), count)
     if rest:
         return f"{count} tokens in use do not share out the width"
     maps = []
     for number in range(count):
-        moves = move_token(box, single, tokens[0], base[0], number, rank)
-        if len(moves.changes) < box.width:
+        moves = move_token(problem, single, tokens[0], base[0], number, rank)
+        if len(moves.changes) < problem.width:
             return "heads leave the tokens in use when these are moved"
         maps.append(moves.solve_map(rank))
     return maps
 
 
-def draw_decided_bag(box: Box, single: SingleTokens, size: float) -> Bag | None:
+def draw_decided_bag(
+    problem: HalfPrecisionProblem, single: SingleTokens, size: float
+) -> Bag | None:
     for _ in range(4):
-        bags = draw_bags(box, 2, size)
-        tokens, answers = ask_bags(box, single, np.concatenate([bags, 2.0 * bags]))
-        decided = np.flatnonzero(is_decided(box, answers[:2], answers[2:]))
+        bags = draw_bags(problem, 2, size)
+        tokens, answers = ask_bags(problem, single, np.concatenate([bags, 2.0 * bags]))
+        decided = np.flatnonzero(is_decided(problem, answers[:2], answers[2:]))
         if len(decided):
             chosen = tokens[2 + decided[0]]
             return Bag(chosen[:-1], chosen[-1], answers[2 + decided[0]])
     return None
 
 
-def name_tokens_in_use(box: Box, single: SingleTokens, bag: Bag) -> Int[Array, " k"]:
+def name_tokens_in_use(
+    problem: HalfPrecisionProblem, single: SingleTokens, bag: Bag
+) -> Int[Array, " k"]:
     """Tokens without which the answer is another, by halving groups of them."""
 
     def matters(groups: list[Array]) -> list[bool]:
@@ -279,9 +280,9 @@ def name_tokens_in_use(box: Box, single: SingleTokens, bag: Bag) -> Int[Array, "
         tokens = np.repeat(np.concatenate([bag.tokens, bag.anchor[None]])[None], len(groups), 0)
         for place, group in enumerate(groups):
             tokens[place, group] = 0.0
-        _, answers = ask_bags(box, single, tokens)
+        _, answers = ask_bags(problem, single, tokens)
         gaps = np.linalg.norm(answers - bag.answer, axis=1)
-        return (gaps > 16.0 * box.unit * np.linalg.norm(bag.answer)).tolist()
+        return (gaps > 16.0 * problem.unit * np.linalg.norm(bag.answer)).tolist()
 
     active = [np.arange(len(bag.tokens))]
     while any(len(group) > 1 for group in active):
@@ -314,7 +315,7 @@ class MovedToken:
 
 
 def move_token(
-    box: Box,
+    problem: HalfPrecisionProblem,
     single: SingleTokens,
     tokens: Float[Array, "length d"],
     base: Float[Array, " D"],
@@ -324,14 +325,14 @@ def move_token(
     """Moves of one token in all directions. As many as show the outputs of its head are made to and
     fro: a head that leaves its token on the way does so on one side only. In the other directions
     one move will do, which must stay within those outputs."""
-    rounding = 8.0 * box.unit * float(np.linalg.norm(base))
-    length = box.options.move * float(np.linalg.norm(tokens[number]))
-    frame = np.linalg.qr(box.rng.standard_normal((box.width, box.width)))[0]
+    rounding = 8.0 * problem.unit * float(np.linalg.norm(base))
+    length = problem.options.move * float(np.linalg.norm(tokens[number]))
+    frame = np.linalg.qr(problem.rng.standard_normal((problem.width, problem.width)))[0]
 
     def change(steps: Array) -> Array:
         moved = np.repeat(tokens[None], len(steps), axis=0)
         moved[:, number] += steps
-        return np.asarray(ask_bags(box, single, moved)[1] - base)
+        return np.asarray(ask_bags(problem, single, moved)[1] - base)
 
     def move_both_ways(steps: Array) -> tuple[Array, Array]:
         forth, back = change(np.concatenate([steps, -steps])).reshape(2, len(steps), -1)
@@ -394,20 +395,22 @@ class SoftAnswers:
         return self.tokens.shape[1]
 
     @classmethod
-    def draw(cls, box: Box, single: SingleTokens, length: int) -> "SoftAnswers":
+    def draw(
+        cls, problem: HalfPrecisionProblem, single: SingleTokens, length: int
+    ) -> "SoftAnswers":
         """Sequences of a size at which attention is as soft as wished: the answer then lies
         between the mean of what the tokens give alone, and one of them."""
-        sequences, size, factor = box.draw(8, length), 1.0, 2.0
+        sequences, size, factor = problem.draw(8, length), 1.0, 2.0
         found: list[tuple[float, Array, Array]] = []
         for _ in range(10):
-            tokens, answers = box.answer(size * sequences, "soft")
+            tokens, answers = problem.answer(size * sequences, "soft")
             found.append((size, tokens, answers))
             gap = answers - single.predict(tokens.mean(axis=1))
             hard = (np.linalg.norm(size * single.total) ** 2) * (1.0 - 1.0 / length)
             softness = float(np.mean(np.sum(gap**2, axis=1)) / hard)
-            if 0.8 < softness / box.options.softness < 1.25:
+            if 0.8 < softness / problem.options.softness < 1.25:
                 break
-            grow = softness < box.options.softness
+            grow = softness < problem.options.softness
             if len(found) > 1 and grow != (found[-1][0] > found[-2][0]):
                 factor = np.sqrt(factor)
             size *= factor if grow else 1.0 / factor
@@ -415,17 +418,17 @@ class SoftAnswers:
         near = [part for part in found if 0.6 < part[0] / size < 1.7]
         return cls(size, np.concatenate([p[1] for p in near]), np.concatenate([p[2] for p in near]))
 
-    def lengthen(self, box: Box, count: int) -> "SoftAnswers":
+    def lengthen(self, problem: HalfPrecisionProblem, count: int) -> "SoftAnswers":
         """Fresh sequences of more and longer tokens: attention is harder there, and tells more."""
-        length = int(min(2 * self.length, box.ask.oracle.spec.domain.max_length or np.inf))
-        empty = np.zeros((0, length, box.width)), np.zeros((0, self.answers.shape[1]))
-        return SoftAnswers(1.2 * self.size, *empty).extend(box, count)
+        length = int(min(2 * self.length, problem.ask.oracle.spec.domain.max_length or np.inf))
+        empty = np.zeros((0, length, problem.width)), np.zeros((0, self.answers.shape[1]))
+        return SoftAnswers(1.2 * self.size, *empty).extend(problem, count)
 
-    def extend(self, box: Box, count: int) -> "SoftAnswers":
+    def extend(self, problem: HalfPrecisionProblem, count: int) -> "SoftAnswers":
         missing = count - len(self.tokens)
         if missing <= 0:
             return self
-        tokens, answers = box.answer(self.size * box.draw(missing, self.length), "soft")
+        tokens, answers = problem.answer(self.size * problem.draw(missing, self.length), "soft")
         return replace(
             self,
             tokens=np.concatenate([self.tokens, tokens]),
@@ -433,37 +436,42 @@ class SoftAnswers:
         )
 
 
-def measure_rounding(box: Box, soft: SoftAnswers, model: Attention) -> float:
+def measure_rounding(problem: HalfPrecisionProblem, soft: SoftAnswers, model: Attention) -> float:
     """Standard deviation of the rounding of a soft answer: neighbours of its tokens in the number
     format are rounded otherwise. The model says what else the neighbours change, which is hardly
     more than rounding itself: a rough model will do."""
-    old, answers = soft.tokens[-box.options.neighbours :], soft.answers[-box.options.neighbours :]
-    signs = box.rng.choice((-1.0, 1.0), old.shape)
-    new, others = box.answer(old * (1.0 + 2.0 * box.unit * signs), "precision")
+    old, answers = (
+        soft.tokens[-problem.options.neighbours :],
+        soft.answers[-problem.options.neighbours :],
+    )
+    signs = problem.rng.choice((-1.0, 1.0), old.shape)
+    new, others = problem.answer(old * (1.0 + 2.0 * problem.unit * signs), "precision")
     gaps = (others - answers) - (model(new) - model(old))
     # the rounding of neighbours is related: 0.75 to 0.97 of it is seen
     return max(float(np.sqrt(np.mean(gaps**2) / 2.0)) / 0.86, TINY)
 
 
-def choose_length(box: Box, maps: list[Array]) -> int:
+def choose_length(problem: HalfPrecisionProblem, maps: list[Array]) -> int:
     """Tokens of a soft query: its answer has twice as many numbers as there are weights, but long
     sequences have small weights."""
     rank = min(maps[0].shape) // len(maps)
-    return int(min(max(2, rank // 2 + 1), 12, box.ask.oracle.spec.domain.max_length or 12))
+    return int(min(max(2, rank // 2 + 1), 12, problem.ask.oracle.spec.domain.max_length or 12))
 
 
-def count_start_queries(box: Box, maps: list[Array], length: int) -> int:
+def count_start_queries(problem: HalfPrecisionProblem, maps: list[Array], length: int) -> int:
     """As many log-ratios as the entries of a score and its key bias ask for."""
-    width = box.width
-    return int(np.ceil(box.options.rows * width * (width + 1) / (length - 1)))
+    width = problem.width
+    return int(np.ceil(problem.options.rows * width * (width + 1) / (length - 1)))
 
 
-def count_further_queries(box: Box, maps: list[Array], soft: "SoftAnswers") -> int:
+def count_further_queries(
+    problem: HalfPrecisionProblem, maps: list[Array], soft: "SoftAnswers"
+) -> int:
     """Up to so many numbers per unknown, and one at least."""
     width, outputs = maps[0].shape
     rank = min(width, outputs) // len(maps)
     floor = len(maps) * 2 * (2 * rank * width - rank**2) / outputs + 2
-    return int(np.ceil(max(floor, box.options.floors * floor - len(soft.tokens))))
+    return int(np.ceil(max(floor, problem.options.floors * floor - len(soft.tokens))))
 
 
 def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> Layer:
@@ -550,15 +558,15 @@ def fit_bilinear(
 
 
 def fit_soft_answers(
-    box: Box, start: Layer, soft: tuple[SoftAnswers, ...]
+    problem: HalfPrecisionProblem, start: Layer, soft: tuple[SoftAnswers, ...]
 ) -> tuple[Polished, float]:
     """The layer fitted to all soft answers, and the typical standard error that these have by the
     sizes of their terms: how much larger than the rounding that is, the misfit tells."""
     model, data = build_attention(start), []
     for part in soft:
-        errors = estimate_answer_errors(box.ask, model, part.tokens)
+        errors = estimate_answer_errors(problem.ask, model, part.tokens)
         data.append(Answered(part.tokens, part.answers, errors))
-    fit = fit_layer(start, data, box.rng, FIT)
+    fit = fit_layer(start, data, problem.rng, FIT)
     return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
 
 
@@ -570,7 +578,9 @@ def build_attention(layer: Layer) -> Attention:
     return Attention(heads, layer.offset)
 
 
-def describe(box: Box, start: Layer, fit: Polished, prior: PriorKnowledge) -> Hypothesis:
+def describe(
+    problem: HalfPrecisionProblem, start: Layer, fit: Polished, prior: PriorKnowledge
+) -> Hypothesis:
     """The fitted layer as a hypothesis."""
     layer = fit.layer
     ranks = tuple(part.rank for part in layer.scores)
@@ -581,9 +591,9 @@ def describe(box: Box, start: Layer, fit: Polished, prior: PriorKnowledge) -> Hy
         model,
         layer.unknowns / len(layer.offset),
         ("The box computes in half precision.", *note_missing_heads(prior.heads, len(ranks))),
-        noise=box.ask.oracle.spec.precision or NoiseModel(box.unit),
+        noise=problem.ask.oracle.spec.precision or NoiseModel(problem.unit),
         diagnostics=MultiHeadDiagnostics(
-            heads=len(ranks), ranks=ranks, key_ranks=ranks, value_ranks=values, unit=box.unit
+            heads=len(ranks), ranks=ranks, key_ranks=ranks, value_ranks=values, unit=problem.unit
         ),
     )
     return drop_faint_biases(replace_layer(found, fit))
@@ -607,12 +617,14 @@ def drop_faint_biases(found: Hypothesis) -> Hypothesis:
     return replace(found, model=Attention(heads, offset))
 
 
-def check_long_query(box: Box, model: Attention, size: float, level: float) -> Inconclusive | None:
+def check_long_query(
+    problem: HalfPrecisionProblem, model: Attention, size: float, level: float
+) -> Inconclusive | None:
     """Sequences longer than those of the fit: a window or a mask does not show in these."""
-    limit = box.ask.oracle.spec.domain.max_length
+    limit = problem.ask.oracle.spec.domain.max_length
     for length in (20, 300):
         count = length if limit is None else min(limit, length)
-        tokens, answers = box.answer(size * box.draw(1, count), "validation")
+        tokens, answers = problem.answer(size * problem.draw(1, count), "validation")
         off = float(np.sqrt(np.mean((answers - model(tokens)) ** 2)))
         # sums over many tokens round more often, and the model has errors of its own
         if off > 12.0 * level:

@@ -41,7 +41,7 @@ from keyhole.linalg.sparse_moments import (
     find_support_from_vectors,
     fit_support,
 )
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 
 CANDIDATES = 256  # tokens offered: two heads share one in about H²/512 of all cases
 CROWD = 4 * CANDIDATES  # tokens offered where answers are vectors, which tell more of them apart

@@ -23,7 +23,7 @@ from keyhole.errors import InvalidArgument, WrongFamily
 from keyhole.learners.base import Hypothesis
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.multi_head.validation import MultiHeadDiagnostics, find_counterexample
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.wrappers.restrict import Subspace

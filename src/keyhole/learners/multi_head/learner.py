@@ -43,7 +43,7 @@ from keyhole.learners.multi_head.short_sequences import learn_short
 from keyhole.learners.multi_head.skip import learn_beside_skip
 from keyhole.learners.multi_head.vector_outputs import HiddenChoices, learn_vector
 from keyhole.linalg.bases import random_directions
-from keyhole.measurement.asking import Asker, few_digits
+from keyhole.measurement.asker import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.wrappers.restrict import find_known_directions
 
@@ -86,7 +86,7 @@ class MultiHead:
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         stated = oracle.spec.precision
         if stated is not None and stated.half and oracle.spec.domain.unbounded:
-            ask = Asker(oracle)
+            ask = Asker(oracle, rounding=True)
             strategy = ("half precision", lambda: learn_half_precision(ask, rng, self))
             return run_strategies([strategy])
         return learn_beside_skip(oracle, rng, self.learn_heads)

@@ -46,7 +46,7 @@ from keyhole.learners.multi_head.validation import (
 from keyhole.learners.multi_head.vector_outputs import drop_spurious_biases, start_with_vectors
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.noise import DETECTION
 
@@ -325,18 +325,12 @@ def draw_short_moves(
 
 def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
     """All recorded answers by length, with their standard errors."""
-    lengths = sorted({tokens.shape[1] for tokens, _ in ask.transcript.queries})
     data = []
     longest_sequence = 64  # tokens in a query that takes part in the fit
-    for length in lengths:
-        if length > longest_sequence:
-            continue
-        parts = [(t, a) for t, a in ask.transcript.queries if t.shape[1] == length]
-        tokens = np.concatenate([t for t, _ in parts])
-        answers = np.concatenate([a for _, a in parts])
+    for tokens, answers in ask.pairs(longest_sequence):
         errors = estimate_answer_errors(ask, model, tokens)
         telling = errors > 0  # zero tokens without an offset have no error, and say nothing
-        if model.outputs is not None and length > 1:
+        if model.outputs is not None and tokens.shape[1] > 1:
             huge = 1e3 * model.natural_length()
             telling &= np.linalg.norm(tokens, axis=2).max(axis=1) < huge
         if telling.any():

@@ -27,7 +27,7 @@ from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.examples import FromExamples
 from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
 from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_heads
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import estimate_noise, inside
 from keyhole.models.attention import Attention
 from keyhole.oracles.noise import ROUNDINGS

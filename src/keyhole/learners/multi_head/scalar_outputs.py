@@ -65,8 +65,9 @@ from keyhole.learners.multi_head.validation import (
     note_missing_heads,
 )
 from keyhole.linalg.bases import random_directions
+from keyhole.linalg.rank import count_above
 from keyhole.linalg.softmax import logit, softmax
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 
 TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
@@ -1003,7 +1004,7 @@ def find_ranks(
     def count(matrix: Array, error: Array) -> int:
         sizes = np.linalg.svd(matrix, compute_uv=False)[:most]
         noise = 3 * float(np.linalg.norm(error))
-        rank = int((sizes > noise).sum())
+        rank = count_above(sizes, noise)
         return rank if rank > 0 and sizes[rank - 1] > 10 * noise else most
 
     rank = count(score, score_error)
@@ -1141,4 +1142,4 @@ def find_value_rank(head: Head, error: Head) -> int:
     if head.value.ndim == 1:
         return 1
     noise = 3 * float(np.linalg.norm(error.value))
-    return max(1, int((np.linalg.svd(head.value, compute_uv=False) > noise).sum()))
+    return max(1, count_above(np.linalg.svd(head.value, compute_uv=False), noise))

@@ -68,7 +68,7 @@ from keyhole.learners.multi_head.soft_probe import (
 from keyhole.learners.multi_head.validation import PriorKnowledge
 from keyhole.linalg.bases import random_directions
 from keyhole.linalg.linear_system import LinearSystem
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention
 
 MISFIT_ERRORS = 30.0  # standard errors by which an answer, or a sum of values, may be off

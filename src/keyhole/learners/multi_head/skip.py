@@ -35,12 +35,10 @@ from keyhole.learners.multi_head.hard_attention import (
     shift_candidates,
 )
 from keyhole.linalg.bases import random_directions
-from keyhole.measurement.asking import DOUBLE_PRECISION, Asker
-from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.measurement.asker import DOUBLE_PRECISION, Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import ROUNDINGS, NoiseModel
-from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.restrict import WithPrior, find_known_directions
 from keyhole.oracles.wrappers.skip import WithoutSkip
 
@@ -153,7 +151,7 @@ def measure_beside_selected(
     """The skip by steps of an anchor behind the tokens alone that heads select from a crowd; None
     where they are not found or the anchor does not act linearly. `whole` is what all heads answer
     to the first direction, where that is known."""
-    oracle, scale, shift = crowd.oracle, TOKENS * ANCHOR, directions[0]
+    oracle, scale, shift = crowd.ask.oracle, TOKENS * ANCHOR, directions[0]
     candidates = Candidates(crowd.anchor, scale, crowd.choices / scale, crowd.base[None] / scale)
     seen = shift_candidates(Asker(oracle), candidates, None, shift, rng, whole)
     if not seen.explained:
@@ -251,12 +249,11 @@ def measure_beside_four(
 class Setup:
     """Huge tokens before an anchor, and the answer to them."""
 
-    oracle: Oracle
+    ask: Asker
     choices: Float[Array, "n d"]  # every head attends to one of these
     anchor: Float[Array, " d"]
     base: Float[Array, " D"]
-    noise: NoiseModel
-    scalar: bool
+    noise: NoiseModel  # as the answer shows it
     extra: int = 0  # tokens that stand there twice
 
     @classmethod
@@ -276,14 +273,17 @@ class Setup:
     @classmethod
     def ask_base(cls, oracle: Oracle, choices: Array, anchor: Array, extra: int) -> "Setup":
         choices = np.concatenate([choices, choices[:extra]])
-        answers = ask(oracle, choices, anchor[None])
-        noise = recognise_format(noise_of_type(oracle.spec.precision, answers), answers)
-        base = np.asarray(answers, dtype=np.float64).reshape(-1)
-        return cls(oracle, choices, anchor, base, noise, answers.ndim == 1, extra)
+        ask = Asker(oracle)
+        base = ask_anchors(ask, choices, anchor[None])[0]
+        return cls(ask, choices, anchor, base, ask.noise, extra)
 
     def lengthen(self) -> "Setup":
         """The same tokens before the same anchor, one of them twice."""
-        return Setup.ask_base(self.oracle, self.choices, self.anchor, 1)
+        return Setup.ask_base(self.ask.oracle, self.choices, self.anchor, 1)
+
+    @property
+    def scalar(self) -> bool:
+        return self.ask.scalar
 
     @property
     def length(self) -> int:
@@ -297,8 +297,8 @@ class Setup:
 
     def measure(self, directions: Float[Array, "n d"], step: float = STEP) -> Float[Array, "n D"]:
         """Change of the answer per length of the anchor's step."""
-        answers = ask(self.oracle, self.choices, self.anchor + step * ANCHOR * directions)
-        responses = np.asarray(answers, dtype=np.float64).reshape(len(directions), -1) - self.base
+        answers = ask_anchors(self.ask, self.choices, self.anchor + step * ANCHOR * directions)
+        responses = answers - self.base
         return np.asarray(responses / (step * ANCHOR))
 
     def is_signal(self, slopes: Float[Array, "n D"], step: float = STEP) -> Array:
@@ -343,7 +343,7 @@ def collect_slopes(
     mixed = rng.choice((-1.0, 1.0), len(directions)) / np.sqrt(len(directions))
     portion = 4  # directions asked at once, after which an undecided head shows
     for number in range(SETUPS):
-        setup = setup if number == 0 else Setup.draw(setup.oracle, rng, setup.extra)
+        setup = setup if number == 0 else Setup.draw(setup.ask.oracle, rng, setup.extra)
         left = np.flatnonzero(~settled)
         for part in np.array_split(left, max(1, -(-len(left) // portion))):
             if not len(part):
@@ -361,8 +361,10 @@ def collect_slopes(
     return None
 
 
-def ask(oracle: Oracle, choices: Float[Array, "n d"], anchors: Float[Array, "m d"]) -> Array:
+def ask_anchors(
+    ask: Asker, choices: Float[Array, "n d"], anchors: Float[Array, "m d"]
+) -> Float[Array, "m D"]:
     """Answers to the same tokens before different anchors."""
     before = np.broadcast_to(choices, (len(anchors), *choices.shape))
     tokens = np.concatenate([before, anchors[:, None]], axis=1)
-    return np.asarray(oracle.ask(QueryBatch.of(tokens, PURPOSE)))
+    return ask(tokens, PURPOSE)

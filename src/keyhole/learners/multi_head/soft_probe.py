@@ -19,7 +19,7 @@ from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, IllConditioned
 from keyhole.learners.multi_head.separators import measure_margins
 from keyhole.linalg.softmax import logit
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 
 SATURATED = 9.0  # log-odds beyond which the digits lost outweigh a query
 SHORTENINGS = 40  # of a probe, at most: from 1e20 times too long to right

@@ -8,7 +8,7 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.base import Diagnostics
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import inside
 from keyhole.models.attention import Attention
 

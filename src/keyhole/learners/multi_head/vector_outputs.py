@@ -50,8 +50,9 @@ from keyhole.learners.multi_head.validation import (
 )
 from keyhole.linalg.bases import random_directions
 from keyhole.linalg.linear_system import LinearSystem
+from keyhole.linalg.rank import count_above, find_fall, noise_edge
 from keyhole.linalg.token_frames import spread_tokens
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import decimals
 from keyhole.models.attention import Attention, Head
 from keyhole.models.factors import find_groups, tell_groups
@@ -561,19 +562,15 @@ def find_response_rank(
     count, outputs = responses.shape
     rms = float(np.sqrt((responses**2).mean()))
     entry = problem.ask.unit * rms * np.sqrt(len(problem.frame))
-    return count_singular_values(sizes, entry / reach * (np.sqrt(count) + np.sqrt(outputs)))
+    return count_singular_values(sizes, noise_edge(entry / reach, (count, outputs)))
 
 
 def count_singular_values(sizes: Float[Array, " n"], noise: float) -> int:
     """How many singular values are real: up to a gap, or to where they drown in noise of this
     norm."""
-    above = max(1, int((sizes > NOISE_NORMS * noise).sum()))
-    spectral_gap = 1e-4  # ratio of neighbouring singular values that ends a spectrum
-    for k in range(1, len(sizes)):
-        # a gap is believed where what follows is small beside the largest
-        if sizes[k] < spectral_gap * sizes[k - 1] and sizes[k] < 1e-5 * sizes[0]:
-            return min(k, above)
-    return above
+    above = max(1, count_above(sizes, NOISE_NORMS * noise))
+    # a fall is believed where many digits show it and what follows is small beside the largest
+    return min(above, find_fall(sizes, fall=1e4, small=1e-5) or len(sizes))
 
 
 # --- stage 2: soft queries ------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions.soft import NEGATIVE, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
 FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing

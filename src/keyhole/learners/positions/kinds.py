@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.noise import ROUNDINGS
 from keyhole.oracles.wrappers.places import BehindMasked
 

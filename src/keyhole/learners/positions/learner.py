@@ -30,7 +30,7 @@ from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.values import NAMING, NOTHING, ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.factors import find_groups, tell_groups

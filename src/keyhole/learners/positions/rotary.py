@@ -32,7 +32,7 @@ from keyhole.learners.positions.rotary_fit import Asked, Rotary, Waves, fit_rota
 from keyhole.learners.positions.soft import NEGATIVE, Ratios, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 
 ANCHOR = 0.5  # entries of the first anchor
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes

@@ -25,7 +25,7 @@ from keyhole.learners.base import Inconclusive
 from keyhole.learners.positions.kinds import BAG, HUGE, is_bounded
 from keyhole.learners.positions.soft import Saturated
 from keyhole.learners.positions.values import ValueMaps
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.noise import ROUNDINGS
 
 PURPOSE = "sink"

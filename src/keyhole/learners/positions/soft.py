@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
 from keyhole.errors import IllConditioned
 from keyhole.learners.positions.values import ValueMaps
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.noise import ROUNDINGS
 
 PURPOSE = "scores"

@@ -23,7 +23,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Inconclusive, Refuted
-from keyhole.measurement.asking import Asker
+from keyhole.linalg.rank import count_above_share
+from keyhole.measurement.asker import Asker
 
 PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
@@ -270,4 +271,4 @@ def smallest_share(rows: Array, rank: int) -> float:
 
 def numerical_rank(rows: Array) -> int:
     sizes = np.linalg.svd(rows, compute_uv=False)
-    return int((sizes > NOTHING * sizes[0]).sum()) if sizes[0] > 0 else 0
+    return count_above_share(sizes, NOTHING)

@@ -15,7 +15,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Inconclusive
 from keyhole.learners.positions.values import ValueMaps
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 
 PURPOSE = "places"
 

@@ -40,6 +40,7 @@ from keyhole.linalg.low_rank_fit import (
     fit_by_rank,
     scatter,
 )
+from keyhole.linalg.rank import count_above, count_above_share
 from keyhole.measurement.linear_response import answer_noise
 from keyhole.measurement.log_odds import SHRINK, TARGET_SPREAD
 from keyhole.oracles.queries import ArrayBank
@@ -274,7 +275,7 @@ class _FixedSet:
     def trim(self, search: Measured, held: Measured, found: Fit) -> Fit:
         """Without singular values that are no larger than six times their errors."""
         noise = max(float(c.singular[0]) for c in scatter(search, found.matrix, 2, self.rng))
-        rank = max(1, int(np.sum(found.matrix.singular > 6.0 * noise)))
+        rank = max(1, count_above(found.matrix.singular, 6.0 * noise))
         if rank == found.matrix.rank:
             return found
         lower = fit(search, found.matrix.cut(rank))
@@ -362,7 +363,7 @@ def minimise_nuclear_norm(
         raise IllConditioned(f"the nuclear norm program ended as {problem.status}")
     singular = np.linalg.svd(unknown.value, compute_uv=False)
     accuracy = 1e-4  # of singular values, relative
-    rank = int(np.sum(singular > accuracy * singular[0]))
+    rank = count_above_share(singular, accuracy)
     dual = np.linalg.svd((agreement.dual_value @ design).reshape(width, width), compute_uv=False)
     value = abs(float(agreement.dual_value @ goal))
     gap = abs(value - singular.sum()) / max(float(singular.sum()), TINY)

@@ -23,6 +23,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int, digest
 from keyhole.errors import IllConditioned, NotIdentifiable
 from keyhole.linalg.bases import Basis, KroneckerBasis, equal_overlap, random_basis
+from keyhole.linalg.rank import count_above_share
 from keyhole.measurement.linear_response import LinearPart, answer_noise
 from keyhole.measurement.log_odds import (
     LOOSE,
@@ -163,7 +164,7 @@ def draw_probes(spec: Spec, linear: LinearPart, rng: np.random.Generator) -> Ove
             "the value map is zero: the box answers the same to every sequence, so nothing of "
             "its score matrix can be seen"
         )
-    group = int(np.sum(singular > 1e-4 * singular[0]))  # smaller ones read no weights off
+    group = count_above_share(singular, 1e-4)  # smaller ones read no weights off
     if spec.domain.max_length is not None:
         if spec.domain.max_length < 2:
             raise NotIdentifiable("queries of one token say nothing about the score matrix")

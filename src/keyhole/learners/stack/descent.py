@@ -29,6 +29,7 @@ from scipy.linalg.blas import dsyrk, ssyrk
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.mlp import Weights, chosen, hidden_layer, random_start, with_one
+from keyhole.linalg.rank import count_above_share
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ def merge_gates(weights: Weights, near: float = 0.02) -> Weights:
         left = [j for j in left if j not in own]
         together = weights.outer[:, own] @ weights.inner[own]
         axes, sizes, rows = np.linalg.svd(together, full_matrices=False)
-        rank = 1 if len(own) == 1 else max(1, int(np.sum(sizes > near * sizes[0])))
+        rank = 1 if len(own) == 1 else max(1, count_above_share(sizes, near))
         for j in range(min(rank, len(own))):
             inner.append(rows[j])
             outer.append(sizes[j] * axes[:, j])

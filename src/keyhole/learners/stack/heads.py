@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import Array, Float
+from keyhole.fitting.solver import JacobianSystem, Problem, Stopping, descend
 from keyhole.learners.block import Unclear
 from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
 from keyhole.linalg.softmax import softmax
@@ -117,31 +118,15 @@ def fit_keys(
     target: float,
 ) -> Projection:
     """Damped steps of the keys; `target`: root mean square residual that is as good as zero."""
-    state = Projection(keys, context, anchor, answers)
-    damping = 1e-2
-    costs = [state.cost]
-    for _ in range(steps):
-        if state.cost <= target**2 * answers.size:
-            break
-        jacobian = state.jacobian()
-        normal = jacobian.T @ jacobian
-        gradient = jacobian.T @ state.residual.ravel()
-        size = np.sqrt(np.maximum(np.diag(normal), 1e-12 * np.diag(normal).max() + TINY))
-        scaled = normal / size[:, None] / size
-        for _ in range(8):
-            damped = scaled + damping * np.eye(len(scaled))
-            step = -np.linalg.solve(damped, gradient / size) / size
-            trial = Projection(keys + step.reshape(keys.shape), context, anchor, answers)
-            if trial.cost < state.cost:
-                break
-            damping *= 4.0
-        else:
-            break
-        state, keys, damping = trial, trial.keys, max(damping / 5.0, 1e-12)
-        costs.append(state.cost)
-        if len(costs) > 8 and costs[-1] > 0.8 * costs[-8]:
-            break
-    return state
+    problem = Problem(
+        lambda state: state.cost,
+        lambda state: JacobianSystem(state.residual.ravel(), state.jacobian()),
+        lambda state, step: Projection(
+            state.keys + step.reshape(keys.shape), context, anchor, answers
+        ),
+    )
+    stopping = Stopping(steps=steps, target=target**2 * answers.size, window=7, share=0.2)
+    return descend(problem, Projection(keys, context, anchor, answers), stopping).state
 
 
 def find_heads(

@@ -26,6 +26,7 @@ from keyhole.fitting.gauss_newton import Blocks, FitOptions, fit_least_squares, 
 from keyhole.fitting.torch_model import Batch, TorchModel
 from keyhole.learners.block import inverse_of
 from keyhole.learners.stack.epsilons import rounded_size
+from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
@@ -108,7 +109,7 @@ def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
             left, right = ratio * left, right / ratio
             bias, *_ = np.linalg.lstsq(left, plane.T @ head.key_bias, rcond=None)
             axes, sizes, rows = np.linalg.svd(shown.T @ head.value.T @ plane, full_matrices=False)
-            rank = int(np.sum(sizes > 1e-6 * sizes[0]))
+            rank = count_above_share(sizes, 1e-6)
             root = np.sqrt(sizes[:rank])
             own |= {f"left{h}": left, f"right{h}": right, f"key{h}": bias}
             own |= {f"out{h}": axes[:, :rank] * root, f"value{h}": root[:, None] * rows[:rank]}

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
+from keyhole.fitting.solver import JacobianSystem, Problem, Stopping, descend
 from keyhole.learners.block import Unclear
 from keyhole.learners.stack.heads import AnchoredHeads, show_maps
 from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
+from keyhole.linalg.rank import count_above
 from keyhole.linalg.softmax import softmax
 
 
@@ -82,26 +84,19 @@ def solve_keys(
     options: ScoreOptions,
 ) -> tuple[Float[Array, "h k"], float]:
     """Keys at an anchor, and the root mean square residual."""
-    keys, damping = start, 1e-6
-    change, slopes = predict_change(keys, maps, context, anchor)
-    rest = answers - change
-    for _ in range(options.steps):
-        table = slopes.reshape(rest.size, -1)
-        normal, right = table.T @ table, table.T @ rest.ravel()
-        level = damping * np.trace(normal) / len(normal)
-        step = np.linalg.solve(normal + level * np.eye(len(normal)), right)
-        moved = keys + step.reshape(keys.shape)
-        change, trial = predict_change(moved, maps, context, anchor)
-        if float(((answers - change) ** 2).sum()) < float((rest**2).sum()):
-            gain = float((rest**2).sum()) / max(float(((answers - change) ** 2).sum()), 1e-300)
-            keys, rest, slopes, damping = moved, answers - change, trial, damping / 10.0
-            if gain < 1.01:
-                break
-        else:
-            damping = max(10.0 * damping, 1e-12)
-            if damping > 1e3:
-                break
-    return keys, float(np.sqrt(np.mean(rest**2)))
+
+    def move(keys: Array) -> tuple[Array, Array, Array]:
+        change, slopes = predict_change(keys, maps, context, anchor)
+        return keys, (change - answers).ravel(), slopes.reshape(answers.size, -1)
+
+    problem = Problem(
+        lambda state: float(state[1] @ state[1]),
+        lambda state: JacobianSystem(*state[1:]),
+        lambda state, step: move(state[0] + step.reshape(start.shape)),
+    )
+    stopping = Stopping(steps=options.steps, tolerance=0.01)
+    end = descend(problem, move(start), stopping)
+    return end.state[0], float(np.sqrt(end.cost / answers.size))
 
 
 def find_scores(
@@ -164,7 +159,7 @@ def split_score(
     axes, sizes, rows = np.linalg.svd(score)
     # errors of the keys, a hundred times those of the answers, divided by the reach of the anchors
     least = max(1e3 * doubt / reach, 1e-7 * sizes[0])
-    rank = max(1, int(np.sum(sizes > least)))
+    rank = max(1, count_above(sizes, least))
     left = axes[:, :rank]
     return WideHead(left, sizes[:rank, None] * rows[:rank], left @ (left.T @ bias), map_)
 

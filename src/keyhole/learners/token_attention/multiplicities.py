@@ -21,6 +21,7 @@ from scipy.optimize import least_squares
 from scipy.special import expit
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.linalg.rank import count_above, noise_edge
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ def weights_of(proportions: Float[Array, " n"], odds: Float[Array, " H"]) -> Flo
 def count_heads(answers: Float[Array, "n d"], noise: float) -> int:
     """Rank of answers (less that of the anchor alone) whose entries have this noise."""
     singular = np.linalg.svd(answers, compute_uv=False)
-    return int(np.sum(singular > noise * (np.sqrt(answers.shape[0]) + np.sqrt(answers.shape[1]))))
+    return count_above(singular, noise_edge(noise, (answers.shape[0], answers.shape[1])))
 
 
 def solve_pair(

@@ -22,6 +22,7 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.gauss_newton import FitOptions, Linearization, fit_least_squares
 from keyhole.learners.token_attention.algebra import Maps
 from keyhole.learners.token_attention.contexts import Contexts
+from keyhole.linalg.rank import find_fall
 from keyhole.linalg.softmax import softmax
 
 
@@ -178,10 +179,8 @@ def choose_rank(matrix: Float[Array, "d d"], precise: bool) -> int:
     """Where the singular values fall most, if they fall to what noise leaves of zeros. Those of a
     matrix that is known precisely may fall far and not be zero yet."""
     singular = np.linalg.svd(matrix, compute_uv=False)
-    falls = singular[:-1] / np.maximum(singular[1:], TINY)
-    if not len(falls) or falls.max() < (1e5 if precise else 30.0):
-        return len(singular)
-    return int(np.argmax(falls)) + 1
+    fall = find_fall(singular, fall=1e5 if precise else 30.0, small=1.0)
+    return len(singular) if fall is None else fall
 
 
 def refine(

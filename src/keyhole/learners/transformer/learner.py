@@ -48,7 +48,7 @@ from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
-from keyhole.measurement.asking import DOUBLE_PRECISION
+from keyhole.measurement.asker import DOUBLE_PRECISION
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel

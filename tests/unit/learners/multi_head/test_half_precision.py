@@ -13,12 +13,12 @@ from keyhole.learners.multi_head.half_precision import (
     SingleTokens,
     SoftAnswers,
     fit_bilinear,
-    round_to_format,
     shorten_moves,
     solve_scores,
     solve_weights,
 )
 from keyhole.linalg.softmax import softmax
+from keyhole.measurement.asker import round_to_format
 
 
 def make_layer(seed: int, width: int, heads: int, dtype: torch.dtype) -> torch.nn.Module:

@@ -4,7 +4,7 @@ import numpy as np
 
 from keyhole.learners.positions.additive import Additive, learn_additive
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from placed_layers import placed_layer

@@ -9,7 +9,7 @@ import keyhole
 from keyhole.arrays import Array
 from keyhole.learners.positions.kinds import describe_bounded, recognise_positions
 from keyhole.linalg.softmax import softmax
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.wrappers.count import QueryCounter

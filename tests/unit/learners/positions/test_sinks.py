@@ -6,7 +6,7 @@ import numpy as np
 
 import keyhole
 from keyhole.learners.positions.sinks import SinkRatios, has_sink, solve_sinks
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention
 from keyhole.models.position import Position
 from keyhole.oracles.base import Spec

@@ -4,7 +4,7 @@ import numpy as np
 
 from keyhole.learners.positions.soft import Reader
 from keyhole.learners.positions.values import ValueMaps
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from placed_layers import placed_layer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps, numerical_rank
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.wrappers.count import QueryCounter

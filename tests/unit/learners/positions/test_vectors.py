@@ -5,7 +5,7 @@ import numpy as np
 from keyhole.learners.base import Inconclusive
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import find_takers, measure_vectors
-from keyhole.measurement.asking import Asker
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from placed_layers import placed_layer
