@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.errors import Counterexample, FileFormatError, InvalidArgument
 from keyhole.extras import need
+from keyhole.linalg.decisions import Tally
 from keyhole.models.base import multiply_out_scores
 from keyhole.models.files import load_model, replacing, save_model
 from keyhole.schema import WrongType, parse_json, read_record
@@ -189,6 +190,30 @@ class Trace:
             raise InvalidArgument("a trace numbers queries from 1 to their total")
 
 
+@dataclass(frozen=True)
+class RunDiagnostics:
+    """How sure a run could be of what it decided.
+
+    Args:
+        decisions: Comparisons of an estimate with what errors may show: ranks, zeros, differences.
+        closest_decision: The one whose estimate was nearest to its border, in words; "" where there
+            was none.
+        margin: By which factor it was above or below that border; near 1 another draw of queries
+            might have decided otherwise.
+    """
+
+    decisions: int = 0
+    closest_decision: str = ""
+    margin: float | None = None
+
+    @classmethod
+    def of(cls, tally: Tally) -> "RunDiagnostics":
+        """What was counted, for a record."""
+        if tally.closest is None:
+            return cls(tally.count)
+        return cls(tally.count, str(tally.closest), tally.closest.margin)
+
+
 @dataclass(frozen=True, eq=False)
 class Recovery(Portable):
     """Everything a recovery found out."""
@@ -203,6 +228,7 @@ class Recovery(Portable):
     details: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)  # box, learner, seed …: how to repeat it
     trace: Trace | None = field(default=None, repr=False)  # pages of numbers
+    diagnostics: RunDiagnostics = field(default_factory=RunDiagnostics)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", clean(self.reason))
@@ -286,6 +312,7 @@ class Recovery(Portable):
             "notes": list(self.notes),
             "details": plain(dict(self.details)),
             "run": plain(dict(self.run)),
+            "diagnostics": plain(vars(self.diagnostics)),
             "trace": None if self.trace is None else plain(vars(self.trace)),
         }
 
@@ -339,6 +366,7 @@ class _SavedRun:
     details: Mapping[str, Any]
     run: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace | None = None  # runs saved by earlier versions have none
+    diagnostics: RunDiagnostics = field(default_factory=RunDiagnostics)
 
 
 def load(path: str | Path, *, template: Any = None) -> Any:
@@ -389,6 +417,7 @@ def load(path: str | Path, *, template: Any = None) -> Any:
             details=saved.details,
             run=saved.run,
             trace=saved.trace,
+            diagnostics=saved.diagnostics,
             **parts,
         )
     except UNREADABLE as error:
