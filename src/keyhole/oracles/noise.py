@@ -24,6 +24,9 @@ DETECTION = 5.0
 # Standard deviations from which an answer contradicts a hypothesis (1e-15): a run compares many
 # answers, and an honest box must not be rejected in any of a million runs.
 REJECTION = 8.0
+# Relative standard error of a parameter that is good enough: where answers allow it, nothing is
+# asked again for more, and where they do not, more is asked.
+ACCURACY = 1e-8
 # Probability, per decision, that repetitions which may each fail by chance all failed.
 FALSE_ALARM = 1e-6
 ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms may differ
