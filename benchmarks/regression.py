@@ -1102,12 +1102,14 @@ def run(only: str, processes: int, out: Path) -> None:
         os.environ.setdefault(variable, "1")  # read by the processes that are started below
     names = [name for name in table() if only in name]
     rows = []
-    with get_context("spawn").Pool(processes) as pool:
-        for row in pool.imap(measure, names):
-            rows.append(row)
-            print(line(row), flush=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    try:
+        with get_context("spawn").Pool(processes) as pool:
+            for row in pool.imap(measure, names):
+                rows.append(row)
+                print(line(row), flush=True)
+    finally:  # a table that is stopped holds what was measured
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     summarise(rows)
     print(f"{len(rows)} runs, in {out}")
 

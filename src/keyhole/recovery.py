@@ -29,6 +29,7 @@ from keyhole.errors import (
 )
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.names import make_learner
+from keyhole.linalg.decisions import Tally, record_decisions
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
 from keyhole.models.attention import Attention
@@ -45,8 +46,8 @@ from keyhole.oracles.wrappers.drift import CHANGED, FIRST, KEPT, REASON, DriftWa
 from keyhole.oracles.wrappers.journal import Journal
 from keyhole.oracles.wrappers.record import AnswerRecord
 from keyhole.oracles.wrappers.validate import Validator
-from keyhole.results import Ledger, Outcome, Recovery, Verdict
-from keyhole.verification.held_out import Evidence, held_out_verdict
+from keyhole.results import Ledger, Outcome, Recovery, RunDiagnostics, Verdict
+from keyhole.verification.held_out import HeldOutAnswers, held_out_verdict
 from keyhole.verification.residuals import traced
 from keyhole.verification.tolerance import OLD
 from keyhole.verification.verify import FRESH
@@ -76,14 +77,23 @@ BLAMED = (WrongFamily, NotIdentifiable, IllConditioned, Unsupported)
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told before and after every chunk of queries."""
+    """What a progress callback is told before and after every chunk of queries.
 
-    stage: str  # the purpose of the queries being asked
+    Attributes:
+        stage: The purpose of the queries being asked.
+        asked: Queries so far.
+        expected: Queries of the whole run, where they can be foreseen.
+        seconds: Since the start.
+        under_way: Queries sent and not answered yet; none after a chunk.
+        at_most: An upper bound where `expected` is not known yet.
+    """
+
+    stage: str
     asked: int
     expected: int | None
-    seconds: float  # since the start
-    under_way: int = 0  # queries sent and not answered yet; none after a chunk
-    at_most: int | None = None  # an upper bound where `expected` is not known yet
+    seconds: float
+    under_way: int = 0
+    at_most: int | None = None
 
 
 def recover(
@@ -202,6 +212,7 @@ class _Run:
         self.exchanges = self._count_exchanges()
         self.learned: Hypothesis | None = None
         self.verdict: Verdict | None = None
+        self.decisions = Tally()
 
     def _report(self, progress: Callable[[Progress], None]) -> None:
         """Lets the counter tell how far the run has come."""
@@ -248,6 +259,10 @@ class _Run:
             self.journal.release()
 
     def finish(self) -> tuple[Recovery, KeyholeError | None]:
+        with record_decisions() as self.decisions:
+            return self._finish()
+
+    def _finish(self) -> tuple[Recovery, KeyholeError | None]:
         error: KeyholeError | None = None
         outcome, reason = Outcome.UNVERIFIED, ""
         try:
@@ -519,7 +534,7 @@ class _Run:
             self.journal.live = False
 
     def _recovery(self, outcome: Outcome, reason: str, error: KeyholeError | None) -> Recovery:
-        learned = self.learned
+        learned, diagnostics = self.learned, RunDiagnostics.of(self.decisions)
         ledger = Ledger(
             self.counting.by_purpose,
             None if learned is None else learned.floor,
@@ -533,8 +548,9 @@ class _Run:
             family = None if error is None else error.family
             details = {} if family is None else {"family": family}
             return Recovery(
-                outcome, None, None, self.verdict, ledger, reason, notes, details, self._how()
-            )
+                outcome, None, None, self.verdict, ledger, reason, notes, details, self._how(),
+                diagnostics=diagnostics,
+            )  # fmt: skip
         return Recovery(
             outcome,
             learned.model,
@@ -548,6 +564,7 @@ class _Run:
             None
             if self.reader is not None
             else traced(learned.model, self.oracle.kept, self.oracle.total),
+            diagnostics,
         )
 
     @property
@@ -721,7 +738,7 @@ def judge_fit(fitted: "Fitted") -> Verdict:
     held = fitted.held_out
     places = zip(held.example, held.position, strict=True)
     return held_out_verdict(
-        Evidence(
+        HeldOutAnswers(
             inputs=[_build_query(fitted, int(i), int(j)) for i, j in places],
             answers=held.answers,
             predictions=held.predictions,

@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.errors import Counterexample, FileFormatError, InvalidArgument
 from keyhole.extras import need
+from keyhole.linalg.decisions import Tally
 from keyhole.models.base import multiply_out_scores
 from keyhole.models.files import load_model, replacing, save_model
 from keyhole.schema import WrongType, parse_json, read_record
@@ -71,15 +72,23 @@ class Portable:
 
 @dataclass(frozen=True)
 class Ledger(Portable):
-    """Queries the box was paid for, by purpose, and the floor (the number of unknowns per
-    number in an answer)."""
+    """Queries the box was paid for.
+
+    Attributes:
+        by_purpose: How many, for what.
+        floor: The number of unknowns per number in an answer.
+        replayed: Of these, answered from the journal of an earlier run.
+        repeated: Sent again because the box or the way to it failed; not in `paid`.
+        requests: Exchanges with an endpoint in this run: one may hold several queries.
+        prompt_tokens: Of a language model: tokens in all prompts that were paid for.
+    """
 
     by_purpose: Mapping[str, int] = field(default_factory=dict)
     floor: float | None = None
-    replayed: int = 0  # of these, answered from the journal of an earlier run
-    repeated: int = 0  # sent again because the box or the way to it failed; not in `paid`
-    requests: int = 0  # exchanges with an endpoint in this run: one may hold several queries
-    prompt_tokens: int = 0  # of a language model: tokens in all prompts that were paid for
+    replayed: int = 0
+    repeated: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_purpose", MappingProxyType(dict(self.by_purpose)))
@@ -114,24 +123,41 @@ class Ledger(Portable):
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Portable):
-    """Agreement with its bound, or a counterexample. Agreement is not equality: `bound` says in
-    words what the agreements allow one to claim."""
+    """Agreement with its bound, or a counterexample. Agreement is not equality.
+
+    Attributes:
+        agrees: Whether all answers that were compared agree.
+        queries: Fresh answers compared.
+        replayed: Answers paid for during learning, compared for free.
+        worst: Largest deviation seen, in units of its tolerance (agreement: at most 1).
+        tolerance: Median of the allowed deviations, relative to the size of ordinary answers; those
+            of answers that are zero do not count.
+        bound: What the agreements allow one to claim, in words.
+        counterexample: A query on which box and model differ.
+        precision: What the box's own rounding and noise allow, in the unit of `tolerance`.
+        noticed: Smallest relative change of each block of parameters that one of the fresh answers
+            would have shown.
+        format: Number format of the answers, "stated" or "decimal" among them.
+        difference: Largest |box − model| of a fresh answer over the size of that answer.
+        absolute: Largest |box − model| of a fresh answer as it is.
+        format_before: Number format when the model was recovered, where a run tells.
+        contradicted: Of the replayed answers, those that are not the model's.
+    """
 
     agrees: bool
-    queries: int  # fresh answers compared
-    replayed: int  # answers paid for during learning, compared for free
-    worst: float  # largest deviation seen, in units of the tolerance (agreement: at most 1)
-    tolerance: float  # median of the allowed deviations, relative to the size of ordinary answers
+    queries: int
+    replayed: int
+    worst: float
+    tolerance: float
     bound: str
     counterexample: Counterexample | None = None
-    precision: float = 0.0  # what the box's own rounding and noise allow, in the same unit
-    noticed: Mapping[str, float] = field(default_factory=dict)  # smallest relative change of each
-    # block of parameters that one of the fresh answers would have shown
-    format: str = ""  # number format of the answers, "stated" or "decimal" among them
-    difference: float = 0.0  # largest |box − model| of a fresh answer over the size of that answer
-    absolute: float = 0.0  # largest |box − model| of a fresh answer as it is
-    format_before: str = ""  # number format when the model was recovered, where a run tells
-    contradicted: int = 0  # of the replayed answers, those that are not the model's
+    precision: float = 0.0
+    noticed: Mapping[str, float] = field(default_factory=dict)
+    format: str = ""
+    difference: float = 0.0
+    absolute: float = 0.0
+    format_before: str = ""
+    contradicted: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noticed", MappingProxyType(dict(self.noticed)))
@@ -189,9 +215,47 @@ class Trace:
             raise InvalidArgument("a trace numbers queries from 1 to their total")
 
 
+@dataclass(frozen=True)
+class RunDiagnostics:
+    """How sure a run could be of what it decided.
+
+    Args:
+        decisions: Comparisons of an estimate with what errors may show: ranks, zeros, differences.
+        closest_decision: The one whose estimate was nearest to its border, in words; "" where there
+            was none.
+        margin: By which factor it was above or below that border; near 1 another draw of queries
+            might have decided otherwise.
+    """
+
+    decisions: int = 0
+    closest_decision: str = ""
+    margin: float | None = None
+
+    @classmethod
+    def of(cls, tally: Tally) -> "RunDiagnostics":
+        """What was counted, for a record."""
+        if tally.closest is None:
+            return cls(tally.count)
+        return cls(tally.count, str(tally.closest), tally.closest.margin)
+
+
 @dataclass(frozen=True, eq=False)
 class Recovery(Portable):
-    """Everything a recovery found out."""
+    """Everything a recovery found out.
+
+    Attributes:
+        outcome: How it ended; its value is advice.
+        model: What was recovered, callable like the box; None where nothing was.
+        errors: Standard errors, in the structure of the model.
+        verdict: What the comparison with fresh answers came to; None where there was none.
+        ledger: Queries paid, by purpose.
+        reason: Why it ended so, in words.
+        notes: Sentences for the reader.
+        details: Numbers that the learner left for the reader.
+        run: Box, learner, seed and what else repeats it.
+        trace: How far the model is from the answers, in the order they were asked.
+        diagnostics: How many decisions were taken, and how close the closest was.
+    """
 
     outcome: Outcome
     model: Any
@@ -203,6 +267,7 @@ class Recovery(Portable):
     details: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)  # box, learner, seed …: how to repeat it
     trace: Trace | None = field(default=None, repr=False)  # pages of numbers
+    diagnostics: RunDiagnostics = field(default_factory=RunDiagnostics)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", clean(self.reason))
@@ -286,6 +351,7 @@ class Recovery(Portable):
             "notes": list(self.notes),
             "details": plain(dict(self.details)),
             "run": plain(dict(self.run)),
+            "diagnostics": plain(vars(self.diagnostics)),
             "trace": None if self.trace is None else plain(vars(self.trace)),
         }
 
@@ -339,6 +405,7 @@ class _SavedRun:
     details: Mapping[str, Any]
     run: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace | None = None  # runs saved by earlier versions have none
+    diagnostics: RunDiagnostics = field(default_factory=RunDiagnostics)
 
 
 def load(path: str | Path, *, template: Any = None) -> Any:
@@ -389,6 +456,7 @@ def load(path: str | Path, *, template: Any = None) -> Any:
             details=saved.details,
             run=saved.run,
             trace=saved.trace,
+            diagnostics=saved.diagnostics,
             **parts,
         )
     except UNREADABLE as error:

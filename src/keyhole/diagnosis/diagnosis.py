@@ -36,7 +36,7 @@ from keyhole.diagnosis.low_rank_update import contenders, with_rank
 from keyhole.diagnosis.probes import Call, RowMaker, first_calls, fresh_calls, long_lengths
 from keyhole.diagnosis.reference import Reference, open_reference
 from keyhole.diagnosis.resemblance import Resemblance, find_resemblance
-from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
+from keyhole.diagnosis.result import Cause, Diagnosis, ProbeEvidence, Ranked
 from keyhole.diagnosis.scores import FLOORS, Tolerance, read_digits
 from keyhole.diagnosis.search import Candidate, Search
 from keyhole.diagnosis.simulate import Bench, Hypothesis, read_states
@@ -510,7 +510,9 @@ class Visit:
             fault.advice,
         )
 
-    def evidence(self, hypothesis: Hypothesis, without: Array, left: Array) -> tuple[Evidence, ...]:
+    def evidence(
+        self, hypothesis: Hypothesis, without: Array, left: Array
+    ) -> tuple[ProbeEvidence, ...]:
         """The three calls on which suspect and reference differ most."""
         base = self.experiment.simulate(())
         chosen: list[int] = []
@@ -518,7 +520,7 @@ class Visit:
             if self.experiment.call_of[n] not in [self.experiment.call_of[m] for m in chosen]:
                 chosen.append(int(n))
         return tuple(
-            Evidence(
+            ProbeEvidence(
                 call.purpose,
                 call.rows,
                 n - self.experiment.call_of.index(self.experiment.call_of[n]),

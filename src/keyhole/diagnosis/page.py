@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from keyhole.diagnosis.result import Diagnosis, Evidence
+from keyhole.diagnosis.result import Diagnosis, ProbeEvidence
 from keyhole.report import builder
 from keyhole.report.builder import Page, Row, Section, Table
 
@@ -65,7 +65,7 @@ def list_causes(diagnosis: Diagnosis) -> Section | None:
     return Section("Causes", table=Table(heads, rows)) if rows else None
 
 
-def show_evidence(item: Evidence) -> Section:
+def show_evidence(item: ProbeEvidence) -> Section:
     """A query that decides, with both answers."""
     rows = [(f"row {k}", _numbers(row)) for k, row in enumerate(item.rows)]
     rows += [

@@ -41,7 +41,7 @@ class Cause:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class ProbeEvidence:
     """A query that decides, and both answers.
 
     Attributes:
@@ -98,7 +98,7 @@ class Diagnosis:
 
     same: bool
     causes: tuple[Cause, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[ProbeEvidence, ...]
     ranking: tuple[Ranked, ...]
     tolerance: float
     queries: int

@@ -12,53 +12,20 @@ When it fails. Weaker directions than the edge cannot be told from errors, and a
             spectrum that decays evenly has no fall, and is taken whole.
 Source.     Davidson, Szarek (2001) for the edge; Latala (2005) for errors of unequal size.
 
-Every decision is recorded where somebody listens (`record_ranks`), with its margin: how far the
-nearest singular value lies from the border, as a ratio.
+Every decision is reported (`decisions`), with its margin: how far the nearest singular value lies
+from the border, as a ratio.
 """
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.linalg.decisions import margin_of, note_decision
 
 # Ratio of neighbouring singular values from which the first of them ends a spectrum whose errors
 # are not known, and the part of the largest below which what follows must lie: values of random
 # matrices fall less, except the last ones, which are no small part of the largest.
 CLEAR_FALL = 10.0
 SMALL_PART = 1e-2
-
-
-@dataclass(frozen=True)
-class RankDecision:
-    """One decision: the rank, and the ratio (at least one) by which the singular value nearest to
-    the border lies above or below it. A margin near one is a hair's breadth."""
-
-    rank: int
-    margin: float
-
-
-_LISTENERS: ContextVar[tuple[list[RankDecision], ...]] = ContextVar("rank decisions", default=())
-
-
-@contextmanager
-def record_ranks() -> Iterator[list[RankDecision]]:
-    """The decisions that are taken inside, in their order.
-
-    >>> with record_ranks() as decisions:
-    ...     rank = count_above(np.array([3.0, 2.0, 0.1]), 0.2)
-    >>> decisions
-    [RankDecision(rank=2, margin=2.0)]
-    """
-    decisions: list[RankDecision] = []
-    token = _LISTENERS.set((*_LISTENERS.get(), decisions))
-    try:
-        yield decisions
-    finally:
-        _LISTENERS.reset(token)
 
 
 def noise_edge(error: Float[Array, "m n"] | float, shape: tuple[int, int]) -> float:
@@ -87,8 +54,7 @@ def count_above(sizes: Float[Array, " n"], edge: float) -> int:
     2
     """
     rank = int(np.sum(sizes > edge))
-    ratios = np.abs(np.log(np.maximum(sizes, TINY) / max(edge, TINY)))
-    _report(rank, float(np.exp(min(ratios.min(initial=np.inf), np.log(np.finfo(float).max)))))
+    note_decision("rank", rank, margin_of(sizes, edge))
     return rank
 
 
@@ -122,7 +88,7 @@ def find_fall(
     falls = np.where(sizes[1:] <= small * sizes[0], falls, 1.0)
     rank, steepest = int(np.argmax(falls)) + 1, float(falls.max())
     clear = steepest > fall
-    _report(rank if clear else len(sizes), max(steepest / fall, fall / max(steepest, TINY)))
+    note_decision("rank", rank if clear else len(sizes), margin_of(steepest, fall))
     return rank if clear else None
 
 
@@ -142,11 +108,5 @@ def find_first_fall(sizes: Float[Array, " n"], fall: float, edge: float) -> int:
     falls = above[:-1] / np.maximum(above[1:], TINY)
     (places,) = np.nonzero(falls > fall)
     rank = int(places[0]) + 1 if len(places) else len(sizes)
-    ratios = np.maximum(falls / fall, fall / falls)
-    _report(rank, float(ratios.min(initial=np.inf)))
+    note_decision("rank", rank, margin_of(falls, fall))
     return rank
-
-
-def _report(rank: int, margin: float) -> None:
-    for decisions in _LISTENERS.get():
-        decisions.append(RankDecision(rank, margin))

@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.measurement.noise import A_FEW, TELLING_ANSWERS, noise_of_type, recognise_format
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import DETECTION, NoiseModel
+from keyhole.oracles.noise import ACCURACY, DETECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 DOUBLE_PRECISION = 1e3 * UNIT_ROUNDOFF  # relative errors below this are those of float64 sums
@@ -29,6 +29,7 @@ class Transcript:
 
     scalar: bool | None = None  # whether answers are single numbers; known after the first one
     outputs: int = 1  # numbers in an answer, likewise
+    spent: int = 0  # queries that were answered
     queries: list[tuple[Array, Array]] = field(default_factory=list)  # tokens and answers, if kept
     kind: NoiseModel = field(
         default_factory=lambda: NoiseModel(format="float64")
@@ -40,6 +41,7 @@ class Transcript:
         """Keeps the shape and the type of answers as they came, and the first few numbers."""
         self.scalar = raw.ndim == 1
         self.outputs = raw.size // len(raw)
+        self.spent += len(raw)
         kind = noise_of_type(None, raw)
         if kind.relative > self.kind.relative:
             self.kind, self.known = kind, None
@@ -108,6 +110,15 @@ class Asker:
         """Whether answers are single numbers."""
         return bool(self.transcript.scalar)
 
+    @property
+    def spent(self) -> int:
+        """Queries that were answered so far."""
+        return self.transcript.spent
+
+    def as_answered(self, row: Float[Array, " outputs"]) -> Array:
+        """A row in the shape of the box's own answers: a number where these are numbers."""
+        return np.asarray(row[0]) if self.scalar else row
+
     def __call__(
         self, tokens: Float[Array, "n length d"], purpose: str
     ) -> Float[Array, "n outputs"]:
@@ -116,12 +127,17 @@ class Asker:
             return np.zeros((0, self.outputs))
         if self.rounding:
             tokens = self.representable(tokens)
-        raw = np.asarray(self.oracle.ask(QueryBatch.of(tokens, purpose)))
-        self.transcript.note(raw)
-        rows = raw.astype(np.float64).reshape(len(raw), -1)
+        rows = self.send(QueryBatch.of(tokens, purpose))
         if self.recording:
             self.transcript.queries.append((tokens, rows))
         return rows - self.offset
+
+    def send(self, queries: QueryBatch) -> Float[Array, "n outputs"]:
+        """Answers to queries that were put together elsewhere, as rows of float64 as they came: not
+        rounded, not recorded, no offset subtracted."""
+        raw = np.asarray(self.oracle.ask(queries))
+        self.transcript.note(raw)
+        return raw.astype(np.float64).reshape(len(raw), -1)
 
     def points(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n outputs"]:
         """Answers to sequences of one token each."""
@@ -139,6 +155,11 @@ class Asker:
             tokens, answers = zip(*alike, strict=True)
             joined.append((np.concatenate(tokens), np.concatenate(answers)))
         return joined
+
+    @property
+    def kind(self) -> NoiseModel:
+        """What the type of the answers allows, before any number was looked at."""
+        return self.transcript.kind
 
     @property
     def noise(self) -> NoiseModel:
@@ -173,10 +194,14 @@ class Asker:
         """Standard error of an answer of size one, as answers behind a norm are."""
         return max(self.unit, self.additive)
 
-    @property
-    def low_precision(self) -> bool:
-        """Whether digits are so few that extra queries are worth their price."""
-        return self.unit >= DOUBLE_PRECISION
+    def affords(self, amplification: float) -> bool:
+        """Whether an algorithm leaves its parameters as exact as ACCURACY, or more queries are
+        worth their price.
+
+        Args:
+            amplification: Relative errors of its parameters, in those of the answers.
+        """
+        return amplification * self.unit <= ACCURACY
 
     @property
     def undetected(self) -> float:

@@ -1,14 +1,16 @@
 """How exact the answers of a box are: the one noise model that thresholds are derived from.
 
 An answer that is a sum of terms of size `scale` misses its true value by about `sigma(scale)`.
-Three levels say how much is needed until something is believed; no other file has its own.
+The levels say how much is needed until something is believed; no other file has its own. Learners
+decide through `measurement.evidence`, which knows standard errors, too.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, real_number
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, real_number
+from keyhole.linalg.decisions import margin_of, note_decision
 
 FORMATS = (  # name, bits of the significand (with the hidden one)
     ("bfloat16", 8),
@@ -16,21 +18,39 @@ FORMATS = (  # name, bits of the significand (with the hidden one)
     ("float32", 24),
     ("float64", 53),
 )
-DETECTION = 5.0  # standard deviations from which a signal counts as seen
-REJECTION = 8.0  # standard deviations from which an answer contradicts a hypothesis
+# Standard deviations from which a signal counts as seen: normal noise alone passes for one with a
+# probability of 6e-7.
+DETECTION = 5.0
+# Standard deviations from which an answer contradicts a hypothesis (1e-15): a run compares many
+# answers, and an honest box must not be rejected in any of a million runs.
+REJECTION = 8.0
+# Relative standard error of a parameter that is good enough: where answers allow it, nothing is
+# asked again for more, and where they do not, more is asked.
+ACCURACY = 1e-8
+# Probability, per decision, that repetitions which may each fail by chance all failed.
+FALSE_ALARM = 1e-6
 ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms may differ
 
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2."""
+    """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2.
 
-    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic, or noise that grows
-    additive: float = 0.0  # standard deviation of noise that differs from call to call
-    step: float = 0.0  # answers are rounded to multiples of this
-    tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
-    format: str = field(default="stated", compare=False)  # number format, where it was seen
-    repeatable: bool = field(default=True, compare=False)  # asked again, the box answers alike
+    Args:
+        relative: Unit roundoff of the box's arithmetic, or noise that grows with the answer.
+        additive: Standard deviation of noise that differs from call to call.
+        step: Answers are rounded to multiples of this.
+        tolerance: Answers may be off by up to this, in the worst possible way.
+        format: Number format, where it was seen.
+        repeatable: Whether the box, asked again, answers alike.
+    """
+
+    relative: float = UNIT_ROUNDOFF
+    additive: float = 0.0
+    step: float = 0.0
+    tolerance: float = 0.0
+    format: str = field(default="stated", compare=False)
+    repeatable: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         # float64 answers are exact to UNIT_ROUNDOFF at best
@@ -87,13 +107,19 @@ class NoiseModel:
 
     def detects(self, signal: Array | float, scale: Array | float) -> bool:
         """Whether any of these differences of answers of this size is a signal, not noise."""
-        return bool((np.abs(signal) > DETECTION * self.sigma(scale)).any())
+        strongest = np.max(np.abs(signal) / np.maximum(self.sigma(scale), TINY), initial=0.0)
+        seen = bool(strongest > DETECTION)
+        note_decision("a signal is seen", seen, margin_of(strongest, DETECTION))
+        return seen
 
     def rejects(self, residual: Array | float, scale: Array | float) -> bool:
         """Whether any residual is too large for a hypothesis that predicts answers of this size:
         beyond the roundings that two ways to evaluate one sum may differ by, and the noise."""
         allowed = ROUNDINGS * self.relative * np.abs(scale) + REJECTION * self.error_floor
-        return bool((np.abs(residual) > allowed).any())
+        largest = np.max(np.abs(residual) / np.maximum(allowed, TINY), initial=0.0)
+        refused = bool(largest > 1.0)
+        note_decision("an answer contradicts", refused, margin_of(largest, 1.0))
+        return refused
 
     def apart(self, scale: float) -> float:
         """How far two answers to one query may lie apart, if one box gave both and the terms

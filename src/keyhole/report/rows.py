@@ -191,6 +191,9 @@ def detail_rows(recovery: Recovery) -> list[tuple[str, str]]:
             rows.append((name.replace("_", " "), f"{value:.6g}"))
         elif isinstance(value, (str, int, bool)):
             rows.append((name.replace("_", " "), str(value)))
+    if recovery.diagnostics.closest_decision:
+        rows.append(("decisions", f"{recovery.diagnostics.decisions:,}"))
+        rows.append(("closest decision", recovery.diagnostics.closest_decision))
     return rows
 
 

@@ -21,7 +21,7 @@ ERROR_RATE = 1e-6  # chance of rejecting a right model, per test
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class HeldOutAnswers:
     """What a fit leaves: of rows it has not seen, and of those it has."""
 
     inputs: list[Array]  # the tokens behind each held-out row, its anchor last
@@ -38,7 +38,7 @@ class Evidence:
     roundoff: float  # unit roundoff of the labels
 
 
-def held_out_verdict(seen: Evidence) -> Verdict:
+def held_out_verdict(seen: HeldOutAnswers) -> Verdict:
     """Agreement of a fit with rows it has not seen, or the row on which they differ most."""
     # residuals below 1e-8 of the labels' size are those of doubles that are fitted exactly
     exact = seen.noise <= 1e-8 * max(seen.roundoff / UNIT_ROUNDOFF, 1.0) * seen.power
@@ -56,23 +56,23 @@ def held_out_verdict(seen: Evidence) -> Verdict:
     )
 
 
-def _exact_limit(seen: Evidence) -> float:
+def _exact_limit(seen: HeldOutAnswers) -> float:
     """Deviation of a held-out number that an exact fit may show."""
     return float(1e-6 * np.sqrt(max(seen.roundoff / UNIT_ROUNDOFF, 1.0)))
 
 
-def _noise_limit(seen: Evidence) -> float:
+def _noise_limit(seen: HeldOutAnswers) -> float:
     """Deviation of one number that noise does not reach."""
     tails = -float(ndtri(ERROR_RATE / (2 * max(seen.refitted.size, 1))))
     return float(tails * max(seen.noise, seen.roundoff * seen.power))
 
 
-def _exact(seen: Evidence) -> dict[str, float]:
+def _exact(seen: HeldOutAnswers) -> dict[str, float]:
     deviation = float(np.abs(seen.answers - seen.predictions).max(initial=0.0))
     return {"a held-out row": deviation / (_exact_limit(seen) * seen.power)}
 
 
-def _noisy(seen: Evidence) -> dict[str, float]:
+def _noisy(seen: HeldOutAnswers) -> dict[str, float]:
     """The predictive test of Chow: how much worse the fit gets once the held-out rows take part
     follows an F distribution, whatever their leverage."""
     level = max(seen.noise, seen.roundoff * seen.power)
@@ -136,7 +136,7 @@ def _bound(rows: int, test: str, agrees: bool) -> str:
     )
 
 
-def _counterexample(seen: Evidence, test: str) -> Counterexample | None:
+def _counterexample(seen: HeldOutAnswers, test: str) -> Counterexample | None:
     if not len(seen.answers):
         return None
     worst = int(np.argmax(np.abs(seen.answers - seen.predictions).max(axis=1)))

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyhole
+from keyhole.linalg.decisions import record_decisions
 from keyhole.linalg.rank import (
     count_above,
     count_above_share,
     find_fall,
     find_first_fall,
     noise_edge,
-    record_ranks,
 )
 
 
@@ -64,14 +64,17 @@ def test_the_first_fall_not_the_largest() -> None:
 
 
 def test_margins_are_reported_to_everybody_who_listens() -> None:
-    with record_ranks() as outer, record_ranks() as inner:
+    with record_decisions() as outer, record_decisions() as inner:
         count_above(np.array([4.0, 1.1]), 1.0)
+        count_above(np.array([4.0, 0.1]), 1.0)
     assert outer == inner
-    assert outer[0].rank == 2
-    assert outer[0].margin == pytest.approx(1.1)
-    with record_ranks() as nothing:
+    assert outer.count == 2
+    assert outer.closest is not None
+    assert outer.closest.answer == 2
+    assert outer.closest.margin == pytest.approx(1.1)
+    with record_decisions() as nothing:
         pass
-    assert nothing == []
+    assert nothing.closest is None
 
 
 def test_no_other_file_of_the_algorithms_counts_singular_values() -> None:

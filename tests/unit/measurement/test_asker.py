@@ -12,6 +12,7 @@ from keyhole.measurement.asker import Asker, few_digits, round_to_format
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
 from keyhole.oracles.noise import DETECTION, NoiseModel
+from keyhole.oracles.queries import QueryBatch
 
 TOKENS = np.ones((3, 2, 4))
 
@@ -43,12 +44,24 @@ def test_answers_are_kept_as_they_came() -> None:
     np.testing.assert_array_equal(kept[1], TOKENS[:, 0])
 
 
+def test_queries_are_counted_and_rows_have_the_shape_of_answers() -> None:
+    ask = Asker(FunctionOracle(lambda tokens: tokens.sum(axis=(1, 2)), Spec(4)), np.ones(1))
+    first = ask(TOKENS, "test")
+    assert ask.as_answered(first[0]).shape == ()
+    again = ask.send(QueryBatch.of(TOKENS[:2], "test"))
+    np.testing.assert_array_equal(again, np.full((2, 1), 8.0))  # as they came
+    assert ask.spent == 5
+    vector = Asker(FunctionOracle(lambda tokens: tokens[:, 0], Spec(4)))
+    assert vector.as_answered(vector(TOKENS, "test")[0]).shape == (4,)
+
+
 def test_precision_is_what_was_seen_or_stated() -> None:
     single = Asker(FunctionOracle(lambda tokens: tokens[:, 0].astype(np.float32), Spec(4)))
     assert single.unit == UNIT_ROUNDOFF
     single(TOKENS, "test")
     assert single.unit == SINGLE_ROUNDOFF
-    assert single.low_precision
+    assert single.affords(0.1)
+    assert not single.affords(1e4)
     spec = Spec(4, precision=NoiseModel(relative=1e-3, additive=0.1))
     stated = Asker(FunctionOracle(lambda tokens: tokens[:, 0], spec))
     assert stated.unit == 1e-3

@@ -50,7 +50,7 @@ def refuse_other_sequences(
     reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
 ) -> None:
     """Random sequences of several kinds, three of each, moved to both sides of the border."""
-    longest = reader.oracle.spec.domain.max_length
+    longest = reader.asker.oracle.spec.domain.max_length
     kinds = ((3, 1.0), (7, 1.0), (7, 2.5), (24, 1.0), (64, 1.0), (16, 2.0))
     for length, size in 3 * kinds:  # tokens, and their length over the natural one
         count = length if longest is None else min(length, longest)

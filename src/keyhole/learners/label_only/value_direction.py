@@ -13,6 +13,7 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.learners.label_only.bisection import Brackets, bisect
+from keyhole.measurement.asker import Asker
 from keyhole.models.sign_attention import Coding
 from keyhole.oracles.base import INSIDE, Domain, Oracle
 from keyhole.oracles.noise import FORMATS, REJECTION
@@ -25,9 +26,9 @@ CHECKS = 24  # labels that are checked beside the border: a multiple of the numb
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Asks and translates labels into signs."""
+    """Translates labels into signs."""
 
-    oracle: Oracle
+    asker: Asker
     coding: Coding
     size: float  # norm up to which tokens may go, and infinity
 
@@ -37,7 +38,7 @@ class Reader:
         return min(1.0, self.size)
 
     def ask(self, queries: QueryBatch) -> Float[Array, " n"]:
-        labels = flatten_labels(self.oracle.ask(queries))
+        labels = flatten_labels(self.asker.send(queries))
         signs = self.coding.signs(labels)
         if np.isnan(signs).any():
             k = int(np.argmax(np.isnan(signs)))
@@ -56,16 +57,14 @@ class Reader:
         return self.ask(QueryBatch.of(tokens[:, None, :], purpose))
 
 
-def flatten_labels(answers: Array) -> Float[Array, " n"]:
+def flatten_labels(answers: Float[Array, "n outputs"]) -> Float[Array, " n"]:
     """One label per query."""
-    if answers.ndim == 2 and answers.shape[1] == 1:
-        answers = answers[:, 0]
-    if answers.ndim != 1:
+    if answers.shape[1] != 1:
         raise WrongFamily(
             f"a label per query is expected, the box answers with {answers.shape[1]} numbers: "
             "learn one of them at a time"
         )
-    return np.asarray(answers, dtype=np.float64)
+    return np.asarray(answers[:, 0])
 
 
 def find_radius(domain: Domain) -> float:
@@ -91,7 +90,8 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     tokens = np.minimum(np.array(lengths) * min(1.0, size), size)[:, None] * unit
     batch = np.concatenate([np.zeros((1, oracle.spec.width)), tokens, -tokens])
-    labels = flatten_labels(oracle.ask(QueryBatch.of(batch[:, None, :], PURPOSE_CODING)))
+    asker = Asker(oracle)
+    labels = flatten_labels(asker.points(batch, PURPOSE_CODING))
     kinds, pairs = np.unique(labels), labels[1:].reshape(2, -1)
     if len(kinds) > 3:
         raise WrongFamily(
@@ -118,7 +118,7 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
                 "labels of a token and its opposite",
             ),
         )
-    return Reader(oracle, coding, size)
+    return Reader(asker, coding, size)
 
 
 def _read_coding(tie: float, negative: float, positive: float) -> Coding | None:
@@ -170,7 +170,7 @@ class Direction:
 
 def measure_direction(reader: Reader, width: float) -> Direction:
     """2 d - 1 queries for signs and the largest component, then one bit per query."""
-    d = reader.oracle.spec.width
+    d = reader.asker.width
     signs = reader.tokens(reader.length * np.eye(d), PURPOSE_VALUE)
     alive = np.flatnonzero(signs)
     if not len(alive):

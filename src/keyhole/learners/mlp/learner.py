@@ -75,12 +75,11 @@ from keyhole.learners.mlp.scale import (
     is_smooth,
     widened,
 )
-from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.noise import REJECTION, NoiseModel
-from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True)
@@ -117,33 +116,6 @@ class MlpOptions:
 
 # for a box that does not bend at the sizes that are looked at first
 THOROUGH = MlpOptions(scale=ScaleOptions(looks=12, patient=True))
-
-
-@dataclass
-class Box:
-    """The oracle, its answers as rows of float64, and what they showed of its number format."""
-
-    oracle: Oracle
-    scalar: bool = True
-    unit: float = UNIT_ROUNDOFF
-    additive: float = 0.0
-    spent: int = 0
-    seen: list[Array] = field(default_factory=list)  # a few answers, for the number format
-    asked: list[tuple[Array, Array]] = field(default_factory=list)  # all points and answers
-
-    def ask(self, points: Float[Array, "n d"], purpose: str) -> Float[Array, "n k"]:
-        if self.unit > UNIT_ROUNDOFF:  # points as the box sees them
-            points = points.astype(np.float32).astype(np.float64)
-        raw = np.asarray(self.oracle.ask(QueryBatch.of(points[:, None, :], purpose)))
-        self.spent += len(points)
-        self.scalar = raw.ndim == 1
-        answers = raw.astype(np.float64).reshape(len(points), -1)
-        if not self.seen:
-            kind = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
-            self.unit, self.additive = max(kind.relative, UNIT_ROUNDOFF), kind.error_floor
-            self.seen.append(answers)
-        self.asked.append((points, answers))
-        return answers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -204,18 +176,18 @@ class MlpLearner:
             )
         if self.activation == "relu" and not self.gated:
             return self._piecewise_linear(oracle, rng)
-        box = Box(oracle)
+        box = Asker(oracle, rounding=True, recording=True)
         centre, largest = region_of(domain, width)
 
         def ask(points: Array, purpose: str) -> Array:
-            return box.ask(centre + points, purpose)
+            return box.points(centre + points, purpose)
 
         if domain.sphere is not None:
             entry = domain.sphere / np.sqrt(width)
-            box.ask(domain.drawn_in(rng.standard_normal((1, width))), "scale")
+            box.points(domain.drawn_in(rng.standard_normal((1, width))), "scale")
             scale = Scale(entry, is_smooth(ask, width, entry, box.unit, rng, sphere=True))
         else:
-            box.ask(centre + np.zeros((1, width)), "scale")
+            box.points(centre + np.zeros((1, width)), "scale")
             scale = find_scale(ask, width, box.unit, rng, largest, self.options.scale)
         if scale.affine:
             raise Unsupported(
@@ -226,7 +198,7 @@ class MlpLearner:
         if not scale.smooth:
             raise WrongFamily("the box is piecewise linear: its activation is relu", stated=True)
         likely = replace(self, neurons=self._expected(width))
-        outputs = box.seen[0].shape[1]
+        outputs = box.outputs
         oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=outputs)))
         strategies = []
         bending = self.activation is None or ACTIVATIONS[self.activation].bends
@@ -291,15 +263,15 @@ class MlpLearner:
         expected = self.options.expected * width if self.neurons is None else self.neurons
         return float(FAR * expected * np.sqrt(width / 2.0) * size)
 
-    def _from_afar(self, box: Box, size: float, rng: np.random.Generator) -> Result:
+    def _from_afar(self, box: Asker, size: float, rng: np.random.Generator) -> Result:
         """Inputs may be of any size, and the network bends: paths far away until one is read."""
         width, radius = box.oracle.spec.width, self._far_radius(box.oracle.spec.width, size)
         result: Result = Inconclusive("no path was read")
         far: FarField | None = None
-        points, answers = np.zeros((0, width)), np.zeros((0, box.seen[0].shape[1]))
+        points, answers = np.zeros((0, width)), np.zeros((0, box.outputs))
         for _ in range(self.options.paths):
             try:
-                far = read_far_field(box.ask, width, radius, size, box.unit, rng)
+                far = read_far_field(box.points, width, radius, size, box.unit, rng)
                 if (broken := self._promise(len(far.jump))) is not None:
                     return broken
                 result, points, answers = self._near_zero(box, far, size, points, answers, rng)
@@ -310,11 +282,11 @@ class MlpLearner:
         if far is None:
             return result
         names = [name for name in self._names() if ACTIVATIONS[name].bends]
-        strange = find_strange_profile(box.ask, far, names, size, radius, rng)
+        strange = find_strange_profile(box.points, far, names, size, radius, rng)
         if strange is None:
             return result
-        point, *told = strange
-        answer, guess = [part[0] for part in told] if box.scalar else told
+        point, *rows = strange
+        answer, guess = map(box.as_answered, rows)
         return Refuted(
             "the bends of its neurons are those of none of the activations "
             f"{', '.join(ACTIVATIONS[name].title for name in names)}",
@@ -323,7 +295,7 @@ class MlpLearner:
 
     def _near_zero(
         self,
-        box: Box,
+        box: Asker,
         far: FarField,
         size: float,
         points: Float[Array, "n d"],
@@ -340,7 +312,7 @@ class MlpLearner:
             if missing > 0:
                 fresh = wide * rng.standard_normal((missing, width))
                 points = np.concatenate([points, fresh])
-                answers = np.concatenate([answers, box.ask(fresh, "near zero")])
+                answers = np.concatenate([answers, box.points(fresh, "near zero")])
             weights, left = fit_scales(far, points, answers, names, wide)
             names = [weights.activation] if left < EXPLAINED else names
             rows = 1.5 / float(np.median(np.linalg.norm(weights.inner[:, :-1], axis=1)))
@@ -358,7 +330,7 @@ class MlpLearner:
         return result, points, answers
 
     def _on_sphere(
-        self, box: Box, centre: Array, size: float, inside: bool, rng: np.random.Generator
+        self, box: Asker, centre: Array, size: float, inside: bool, rng: np.random.Generator
     ) -> Result:
         """Answers on a sphere around `centre`, whose points have entries of this size, or inside
         it."""
@@ -366,7 +338,7 @@ class MlpLearner:
         radius = float(size * np.sqrt(width))
 
         def ask(points: Array, purpose: str) -> Array:
-            return box.ask(centre + radius * points, purpose)
+            return box.points(centre + radius * points, purpose)
 
         try:
             sketch = read_sphere(ask, width, box.unit, rng, self.gated, inside)
@@ -408,7 +380,7 @@ class MlpLearner:
 
     def _fit_all(
         self,
-        box: Box,
+        box: Asker,
         weights: Weights,
         points: Array,
         answers: Array,
@@ -438,7 +410,7 @@ class MlpLearner:
         return refined
 
     def _with_other_bends(
-        self, box: Box, refined: Refined, points: Array, answers: Array, rng: np.random.Generator
+        self, box: Asker, refined: Refined, points: Array, answers: Array, rng: np.random.Generator
     ) -> Refined:
         """Neurons whose bends were misread, one by one: look-alikes of the bend take their place
         while that takes off at least half of what is left."""
@@ -455,11 +427,11 @@ class MlpLearner:
         return refined
 
     def _with_redundancy(
-        self, box: Box, centre: Array, size: float, rng: np.random.Generator
+        self, box: Asker, centre: Array, size: float, rng: np.random.Generator
     ) -> Result:
         """Random points, and networks of more neurons than expected."""
         width, radius = len(centre), float(size * np.sqrt(len(centre)))
-        outputs = box.seen[0].shape[1]
+        outputs = box.outputs
         gated = bool(self.gated)
         expected = self._expected(width)
         points, answers = np.zeros((0, width)), np.zeros((0, outputs))
@@ -469,7 +441,7 @@ class MlpLearner:
             count = int(2.0 * unknowns(neurons, width, outputs, gated)) - len(points)
             fresh = self._draw(box.oracle.spec.domain, count, width, rng)
             points = np.concatenate([points, fresh])
-            answers = np.concatenate([answers, box.ask(centre + radius * fresh, "refinement")])
+            answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
             starts = [
                 random_start(neurons, points, outputs, name, gated, rng) for name in self._names()
             ]
@@ -504,7 +476,7 @@ class MlpLearner:
             stated=True,
         )
 
-    def _allowed(self, box: Box, refined: Refined, points: Array, answers: Array) -> float:
+    def _allowed(self, box: Asker, refined: Refined, points: Array, answers: Array) -> float:
         """What rounding explains of a residual. A wrong network's terms may cancel too: where
         digits are few, that would excuse what it leaves, and the answers alone are the measure;
         sums of few digits are also off by less of them."""
@@ -516,12 +488,13 @@ class MlpLearner:
         return roundings * box.unit * scale + 6.0 * box.additive
 
     def _contradict(
-        self, box: Box, refined: Refined, centre: Array, radius: float
+        self, box: Asker, refined: Refined, centre: Array, radius: float
     ) -> Inconclusive | None:
         """Whether an answer that was asked on the way, and not for the fit, contradicts it by more
         than the standard errors: one of too many neurons explains whatever it was made from."""
         weights = moved_back(refined.weights, centre, radius)
-        points, answers = (np.concatenate(part) for part in zip(*box.asked, strict=True))
+        ((sequences, answers),) = box.pairs()
+        points = sequences[:, 0]
         predicted = weights(points)
         off = np.linalg.norm(predicted - answers, axis=1)
         allowed = box.unit**self.options.half * sizes_of_terms(weights, points)
@@ -544,7 +517,7 @@ class MlpLearner:
 
     def _judge(
         self,
-        box: Box,
+        box: Asker,
         refined: Refined,
         points: Array,
         answers: Array,
@@ -614,14 +587,14 @@ def is_smooth_at_its_scale(oracle: Oracle, rng: np.random.Generator) -> bool:
     domain, width = oracle.spec.domain, oracle.spec.width
     if domain.vocabulary is not None or domain.sphere is not None:
         return False
-    box = Box(oracle)
+    box = Asker(oracle, rounding=True)
     centre, largest = region_of(domain, width)
-    box.ask(centre + np.zeros((1, width)), "scale")
+    box.points(centre + np.zeros((1, width)), "scale")
     if box.additive > 0:
         return False
 
     def ask(points: Array, purpose: str) -> Array:
-        return box.ask(centre + points, purpose)
+        return box.points(centre + points, purpose)
 
     return find_scale(ask, width, box.unit, rng, largest, THOROUGH.scale).smooth
 

@@ -5,79 +5,84 @@ A search takes a `NetworkBox` and returns a `FoundNetwork`, `Refuted` or `Inconc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, Int, random_stream
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int, random_stream
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Orientation, orient_neurons
 from keyhole.learners.mlp.relu_least_squares import flatten_output
+from keyhole.measurement.asker import Asker
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.queries import QueryBatch
 
 CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class NetworkBox:
-    """The box as a function of points. Counts what is spent on it and recognises answers in single
-    precision, to which points are then rounded as the box does."""
+    """The box as a function of points.
 
-    oracle: Oracle
-    relative: float = 2.0**-52  # rounding of an answer, at least: of a few operations
-    noise: float = 0.0  # stated error of an answer that does not depend on its size
-    spent: int = 0
-    scalar: bool = True
-    single: bool = False  # the box computes in single precision, and rounds what it is asked
-    numbers: Array = field(default_factory=lambda: np.zeros(0))  # different answers, the first few
-    forecast: Callable[[int, Spec], int | None] | None = None  # queries for so many neurons
+    Args:
+        asker: Rounds points as the box does, counts them, knows how exact answers are.
+        forecast: Queries for so many neurons.
+    """
 
-    def __post_init__(self) -> None:
-        stated = self.oracle.spec.precision
-        if stated is not None:
-            self.relative = max(self.relative, 2 * stated.relative)
-            self.noise = stated.additive + stated.step / 2
+    asker: Asker
+    forecast: Callable[[int, Spec], int | None] | None = None
+
+    @classmethod
+    def of(
+        cls, oracle: Oracle, forecast: Callable[[int, Spec], int | None] | None = None
+    ) -> "NetworkBox":
+        return cls(Asker(oracle, rounding=True), forecast)
+
+    @property
+    def relative(self) -> float:
+        """Rounding of an answer, relative to it, at least: in float64 of two operations."""
+        return max(self.asker.unit, 2 * UNIT_ROUNDOFF)
+
+    @property
+    def noise(self) -> float:
+        """Error of an answer that does not depend on its size."""
+        return self.asker.noise.additive + self.asker.noise.step / 2
+
+    @property
+    def clean(self) -> bool:
+        """Whether two answers define a line."""
+        return self.relative <= CLEAN
+
+    @property
+    def spent(self) -> int:
+        return self.asker.spent
+
+    @property
+    def scalar(self) -> bool:
+        return self.asker.scalar
 
     def ask(self, points: Float[Array, "n d"], purpose: str = "network") -> Float[Array, "n k"]:
-        points = self.round_points(points)
-        raw = self.oracle.ask(QueryBatch.of(points[:, None, :], purpose))
-        self.recognise_format(raw)
-        self.spent += len(points)
-        self.scalar = raw.ndim == 1
-        return raw.astype(np.float64).reshape(len(points), -1)
+        return self.asker.points(points, purpose)
 
     def expect_neurons(self, count: int, outputs: int) -> None:
         """Tells what a network of so many neurons will cost, now that they are counted."""
         if self.forecast is None:
             return
-        noise = NoiseModel(SINGLE_ROUNDOFF) if self.single else self.oracle.spec.precision
-        spec = replace(self.oracle.spec, outputs=outputs, precision=noise)
+        oracle = self.asker.oracle
+        spec = replace(oracle.spec, outputs=outputs, precision=self.asker.noise)
         total = self.forecast(count, spec)
-        self.oracle.expect(None if total is None else max(0, total - self.spent))
-
-    def recognise_format(self, raw: Array) -> None:
-        """Whether all answers are numbers of single precision: five different ones tell."""
-        if len(self.numbers) >= 5:
-            return
-        self.numbers = np.unique(np.append(self.numbers, raw.astype(np.float64)))
-        short = self.numbers == self.numbers.astype(np.float32)
-        if len(self.numbers) >= 5 and short.all():
-            self.single, self.relative = True, max(self.relative, SINGLE_ROUNDOFF)
+        oracle.expect(None if total is None else max(0, total - self.spent))
 
     def round_points(self, points: Array) -> Array:
         """Points as the box sees them."""
-        return points.astype(np.float32).astype(np.float64) if self.single else points
+        return self.asker.representable(points)
 
     def counterexample(
         self, point: Array, answer: Array, predicted: Array, reason: str
     ) -> Counterexample:
-        if self.scalar:
-            answer, predicted = answer[0], predicted[0]
+        answer, predicted = self.asker.as_answered(answer), self.asker.as_answered(predicted)
         return Counterexample(point, answer, predicted, reason)
 
 
@@ -158,7 +163,7 @@ def find_round_bend(
 ) -> Counterexample | None:
     """A bend that is round: close to its plane the box answers half of what a kink would, as all
     smooth activations do. Two neurons are looked at, where inputs are free and answers exact."""
-    if not region.unbounded or box.single or not network.neurons:
+    if not region.unbounded or not box.clean or not network.neurons:
         return None
     distance = 1e-7 * region.size
     points = region.points(rng, min(2, network.neurons))
@@ -248,7 +253,7 @@ def build_hypothesis(
         errors,
         floor=(network.neurons * (network.width + answer) + answer) / answer,
         notes=(*report_orientation(oriented), *found.notes),
-        noise=NoiseModel(SINGLE_ROUNDOFF) if box.single else None,
+        noise=None if box.clean else box.asker.noise,
         diagnostics=ReluDiagnostics(
             function_error=max(found.agreement, size),
             scale=exactness.scale,

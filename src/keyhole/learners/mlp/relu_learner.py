@@ -80,7 +80,7 @@ class ReluNetworkLearner:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         region = InputRegion.of(oracle.spec.domain, oracle.spec.width, self.scale)
-        box = NetworkBox(oracle, forecast=self.forecast_neurons)
+        box = NetworkBox.of(oracle, self.forecast_neurons)
         tried: tuple[Attempt, ...] = ()
         if region.unbounded:
             found = search_one_line(box, region, rng)
@@ -97,7 +97,7 @@ class ReluNetworkLearner:
             raise WrongFamily(found.reason, found.counterexample)
         if isinstance(found, Inconclusive):
             raise IllConditioned(found.reason)
-        if self.exact and box.scalar and not (box.single or found.exactness.low):
+        if self.exact and box.scalar and box.clean and not found.exactness.low:
             found = fit_to_last_digits(box, region, found, rng)
         if self.neurons is not None and found.network.neurons > self.neurons:
             raise WrongFamily(

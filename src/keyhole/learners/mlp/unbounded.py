@@ -81,7 +81,7 @@ def search_one_line(box: NetworkBox, region: InputRegion, rng: np.random.Generat
 
     def ask(points: Array) -> Array:
         answers = box.ask(points)
-        if box.single:
+        if not box.clean:
             raise SinglePrecision
         return answers
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int, random_stream
 from keyhole.errors import IllConditioned, Inconsistent, InvalidArgument
+from keyhole.measurement.asker import Asker
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import QueryBatch
 
 AXES, TOKENS, GAIN = "long vectors", "tokens alone", "gain"  # purposes of queries
 
@@ -112,14 +112,13 @@ def centred(answers: Float[Array, "n V"]) -> Float[Array, "n V"]:
 
 def ask_vectors(box: Oracle, rows: Float[Array, "n h"], purpose: str) -> Float[Array, "n V"]:
     """Answers to prompts of one vector each."""
-    answers = box.ask(QueryBatch.of(np.ascontiguousarray(rows[:, None, :]), purpose))
-    return np.asarray(answers, dtype=np.float64)
+    return Asker(box).points(rows, purpose)
 
 
 def ask_tokens(box: Oracle, numbers: Int[Array, " n"]) -> Float[Array, "n V"]:
     """Answers to prompts of one token each."""
     prompts = numbers[:, None, None].astype(np.float64)
-    return centred(np.asarray(box.ask(QueryBatch.of(prompts, TOKENS)), dtype=np.float64))
+    return centred(Asker(box)(prompts, TOKENS))
 
 
 def find_output(vectors: Oracle, long: float) -> Float[Array, "V h"]:

@@ -52,16 +52,15 @@ from keyhole.learners.output_layer.space import (
     find_rank,
     make_space,
 )
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import (
     decimals,
-    noise_of_type,
     recognise_format,
 )
 from keyhole.models.language_model import LEVELS, OutputLayer, Reading
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.language_model.restricted import Completed, Reader, complete_from_skeleton
-from keyhole.oracles.noise import DETECTION, ROUNDINGS, NoiseModel
-from keyhole.oracles.queries import QueryBatch
+from keyhole.oracles.noise import DETECTION, FORMATS, ROUNDINGS, NoiseModel
 
 SPACE, GRAM = "output space", "output geometry"  # purposes of queries
 
@@ -194,7 +193,7 @@ class Prompts:
     """Random prompts, no two alike, and their answers. Keeps no answers."""
 
     def __init__(self, oracle: Oracle, longest: int, rng: np.random.Generator) -> None:
-        self.oracle, self.rng = oracle, rng
+        self.asker, self.rng = Asker(oracle), rng
         self.tokens = int(oracle.spec.domain.tokens or 0)
         limit = oracle.spec.domain.max_length
         longest = longest if limit is None else min(longest, limit)
@@ -203,18 +202,18 @@ class Prompts:
         self.lengths = [n for n in self.lengths if n > 1] or [1]
         self._known: set[bytes] = set()
         self._turn = 0
-        self.single = False  # whether answers came as float32
         self.first: tuple[Array, Array] | None = None
 
     @property
     def price(self) -> float:
         """Questions that one answer takes."""
-        return self.oracle.price if isinstance(self.oracle, (Reader, Completed)) else 1.0
+        oracle = self.asker.oracle
+        return oracle.price if isinstance(oracle, (Reader, Completed)) else 1.0
 
     def through(self, oracle: Oracle) -> "Prompts":
         """The same prompts, asked another way."""
         other = copy(self)
-        other.oracle = oracle
+        other.asker = Asker(oracle)
         return other
 
     def draw(self, count: int) -> list[Int[Array, "n length"]]:
@@ -239,19 +238,17 @@ class Prompts:
         """Answers to so many new prompts."""
         parts = []
         for group in self.draw(count):
-            answers = self.oracle.ask(QueryBatch.of(group[:, :, None].astype(np.float64), purpose))
-            if answers.ndim != 2:
+            parts.append(self.asker(group[:, :, None].astype(np.float64), purpose))
+            if self.asker.scalar:
                 raise InvalidArgument(
                     "this box answers with one number; an output layer needs those of all tokens"
                 )
-            self.single = self.single or answers.dtype == np.float32
-            parts.append(np.asarray(answers, dtype=np.float64))
             if self.first is None:
                 self.first = group[:1], parts[0][0]
         return (
             np.concatenate(parts)
             if parts
-            else np.zeros((0, int(self.oracle.spec.outputs or self.tokens)))
+            else np.zeros((0, int(self.asker.oracle.spec.outputs or self.tokens)))
         )
 
     def ask_again(self) -> tuple[Array, Array]:
@@ -259,28 +256,28 @@ class Prompts:
         if self.first is None:
             raise InvalidArgument("nothing was asked yet")
         prompt, answer = self.first
-        query = QueryBatch.of(prompt[:, :, None].astype(np.float64), SPACE)
-        if isinstance(self.oracle, Reader) and self.price > 1.0:
-            # as many tokens as one question tells, relative to the first of them
-            few = self.oracle.pick_few()
-            told = np.asarray(self.oracle.choose(self.oracle.tokens[few].tolist()).ask(query)[0])
-            return answer[few] - answer[few[0]], told - told[0]
-        again = self.oracle.ask(query)
-        return answer, np.asarray(again[0], dtype=np.float64)
+        tokens, oracle = prompt[:, :, None].astype(np.float64), self.asker.oracle
+        if isinstance(oracle, Reader) and self.price > 1.0:
+            # as many tokens as one question shows, relative to the first of them
+            few = oracle.pick_few()
+            chosen = Asker(oracle.choose(oracle.tokens[few].tolist()))(tokens, SPACE)[0]
+            return answer[few] - answer[few[0]], chosen - chosen[0]
+        return answer, self.asker(tokens, SPACE)[0]
 
 
-def estimate_format(answers: Array) -> NoiseModel:
-    """The number format or rounding that answers of the whole vocabulary show."""
-    numbers = np.asarray(answers, dtype=np.float64)
-    return decimals(numbers) or recognise_format(noise_of_type(None, answers), answers)
+def estimate_format(answers: Float[Array, "n V"], kind: NoiseModel) -> NoiseModel:
+    """The number format or rounding that answers of the whole vocabulary show, which their type
+    (`kind`) allows: numbers that are written in decimals come as float64."""
+    written = decimals(answers) if kind.format == FORMATS[-1][0] else None
+    return written or recognise_format(kind, answers)
 
 
 def estimate_pattern(prompts: Prompts, answers: Float[Array, "n V"]) -> NoiseModel:
     """The number format of the answers, and noise if one of them differs when asked again."""
-    stated = prompts.oracle.spec.precision
+    stated = prompts.asker.oracle.spec.precision
     if stated is not None:
         return stated
-    kind = estimate_format(answers.astype(np.float32) if prompts.single else answers)
+    kind = estimate_format(answers, prompts.asker.kind)
     one, other = prompts.ask_again()
     gap = float(np.sqrt(np.mean((one - other) ** 2) / 2.0))
     size = float(np.sqrt(np.mean(one**2)))
@@ -308,12 +305,13 @@ def collect(prompts: Prompts, options: OutputLayerLearner, rng: np.random.Genera
     few = 16  # answers of the first look, and the fewest that noise is judged by
     answers = prompts.ask(few, SPACE)
     kind = estimate_pattern(prompts, answers)
-    tokens = int(prompts.oracle.spec.outputs or prompts.tokens)  # fewer where some were chosen
+    outputs = prompts.asker.oracle.spec.outputs  # fewer than tokens where some were chosen
+    tokens = int(outputs or prompts.tokens)
     target, before = few, -1
     while True:
         table = drop_repeated(answers, kind, rng)
         pattern = estimate_spread(kind, table)
-        told = "logits" if prompts.oracle.spec.answers == "logits" else "logprobs"
+        told = "logits" if prompts.asker.oracle.spec.answers == "logits" else "logprobs"
         ranks = {
             shifted: find_rank(centre(table) if shifted else table, pattern, rng)
             for shifted in ((True,) if told == "logprobs" else (True, False))
@@ -602,18 +600,18 @@ def ask_geometry(
 ) -> Points:
     """Answers enough for the ellipsoid, chunk by chunk: their coordinates are kept, and what is
     needed to fit the basis to all of them."""
-    prompts = prompts.through(complete_from_skeleton(prompts.oracle, space.basis))
+    prompts = prompts.through(complete_from_skeleton(prompts.asker.oracle, space.basis))
     dimension = space.rank - affine
     wanted = int(np.ceil(options.surplus * count_unknowns(dimension)))
     missing = wanted - len(space.coordinates)
-    left = prompts.oracle.remaining
+    left = prompts.asker.oracle.remaining
     if left is not None and left < missing:
         raise BudgetExhausted(
             f"the geometry of {dimension} directions takes {wanted} answers (1.3 times the "
             f"unknowns, below which anything is interpolated); {left} queries are left. "
             'OutputLayerLearner(level="space") needs no more'
         )
-    prompts.oracle.expect(int(np.ceil(prompts.price * max(missing, 0))))
+    prompts.asker.oracle.expect(int(np.ceil(prompts.price * max(missing, 0))))
     kept = [space.coordinates]
     cross = space.basis @ (space.coordinates.T @ space.coordinates)
     chunk = 1024  # answers of the whole vocabulary held at a time

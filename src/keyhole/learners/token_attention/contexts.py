@@ -11,9 +11,8 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import InvalidArgument
-from keyhole.oracles.base import Oracle
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.queries import QueryBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +57,22 @@ class Contexts:
 
 
 @dataclass(frozen=True, eq=False)
-class Asker:
-    """Asks prompts, grouped by length; answers in their order, centred where they are known up to a
-    constant."""
+class CountedPrompts:
+    """Prompts of any lengths as batches of one length each; answers in the prompts' order, centred
+    where they are known up to a constant."""
 
-    oracle: Oracle
+    asker: Asker
     shifted: bool
     noise: NoiseModel
 
     @property
     def tokens(self) -> int:
-        return int(self.oracle.spec.domain.tokens or 0)
+        return int(self.asker.oracle.spec.domain.tokens or 0)
 
     @property
     def longest(self) -> int:
         """Tokens of a prompt, at most."""
-        limit = self.oracle.spec.domain.max_length
+        limit = self.asker.oracle.spec.domain.max_length
         return 48 if limit is None else min(limit, 48)
 
     def ask(self, contexts: Contexts, purpose: str) -> Float[Array, "n V"]:
@@ -85,11 +84,10 @@ class Asker:
         for length in np.unique(lengths):
             places = np.flatnonzero(lengths == length)
             batch = np.array([prompts[k] for k in places], dtype=np.float64)[:, :, None]
-            answers = self.oracle.ask(QueryBatch.of(batch, purpose))
-            if answers.ndim != 2:
+            found[places] = self.asker(batch, purpose)
+            if self.asker.scalar:
                 raise InvalidArgument(
                     "this box answers with one number; attention on tokens is learned from the "
                     "logits of all tokens"
                 )
-            found[places] = answers
         return found - found.mean(axis=1, keepdims=True) if self.shifted else found

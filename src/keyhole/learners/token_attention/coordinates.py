@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, Float, Int
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.output_layer import find_rank, make_space
-from keyhole.learners.token_attention.contexts import Asker
+from keyhole.learners.token_attention.contexts import CountedPrompts
 
 ALONE = "tokens alone"  # purpose of queries
 
@@ -39,42 +39,42 @@ class Coordinates:
         return int(self.basis.shape[1])
 
 
-def find_coordinates(asker: Asker, rng: np.random.Generator) -> Coordinates:
+def find_coordinates(prompts: CountedPrompts, rng: np.random.Generator) -> Coordinates:
     """Asks single tokens, all of them unless the model is tied."""
-    order = rng.permutation(asker.tokens)
-    first = min(16, asker.tokens)
-    answers = asker.ask_sequences([order[k : k + 1] for k in range(first)], ALONE)
+    order = rng.permutation(prompts.tokens)
+    first = min(16, prompts.tokens)
+    answers = prompts.ask_sequences([order[k : k + 1] for k in range(first)], ALONE)
     while True:
-        rank = find_rank(answers, asker.noise.sigma(answers), rng)
+        rank = find_rank(answers, prompts.noise.sigma(answers), rng)
         count = len(answers)
         wanted = 2 * count if rank is None else int(np.ceil(1.2 * rank)) + 3
-        wanted = min(wanted, asker.tokens)
+        wanted = min(wanted, prompts.tokens)
         if rank is not None and count >= wanted:
             break
-        if count >= asker.tokens:
+        if count >= prompts.tokens:
             raise NotIdentifiable(
                 f"the answers to all {count} tokens alone fill as many dimensions: the width is "
                 "not smaller than the vocabulary, or there is noise"
             )
         more = [order[k : k + 1] for k in range(count, wanted)]
-        answers = np.concatenate([answers, asker.ask_sequences(more, ALONE)])
+        answers = np.concatenate([answers, prompts.ask_sequences(more, ALONE)])
     space = make_space(answers, rank)
-    sigma = max(space.level, float(asker.noise.sigma(np.sqrt(np.mean(answers**2)))) / 4.0)
+    sigma = max(space.level, float(prompts.noise.sigma(np.sqrt(np.mean(answers**2)))) / 4.0)
     asked = order[: len(answers)]
-    found, off, reach = fit_tied(space.basis, space.coordinates, asked, asker.shifted)
+    found, off, reach = fit_tied(space.basis, space.coordinates, asked, prompts.shifted)
     # roundings inside the space are more than those outside of it; untied tokens are far off
     if off <= min(1e4 * sigma, 1e-2 * float(np.std(space.coordinates))):
         errors = max(off, sigma) * reach
         return Coordinates(space.basis, found, sigma, True, asked, errors)
-    rest = [order[k : k + 1] for k in range(len(answers), asker.tokens)]
+    rest = [order[k : k + 1] for k in range(len(answers), prompts.tokens)]
     if rest:
-        answers = np.concatenate([answers, asker.ask_sequences(rest, ALONE)])
-        rank = find_rank(answers, asker.noise.sigma(answers), rng) or rank
+        answers = np.concatenate([answers, prompts.ask_sequences(rest, ALONE)])
+        rank = find_rank(answers, prompts.noise.sigma(answers), rng) or rank
         space = make_space(answers, rank)
-    tokens = np.zeros((asker.tokens, rank))
+    tokens = np.zeros((prompts.tokens, rank))
     tokens[order] = space.coordinates
-    sigma = max(space.level, float(asker.noise.sigma(np.sqrt(np.mean(answers**2)))) / 4.0)
-    return Coordinates(space.basis, tokens, sigma, False, order, np.full(asker.tokens, sigma))
+    sigma = max(space.level, float(prompts.noise.sigma(np.sqrt(np.mean(answers**2)))) / 4.0)
+    return Coordinates(space.basis, tokens, sigma, False, order, np.full(prompts.tokens, sigma))
 
 
 def fit_tied(

@@ -37,7 +37,7 @@ from keyhole.learners.token_attention.algebra import (
     solve_scores,
     solve_values,
 )
-from keyhole.learners.token_attention.contexts import Asker, Contexts
+from keyhole.learners.token_attention.contexts import Contexts, CountedPrompts
 from keyhole.learners.token_attention.coordinates import Coordinates, find_coordinates
 from keyhole.learners.token_attention.multiplicities import (
     Pair,
@@ -53,10 +53,10 @@ from keyhole.learners.token_attention.refinement import (
     choose_rank,
     refine,
 )
+from keyhole.measurement.asker import Asker
 from keyhole.models.language_model import Table, TokenAttention, TokenHead
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
-from keyhole.oracles.queries import QueryBatch
 
 ORDER, PAIRS, MIXED, CONTEXTS = "order of tokens", "proportions", "mixed tokens", "contexts"
 
@@ -118,13 +118,12 @@ class TokenAttentionLearner:
         return int(np.ceil(surplus * box.coordinates.width**2 / others)) + 1
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        asker = open_asker(oracle, rng)
-        found = find_coordinates(asker, rng)
-        box = Box(asker, found)
+        prompts = open_prompts(oracle, rng)
+        box = Box(prompts, find_coordinates(prompts, rng))
         return run_strategies([("attention on tokens", lambda: attempt(box, self, rng))])
 
 
-def open_asker(oracle: Oracle, rng: np.random.Generator) -> Asker:
+def open_prompts(oracle: Oracle, rng: np.random.Generator) -> CountedPrompts:
     """Number format of the answers, and whether they are log-probabilities, from two tokens."""
     spec = oracle.spec
     if spec.domain.tokens is None:
@@ -140,17 +139,18 @@ def open_asker(oracle: Oracle, rng: np.random.Generator) -> Asker:
     if (spec.domain.max_length or 3) < 3:
         raise InvalidArgument("attention is seen in prompts of three tokens or more")
     if spec.precision is not None:
-        return Asker(oracle, spec.answers == "logprobs", spec.precision)
+        return CountedPrompts(Asker(oracle), spec.answers == "logprobs", spec.precision)
     tokens = rng.choice(spec.domain.tokens, 2, replace=False)[:, None, None].astype(np.float64)
-    answers = oracle.ask(QueryBatch.of(tokens, ORDER))
-    return Asker(oracle, spec.answers == "logprobs", estimate_format(answers))
+    asker = Asker(oracle)
+    noise = estimate_format(asker(tokens, ORDER), asker.kind)
+    return CountedPrompts(asker, spec.answers == "logprobs", noise)
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
     """The box in coordinates of its output space."""
 
-    asker: Asker
+    prompts: CountedPrompts
     coordinates: Coordinates
 
     @property
@@ -175,7 +175,7 @@ class Box:
 
     def ask(self, contexts: Contexts, purpose: str) -> Float[Array, "n d"]:
         """Answers less those of the anchors alone."""
-        answers = self.asker.ask(contexts, purpose)
+        answers = self.prompts.ask(contexts, purpose)
         return np.asarray(answers @ self.coordinates.basis - self.tokens[contexts.anchors])
 
     def whole(self, coordinates: Float[Array, " d"]) -> Float[Array, " V"]:
@@ -184,7 +184,7 @@ class Box:
 
 def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
     """The steps of the statement, in their order."""
-    expect = box.asker.oracle.expect
+    expect = box.prompts.asker.oracle.expect
     if not box.coordinates.tied:  # then tokens alone are most of all queries: two heads or others
         pilot = options.anchors * ((options.heads or options.most_heads) + 2)
         expect(3 + pilot + options.count_rest(box, options.heads or 2))
@@ -206,12 +206,13 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
     width = box.coordinates.width
     # more tokens than a head's values have ranks leave its weights undetermined
     told = min(width // heads, *(choose_rank(value, box.precise) for value in values))
-    others = max(1, min(told, box.asker.longest - 1, box.asker.tokens - 1))
+    others = max(1, min(told, box.prompts.longest - 1, box.prompts.tokens - 1))
     # the more tokens a context has, the more an error of the values weighs in its weights: where no
     # fit is reached from there, more contexts of half as many, once
     for again in (False, True):
         count = options.count_contexts(box, others)
-        more = choose_contexts(values, box.tokens, np.arange(box.asker.tokens), count, others, rng)
+        every = np.arange(box.prompts.tokens)
+        more = choose_contexts(values, box.tokens, every, count, others, rng)
         seen = box.ask(more, CONTEXTS)
         scores = solve_scores(values, box.tokens, more, seen, box.sigma)
         contexts, answers = contexts.joined(more), np.concatenate([answers, seen])
@@ -295,13 +296,13 @@ def spare_heads(best: Refined, data: Answered, rng: np.random.Generator) -> Refi
 def check_order(box: Box, rng: np.random.Generator) -> Refuted | None:
     """Copies of a token are alike and the order before the last does not matter, unless the box
     knows positions."""
-    one, other, last = (int(token) for token in rng.choice(box.asker.tokens, 3, replace=False))
+    one, other, last = (int(token) for token in rng.choice(box.prompts.tokens, 3, replace=False))
     prompts = [np.array(p) for p in ([one, other, last], [other, one, last], [last, last, last])]
-    answers = box.asker.ask_sequences(prompts, ORDER)
+    answers = box.prompts.ask_sequences(prompts, ORDER)
     alone = box.whole(box.tokens[last])
     gaps = [answers[0] - answers[1], answers[2] - alone]
     size = max(float(np.abs(answers).max()), TINY)
-    allowed = 64.0 * (box.sigma + box.asker.noise.apart(size))
+    allowed = 64.0 * (box.sigma + box.prompts.noise.apart(size))
     for gap, prompt, answer, expected in zip(
         gaps, (prompts[0], prompts[2]), (answers[0], answers[2]), (answers[1], alone), strict=True
     ):
@@ -333,7 +334,7 @@ class Pilot:
 
 
 def ask_proportions(box: Box, anchor: int, token: int, count: int) -> Pilot:
-    both = choose_proportions(count, box.asker.longest)
+    both = choose_proportions(count, box.prompts.longest)
     contexts = Contexts.of([[(anchor, one), (token, copies)] for copies, one in both])
     answers = box.ask(contexts, PAIRS)
     proportions = np.array([copies / one for copies, one in both])
@@ -344,7 +345,7 @@ def ask_proportions(box: Box, anchor: int, token: int, count: int) -> Pilot:
 
 def ask_pilots(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> list[Pilot]:
     """Several anchors, each with a token in more proportions than there may be heads."""
-    chosen = rng.choice(box.asker.tokens, (options.anchors, 2), replace=False)
+    chosen = rng.choice(box.prompts.tokens, (options.anchors, 2), replace=False)
     heads = options.most_heads if options.heads is None else options.heads
     return [ask_proportions(box, int(a), int(s), heads + 2) for a, s in chosen]
 
@@ -388,13 +389,13 @@ def ask_pairs(
     best = int(np.argmin([np.max(pair.move_errors) for pair in solved]))
     pilot, reference = pilots[best], solved[best]
     anchor, width = pilot.anchor, box.coordinates.width
-    pool = np.setdiff1d(np.arange(box.asker.tokens), [anchor, pilot.token])
+    pool = np.setdiff1d(np.arange(box.prompts.tokens), [anchor, pilot.token])
     drawn = rng.choice(pool, min(width + 1, len(pool)), replace=False)
     contexts, answers = pilots[0].contexts, pilots[0].answers
     for other in pilots[1:]:
         contexts = contexts.joined(other.contexts)
         answers = np.concatenate([answers, other.answers])
-    both = choose_proportions(heads + box.more_proportions, box.asker.longest)
+    both = choose_proportions(heads + box.more_proportions, box.prompts.longest)
     proportions = np.array([copies / one for copies, one in both])
     asked = Contexts.of(
         [[(anchor, one), (int(token), copies)] for token in drawn for copies, one in both]
@@ -471,7 +472,7 @@ def describe(box: Box, refined: Refined) -> Hypothesis:
     doubt = Table(
         np.hypot(np.sqrt(moved), noise * _size(kept.T)), np.full((width, len(basis)), outside)
     )
-    logprobs = box.asker.shifted
+    logprobs = box.prompts.shifted
     model = TokenAttention(direct, heads, logprobs=logprobs)
     diagnostics = TokenAttentionDiagnostics(
         width=width,
@@ -506,4 +507,4 @@ def _size(columns: Float[Array, "d r"]) -> Float[Array, " r"]:
 
 def fitted_noise(box: Box) -> NoiseModel:
     """The number format of the box; its sums round a little more than one number does."""
-    return box.asker.noise
+    return box.prompts.noise

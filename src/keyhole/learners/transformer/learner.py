@@ -48,12 +48,11 @@ from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
-from keyhole.measurement.asker import DOUBLE_PRECISION
+from keyhole.measurement.asker import DOUBLE_PRECISION, Asker
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.queries import QueryBatch
 from keyhole.oracles.wrappers.restrict import SingleToken
 
 NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
@@ -204,8 +203,8 @@ def learn_network(
         return KnownNetwork(network, found.errors, error, scale, found, found.notes)
     network_checks = 16  # fresh points at which a network of unknown error is compared with the box
     points = region.points(rng, network_checks)
-    answers = np.asarray(oracle.ask(QueryBatch.of(points[:, None, :], "validation")), np.float64)
-    gaps = (answers - network(points)).reshape(len(points), -1)
+    answers = Asker(oracle).points(points, "validation")
+    gaps = answers - network(points).reshape(answers.shape)
     error = float(np.linalg.norm(gaps, axis=1).max())
     scale = float(np.linalg.norm(np.std(answers, axis=0)))
     # error of a network, relative to its answers, behind which no score is read
@@ -252,7 +251,7 @@ def learn_residual_layer(
     oracle: Oracle, network: KnownNetwork, region: InputRegion, rng: np.random.Generator
 ) -> Result:
     """A layer whose anchor also goes around the attention."""
-    probe = ResidualProbe(oracle, network.model, region, rng)
+    probe = ResidualProbe(Asker(oracle), network.model, region, rng)
     residual_error = 1e-8  # relative error of what is read off small steps, a generous bound
     try:
         score, key_bias = probe.measure_score()
@@ -338,13 +337,13 @@ def validate(
     """Random sequences: what neither pairs nor single tokens can show. `known` is the error of
     the network, relative to its answers."""
     valid = max(1e-6, NETWORK_GAIN * known)
-    longest = oracle.spec.domain.max_length
+    ask, longest = Asker(oracle), oracle.spec.domain.max_length
     validation_lengths = (3, 5, 8)  # of the random sequences that are compared at the end
     for length in validation_lengths:
         if longest is not None and length > longest:
             continue
         tokens: Float[Array, "n d"] = region.points(rng, length)
-        answer = oracle.ask(QueryBatch.of(tokens[None], "validation"))[0]
+        answer = ask.as_answered(ask(tokens[None], "validation")[0])
         predicted = model(tokens[None])[0]
         spread = float(np.linalg.norm(np.std(model(tokens[:, None, :]), axis=0)))
         gap = float(np.linalg.norm(answer - predicted))

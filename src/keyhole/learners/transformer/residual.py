@@ -23,9 +23,8 @@ from keyhole.errors import NotIdentifiable
 from keyhole.learners.mlp import InputRegion
 from keyhole.linalg.bases import equal_overlap, random_rotation
 from keyhole.linalg.softmax import expit, logit
+from keyhole.measurement.asker import Asker
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import QueryBatch
 
 CANDIDATES = 400  # random points from which those with the most room are taken
 STEP = 0.1  # length of a probe, in distances to the nearest hyperplane
@@ -35,7 +34,7 @@ STEP = 0.1  # length of a probe, in distances to the nearest hyperplane
 class ResidualProbe:
     """Queries to a layer whose network of one token is known."""
 
-    oracle: Oracle
+    ask: Asker
     network: ReluNetwork
     region: InputRegion
     rng: np.random.Generator
@@ -109,8 +108,7 @@ class ResidualProbe:
 
     def ask_pairs(self, first: Float[Array, "n d"], last: Float[Array, " d"]) -> Array:
         tokens = np.stack([first, np.broadcast_to(last, first.shape)], axis=1)
-        raw = self.oracle.ask(QueryBatch.of(tokens, "residual"))
-        return np.asarray(raw, dtype=np.float64).reshape(len(first), -1)
+        return self.ask(tokens, "residual")
 
     def predict(self, point: Array) -> Float[Array, " k"]:
         """The answer to one token."""

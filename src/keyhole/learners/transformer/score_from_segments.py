@@ -24,9 +24,9 @@ from keyhole.errors import NotIdentifiable
 from keyhole.learners.mlp import InputRegion
 from keyhole.linalg.bases import equal_overlap, random_rotation
 from keyhole.linalg.softmax import logit_with_error
+from keyhole.measurement.asker import Asker
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle
-from keyhole.oracles.queries import QueryBatch
 
 SIGNS = (-1.0, 1.0)
 FLAT_NETWORK = (
@@ -95,7 +95,7 @@ def learn_score(
 ) -> ScoreEstimate:
     """Score and key bias. `exactness` is the error of the known network and of an answer."""
     anchors, probes = design_probes(network, region, rng)
-    work = SegmentProbe(oracle, network, region, exactness, options or SegmentOptions())
+    work = SegmentProbe(Asker(oracle), network, region, exactness, options or SegmentOptions())
     key_bias, bias_error = measure_key_bias(work, probes[-1], rng)
     score, error = measure_score(work, anchors, probes[:-1], key_bias)
     return ScoreEstimate(score, error, key_bias, bias_error)
@@ -198,7 +198,7 @@ class SegmentProbe:
     """Queries [x + u ; x] to a layer with a known network. `exactness` is the error of the
     network and of an answer, in units of the answers."""
 
-    oracle: Oracle
+    ask: Asker
     network: ReluNetwork
     region: InputRegion
     exactness: float
@@ -266,9 +266,7 @@ class SegmentProbe:
         """Asks the pairs; doubtful is what lies where the segment says little."""
         start, step, _ = segments
         tokens = np.stack([start + step, start], axis=1)
-        raw = self.oracle.ask(QueryBatch.of(tokens, "score"))
-        answers = raw.astype(np.float64).reshape(len(tokens), -1)
-        reading = read_weights(self.network, start, step, answers)
+        reading = read_weights(self.network, start, step, self.ask(tokens, "score"))
         off = self.exactness / np.maximum(reading.slope, TINY)
         edge = 1e-16  # weights of exactly zero or one have no logarithm
         weight = np.clip(reading.weight, edge, 1 - edge)

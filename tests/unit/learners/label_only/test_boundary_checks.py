@@ -13,6 +13,7 @@ from keyhole.learners.label_only.boundary_checks import (
 from keyhole.learners.label_only.score_thresholds import Thresholds
 from keyhole.learners.label_only.value_direction import Reader
 from keyhole.linalg.bases import equal_overlap
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.models.sign_attention import NO_ERROR, Coding, LabelledAttention
@@ -36,7 +37,7 @@ def errors() -> LabelledAttention:
 
 
 def reader(part: Head) -> Reader:
-    return Reader(Labels(keyhole.open_oracle(Attention([part]))), Coding(), np.inf)
+    return Reader(Asker(Labels(keyhole.open_oracle(Attention([part])))), Coding(), np.inf)
 
 
 @pytest.mark.parametrize("length", [3, 7, 24])

@@ -20,7 +20,7 @@ BALL = Domain(max_norm=3.0)
 
 
 def box_of(function, width=5, domain=BALL):
-    return NetworkBox(CountingOracle(function, width, domain=domain)), InputRegion.of(
+    return NetworkBox.of(CountingOracle(function, width, domain=domain)), InputRegion.of(
         domain, width, None
     )
 

@@ -20,7 +20,7 @@ FREE = InputRegion.of(Domain(), 6, None)
 
 def single(net):
     exact = net.astype(np.float32)
-    return NetworkBox(CountingOracle(lambda x: exact(x[:, 0].astype(np.float32)), net.width))
+    return NetworkBox.of(CountingOracle(lambda x: exact(x[:, 0].astype(np.float32)), net.width))
 
 
 def searching(net, **options):

@@ -4,9 +4,11 @@ import pytest
 import keyhole
 from keyhole import Outcome
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF
-from keyhole.learners.mlp.learner import Box, MlpLearner, without_unseen
+from keyhole.learners.mlp.learner import MlpLearner, without_unseen
 from keyhole.learners.mlp.refinement import Refined, Weights, refine
+from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import Mlp
+from keyhole.oracles.noise import NoiseModel
 
 
 def network(seed, width=6, neurons=18, outputs=6, activation="gelu", *, linear=True, scale=1.0):
@@ -156,7 +158,7 @@ def test_terms_that_cancel_excuse_no_residual_of_few_digits(unit):
     outer = 1e4 * weights.outer[:, :1] * [1.0, -1.0]
     odd = Weights(inner, outer, weights.affine, "gelu")
     answers = odd(points)
-    box = Box(keyhole.open_oracle(lambda x: x, width=6), unit=unit)
+    box = Asker(keyhole.open_oracle(lambda x: x, width=6, precision=NoiseModel(unit)))
     allowed = MlpLearner()._allowed(box, Refined(odd, 0.0, 0.0, 0), points, answers)
     size = np.sqrt(np.mean(answers**2))
     if unit == SINGLE_ROUNDOFF:

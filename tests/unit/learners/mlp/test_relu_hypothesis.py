@@ -23,14 +23,14 @@ FREE = InputRegion.of(Domain(), 5, None)
 EXACT = Exactness(1e-16, 1.0)
 
 
-def test_single_precision_is_recognised_by_five_answers():
+def test_single_precision_is_recognised_by_its_answers():
     exact = network(0, 5, 6).astype(np.float32)
-    box = NetworkBox(CountingOracle(lambda x: exact(x[:, 0].astype(np.float32)), 5))
+    box = NetworkBox.of(CountingOracle(lambda x: exact(x[:, 0].astype(np.float32)), 5))
     points = np.random.default_rng(0).standard_normal((4, 5))
+    assert box.clean
     box.ask(points)
-    assert not box.single
     box.ask(points + 1)
-    assert box.single
+    assert not box.clean
     assert box.relative == 2.0**-24
     assert (box.round_points(points) == points.astype(np.float32)).all()
     assert box.spent == 8
@@ -38,14 +38,14 @@ def test_single_precision_is_recognised_by_five_answers():
 
 def test_stated_noise_is_taken():
     stated = NoiseModel(1e-9, additive=1e-6, step=2e-6)
-    box = NetworkBox(CountingOracle(network(0, 5, 6), 5, precision=stated))
-    assert box.relative == 2e-9
+    box = NetworkBox.of(CountingOracle(network(0, 5, 6), 5, precision=stated))
+    assert box.relative == 1e-9
     assert box.noise == pytest.approx(2e-6)
 
 
 def test_validation_finds_a_difference():
     net = network(0, 5, 6)
-    box = NetworkBox(CountingOracle(net, 5))
+    box = NetworkBox.of(CountingOracle(net, 5))
     right, wrong = unflatten_output(net), unflatten_output(network(1, 5, 6))
     assert validate_network(box, FREE, right, np.random.default_rng(0))[0] < 1e-14
     gap, worst = validate_network(box, FREE, wrong, np.random.default_rng(0))
@@ -72,7 +72,8 @@ def test_what_is_within_its_errors_is_zero():
 
 def test_a_hypothesis_has_oriented_neurons_errors_and_diagnostics():
     net = network(0, 5, 4)
-    box = NetworkBox(CountingOracle(net, 5))
+    box = NetworkBox.of(CountingOracle(net, 5))
+    box.ask(np.zeros((1, 5)))  # shows that answers are numbers
     turned = ReluNetwork(
         -net.weight,
         -net.bias,
@@ -98,7 +99,8 @@ def test_a_hypothesis_has_oriented_neurons_errors_and_diagnostics():
 def test_sides_that_only_large_errors_excuse_are_not_taken():
     net = network(1, 5, 4)
     skip = np.full(5, 1e-3)  # small beside the errors below, not beside the answers' rounding
-    box = NetworkBox(CountingOracle(net, 5))
+    box = NetworkBox.of(CountingOracle(net, 5))
+    box.ask(np.zeros((1, 5)))  # shows that answers are numbers
     beside = ReluNetwork(net.weight, net.bias, net.output, skip, 0.0)
     found = FoundNetwork(unflatten_output(beside), np.full(4, 1e-1), 1e-1, 1e-15, EXACT, 1)
     learned = build_hypothesis(found, box, FREE, orient=True)

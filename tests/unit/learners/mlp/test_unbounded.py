@@ -21,7 +21,7 @@ FREE = InputRegion.of(Domain(), 6, None)
 
 def search(function, width=6):
     region = InputRegion.of(Domain(), width, None)
-    box = NetworkBox(CountingOracle(function, width))
+    box = NetworkBox.of(CountingOracle(function, width))
     return search_one_line(box, region, np.random.default_rng(0))
 
 
@@ -63,7 +63,7 @@ def test_one_line_sees_all_neurons(outputs):
     net = network(1, 6, 12, outputs)
     rng = np.random.default_rng(0)
     frame, reach = FREE.line(rng)
-    box = NetworkBox(CountingOracle(net, 6))
+    box = NetworkBox.of(CountingOracle(net, 6))
     found = learn_from_line(box.ask, frame, reach, FREE.room, box, trusting=True)
     assert found.network.neurons == 12
     points = rng.standard_normal((200, 6))

@@ -1,7 +1,8 @@
 import numpy as np
 
 import keyhole
-from keyhole.learners.token_attention.contexts import Asker, Contexts
+from keyhole.learners.token_attention.contexts import Contexts, CountedPrompts
+from keyhole.measurement.asker import Asker
 
 
 def test_contexts_become_prompts_with_the_anchor_last():
@@ -19,7 +20,11 @@ def test_answers_come_in_the_order_of_the_prompts_and_centred_where_they_are_shi
 
     oracle = keyhole.open_language_model(box, vocabulary=3, answers="logits")
     prompts = [np.array([1, 2]), np.array([0]), np.array([2, 1])]
-    plain = Asker(oracle, False, keyhole.NoiseModel()).ask_sequences(prompts, "test")
+    plain = CountedPrompts(Asker(oracle), False, keyhole.NoiseModel()).ask_sequences(
+        prompts, "test"
+    )
     assert plain.tolist() == [[3, 2, 0], [0, 0, 0], [3, 1, 0]]
-    centred = Asker(oracle, True, keyhole.NoiseModel()).ask_sequences(prompts, "test")
+    centred = CountedPrompts(Asker(oracle), True, keyhole.NoiseModel()).ask_sequences(
+        prompts, "test"
+    )
     assert np.allclose(centred.sum(axis=1), 0.0)

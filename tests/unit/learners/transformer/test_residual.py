@@ -4,6 +4,7 @@ import pytest
 from keyhole.errors import NotIdentifiable
 from keyhole.learners.mlp import InputRegion
 from keyhole.learners.transformer.residual import ResidualProbe
+from keyhole.measurement.asker import Asker
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Domain
@@ -13,7 +14,7 @@ from networks import CountingOracle, residual_layer
 def probe_of(secret):
     box = CountingOracle(secret, secret.width)
     region = InputRegion.of(Domain(), secret.width, None)
-    return ResidualProbe(box, secret.network, region, np.random.default_rng(0)), box
+    return ResidualProbe(Asker(box), secret.network, region, np.random.default_rng(0)), box
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
