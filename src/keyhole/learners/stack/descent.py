@@ -24,10 +24,12 @@ Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that stu
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.linalg.blas import dsyrk, ssyrk
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, System
+from keyhole.fitting.solver import descend as solve_problem
 from keyhole.learners.mlp import Weights, chosen, hidden_layer, random_start, with_one
 from keyhole.linalg.rank import count_above_share
 
@@ -43,12 +45,12 @@ class DescentOptions:
     tried to be left out; candidates: so many of them."""
 
     ridges: tuple[float, ...] = (5e-6, 5e-7, 5e-8)
-    steps: int = 60
+    steps: int = 80
     rounds: int = 4
     enough: float = 0.5
     spare: float = 0.3
     bold: float = 2.0
-    settled: int = 30
+    settled: int = 40
     alike: float = 3e-3
     hopeful: float = 1e-5
     candidates: int = 5
@@ -183,35 +185,20 @@ def descend(
     single: bool = False,
 ) -> State:
     """Damped steps until `target` is left, or twenty of them take less than 1.5% off."""
-    state = eliminate(weights, data, ridge)
-    totals, damping = [state.total], 1e-2
-    least = 1e-6 if single else 1e-13  # roundings of the normal matrix
-    while len(totals) <= steps and totals[-1] > target:
-        matrix, gradient = step_matrix(state, data, single)
-        diagonal = np.diag(matrix)
-        scale = np.sqrt(np.maximum(diagonal, 1e-12 * diagonal.max() + TINY))
-        matrix /= scale[:, None]
-        matrix /= scale
-        for _ in range(8):
-            damped = matrix.copy()
-            damped[np.diag_indices(len(damped))] += damping + least
-            try:
-                factor = cho_factor(damped, overwrite_a=True, check_finite=False)
-            except np.linalg.LinAlgError:
-                damping *= 16.0
-                continue
-            step = cho_solve(factor, gradient / scale, check_finite=False) / scale
-            trial = eliminate(moved(state.weights, step), data, ridge)
-            if trial.total < state.total:
-                break
-            damping *= 4.0
-        else:
-            break
-        state, damping = trial, max(damping / 4.0, 1e-10)
-        totals.append(state.total)
-        if len(totals) > 20 and totals[-1] > 0.985 * totals[-20]:
-            break
-    return state
+    roundoff = SINGLE_ROUNDOFF if single else UNIT_ROUNDOFF
+
+    def linearize(state: State) -> System:
+        return NormalSystem(*step_matrix(state, data, single), roundoff)
+
+    def move(state: State, step: Array) -> State:
+        return eliminate(moved(state.weights, step), data, ridge)
+
+    numbers = data.answers.size
+    problem = Problem[State](lambda state: numbers * state.total**2, linearize, move)
+    stopping = Stopping(
+        steps=steps, target=numbers * target**2, window=19, share=0.03, damping=1e-2, eager=True
+    )
+    return solve_problem(problem, eliminate(weights, data, ridge), stopping).state
 
 
 def without_cheap(state: State, data: Data, spare: float) -> Weights:

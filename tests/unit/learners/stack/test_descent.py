@@ -42,11 +42,12 @@ def make(neurons: int, seed: int = 0, gated: bool = False) -> tuple[Weights, Arr
 def test_the_network_is_found_with_its_number_of_neurons(gated: bool) -> None:
     true, points, answers = make(4, gated=gated)
     names = (true.activation,)
-    # some of these starts end with a gate that is turned the wrong way, and others are drawn
-    for seed in range(1, 5):
-        rng = np.random.default_rng(seed)
-        found = fit_network(points, answers, 12, names, gated, 1e-9, rng).network
-        assert found is not None
+    # some starts end with a gate that is turned the wrong way, and others are drawn then
+    starts = [np.random.default_rng(seed) for seed in range(8)]
+    tried = [fit_network(points, answers, 12, names, gated, 1e-9, rng) for rng in starts]
+    networks = [one.network for one in tried if one.network is not None]
+    assert len(networks) >= (4 if gated else 8)
+    for found in networks:
         assert found.neurons == true.neurons
         assert np.abs(found(points) - answers).max() < 1e-7
 
