@@ -30,8 +30,8 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
-from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
+from keyhole.network.weights import Weights
 
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
 
@@ -454,8 +454,10 @@ def read_sphere(
     reasons = []
     if not gated:
         found = rank_ones(span, span.rank, rng)[None]
+        if not found.shape[1]:
+            reasons.append("no neuron")
         # few digits may show some dimensions too many: the fit will tell
-        if found.shape[1] < span.rank - (max(1, span.rank // 32) if steps.coarse else 0):
+        elif found.shape[1] < span.rank - (max(1, span.rank // 32) if steps.coarse else 0):
             reasons.append(f"{found.shape[1]} of {span.rank} neurons")
     if gated or (gated is None and reasons and span.rank % 2 == 0):
         found = gated_pairs(span, span.rank // 2, rng)

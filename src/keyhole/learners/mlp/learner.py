@@ -50,21 +50,12 @@ from keyhole.learners.mlp.hessians import (
 )
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.profile import find_strange_profile
-from keyhole.learners.mlp.redundancy import (
-    costs_of_leaving,
-    fit_with_redundancy,
-    random_start,
-    repair,
-)
+from keyhole.learners.mlp.redundancy import fit_with_redundancy, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
     RefinementOptions,
-    Weights,
-    chosen,
     descend,
-    hidden_layer,
     refine,
-    with_one,
 )
 from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
@@ -78,6 +69,8 @@ from keyhole.learners.mlp.scale import (
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.network.redundancy import Data, costs_of_leaving
+from keyhole.network.weights import Weights, chosen, hidden_layer, with_one
 from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.noise import REJECTION, NoiseModel
 
@@ -442,10 +435,8 @@ class MlpLearner:
             fresh = self._draw(box.oracle.spec.domain, count, width, rng)
             points = np.concatenate([points, fresh])
             answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
-            starts = [
-                random_start(neurons, points, outputs, name, gated, rng) for name in self._names()
-            ]
-            found = fit_with_redundancy(points, answers, starts, box.unit)
+            names = self._names()
+            found = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
             if found is None:
                 continue
             if (broken := self._promise(found.neurons)) is not None:
@@ -695,7 +686,7 @@ def without_unseen(
     explain of rounding, each within six standard errors."""
     while True:
         weights = refined.weights
-        costs, left = costs_of_leaving(weights, points, answers)
+        costs, left = costs_of_leaving(weights, Data(with_one(points), answers))
         own = points.shape[1] + 1 + answers.shape[1]
         if weights.gate is not None:
             own += points.shape[1] + 1
