@@ -13,9 +13,16 @@ from keyhole.text import clean_all
 
 @dataclass(frozen=True, eq=False)
 class Counterexample:
-    """A query on which box and model differ, or on which the box differs from itself."""
+    """A query on which box and model differ, or on which the box differs from itself.
 
-    input: Any  # (length, width)
+    Attributes:
+        input: Its tokens, (length, width).
+        box_answer: Of the box.
+        model_answer: Of the model, or the box's own earlier one.
+        reason: What kind of query it is.
+    """
+
+    input: Any
     box_answer: Any
     model_answer: Any
     reason: str = ""

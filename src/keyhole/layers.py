@@ -28,9 +28,14 @@ from keyhole.targets import FOLDER
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """What was found in each block, in order."""
+    """What was found in each block, in order.
 
-    names: tuple[str, ...]  # of the parts that were asked
+    Attributes:
+        names: Of the parts that were asked.
+        runs: A recovery for each of them.
+    """
+
+    names: tuple[str, ...]
     runs: tuple[Recovery, ...]
 
     @property

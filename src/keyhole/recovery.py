@@ -77,14 +77,23 @@ BLAMED = (WrongFamily, NotIdentifiable, IllConditioned, Unsupported)
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told before and after every chunk of queries."""
+    """What a progress callback is told before and after every chunk of queries.
 
-    stage: str  # the purpose of the queries being asked
+    Attributes:
+        stage: The purpose of the queries being asked.
+        asked: Queries so far.
+        expected: Queries of the whole run, where they can be foreseen.
+        seconds: Since the start.
+        under_way: Queries sent and not answered yet; none after a chunk.
+        at_most: An upper bound where `expected` is not known yet.
+    """
+
+    stage: str
     asked: int
     expected: int | None
-    seconds: float  # since the start
-    under_way: int = 0  # queries sent and not answered yet; none after a chunk
-    at_most: int | None = None  # an upper bound where `expected` is not known yet
+    seconds: float
+    under_way: int = 0
+    at_most: int | None = None
 
 
 def recover(

@@ -72,15 +72,23 @@ class Portable:
 
 @dataclass(frozen=True)
 class Ledger(Portable):
-    """Queries the box was paid for, by purpose, and the floor (the number of unknowns per
-    number in an answer)."""
+    """Queries the box was paid for.
+
+    Attributes:
+        by_purpose: How many, for what.
+        floor: The number of unknowns per number in an answer.
+        replayed: Of these, answered from the journal of an earlier run.
+        repeated: Sent again because the box or the way to it failed; not in `paid`.
+        requests: Exchanges with an endpoint in this run: one may hold several queries.
+        prompt_tokens: Of a language model: tokens in all prompts that were paid for.
+    """
 
     by_purpose: Mapping[str, int] = field(default_factory=dict)
     floor: float | None = None
-    replayed: int = 0  # of these, answered from the journal of an earlier run
-    repeated: int = 0  # sent again because the box or the way to it failed; not in `paid`
-    requests: int = 0  # exchanges with an endpoint in this run: one may hold several queries
-    prompt_tokens: int = 0  # of a language model: tokens in all prompts that were paid for
+    replayed: int = 0
+    repeated: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_purpose", MappingProxyType(dict(self.by_purpose)))
@@ -115,24 +123,41 @@ class Ledger(Portable):
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Portable):
-    """Agreement with its bound, or a counterexample. Agreement is not equality: `bound` says in
-    words what the agreements allow one to claim."""
+    """Agreement with its bound, or a counterexample. Agreement is not equality.
+
+    Attributes:
+        agrees: Whether all answers that were compared agree.
+        queries: Fresh answers compared.
+        replayed: Answers paid for during learning, compared for free.
+        worst: Largest deviation seen, in units of its tolerance (agreement: at most 1).
+        tolerance: Median of the allowed deviations, relative to the size of ordinary answers. Where
+            most answers are zero, those do not count.
+        bound: What the agreements allow one to claim, in words.
+        counterexample: A query on which box and model differ.
+        precision: What the box's own rounding and noise allow, in the unit of `tolerance`.
+        noticed: Smallest relative change of each block of parameters that one of the fresh answers
+            would have shown.
+        format: Number format of the answers, "stated" or "decimal" among them.
+        difference: Largest |box − model| of a fresh answer over the size of that answer.
+        absolute: Largest |box − model| of a fresh answer as it is.
+        format_before: Number format when the model was recovered, where a run tells.
+        contradicted: Of the replayed answers, those that are not the model's.
+    """
 
     agrees: bool
-    queries: int  # fresh answers compared
-    replayed: int  # answers paid for during learning, compared for free
-    worst: float  # largest deviation seen, in units of the tolerance (agreement: at most 1)
-    tolerance: float  # median of the allowed deviations, relative to the size of ordinary answers
+    queries: int
+    replayed: int
+    worst: float
+    tolerance: float
     bound: str
     counterexample: Counterexample | None = None
-    precision: float = 0.0  # what the box's own rounding and noise allow, in the same unit
-    noticed: Mapping[str, float] = field(default_factory=dict)  # smallest relative change of each
-    # block of parameters that one of the fresh answers would have shown
-    format: str = ""  # number format of the answers, "stated" or "decimal" among them
-    difference: float = 0.0  # largest |box − model| of a fresh answer over the size of that answer
-    absolute: float = 0.0  # largest |box − model| of a fresh answer as it is
-    format_before: str = ""  # number format when the model was recovered, where a run tells
-    contradicted: int = 0  # of the replayed answers, those that are not the model's
+    precision: float = 0.0
+    noticed: Mapping[str, float] = field(default_factory=dict)
+    format: str = ""
+    difference: float = 0.0
+    absolute: float = 0.0
+    format_before: str = ""
+    contradicted: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noticed", MappingProxyType(dict(self.noticed)))
@@ -216,7 +241,21 @@ class RunDiagnostics:
 
 @dataclass(frozen=True, eq=False)
 class Recovery(Portable):
-    """Everything a recovery found out."""
+    """Everything a recovery found out.
+
+    Attributes:
+        outcome: How it ended; its value is advice.
+        model: What was recovered, callable like the box; None where nothing was.
+        errors: Standard errors, in the structure of the model.
+        verdict: What the comparison with fresh answers came to; None where there was none.
+        ledger: Queries paid, by purpose.
+        reason: Why it ended so, in words.
+        notes: Sentences for the reader.
+        details: Numbers that the learner left for the reader.
+        run: Box, learner, seed and what else repeats it.
+        trace: How far the model is from the answers, in the order they were asked.
+        diagnostics: How many decisions were taken, and how close the closest was.
+    """
 
     outcome: Outcome
     model: Any

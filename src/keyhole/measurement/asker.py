@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.measurement.noise import A_FEW, TELLING_ANSWERS, noise_of_type, recognise_format
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import DETECTION, NoiseModel
+from keyhole.oracles.noise import ACCURACY, DETECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 DOUBLE_PRECISION = 1e3 * UNIT_ROUNDOFF  # relative errors below this are those of float64 sums
@@ -194,10 +194,14 @@ class Asker:
         """Standard error of an answer of size one, as answers behind a norm are."""
         return max(self.unit, self.additive)
 
-    @property
-    def low_precision(self) -> bool:
-        """Whether digits are so few that extra queries are worth their price."""
-        return self.unit >= DOUBLE_PRECISION
+    def affords(self, amplification: float) -> bool:
+        """Whether an algorithm leaves its parameters as exact as ACCURACY, or more queries are
+        worth their price.
+
+        Args:
+            amplification: Relative errors of its parameters, in those of the answers.
+        """
+        return amplification * self.unit <= ACCURACY
 
     @property
     def undetected(self) -> float:

@@ -29,15 +29,19 @@ class Factors(NamedTuple):
 
 
 class Head:
-    """One attention head: `score` (d, d), `key_bias` (d,), `value` (d,) or (d, D).
+    """One attention head: token i has weight softmax_i(x_i . (score x_N + key_bias)).
 
-    `score` may be given as a pair `(left, right)` with `left @ right` the matrix; it is then kept
-    in factors and only multiplied out when `.score` is read.
+    Args:
+        score: (d, d), or a pair (left, right) with `left @ right` the matrix: it is then kept in
+            factors and only multiplied out when `.score` is read.
+        key_bias: (d,); None for zeros.
+        value: (d,) where answers are numbers, (d, D) where they are vectors.
 
-    >>> import numpy as np
-    >>> head = Head((np.ones((3, 1)), np.ones((1, 3))), None, np.ones(3))
-    >>> head.rank_bound, head.score.shape
-    (1, (3, 3))
+    Example:
+        >>> import numpy as np
+        >>> head = Head((np.ones((3, 1)), np.ones((1, 3))), None, np.ones(3))
+        >>> head.rank_bound, head.score.shape
+        (1, (3, 3))
     """
 
     score_factors: Factors | None
@@ -119,13 +123,18 @@ class Head:
 class Attention(Shown):
     """A layer of attention heads with a common offset; callable like the box.
 
-    `skip`, (d,) or (d, D) like a value, is None where the anchor adds nothing past the heads;
-    `position` is None where the heads see the earlier tokens as a set.
+    Args:
+        heads: Whose values have one shape.
+        offset: Added to every answer.
+        skip: (d,) or (d, D) like a value: what the last token adds past the heads; None for
+            nothing.
+        position: How the places of tokens count; None where heads see the earlier tokens as a set.
 
-    >>> import numpy as np
-    >>> model = Attention([Head(np.zeros((2, 2)), None, np.array([1.0, 0.0]))], 0.5)
-    >>> model(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
-    array([2.5])
+    Example:
+        >>> import numpy as np
+        >>> model = Attention([Head(np.zeros((2, 2)), None, np.array([1.0, 0.0]))], 0.5)
+        >>> model(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+        array([2.5])
     """
 
     heads: tuple[Head, ...]

@@ -27,14 +27,24 @@ TAGS = {f"norm.{order}.{kind}{how}": (order, kind, bool(how))
 
 
 class Block(Shown):
-    """`attention`, `mlp` (one may be None), `norm` "pre" | "post" | "none", `kind` "layer" | "rms",
-    `epsilons` (n,), `gain` (n, d), `bias` (n, d) of the n norms, `parallel`.
+    """A Transformer block, or one sublayer of it, read at the last position.
 
-    >>> import numpy as np
-    >>> from keyhole.models.attention import Head
-    >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
-    >>> Block(layer, None, norm="none")(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
-    array([[5., 0.]])
+    Args:
+        attention: Its heads; None where there are none.
+        mlp: Its network; None where there is none.
+        norm: "pre", "post" or "none".
+        kind: "layer" for LayerNorm, "rms" for RMSNorm.
+        epsilons: One per norm, or one for all n of them.
+        gain: (n, d); None for ones.
+        bias: (n, d); None for zeros.
+        parallel: Whether attention and network read the same normalised token.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.attention import Head
+        >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
+        >>> Block(layer, None, norm="none")(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+        array([[5., 0.]])
     """
 
     attention: Attention | None

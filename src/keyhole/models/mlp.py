@@ -179,16 +179,25 @@ def activation_named(name: Any) -> Activation:
 
 
 class Mlp(Shown):
-    """`linear` (D, d), `offset` (D,), `inner` (m, d), `inner_bias` (m,), `outer` (D, m), and for a
-    gated network `gate` (m, d), `gate_bias` (m,). Where the answer is a number, axis D is absent.
+    """A network with one hidden layer, gated or not. Callable on points (batch, width) and on
+    sequences (batch, length, width), of which it reads the last position. Where the answer is a
+    number, axis D is absent.
 
-    Callable on points (batch, width) and on sequences (batch, length, width), of which it reads
-    the last position.
+    Args:
+        inner: (m, d), a row per neuron.
+        inner_bias: (m,); None for zeros.
+        outer: (D, m).
+        activation: By its name, one of `ACTIVATIONS`.
+        linear: (D, d), what passes the neurons by; None for nothing.
+        offset: (D,).
+        gate: (m, d), of a gated network: the activation acts on it, and `inner` multiplies.
+        gate_bias: (m,).
 
-    >>> import numpy as np
-    >>> network = Mlp([[1.0, -1.0]], [0.0], [2.0], activation="relu", offset=1.0)
-    >>> network(np.array([[3.0, 1.0], [1.0, 3.0]]))
-    array([5., 1.])
+    Example:
+        >>> import numpy as np
+        >>> network = Mlp([[1.0, -1.0]], [0.0], [2.0], activation="relu", offset=1.0)
+        >>> network(np.array([[3.0, 1.0], [1.0, 3.0]]))
+        array([5., 1.])
     """
 
     inner: Array

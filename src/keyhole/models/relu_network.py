@@ -20,15 +20,21 @@ CHUNK_VALUES = 4 * 2**20  # hidden activations held at once: 32 MB
 
 
 class ReluNetwork(Shown):
-    """`weight` (m, d), `bias` (m,), `output` (m,) or (m, k), `skip` (d,) or (d, k), `offset`.
+    """A network with one hidden layer of ReLUs. Callable on points (batch, width) and on sequences
+    (batch, length, width), of which it reads the last position.
 
-    Callable on points (batch, width) and on sequences (batch, length, width), of which it reads
-    the last position.
+    Args:
+        weight: (m, d), a row per neuron.
+        bias: (m,); None for zeros.
+        output: (m,) or (m, k).
+        skip: (d,) or (d, k), what passes the neurons by; None for nothing.
+        offset: A number or (k,).
 
-    >>> import numpy as np
-    >>> network = ReluNetwork([[1.0, -1.0]], [0.0], [2.0], offset=1.0)
-    >>> network(np.array([[3.0, 1.0], [1.0, 3.0]]))
-    array([5., 1.])
+    Example:
+        >>> import numpy as np
+        >>> network = ReluNetwork([[1.0, -1.0]], [0.0], [2.0], offset=1.0)
+        >>> network(np.array([[3.0, 1.0], [1.0, 3.0]]))
+        array([5., 1.])
     """
 
     weight: Array

@@ -22,14 +22,21 @@ WAYS = {"stack.causal": True, "stack.bidirectional": False}
 
 
 class Stack(Shown):
-    """`blocks` in order, `final_norm` and `positions` (P, d) (None where there are none), `causal`.
+    """Blocks behind one another, read at the last position.
 
-    >>> import numpy as np
-    >>> from keyhole.models.attention import Attention, Head
-    >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
-    >>> block = Block(layer, None, norm="none")
-    >>> Stack([block, block], causal=True)(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
-    array([[8.5, 0. ]])
+    Args:
+        blocks: In their order.
+        final_norm: Behind the last of them; None for none.
+        causal: Whether a token sees only those before it.
+        positions: (P, d), added to the tokens by their places; None for none.
+
+    Example:
+        >>> import numpy as np
+        >>> from keyhole.models.attention import Attention, Head
+        >>> layer = Attention([Head(np.zeros((2, 2)), None, np.eye(2))], [0.0, 0.0])
+        >>> block = Block(layer, None, norm="none")
+        >>> Stack([block, block], causal=True)(np.array([[[1.0, 0.0], [3.0, 0.0]]]))
+        array([[8.5, 0. ]])
     """
 
     blocks: tuple[Block, ...]

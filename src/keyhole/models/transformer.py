@@ -27,12 +27,21 @@ NETWORK = "network."  # prefix of the network's parameters by name
 
 
 class TransformerModel(Shown):
-    """`score` (d, d), `key_bias` (d,), a `network`; `mixed_weight`, `mixed_skip` with a residual.
+    """One head whose mixture of the tokens a network of ReLUs reads.
 
-    >>> import numpy as np
-    >>> network = ReluNetwork(np.eye(2), [0.0, 0.0], [1.0, 1.0])
-    >>> TransformerModel(np.zeros((2, 2)), None, network)(np.array([[[2.0, 0.0], [0.0, 4.0]]]))
-    array([3.])
+    Args:
+        score: (d, d).
+        key_bias: (d,); None for zeros.
+        network: What it reads is the mixture of the tokens.
+        mixed_weight: (m, d), where the network's neurons read the last token, too: what they read
+            of the mixture. None without a residual.
+        mixed_skip: The same of the network's linear part.
+
+    Example:
+        >>> import numpy as np
+        >>> network = ReluNetwork(np.eye(2), [0.0, 0.0], [1.0, 1.0])
+        >>> TransformerModel(np.zeros((2, 2)), None, network)(np.array([[[2.0, 0.0], [0.0, 4.0]]]))
+        array([3.])
     """
 
     score: Array

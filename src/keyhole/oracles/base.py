@@ -31,11 +31,20 @@ INSIDE = 1.0 - 1e-12  # rounding must not take a token out of its domain
 
 @dataclass(frozen=True)
 class Domain:
-    """What the box accepts: token norms, entries, vocabulary, sequence length. `sphere` is the one
-    norm that all tokens have (a box behind a norm sees them so). `tokens` is the size of a language
-    model's vocabulary: a token is then a vector of width 1 whose only entry is its number, and the
-    vocabulary is made of these. Where an interface also takes a `bias` on tokens (up to so large),
-    a query holds vectors of width 2: the tokens of the prompt as (number, 0), biases behind."""
+    """What the box accepts. Where nothing is stated, anything.
+
+    Args:
+        max_length: Tokens in a sequence, at most.
+        max_norm: Euclidean norm of a token, at most.
+        low: Smallest entry of a token.
+        high: Largest entry of a token.
+        vocabulary: The only tokens that are accepted, a row each.
+        sphere: The one norm that all tokens have (a box behind a norm sees them so).
+        tokens: Size of a language model's vocabulary: a token is then a vector of width 1 whose
+            only entry is its number, and the vocabulary is made of these.
+        bias: Where an interface also takes a bias on tokens, the largest: a query then holds
+            vectors of width 2, the tokens of the prompt as (number, 0), biases behind.
+    """
 
     max_length: int | None = None
     max_norm: float | None = None
@@ -189,14 +198,23 @@ class Domain:
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known about a box before asking it anything."""
+    """What is known about a box before asking it anything.
+
+    Args:
+        width: Numbers in a token.
+        outputs: Numbers in an answer, where the box tells.
+        domain: What it accepts.
+        precision: How exact its answers are; None where that is to be measured.
+        identity: Names the box in reports, and keeps journals of two boxes apart.
+        answers: What a language model answers with, one of ANSWERS.
+    """
 
     width: int
-    outputs: int | None = None  # length of an answer's vector, where the box tells
+    outputs: int | None = None
     domain: Domain = Domain()
-    precision: NoiseModel | None = None  # None: not stated, to be measured
-    identity: str = "box"  # names the box in reports, and keeps journals of two boxes apart
-    answers: str | None = None  # what a language model answers with, one of ANSWERS
+    precision: NoiseModel | None = None
+    identity: str = "box"
+    answers: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "width", whole_number("width", self.width, 1))
@@ -217,7 +235,11 @@ class Spec:
 
 
 class Oracle(ABC):
-    """A box that answers queries. `ask` returns (n,) for scalar and (n, D) for vector boxes."""
+    """A box that answers queries. `ask` returns (n,) for scalar and (n, D) for vector boxes.
+
+    Attributes:
+        spec: What is known of it before it is asked.
+    """
 
     spec: Spec
 

@@ -24,6 +24,9 @@ DETECTION = 5.0
 # Standard deviations from which an answer contradicts a hypothesis (1e-15): a run compares many
 # answers, and an honest box must not be rejected in any of a million runs.
 REJECTION = 8.0
+# Relative standard error of a parameter that is good enough: where answers allow it, nothing is
+# asked again for more, and where they do not, more is asked.
+ACCURACY = 1e-8
 # Probability, per decision, that repetitions which may each fail by chance all failed.
 FALSE_ALARM = 1e-6
 ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms may differ
@@ -31,14 +34,23 @@ ROUNDINGS = 64.0  # unit roundoffs by which two evaluations of one sum of terms 
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2."""
+    """How exact the answers are: |answer − f| is about relative·|scale| + additive + step / 2.
 
-    relative: float = UNIT_ROUNDOFF  # unit roundoff of the box's arithmetic, or noise that grows
-    additive: float = 0.0  # standard deviation of noise that differs from call to call
-    step: float = 0.0  # answers are rounded to multiples of this
-    tolerance: float = 0.0  # answers may be off by up to this, in the worst possible way
-    format: str = field(default="stated", compare=False)  # number format, where it was seen
-    repeatable: bool = field(default=True, compare=False)  # asked again, the box answers alike
+    Args:
+        relative: Unit roundoff of the box's arithmetic, or noise that grows with the answer.
+        additive: Standard deviation of noise that differs from call to call.
+        step: Answers are rounded to multiples of this.
+        tolerance: Answers may be off by up to this, in the worst possible way.
+        format: Number format, where it was seen.
+        repeatable: Whether the box, asked again, answers alike.
+    """
+
+    relative: float = UNIT_ROUNDOFF
+    additive: float = 0.0
+    step: float = 0.0
+    tolerance: float = 0.0
+    format: str = field(default="stated", compare=False)
+    repeatable: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         # float64 answers are exact to UNIT_ROUNDOFF at best

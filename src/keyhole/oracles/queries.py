@@ -212,7 +212,13 @@ def holds_table(bank: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
-    """Sequences of equal length, asked for one purpose (the ledger's heading)."""
+    """Sequences of equal length, asked for one purpose.
+
+    Args:
+        bank: Where the tokens come from: an array, or a description that makes them.
+        index: Places in the bank, a row per sequence.
+        purpose: The heading in the ledger.
+    """
 
     bank: TokenBank
     index: Int[Array, "n length"]

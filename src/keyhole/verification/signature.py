@@ -127,18 +127,32 @@ def commit_to(seed: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a box answered when it was signed."""
+    """What a box answered when it was signed.
+
+    Attributes:
+        identity: Of the box.
+        plan: How the requests were drawn.
+        requests: Those that were sent.
+        answers: One row per request.
+        spread: What other company and last digits do to an answer, relative to its size.
+        noise: Of the box.
+        made: When, in ISO format.
+        versions: Of the software that made it.
+        digest: SHA-256 of the file.
+        told: Of a language model: the tokens whose log-probabilities the answers are.
+        sampled: Of a language model: the tokens that it chose.
+    """
 
     identity: str
     plan: Plan
     requests: tuple[Request, ...]
     answers: Float[Array, "n out"]
-    spread: Float[Array, " n"]  # what other company and last digits do to an answer, relative
+    spread: Float[Array, " n"]
     noise: NoiseModel
-    made: str  # when
+    made: str
     versions: tuple[tuple[str, str], ...]
-    digest: str = ""  # SHA-256 of the file
-    told: Int[Array, "n out"] | None = None  # of a language model: tokens of the log-probabilities
+    digest: str = ""
+    told: Int[Array, "n out"] | None = None
     sampled: Int[Array, " n"] | None = None
 
     @property
@@ -423,11 +437,18 @@ def verify_signature(
 
 @dataclass(frozen=True)
 class Evidence:
-    """A verdict that anybody can check: what `check_evidence` found in a file."""
+    """A verdict that anybody can check: what `check_evidence` found in a file.
+
+    Attributes:
+        verdict: As the file states it.
+        sound: Whether digest, seed, queries, deviations and verdict fit together.
+        reasons: What was checked, or what does not fit.
+        digest: SHA-256 of the file.
+    """
 
     verdict: Verdict
-    sound: bool  # digest, seed, queries, deviations and verdict fit together
-    reasons: tuple[str, ...]  # what was checked, or what does not fit
+    sound: bool
+    reasons: tuple[str, ...]
     digest: str
 
     def __str__(self) -> str:

@@ -182,10 +182,17 @@ def _verdict(
     numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
     sizes_seen = np.sqrt(np.mean(numbers**2, axis=1))
-    # of an ordinary answer: one to huge tokens would make every tolerance look small
-    scale = max(float(np.median(sizes_seen) or np.sqrt(np.mean(sizes_seen**2))), TINY)
-    allowed = _median([one.allowed for one in judged if one.disturbed] or [judged[0].allowed])
-    own = _median([allow_rounding(one.case.answers, noise) for one in judged]) / scale
+    # of an ordinary answer: one to huge tokens would make every tolerance look small, and so would
+    # those of a network that is silent at most of them
+    speaking = judged
+    scale = float(np.median(sizes_seen))
+    if scale == 0.0 and sizes_seen.any():
+        speaking = [one for one in judged if one.case.answers.any()]
+        scale = float(np.median(sizes_seen[sizes_seen > 0]))
+    scale = max(scale, TINY)
+    wide = [one.allowed for one in speaking if one.disturbed] or [speaking[0].allowed]
+    allowed = _median(wide)
+    own = _median([allow_rounding(one.case.answers, noise) for one in speaking]) / scale
     hidden = bool(noise.additive > 0 and allowed > scatter)
     noticed = tell_noticed(rates) if example is None else {}
     if example is not None:

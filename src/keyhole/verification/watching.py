@@ -74,17 +74,30 @@ class WatchState:
 
 @dataclass(frozen=True, eq=False)
 class Watch:
-    """What is known after a night."""
+    """What is known after a night.
+
+    Attributes:
+        alarm: Whether the box changed.
+        since: When the change most likely came, where there is an alarm.
+        e_value: Alarm from 1 / alpha on.
+        nights: Counted since the test was armed.
+        verdict: Of this night alone.
+        asked: Queries of this night.
+        bad: Of these, answers beyond tolerance.
+        alpha: Probability of a false alarm, ever.
+        first_alarm: The night on which it was raised.
+        history: All nights so far.
+    """
 
     alarm: bool
-    since: str | None  # when the change most likely came, where there is an alarm
-    e_value: float  # alarm from 1 / alpha on
-    nights: int  # counted since the test was armed
-    verdict: Verdict  # of this night alone
+    since: str | None
+    e_value: float
+    nights: int
+    verdict: Verdict
     asked: int
     bad: int
     alpha: float
-    first_alarm: str | None = None  # the night on which it was raised
+    first_alarm: str | None = None
     history: tuple[NightRecord, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:

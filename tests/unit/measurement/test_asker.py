@@ -60,7 +60,8 @@ def test_precision_is_what_was_seen_or_stated() -> None:
     assert single.unit == UNIT_ROUNDOFF
     single(TOKENS, "test")
     assert single.unit == SINGLE_ROUNDOFF
-    assert single.low_precision
+    assert single.affords(0.1)
+    assert not single.affords(1e4)
     spec = Spec(4, precision=NoiseModel(relative=1e-3, additive=0.1))
     stated = Asker(FunctionOracle(lambda tokens: tokens[:, 0], spec))
     assert stated.unit == 1e-3

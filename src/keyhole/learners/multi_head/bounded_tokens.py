@@ -34,7 +34,7 @@ from keyhole.learners.multi_head.validation import (
     find_counterexample,
 )
 from keyhole.learners.multi_head.vector_outputs import (
-    FLOAT64,
+    FEWEST,
     SoftAnswers,
     ValueMaps,
     assemble_heads,
@@ -108,7 +108,7 @@ def attempt_with_eigenvalues(
     ranges = find_ranges([point.slopes @ inverse for point in points], heads)
     maps = ValueMaps.of_ranges(ranges, box.total)
     answers = measure_soft_answers(
-        ask, maps, box.frame, FLOAT64, rng, radius=box.radius, expect_ranks=True
+        ask, maps, box.frame, FEWEST, rng, radius=box.radius, expect_ranks=True
     )
     scores, biases = answers.solve_keys(maps)
     corrections = 15  # rounds of defect correction

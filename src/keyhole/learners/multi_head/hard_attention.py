@@ -46,6 +46,7 @@ from keyhole.measurement.asker import Asker
 CANDIDATES = 256  # tokens offered: two heads share one in about H²/512 of all cases
 CROWD = 4 * CANDIDATES  # tokens offered where answers are vectors, which tell more of them apart
 MOST_HEADS = 64  # heads beyond which an unknown number of them is no longer looked for
+HUGE_TOKENS = 1e4  # relative errors of what is measured behind huge tokens, in roundings
 HARD_SCALE = 1e10  # token size over anchor size that makes attention hard at ordinary scores
 CANDIDATE_SETS = 4  # sets of candidates tried before the family is doubted
 SAFE_SHIFT = 3e-3  # shift of a selected token, relative, that changes nobody's choice
@@ -151,7 +152,7 @@ def find_selected_tokens(
     """The selected tokens among random candidates; `total` is the sum of all values."""
     size = count_candidates(ask, CANDIDATES, heads)
     scale = HARD_SCALE / float(np.linalg.norm(anchor))
-    if ask.low_precision and not ask.additive:
+    if not ask.affords(HUGE_TOKENS) and not ask.additive:
         by_halves = halve_candidates(ask, anchor, total, heads, rng, size, scale)
         if by_halves is not None:
             return by_halves

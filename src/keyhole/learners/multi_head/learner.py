@@ -30,7 +30,7 @@ from keyhole.learners.base import (
 )
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
 from keyhole.learners.multi_head.half_precision import learn_half_precision
-from keyhole.learners.multi_head.hard_attention import CANDIDATES, Selection
+from keyhole.learners.multi_head.hard_attention import CANDIDATES, HUGE_TOKENS, Selection
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     learn_by_least_squares,
@@ -112,7 +112,8 @@ class MultiHead:
         expected = self.expected_queries(replace(oracle.spec, outputs=first.shape[1]))
         known = len(find_known_directions(oracle))  # and zero
         oracle.expect(None if expected is None else expected - known - bool(known))
-        recording = oracle.remaining is not None and bool(ask.low_precision or ask.additive)
+        exact = ask.affords(HUGE_TOKENS) and not ask.additive
+        recording = oracle.remaining is not None and not exact
         ask = replace(ask, recording=recording)
         found = run_strategies(self.list_strategies(ask, rng, frame, first, selected))
         return refine_by_least_squares(ask, found, rng)
@@ -159,9 +160,10 @@ class MultiHead:
                 return replace(refuted[0], conclusive=True, searched=True)
             return result
 
-        # vector answers in few digits: soft ones tell more than those behind separating tokens
+        # where errors behind separating tokens are too large, soft vector answers tell more
         polish = None
-        if first.shape[1] > 1 and ask.low_precision and not ask.additive and not ask.recording:
+        rough = not ask.affords(HUGE_TOKENS) and not ask.additive
+        if first.shape[1] > 1 and rough and not ask.recording:
 
             def polish(ask: Asker, draft: Hypothesis) -> Result:
                 return polish_draft(ask, draft, rng)

@@ -25,6 +25,7 @@ from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample, NotIdentifiable
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.examples import FromExamples
+from keyhole.learners.multi_head.hard_attention import HUGE_TOKENS
 from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
 from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_heads
 from keyhole.measurement.asker import Asker
@@ -177,7 +178,7 @@ def fit_examples(
         bias=bias,
         noise=min(level, 0.5),  # beyond, noise is all the same
     )
-    labels = answers.astype(np.float32) if ask.low_precision else answers
+    labels = answers if ask.affords(HUGE_TOKENS) else answers.astype(np.float32)
     fit = learner.fit(examples.tokens, labels[:, 0] if ask.scalar else labels, rng)
     found = fit.diagnostics
     if found.ending == "spent" and found.residual > 1.5 * level:

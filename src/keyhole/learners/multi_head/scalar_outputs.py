@@ -41,6 +41,7 @@ from keyhole.errors import (
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.hard_attention import (
+    HUGE_TOKENS,
     HardAttentionPattern,
     find_selected_tokens,
     measure_values,
@@ -73,7 +74,6 @@ from keyhole.models.attention import Attention, Head
 TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
 TILT = 0.5  # how far a probe leans towards the head's value
 MARGIN = 80.0  # log-odds by which designed separators hold at the first anchor, float64
-VALUE_ROUNDINGS = 1e4  # rounding errors that a value may carry after hard attention
 CLOSE_HEADS = 12.0  # norm of the separators beyond which two heads count as almost alike
 
 
@@ -323,7 +323,7 @@ def try_anchors(
             mix = np.asarray(rng.standard_normal(total.shape[1]))
         anchor = reach * random_directions(rng, 1, ask.width)[0]
         # each new attempt looks ten times closer for two heads in one, if digits allow it
-        suspicion = 1.0 if ask.low_precision else 0.1**number
+        suspicion = 0.1**number if ask.affords(HUGE_TOKENS) else 1.0
         problem = ScalarProblem(
             ask, total, frame, centred, prior.heads, rank, bias, reach, anchor, mix, suspicion
         )
@@ -449,7 +449,7 @@ def attempt_with_separators(problem: ScalarProblem, rng: np.random.Generator) ->
             raise IllConditioned("a head does not react to any probe") from None
         return draft_uniform(problem)
     progress = redesign_separators(progress)
-    if problem.ask.low_precision and not progress.isolation.alone:
+    if not (problem.ask.affords(HUGE_TOKENS) or progress.isolation.alone):
         progress = measure_again(progress, rng)
     progress = measure_other_keys(progress, rng)
     return draw_conclusion(progress, rng)
@@ -540,7 +540,7 @@ def use_as_separators(
         expected = float(np.einsum("hd,hd->", tokens, values.choosing))
         sizes = np.linalg.norm(values.choosing, axis=1)
         output_scale = float(np.linalg.norm(tokens, axis=1) @ sizes)
-        allowed = VALUE_ROUNDINGS * problem.ask.unit * output_scale + problem.ask.undetected
+        allowed = HUGE_TOKENS * problem.ask.unit * output_scale + problem.ask.undetected
         if np.abs(isolation.base - expected).max() <= allowed:
             return IsolatedHeads(problem, values, isolation)
         tokens, asked = tokens * 30, tokens
@@ -580,7 +580,7 @@ def seems_shared(isolated: IsolatedHeads, head: int, first: SoftProbes) -> bool:
     used = float(np.linalg.norm(second.probes[0]) / np.linalg.norm(first.probes[0]))
     misfit = abs(float(second.log_odds[0] - used * first.log_odds[0]))
     errors = [
-        isolated.estimate_odds_errors(head, part.probes, part.log_odds, VALUE_ROUNDINGS)
+        isolated.estimate_odds_errors(head, part.probes, part.log_odds, HUGE_TOKENS)
         for part in (second, first)
     ]
     return misfit > 100 * isolated.problem.suspicion * float((errors[0] + used * errors[1])[0])
@@ -688,8 +688,8 @@ def redesign_separators(progress: Progress) -> Progress:
 
 
 def measure_again(progress: Progress, rng: np.random.Generator) -> Progress:
-    """Values and first keys once more, where the box has few digits: designed separators are a
-    hundred times shorter than huge tokens, and so are the errors. (H - 1) d and H d queries."""
+    """Values and first keys once more, where errors behind huge tokens are too large: designed
+    separators are a hundred times shorter, and so are the errors. (H - 1) d and H d queries."""
     if progress.values.uniform is None and len(progress.values.choosing) > 1:
         progress = measure_values_again(progress, rng)
     progress = measure_first_keys_again(progress, rng)
@@ -897,7 +897,7 @@ def measure_keys_at(
         if table.rank is not None and count >= table.rank:
             firsts.append(table.rank)
         elif table.searching:  # probes beyond the range so far tell whether it grows
-            spare = 3 if problem.ask.low_precision else 1
+            spare = 1 if problem.ask.affords(HUGE_TOKENS) else 3
             firsts.append(min(count + spare, problem.width))
         else:
             firsts.append(problem.width)
@@ -952,7 +952,7 @@ def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
     weights = np.abs(got.probes @ progress.values.choosing[head])
     noise = progress.estimate_change_errors(head, got.probes) / weights
     # few digits come with more probes, which tell noise from a new direction more closely
-    times = 20.0 if progress.problem.ask.low_precision else 200.0
+    times = 200.0 if progress.problem.ask.affords(HUGE_TOKENS) else 20.0
     allowed = 1e-7 * np.linalg.norm(seen) + times * np.linalg.norm(noise)
     return bool(np.linalg.norm(got.probes @ known @ fit - seen) <= allowed)
 

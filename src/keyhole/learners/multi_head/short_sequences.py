@@ -38,6 +38,7 @@ from keyhole.errors import Counterexample, IllConditioned, NotIdentifiable, Wron
 from keyhole.learners.base import Hypothesis, Result
 from keyhole.learners.multi_head.hard_attention import (
     HARD_SCALE,
+    HUGE_TOKENS,
     MOST_HEADS,
     NO_VALUE,
     query_hard,
@@ -446,7 +447,7 @@ def choose_signs(
             f"{ask.oracle.spec.domain.max_length}"
         )
     why = describe_cancellation(len(good)) if len(good) else OPPOSITE
-    if ask.low_precision:  # a head may have been missed
+    if not ask.affords(HUGE_TOKENS):  # a head may have been missed
         raise IllConditioned(MIRRORED.format(why=why))
     raise NotIdentifiable(MIRRORED.format(why=why))
 

@@ -33,6 +33,7 @@ from keyhole.errors import DomainError, IllConditioned, WrongFamily
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.hard_attention import (
+    HUGE_TOKENS,
     HardAttentionPattern,
     NeverHard,
     Overcomplete,
@@ -69,7 +70,7 @@ class HiddenChoices(Refuted):
 
 @dataclass(frozen=True)
 class SamplingPolicy:
-    """How much is asked beyond the minimum, by the precision of the box."""
+    """How much is asked beyond the minimum: the less, the more errors are amplified."""
 
     reach: float  # shift of a selected token, relative to its size
     candidate_sets: int  # sets whose selected tokens are added up, to allow longer shifts
@@ -84,9 +85,9 @@ class SamplingPolicy:
         return rank + max(1, int(rank * self.spare))
 
 
-FLOAT64 = SamplingPolicy(0.1, 1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
-LOW_PRECISION = SamplingPolicy(0.1, 3, spare=0.4, share=0.5, groups=2, peak=1.5, anchor=0.5)
-# Few digits, where least squares follow: off by a few per cent at a ninth above the minimum.
+FEWEST = SamplingPolicy(0.1, 1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
+STEADY = SamplingPolicy(0.1, 3, spare=0.4, share=0.5, groups=2, peak=1.5, anchor=0.5)
+# Where least squares follow: off by a few per cent at a ninth above the minimum.
 ROUGH = SamplingPolicy(0.1, 3, spare=0.15, share=1.0, groups=1, peak=1.5, anchor=0.5)
 
 
@@ -107,16 +108,17 @@ def learn_vector(
     ask = ask.subtracting(offset)
     selected = None if selected is None else selected.subtract(offset)
     size = float(np.linalg.norm(frame[0]))
-    policy = LOW_PRECISION if ask.low_precision else FLOAT64
+    exact = ask.affords(HUGE_TOKENS)
+    policy = FEWEST if exact else STEADY
     # a plain answer with few decimals has fewer digits than one to huge tokens
-    rounded = ask.low_precision or decimals(first) is not None
+    rounded = not exact or decimals(first) is not None
     trouble: Exception | None = None
     for number in range(prior.attempts):
-        if number == 1 and not ask.low_precision:  # a head may have left its token unnoticed
+        if number == 1 and exact:  # a head may have left its token unnoticed
             policy = replace(policy, reach=0.3 * policy.reach)
         problem = VectorProblem(
             ask, frame / size, (first - offset) / size, size, prior.heads, prior.rank, policy,
-            expect_equal_ranks=ask.low_precision and number == 0,
+            expect_equal_ranks=not exact and number == 0,
             believe_marks=not rounded and number == 0,
             believe_whole=not rounded,
             selected=selected if number == 0 else None,

@@ -51,12 +51,19 @@ class Repeats:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how long to try again."""
+    """How often and how long to try again.
 
-    attempts: int = 8  # of one part, the first included
-    first: float = 0.25  # seconds before the second attempt, doubled each time
-    longest: float = 30.0  # seconds that the doubling stops at
-    willing: float = 300.0  # seconds to wait if the box asks for it; beyond that, give up
+    Args:
+        attempts: Of one part, the first included.
+        first: Seconds before the second attempt, doubled each time.
+        longest: Seconds that the doubling stops at.
+        willing: Seconds to wait if the box asks for it; beyond that, give up.
+    """
+
+    attempts: int = 8
+    first: float = 0.25
+    longest: float = 30.0
+    willing: float = 300.0
 
     def __post_init__(self) -> None:
         whole_number("attempts", self.attempts, 1)

@@ -9,8 +9,8 @@ import keyhole
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted
 from keyhole.learners.multi_head.hard_attention import Overcomplete
 from keyhole.learners.multi_head.vector_outputs import (
-    FLOAT64,
-    LOW_PRECISION,
+    FEWEST,
+    STEADY,
     SoftAnswer,
     SoftAnswers,
     SoftQuerier,
@@ -126,7 +126,7 @@ def test_soft_queries_find_their_own_length_and_the_ranks() -> None:
     ask(np.zeros((1, 1, WIDTH)), "values")
     frame = np.linalg.qr(rng.standard_normal((WIDTH, WIDTH)))[0]
     maps = maps_of(model)
-    answers = measure_soft_answers(ask, maps, frame, FLOAT64, rng)
+    answers = measure_soft_answers(ask, maps, frame, FEWEST, rng)
     assert answers.score_ranks == (RANK,) * HEADS
     assert len(answers.columns) == WIDTH + 1
     scores, _ = answers.solve_keys(maps)
@@ -140,7 +140,7 @@ def test_soft_queries_find_their_own_length_and_the_ranks() -> None:
 def test_a_soft_query_that_saturates_is_asked_again_shorter() -> None:
     model = layer(9)
     ask, maps = asker(model, WIDTH), maps_of(model)
-    querier = SoftQuerier(ask, maps, FLOAT64, radius=np.inf)
+    querier = SoftQuerier(ask, maps, FEWEST, radius=np.inf)
     (group,) = querier.add_groups(
         np.linalg.qr(np.random.default_rng(10).standard_normal((WIDTH, RANK)))[0].T[None]
     )
@@ -149,7 +149,7 @@ def test_a_soft_query_that_saturates_is_asked_again_shorter() -> None:
     first = querier.query_first(np.ones(WIDTH), group)
     assert 0.3 <= querier.measure_peak(first) <= 5.0
     assert len(querier.peaks) == 1
-    short = SoftQuerier(ask, maps, FLOAT64, 0.1, querier.groups, querier.readers, [1e-9])
+    short = SoftQuerier(ask, maps, FEWEST, 0.1, querier.groups, querier.readers, [1e-9])
     assert short.query(0.01 * np.ones(WIDTH), group).length == 0.05  # tokens stay in the domain
 
 
@@ -158,7 +158,7 @@ def test_hard_attention_measures_the_responses() -> None:
     ask, rng = asker(model, WIDTH), np.random.default_rng(12)
     frame = np.linalg.qr(rng.standard_normal((WIDTH, WIDTH)))[0]
     first = ask(frame[:1, None], "values")
-    for policy in (FLOAT64, LOW_PRECISION):
+    for policy in (FEWEST, STEADY):
         problem = VectorProblem(ask, frame, first, 1.0, HEADS, None, policy)
         found = measure_responses(problem, rng.standard_normal(WIDTH), rng).solve_maps()
         assert sorted(found.ranks) == [RANK] * HEADS
@@ -174,7 +174,7 @@ def test_two_heads_that_shared_a_token_are_told_by_one_of_them() -> None:
     ask = ask.subtracting(ask(np.zeros((1, 1, WIDTH)), "values")[0])
     frame = np.linalg.qr(rng.standard_normal((WIDTH, WIDTH)))[0]
     first = ask(frame[:1, None], "values")
-    problem = VectorProblem(ask, frame, first, 1.0, None, None, FLOAT64, believe_marks=True)
+    problem = VectorProblem(ask, frame, first, 1.0, None, None, FEWEST, believe_marks=True)
     selected, shifted = tell_heads_apart(problem, rng.standard_normal(WIDTH), rng)
     count = min(len(part) for part in shifted[:2])
     joint = shifted[0][-count:] + shifted[1][-count:]
@@ -188,7 +188,7 @@ def test_two_heads_that_shared_a_token_are_told_by_one_of_them() -> None:
 def test_a_mark_is_a_spare_response() -> None:
     ask, rng = asker(layer(), WIDTH), np.random.default_rng(19)
     frame = np.eye(WIDTH)
-    plain = VectorProblem(ask, frame, frame[:1], 1.0, None, None, FLOAT64)
+    plain = VectorProblem(ask, frame, frame[:1], 1.0, None, None, FEWEST)
     problem = replace(plain, believe_marks=True)
     rows = np.linalg.qr(rng.standard_normal((WIDTH, 3)))[0].T
     inside, outside = rng.standard_normal(3) @ rows, rng.standard_normal(WIDTH)
