@@ -81,11 +81,24 @@ def measure(name: str, size: str, boxes: Iterable[tuple[int, object, Error]], li
     )
 
 
-def draw_blocks(seeds: Iterable[int], **options: object) -> Iterable[tuple[int, object, Error]]:
-    """Blocks of this project's own, compared by their parameters."""
+def draw_blocks(
+    seeds: Iterable[int], single: bool, **options: object
+) -> Iterable[tuple[int, object, Error]]:
+    """Blocks of this project's own, compared by their parameters; in single precision by fresh
+    answers, relative to their spread."""
     for seed in seeds:
         secret = block(np.random.default_rng(seed), **options)  # type: ignore[arg-type]
-        yield seed, secret, lambda model, secret=secret: keyhole.distance(model, secret)
+        if not single:
+            yield seed, secret, lambda model, secret=secret: keyhole.distance(model, secret)
+            continue
+        fresh = np.random.default_rng(seed + 1).standard_normal((200, 6, secret.width))
+        box = secret.astype(np.float32)
+
+        def error(model: Block, box: Block = box, fresh: np.ndarray = fresh) -> float:
+            answers = box(fresh.astype(np.float32))
+            return float(np.abs(model(fresh) - answers).max() / answers.std())
+
+        yield seed, box, error
 
 
 def draw_encoders(
@@ -249,7 +262,7 @@ def main() -> None:
     parser.add_argument("--share", type=int, nargs="+", default=[1, 2, 4], help="neurons per width")
     parser.add_argument("--activation", nargs="+", default=["relu", "gelu"])
     parser.add_argument("--limit", type=float, default=600.0, help="CPU seconds for one box")
-    parser.add_argument("--single", action="store_true", help="encoder layers in single precision")
+    parser.add_argument("--single", action="store_true", help="boxes in single precision")
     options = parser.parse_args()
     signal.signal(signal.SIGPROF, stop)
     limit = options.limit
@@ -258,14 +271,15 @@ def main() -> None:
     for name, norm in CASES:
         sizes = itertools.product(options.width, options.heads) if options.only in name else ()
         for width, heads in sizes:
-            boxes = draw_blocks(seeds, width=width, heads=heads, norm=norm)
+            boxes = draw_blocks(seeds, options.single, width=width, heads=heads, norm=norm)
             measure(name, f"d{width} H{heads}", boxes, limit)
     for name, networks, norm in (
         ("x + mlp(norm)", NETWORKS, "pre"),
         ("norm(x + mlp)", BEHIND, "post"),
     ):
         for width, neurons, bend in networks if options.only in name else ():
-            boxes = draw_blocks(seeds, width=width, neurons=neurons, activation=bend, norm=norm)
+            sizes = {"width": width, "neurons": neurons, "activation": bend, "norm": norm}
+            boxes = draw_blocks(seeds, options.single, **sizes)
             measure(name, f"d{width} m{neurons} {bend}", boxes, limit)
     for pre, bend in itertools.product((True, False), options.activation):
         name = f"encoder, {'pre' if pre else 'post'}, {bend}"

@@ -47,6 +47,7 @@ from keyhole.learners.block.refinement import (
     Refined,
     misfit_of,
     refine_block,
+    settle_block,
     with_attention,
 )
 from keyhole.measurement.families import Family
@@ -339,11 +340,11 @@ def attempt(
         return Inconclusive(str(failed))
     errors = None
     if box.width <= widest:
-        pairs = paid.pairs()
+        pairs, random = paid.pairs(), list[tuple[Array, Array]]()
         if misfit_of(model, pairs) > SETTLED**2 * spread_of(pairs):
-            pairs += ask_random(box, model, rng)
+            random = ask_random(box, model, rng)
         try:
-            refined = refine_block(model, pairs, box.unit, rng)
+            refined = refine_attention(model, pairs, random, box.unit, rng)
         except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
@@ -360,12 +361,42 @@ def attempt(
     return describe(*set_zeros(model, errors), misfit, box)
 
 
+def refine_attention(
+    model: Block, asked: Pairs, random: Pairs, unit: float, rng: np.random.Generator
+) -> Refined:
+    """The refined sublayer, from queries that were asked for the algebra, and random ones. Where
+    the fit fails, scores were read badly, a rank too small among them: then random queries tell
+    them first."""
+    try:
+        return refine_block(model, [*asked, *random], unit, rng)
+    except NotThisBlock:
+        if not random:
+            raise
+    model = settle_block(widen_scores(model, rng), random, "left|read", steps=12)
+    return refine_block(settle_block(model, random, steps=12), [*asked, *random], unit, rng)
+
+
+def widen_scores(model: Block, rng: np.random.Generator) -> Block:
+    """The same sublayer, its scores in factors of one rank, the largest of any head."""
+    assert model.attention is not None
+    heads, most = [], max(head.rank_bound for head in model.attention.heads)
+    for head in model.attention.heads:
+        left, right = head.score_factors or (head.score, np.eye(model.width))
+        more = most - right.shape[0]
+        rows = rng.standard_normal((more, model.width)) * np.sqrt(np.mean(right**2))
+        factors = np.pad(left, ((0, 0), (0, more))), np.concatenate([right, rows])
+        heads.append(Head(factors, head.key_bias, head.value))
+    return with_attention(model, Attention(heads, model.attention.offset))
+
+
 def spread_of(pairs: Pairs) -> float:
     """Mean square of the answers around their means."""
     return float(np.mean([np.mean((seen - seen.mean(axis=0)) ** 2) for _, seen in pairs]))
 
 
-def ask_random(box: Box, model: Block, rng: np.random.Generator, floors: float = 1.0) -> Pairs:
+def ask_random(
+    box: Box, model: Block, rng: np.random.Generator, floors: float = 1.0
+) -> list[tuple[Array, Array]]:
     """As many queries as the model has unknowns per number in an answer, of independent tokens at
     which scores are of order one, of several lengths: what was asked for the algebra is
     ill-conditioned for a fit."""

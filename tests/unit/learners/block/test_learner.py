@@ -2,17 +2,21 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block.box import Box
+from keyhole.learners.block.box import Box, NotThisBlock
 from keyhole.learners.block.learner import (
     BlockLearner,
     drop_neurons,
     find_idle_neurons,
     find_order,
     find_straight_neurons,
+    refine_attention,
     unknowns,
+    widen_scores,
 )
-from keyhole.learners.block.refinement import Refined
+from keyhole.learners.block.refinement import Refined, with_attention
+from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
+from keyhole.models.canonical import canonical_block
 from keyhole.models.random import attention, block
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
@@ -142,3 +146,48 @@ def test_neurons_that_hardly_bend_are_told():
     straight = np.arange(6) == 4
     parts["mlp.inner"] = np.where(straight[:, None], 0.05, 1.0) * parts["mlp.inner"]
     np.testing.assert_array_equal(find_straight_neurons(Block.from_arrays(parts)), straight)
+
+
+def rounded_queries(secret, count, lengths, rng):
+    found = []
+    for length in lengths:
+        tokens = rng.standard_normal((count, length, secret.width)).astype(np.float32)
+        answers = secret.astype(np.float32)(tokens)
+        found.append((tokens.astype(float), answers.astype(float)))
+    return found
+
+
+def without_a_direction(secret):
+    """The first head's score with one direction less."""
+    first, *others = secret.attention.heads
+    axes, sizes, rows = np.linalg.svd(first.score)
+    rank = first.rank_bound - 1
+    poor = Head((axes[:, :rank] * sizes[:rank], rows[:rank]), first.key_bias, first.value)
+    return with_attention(secret, Attention([poor, *others], secret.attention.offset))
+
+
+def test_a_score_of_too_small_a_rank_is_made_whole_by_random_queries():
+    rng = np.random.default_rng(0)
+    secret = canonical_block(block(rng, 8, heads=2))
+    random = rounded_queries(secret, 25, (2, 3, 5, 8), rng)
+    asked = rounded_queries(secret, 20, (1,), rng)
+    start = without_a_direction(secret)
+    wider = widen_scores(start, rng)
+    assert [head.rank_bound for head in wider.attention.heads] == [4, 4]
+    assert np.allclose(wider(random[1][0]), start(random[1][0]))
+    found = refine_attention(start, asked, random, 2.0**-24, rng)
+    assert found.level < 1.0
+    assert keyhole.distance(found.block.attention, secret.attention) < 1e-4
+    with pytest.raises(NotThisBlock):
+        refine_attention(start, [*asked, *random], [], 2.0**-24, rng)
+
+
+def test_attention_in_single_precision_asks_random_queries():
+    secret = block(np.random.default_rng(2), 16, heads=4)
+    found = keyhole.recover(secret.astype(np.float32), BlockLearner(), seed=2)
+    assert found.outcome is Outcome.RECOVERED
+    assert found.ledger.by_purpose["refinement"] > 0
+    fresh = np.random.default_rng(3).standard_normal((50, 4, 16))
+    assert np.abs(found.model(fresh) - secret(fresh)).max() < 1e-4
+    exact = keyhole.recover(secret, BlockLearner(), seed=2)
+    assert "refinement" not in exact.ledger.by_purpose
