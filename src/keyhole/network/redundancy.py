@@ -89,7 +89,9 @@ def eliminate(weights: Weights, data: Data, ridge: float) -> State:
     points, answers, count = data.points, data.answers, weights.neurons
     hidden, slopes = hidden_layer(weights, points)
     columns = np.column_stack([hidden, points])
-    norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
+    norms = np.linalg.norm(columns, axis=0)
+    # neurons that are silent at all points have no linear part to speak of
+    norms = np.maximum(norms, UNIT_ROUNDOFF**2 * norms.max() + TINY)
     columns = columns / norms
     # a trace of a ridge where there is none: columns may coincide
     level = np.sqrt(max(ridge * len(points), 1e-26)) * np.ones(count)
