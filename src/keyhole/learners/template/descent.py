@@ -117,7 +117,7 @@ def fit(
         steps: tried at most.
         target: mean square of the residuals that is as good as exact.
         free: which unknowns move; None for all.
-        until: time (`time.monotonic`) at which it ends.
+        until: CPU time of the process (`time.process_time`) at which it ends.
         watch: called with the mean square residual after each step.
     """
     free = np.ones(len(start), dtype=bool) if free is None else free
@@ -151,7 +151,7 @@ def fit(
         damping, best = trial.damping, trial.state
         if watch is not None:
             watch(trial.cost / numbers)
-        if time.monotonic() > until:
+        if time.process_time() > until:
             raise OutOfTime
 
     taken, settled = 0, False

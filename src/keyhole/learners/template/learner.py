@@ -23,6 +23,7 @@ from keyhole.errors import InvalidArgument, Unsupported
 from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.learners.template.forward import Answered, Forward, Residuals, check_module
 from keyhole.learners.template.search import EXPLAINED, Effort, Search, search
+from keyhole.learners.template.widening import find_pairs
 from keyhole.measurement.asker import Asker
 from keyhole.models.template import TemplateModel, digest_of
 from keyhole.oracles.base import Oracle, Spec
@@ -58,7 +59,7 @@ class FromTemplate:
             weights are ignored, and it is not changed.
         starts: Short fits in a round; the best of a round is carried on. More find the right place
             more often, and take longer.
-        seconds: After which no further round begins, and the best fit so far is returned.
+        seconds: Of computing (CPU time of the process) after which the best fit so far is returned.
 
     Example:
         >>> import torch
@@ -99,7 +100,7 @@ class FromTemplate:
                 "a template is fitted to answers to tokens of all directions and sizes; this box "
                 "takes the tokens of a vocabulary only"
             )
-        until = time.monotonic() + self.seconds
+        until = time.process_time() + self.seconds
         forward = Forward.of(self.module)
         lengths = find_lengths(forward, oracle)
         ask = Asker(oracle, rounding=True)
@@ -108,15 +109,16 @@ class FromTemplate:
         short, *others = (box.ask(size, rows) for size, rows in SIZES)
         data = [*short, *(one for part in others for one in part)]
         fresh = box.ask_fresh()
-        effort = Effort(starts=self.starts)
+        effort = Effort(until, starts=self.starts)
+        pairs = find_pairs(forward, ask.width, lengths[0])
         starts = rng.spawn(1)[0]  # how many are drawn depends on the time, queries must not
-        best = search(forward, box.weigh(short), box.weigh(data), effort, starts, until)
+        best = search(forward, pairs, box.weigh(short), box.weigh(data), effort, starts)
         while best.explained and not box.explains(best, fresh):
             if box.asked >= MOST * forward.unknowns:
                 break
             data, fresh = [*data, *fresh, *box.ask(1.0, 1.0)], box.ask_fresh()
             best = search(
-                forward, box.weigh(data), box.weigh(data), effort, starts, until, best.weights
+                forward, pairs, box.weigh(data), box.weigh(data), effort, starts, best.weights
             )
         return describe(self.module, forward, box, best, data, fresh)
 
