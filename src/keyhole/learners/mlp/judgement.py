@@ -23,6 +23,7 @@ from keyhole.learners.mlp.options import MlpOptions
 from keyhole.learners.mlp.refinement import Refined
 from keyhole.learners.mlp.thinning import rows_of
 from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.mlp import ACTIVATIONS, Mlp, turned
 from keyhole.network.weights import Weights, hidden_layer, with_one
 from keyhole.oracles.noise import REJECTION, NoiseModel
@@ -80,9 +81,8 @@ def judge(
     errors = moved_back(refined.errors, np.zeros_like(centre), radius)
     model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
     model, deviations, side = with_sides(model, deviations, options.certain)
-    model = without_rounding(
-        model, deviations, float(np.abs(answers).max()), box.unit, options.zero
-    )
+    evidence = Evidence(box.noise)
+    model = without_rounding(model, deviations, float(np.abs(answers).max()), evidence)
     width, outputs = points.shape[1], answers.shape[1]
     gated = weights.gate is not None
     affine = not gated or bool(model.linear.any())
@@ -221,17 +221,15 @@ def as_mlp(weights: Weights, scalar: bool) -> Mlp:
     )
 
 
-def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float, zero: float) -> Mlp:
+def without_rounding(model: Mlp, errors: Mlp, answers: float, evidence: Evidence) -> Mlp:
     """Biases, linear part and offset that cannot be told from zero, and would not matter beside
     arguments of order one and the answers, are zero."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
     through = float(np.linalg.norm(np.atleast_2d(model.outer) @ model.inner))
     sizes = {"inner_bias": 1.0, "gate_bias": 1.0, "linear": through, "offset": answers}
     for name, yardstick in sizes.items():
-        if name in parts:
-            size, doubt = (float(np.linalg.norm(each[name])) for each in (parts, doubts))
-            if size <= min(zero * doubt, max(1e-8, 100.0 * unit) * yardstick):
-                parts[name] = np.zeros_like(parts[name])
+        if name in parts and evidence.vanishes(Estimate(parts[name], doubts[name]), yardstick):
+            parts[name] = np.zeros_like(parts[name])
     return Mlp.from_arrays(parts)
 
 

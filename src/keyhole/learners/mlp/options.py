@@ -17,8 +17,7 @@ class MlpOptions:
     scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
     finished network must also explain answers that were not fitted. known: standard error of the
     neurons, relative to them, below which they are. certain: distance from a whole number below
-    which the side of a neuron is decided. zero: standard errors within which a block of parameters
-    counts as zero."""
+    which the side of a neuron is decided."""
 
     expected: int = 4
     paths: int = 2
@@ -31,7 +30,6 @@ class MlpOptions:
     seen: int = 3
     idle: float = 1e-7
     certain: float = 0.05
-    zero: float = 12.0
     scale: ScaleOptions = field(default=ScaleOptions())
     half: float = 0.5
     known: float = 0.1

@@ -48,13 +48,14 @@ from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
-from keyhole.measurement.asker import DOUBLE_PRECISION, Asker
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.wrappers.restrict import SingleToken
 
+VALID = 1e-6  # how much a sequence may be off, relative to the answers, behind an exact network
 NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
 RESIDUAL_NOTE = (
     "The anchor goes around the attention (a residual connection). Seen are only products: "
@@ -166,9 +167,8 @@ class Transformer:
             return replace(around, tried=(Attempt("a layer without residual", plain.reason),))
         if not isinstance(plain, Refuted):
             raise NotIdentifiable(plain.reason)
-        noise = network.hypothesis.noise
-        if noise is not None and noise.relative >= DOUBLE_PRECISION:
-            # one misread answer among few digits may have spoilt the score of an honest layer
+        if NETWORK_GAIN * network.relative_error > VALID:
+            # one answer misread behind this network may have spoilt the score of an honest layer
             raise IllConditioned(
                 f"{plain.reason}. But the box's answers have so few digits that the score may have "
                 "been misread; the same box in double precision would tell"
@@ -336,7 +336,7 @@ def validate(
 ) -> Refuted | None:
     """Random sequences: what neither pairs nor single tokens can show. `known` is the error of
     the network, relative to its answers."""
-    valid = max(1e-6, NETWORK_GAIN * known)
+    valid = max(VALID, NETWORK_GAIN * known)
     ask, longest = Asker(oracle), oracle.spec.domain.max_length
     validation_lengths = (3, 5, 8)  # of the random sequences that are compared at the end
     for length in validation_lengths:
