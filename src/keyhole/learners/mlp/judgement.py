@@ -31,7 +31,7 @@ from keyhole.oracles.noise import REJECTION, NoiseModel
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MlpDiagnostics(Diagnostics):
-    """What was found, and how well it fits."""
+    """The network, and how well it fits."""
 
     neurons: int
     activation: str
@@ -71,8 +71,8 @@ def judge(
     if (stray := find_contradiction(box, refined, centre, radius, options)) is not None:
         return stray
     rows = rows_of(refined.weights)
-    seen = (np.abs(with_one(points) @ rows.T) < options.bent).sum(axis=0)
-    if (sharp := int((seen < options.seen).sum())) > 0:
+    in_bend = (np.abs(with_one(points) @ rows.T) < options.bent).sum(axis=0)
+    if (sharp := int((in_bend < options.seen).sum())) > 0:
         return Inconclusive(
             f"{sharp} of {len(rows)} neurons bend so sharply that no answer "
             "lies in the bend: another activation there, such as relu, would fit as well"
@@ -96,11 +96,11 @@ def judge(
     )
     noise = NoiseModel(box.unit) if box.unit > UNIT_ROUNDOFF else None
     gate = "gated " if gated else ""
-    found = (
+    note = (
         f"Single tokens act smoothly: a network with {weights.neurons} {gate}neurons and "
         f"{ACTIVATIONS[weights.activation].title}."
     )
-    return Hypothesis(model, deviations, floor, (found, side), noise=noise, diagnostics=diagnostics)
+    return Hypothesis(model, deviations, floor, (note, side), noise=noise, diagnostics=diagnostics)
 
 
 def explained_residual(
@@ -252,8 +252,8 @@ def with_sides(model: Mlp, errors: Mlp, certain: float) -> tuple[Mlp, Mlp, str]:
             if near > certain or not np.isin(back, (0.0, 1.0)).all():
                 continue
             other = turned(model, back == 1.0)
-            rest = np.atleast_2d(other.linear) - part
-            if np.linalg.norm(rest) <= certain * np.linalg.norm(outer @ model.inner) / 1e4:
+            beyond = np.atleast_2d(other.linear) - part
+            if np.linalg.norm(beyond) <= certain * np.linalg.norm(outer @ model.inner) / 1e4:
                 parts, doubts = other.to_arrays(), dict(doubts)
                 parts["linear"] = part.reshape(model.linear.shape)
                 doubts["linear"] = np.zeros_like(doubts["linear"])

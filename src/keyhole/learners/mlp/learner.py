@@ -214,7 +214,7 @@ class MlpLearner:
     def _piecewise_linear(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         """Networks of ReLUs have a learner of their own."""
         try:
-            found = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
+            relus = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
         except NotPiecewiseLinear as curved:
             if self.activation == "relu":
                 raise
@@ -222,7 +222,7 @@ class MlpLearner:
                 f"{curved}; but the size of inputs at which such a network would show its "
                 "activation was not found"
             ) from curved
-        return replace(found, model=mlp_of_relus(found.model), errors=mlp_of_relus(found.errors))
+        return replace(relus, model=mlp_of_relus(relus.model), errors=mlp_of_relus(relus.errors))
 
     def _far_radius(self, width: int, size: float) -> float:
         expected = self.options.expected * width if self.neurons is None else self.neurons
@@ -370,9 +370,9 @@ class MlpLearner:
         if (
             unknown <= self.options.small
             and refined.residual > self._explained(box, refined, points, answers)
-            and (found := repair(refined.weights, points, answers, box.unit, rng)) is not None
+            and (repaired := repair(refined.weights, points, answers, box.unit, rng)) is not None
         ):
-            refined = without_idle(found, points, answers, box.unit, idle, rng)
+            refined = without_idle(repaired, points, answers, box.unit, idle, rng)
         return refined
 
     def _with_other_bends(
@@ -383,10 +383,10 @@ class MlpLearner:
         while refined.residual > self._explained(box, refined, points, answers):
             least = refined.residual
             for other in other_bends(refined.weights, points, answers):
-                found = refine(other, points, answers, box.unit, errors=False)
-                if found.residual < 0.5 * least:
+                rival = refine(other, points, answers, box.unit, errors=False)
+                if rival.residual < 0.5 * least:
                     idle = self.options.idle
-                    refined = without_idle(found.weights, points, answers, box.unit, idle, rng)
+                    refined = without_idle(rival.weights, points, answers, box.unit, idle, rng)
                     break
             else:
                 break
@@ -409,12 +409,12 @@ class MlpLearner:
             points = np.concatenate([points, fresh])
             answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
             names = self._names()
-            found = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
-            if found is None:
+            network = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
+            if network is None:
                 continue
-            if (broken := self._promise(found.neurons)) is not None:
+            if (broken := self._promise(network.neurons)) is not None:
                 return broken
-            refined = without_idle(found, points, answers, box.unit, self.options.idle, rng)
+            refined = without_idle(network, points, answers, box.unit, self.options.idle, rng)
             return judge(box, refined, points, answers, centre, radius, self.options)
         return Inconclusive(
             f"no network of few more neurons than the {expected} expected explains random points"

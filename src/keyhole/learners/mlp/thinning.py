@@ -16,7 +16,7 @@ def decided(
         numbers, counts = np.unique(which, return_counts=True)
         if (counts == 1).all():
             break
-        found = refine(
+        fitted = refine(
             weights,
             points,
             answers,
@@ -25,7 +25,7 @@ def decided(
             errors=False,
         ).weights
         part = np.linalg.norm(weights.inner if weights.gate is None else weights.gate, axis=1)
-        part = part * np.linalg.norm(found.outer, axis=0)
+        part = part * np.linalg.norm(fitted.outer, axis=0)
         rivals = [np.flatnonzero(which == number) for number in numbers[counts > 1]]
         weakest = [rows[np.argmin(part[rows])] for rows in rivals]
         kept = np.setdiff1d(np.arange(len(which)), weakest)
@@ -44,13 +44,12 @@ def without_idle(
     """The refined network, neurons that change no answer left out."""
     while True:
         refined = refine(weights, points, answers, unit, rng=rng)
-        found = refined.weights
-        size = np.linalg.norm(found.outer, axis=0)
-        size = size * np.linalg.norm(found.inner if found.gate is None else found.gate, axis=1)
-        kept = (size > idle * np.median(size)) & first_of_each(found)
+        fitted = refined.weights
+        size = np.linalg.norm(fitted.outer, axis=0) * np.linalg.norm(rows_of(fitted), axis=1)
+        kept = (size > idle * np.median(size)) & first_of_each(fitted)
         if kept.all():
             return refined
-        weights = chosen(found, kept)
+        weights = chosen(fitted, kept)
 
 
 def without_unseen(

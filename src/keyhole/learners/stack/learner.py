@@ -238,7 +238,7 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     width = box.width
     distinct = stack.blocks[:1] if passes > 1 else stack.blocks
     count = int(1.5 * sum(unknowns(block) for block in distinct) / width) + 16
-    found = []
+    batches = []
     kinds = [(length, size, count // 6 + 1) for length, size in
              ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0))]  # fmt: skip
     if stack.positions is not None:  # each of them as the last, twice
@@ -246,8 +246,8 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     for length, size, number in kinds:
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
         answers = box.ask(tokens, "refinement")
-        found.append(Answered(tokens, answers, np.ones(len(tokens))))
-    return found
+        batches.append(Answered(tokens, answers, np.ones(len(tokens))))
+    return batches
 
 
 def set_zeros(model: Stack, errors: Stack, evidence: Evidence) -> tuple[Stack, Stack]:

@@ -49,10 +49,12 @@ from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
 from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.restrict import SingleToken
 
 VALID = 1e-6  # how much a sequence may be off, relative to the answers, behind an exact network
@@ -281,8 +283,9 @@ def learn_by_antisymmetry(
     oracle: Oracle, network: KnownNetwork, learner: Learner | None, rng: np.random.Generator
 ) -> Hypothesis:
     """The paper's reduction: f(X) − f(−X) is an attention head."""
-    rows = np.linalg.norm(network.model.weight, axis=1)
-    if (np.abs(network.model.bias) > 1e-6 * rows).any():  # less would be rounding
+    bias = Estimate(network.model.bias, network.errors.bias)
+    evidence = Evidence(NoiseModel(max(network.relative_error, UNIT_ROUNDOFF)))
+    if not evidence.vanishes(bias, float(np.linalg.norm(network.model.weight))):
         raise NotIdentifiable(
             "the network has biases, so f(X) − f(−X) is no attention head; use "
             'method="segment", which needs no symmetry'
