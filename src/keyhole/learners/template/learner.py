@@ -2,9 +2,10 @@
 
 Statement.  A box that computes what some torch module computes is recovered as a function: weights
             of the module with which it answers like the box, to the box's rounding.
-Queries.    Random sequences of a few lengths: short tokens (`SIZES`), which starts are made with,
-            then ordinary and long ones; some that no fit sees. Four numbers per unknown at first,
-            up to eight where fresh answers are not explained. More starts cost no query.
+Queries.    Random sequences of a few lengths: short tokens, which starts are made with, or
+            ordinary ones where there are hidden layers; long ones; some that no fit sees. Four or
+            five numbers per unknown at first, up to eight where fresh answers are not explained.
+            More starts cost no query.
 Algebra.    Least squares (`descent.py`) from many short starts (`search.py`).
 Fails.      Where no start reaches rounding in the time given. Then the model is returned with the
             error it makes on fresh answers, as ill-conditioned; never is the template refuted, for
@@ -28,7 +29,8 @@ from keyhole.measurement.asker import Asker
 from keyhole.models.template import TemplateModel, digest_of
 from keyhole.oracles.base import Oracle, Spec
 
-SIZES = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # of tokens; numbers asked per unknown
+SHORT = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # sizes of tokens; numbers asked per unknown
+ORDINARY = ((1.0, 4.0), (2.0, 0.5))  # where there are hidden layers, which short tokens hide
 LENGTHS = (1, 2, 3, 5)
 MOST = 8.0  # numbers asked per unknown, at most
 LONGEST = 16  # length up to which it is found out what the template takes
@@ -90,8 +92,8 @@ class FromTemplate:
 
     def expected_queries(self, spec: Spec) -> int | None:
         forward = Forward.of(self.module)
-        numbers = sum(rows for _, rows in SIZES) * forward.unknowns
-        return int(numbers / (spec.outputs or 1)) + len(LENGTHS) * len(SIZES)
+        numbers = sum(rows for _, rows in ORDINARY) * forward.unknowns
+        return int(numbers / (spec.outputs or 1)) + len(LENGTHS) * len(ORDINARY)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
@@ -104,13 +106,14 @@ class FromTemplate:
         forward = Forward.of(self.module)
         lengths = find_lengths(forward, oracle)
         ask = Asker(oracle, rounding=True)
+        pairs = find_pairs(forward, ask.width, lengths[0])
+        sizes = ORDINARY if pairs else SHORT
         box = _Answers(ask, forward, lengths, rng)
         oracle.expect(self.expected_queries(oracle.spec))
-        short, *others = (box.ask(size, rows) for size, rows in SIZES)
+        short, *others = (box.ask(size, rows) for size, rows in sizes)
         data = [*short, *(one for part in others for one in part)]
         fresh = box.ask_fresh()
         effort = Effort(until, starts=self.starts)
-        pairs = find_pairs(forward, ask.width, lengths[0])
         starts = rng.spawn(1)[0]  # how many are drawn depends on the time, queries must not
         best = search(forward, pairs, box.weigh(short), box.weigh(data), effort, starts)
         while best.explained and not box.explains(best, fresh):

@@ -3,11 +3,12 @@
 Statement.  Weights are found with which the template explains all answers to their rounding; or
             the best that were reached, with the loss that is left.
 Queries.    None: more starts use the same answers.
-Algebra.    Starts see answers to short tokens: with these attention is soft and networks are nearly
-            polynomials, and far more starts end in the right valley than with long tokens, where
-            weights saturate. (Scalar attention of width 8: of eight starts five to eight end at
+Algebra.    Without hidden layers starts see answers to short tokens: with these attention is soft,
+            and far more starts end in the right valley than with long tokens, where weights
+            saturate. (Scalar attention of width 8: of eight starts five to eight end at
             rounding with tokens of 0.6 times the ordinary size, on four boxes; with 0.5 to 2 times
-            the ordinary size none of twelve starts did on three of eleven boxes.)
+            the ordinary size none of twelve starts did on three of eleven boxes.) Hidden layers are
+            nearly linear for short tokens and leave too little trace: starts see ordinary ones.
             A round is a number of starts of few steps each, with more neurons than the template has
             (`widening.py`); the first that is promising, or the best of the round, is carried on,
             its surplus neurons are taken away (`pruning.py`), and what is left is fitted as the
@@ -20,7 +21,7 @@ When it fails. All rounds end in wrong places, or in valleys too slow for the ti
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,7 +40,8 @@ from keyhole.learners.template.widening import (
 from keyhole.oracles.noise import ROUNDINGS
 
 EXPLAINED = ROUNDINGS**2  # mean square residual in units of rounding: as good as exact
-PROMISING = 1e-5  # loss of a start beside the answers' mean square, from which it is carried on
+PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which it is carried on
+POOR = 1e-3  # a start that is above it after a few steps is given up
 PRUNED = 1e-9  # and from which surplus neurons may go
 SHARPNESS = (2.0, 6.0, 20.0, 60.0)  # of what stands for ReLU, stage by stage
 
@@ -59,6 +61,12 @@ class Effort:
     short: int = 45
     long: int = 200
     refit: int = 12
+    begun: float = field(default_factory=time.process_time)
+
+    @property
+    def late(self) -> bool:
+        """Whether what there is should be brought to an end."""
+        return time.process_time() > self.begun + 0.75 * (self.until - self.begun)
 
     @property
     def over(self) -> bool:
@@ -103,12 +111,12 @@ def search(
     """
     easy, whole = Residuals(forward, short_tokens), Residuals(forward, data)
     best: Fitted | None = None
+    wide = Wide(forward, pairs, short_tokens, effort, watch)
     rounds = starts = 0
     if known is not None:
         best = carry_on(whole, fit_short(whole, known, effort, watch), effort, watch)
     while best is None or (best.loss > EXPLAINED and not effort.over):
         rounds += 1
-        wide = Wide(forward, pairs, short_tokens, effort, watch)
         chosen: Fitted | None = None
         for _ in range(effort.starts):
             start = wide.fit(draw_wide(wide.forward, rng))
@@ -117,6 +125,8 @@ def search(
             if chosen.loss <= PROMISING * wide.size or effort.over:
                 break
         assert chosen is not None
+        if pairs and chosen.loss > PROMISING * wide.size and not effort.late:
+            continue
         weights = wide.narrow(chosen) if pairs else chosen.weights
         ended = carry_on(easy, fit_short(easy, weights, effort, watch), effort, watch)
         ended = carry_on(whole, fit_short(whole, ended.weights, effort, watch), effort, watch)
@@ -145,7 +155,14 @@ class Wide:
         self.size = sum(float(np.sum((one.answers / one.errors) ** 2)) for one in data) / numbers
 
     def fit(self, start: Array) -> Fitted:
-        return fit_short(Residuals(self.forward, self.data), start, self.effort, self.watch)
+        """A start, as long as a few steps take most of the loss away."""
+        residuals, effort = Residuals(self.forward, self.data), self.effort
+        before, now = np.inf, fit_short(residuals, start, effort, self.watch)
+        while self.pairs and PRUNED * self.size < now.loss < 0.2 * before and not effort.over:
+            if now.loss > POOR * self.size:
+                break
+            before, now = now.loss, fit_short(residuals, now.weights, effort, self.watch)
+        return now
 
     def narrow(self, start: Fitted) -> Float[Array, " unknowns"]:
         """The start carried on, without surplus neurons, as weights of the template."""
