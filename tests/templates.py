@@ -64,6 +64,28 @@ class Encoder(nn.Module):
         return self.out(stream[:, -1] if self.pooling == "last" else stream.mean(1))
 
 
+class Pooled(nn.Module):
+    """A network with one smooth hidden layer behind a mean."""
+
+    def __init__(self, neurons: int = 4) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, neurons), nn.GELU(), nn.Linear(neurons, 2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.net(tokens.mean(1))
+
+
+class TorchHeads(nn.Module):
+    """Attention of the last token by torch's own layer, without a network."""
+
+    def __init__(self, width: int = 4, heads: int = 2) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.attend(tokens, tokens, tokens, need_weights=False)[0][:, -1]
+
+
 def randomise(module: Any, seed: int) -> Any:
     """The module in double precision with random weights: none is zero, norms are near one."""
     generator = torch.Generator().manual_seed(seed)

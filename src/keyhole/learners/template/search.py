@@ -21,7 +21,7 @@ When it fails. All rounds end in wrong places, or in valleys too slow for the ti
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,8 +31,11 @@ from keyhole.learners.template.forward import Answered, Forward, Residuals
 from keyhole.learners.template.pruning import prune
 from keyhole.learners.template.widening import (
     WIDER,
+    Neuron,
     Pair,
     draw_wide,
+    find_dead,
+    find_heads,
     find_neurons,
     narrow,
     widen,
@@ -52,8 +55,10 @@ class Effort:
 
     starts: in a round, at most; more of them find the right valley more often, each costs `short`
     steps. short: steps of a start. long: steps with which the best start of a round is carried on,
-    each time that it still gains. refit: steps after a neuron was taken away. until: CPU time of
-    the process (`time.process_time`) at which it ends.
+    each time that it still gains. refit: steps after a neuron was taken away. at_most: whether
+    neurons and heads go that are not needed, beyond the template's number. until: CPU time of the
+    process (`time.process_time`) at which it ends. watch: called with the loss after
+    each step.
     """
 
     until: float
@@ -61,6 +66,8 @@ class Effort:
     short: int = 45
     long: int = 200
     refit: int = 12
+    at_most: bool = False
+    watch: Callable[[float], None] | None = None
     begun: float = field(default_factory=time.process_time)
 
     @property
@@ -95,7 +102,6 @@ def search(
     effort: Effort,
     rng: np.random.Generator,
     known: Float[Array, " unknowns"] | None = None,
-    watch: Callable[[float], None] | None = None,
 ) -> Search:
     """The weights that explain all answers, or the best when the time is up.
 
@@ -107,14 +113,13 @@ def search(
         effort: starts, steps and time.
         rng: draws the starts.
         known: weights that explained fewer answers: the first start, if given.
-        watch: called with the loss after each step.
     """
     easy, whole = Residuals(forward, short_tokens), Residuals(forward, data)
+    wide = Wide(forward, pairs, short_tokens, effort)
     best: Fitted | None = None
-    wide = Wide(forward, pairs, short_tokens, effort, watch)
     rounds = starts = 0
     if known is not None:
-        best = carry_on(whole, fit_short(whole, known, effort, watch), effort, watch)
+        best = carry_on(whole, known, effort, free=find_free(forward, pairs, known))
     while best is None or (best.loss > EXPLAINED and not effort.over):
         rounds += 1
         chosen: Fitted | None = None
@@ -127,9 +132,10 @@ def search(
         assert chosen is not None
         if pairs and chosen.loss > PROMISING * wide.size and not effort.late:
             continue
-        weights = wide.narrow(chosen) if pairs else chosen.weights
-        ended = carry_on(easy, fit_short(easy, weights, effort, watch), effort, watch)
-        ended = carry_on(whole, fit_short(whole, ended.weights, effort, watch), effort, watch)
+        weights = wide.narrow(chosen) if pairs or effort.at_most else chosen.weights
+        free = find_free(forward, pairs, weights)
+        ended = carry_on(easy, weights, effort, free=free)
+        ended = carry_on(whole, ended.weights, effort, free=free)
         best = ended if best is None or ended.loss < best.loss else best
     return Search(best.weights, best.loss, rounds, starts)
 
@@ -138,15 +144,9 @@ class Wide:
     """The fits of a round, with more neurons than the template has."""
 
     def __init__(
-        self,
-        template: Forward,
-        pairs: Sequence[Pair],
-        data: Sequence[Answered],
-        effort: Effort,
-        watch: Callable[[float], None] | None,
+        self, template: Forward, pairs: Sequence[Pair], data: Sequence[Answered], effort: Effort
     ) -> None:
-        self.template, self.pairs, self.data = template, pairs, data
-        self.effort, self.watch = effort, watch
+        self.template, self.pairs, self.data, self.effort = template, pairs, data, effort
         kinked = any(pair.kinked for pair in pairs)
         self.stages = [widen(template, pairs, WIDER, sharp) for sharp in SHARPNESS if kinked]
         self.stages.append(widen(template, pairs, WIDER))
@@ -157,64 +157,84 @@ class Wide:
     def fit(self, start: Array) -> Fitted:
         """A start, as long as a few steps take most of the loss away."""
         residuals, effort = Residuals(self.forward, self.data), self.effort
-        before, now = np.inf, fit_short(residuals, start, effort, self.watch)
+        before, now = np.inf, run(residuals, start, effort, effort.short)
         while self.pairs and PRUNED * self.size < now.loss < 0.2 * before and not effort.over:
             if now.loss > POOR * self.size:
                 break
-            before, now = now.loss, fit_short(residuals, now.weights, effort, self.watch)
+            before, now = now.loss, run(residuals, now.weights, effort, effort.short)
         return now
 
     def narrow(self, start: Fitted) -> Float[Array, " unknowns"]:
         """The start carried on, without surplus neurons, as weights of the template."""
-        fitted = start
+        fitted, effort = start, self.effort
         for stage in self.stages:
             residuals = Residuals(stage, self.data)
-            fitted = carry_on(
-                residuals,
-                fit_short(residuals, fitted.weights, self.effort, self.watch),
-                self.effort,
-                self.watch,
-                target=PRUNED * self.size,
-            )
+            fitted = carry_on(residuals, fitted.weights, effort, target=PRUNED * self.size)
 
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
-            effort = self.effort
             steps = effort.long // 2 if deep else effort.refit
-            return fit(residuals, weights, steps=steps, target=EXPLAINED, free=free,
-                       until=effort.until, watch=self.watch)  # fmt: skip
+            return run(residuals, weights, effort, steps, free=free)
+
+        def out_of_time() -> bool:
+            return effort.over
 
         neurons = find_neurons(stage, self.pairs)
-        pruned = prune(residuals, fitted, neurons, self.pairs, refit, lambda: self.effort.over)
+        pruned = prune(residuals, fitted, neurons, self.pairs, refit, out_of_time)
+        if effort.at_most and not effort.over:
+            heads = find_heads(stage, len(self.pairs))
+            parts = [*pruned.neurons, *(one for layer in heads for one in layer)]
+            none = [replace(pair, neurons=0) for pair in self.pairs]
+            none += [Pair("", "", 0, 0.0, False) for _ in heads]
+            pruned = prune(
+                residuals, pruned.fitted, parts, none, refit, out_of_time,
+                free=pruned.free, force=False,
+            )  # fmt: skip
         deep = refit(pruned.fitted.weights, pruned.free, True)
-        return narrow(self.template, stage, self.pairs, deep.weights, pruned.neurons)
+        kept = [one for one in pruned.neurons if one.pair < len(self.pairs)]
+        return narrow(self.template, stage, self.pairs, deep.weights, kept)
 
 
-def fit_short(
+def find_free(forward: Forward, pairs: Sequence[Pair], weights: Array) -> Array:
+    """Which weights move: not those of parts that were taken away."""
+    free = np.ones(len(weights), dtype=bool)
+    for part in find_dead(find_parts(forward, pairs), weights):
+        free[part.all] = False
+    return free
+
+
+def find_parts(forward: Forward, pairs: Sequence[Pair]) -> list[Neuron]:
+    """Neurons and heads of the template, heads with numbers behind those of the pairs."""
+    heads = find_heads(forward, len(pairs))
+    return [*find_neurons(forward, pairs), *(one for layer in heads for one in layer)]
+
+
+def run(
     residuals: Residuals,
     start: Array,
     effort: Effort,
-    watch: Callable[[float], None] | None = None,
+    steps: int,
+    target: float = EXPLAINED,
+    free: Array | None = None,
 ) -> Fitted:
-    """The few steps of a start."""
+    """A fit of so many steps."""
     return fit(
-        residuals, start, steps=effort.short, target=EXPLAINED, until=effort.until, watch=watch
-    )
+        residuals, start, steps=steps, target=target, free=free,
+        until=effort.until, watch=effort.watch,
+    )  # fmt: skip
 
 
 def carry_on(
     residuals: Residuals,
-    start: Fitted,
+    start: Array,
     effort: Effort,
-    watch: Callable[[float], None] | None = None,
     target: float = EXPLAINED,
+    free: Array | None = None,
 ) -> Fitted:
     """On from a start as long as a long run takes most of the loss away, or to a target."""
-    before, now = np.inf, start
+    before, now = np.inf, run(residuals, start, effort, effort.short, target, free)
     while now.loss > target and now.loss < 0.1 * before and not effort.over:
         before = now.loss
-        now = fit(residuals, now.weights, steps=effort.long, target=target,
-                  until=effort.until, watch=watch)  # fmt: skip
+        now = run(residuals, now.weights, effort, effort.long, target, free)
     if now.loss <= EXPLAINED:  # a few steps more, down to where rounding ends it
-        now = fit(residuals, now.weights, steps=effort.short, target=1.0,
-                  until=effort.until, watch=watch)  # fmt: skip
+        now = run(residuals, now.weights, effort, effort.short, 1.0, free)
     return now
