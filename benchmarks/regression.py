@@ -403,7 +403,7 @@ def noisy_balls() -> Iterator[Case]:
     unknowns = 8 * 8 + 8
     for noise in (1e-4, 1e-3):
         for stated in (False, True):
-            precision = keyhole.Precision(additive=noise) if stated else None
+            precision = keyhole.NoiseModel(additive=noise) if stated else None
             for times in (None, 20):
                 run = {} if times is None else {"budget": times * unknowns + 100}
                 name = f"ball/noise {noise:g} stated={stated} budget={times or 'none'}"
@@ -414,7 +414,7 @@ def noisy_balls() -> Iterator[Case]:
     few = {"budget": unknowns}
     yield from cases_of(
         "ball/noise, as many queries as unknowns", draw(9, 8), BOTH, 8, form="noise 1e-4", run=few,
-        max_norm=1.0, precision=keyhole.Precision(additive=1e-4),
+        max_norm=1.0, precision=keyhole.NoiseModel(additive=1e-4),
     )  # fmt: skip
     for bias in ("key", "offset"):
         yield from cases_of(
@@ -425,7 +425,7 @@ def noisy_balls() -> Iterator[Case]:
         yield from cases_of(f"ball/{form}", draw(11, 8), BOTH, 8, form=form, max_norm=3.0)
     yield from cases_of(
         "ball/tolerance", draw(12, 8), BOTH, 8, form="decimals 4", max_norm=2.0,
-        precision=keyhole.Precision(tolerance=5e-5),
+        precision=keyhole.NoiseModel(tolerance=5e-5),
     )  # fmt: skip
     accurate = {"accuracy": lambda: keyhole.SingleHead(accuracy=1e-3)}
     yield from cases_of(
@@ -1020,7 +1020,7 @@ def impostors() -> Iterator[Case]:
         "more noise than stated",
         lambda: answering(draw(95, WIDTH), "noise 1e-3")[0],
         "SingleHead Auto",
-        precision=keyhole.Precision(additive=1e-6),
+        precision=keyhole.NoiseModel(additive=1e-6),
     )
     for heads in (2, 3, 4):
         one_less = {"MultiHead": lambda heads=heads: keyhole.MultiHead(heads - 1)}
@@ -1102,12 +1102,14 @@ def run(only: str, processes: int, out: Path) -> None:
         os.environ.setdefault(variable, "1")  # read by the processes that are started below
     names = [name for name in table() if only in name]
     rows = []
-    with get_context("spawn").Pool(processes) as pool:
-        for row in pool.imap(measure, names):
-            rows.append(row)
-            print(line(row), flush=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    try:
+        with get_context("spawn").Pool(processes) as pool:
+            for row in pool.imap(measure, names):
+                rows.append(row)
+                print(line(row), flush=True)
+    finally:  # a table that is stopped holds what was measured
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     summarise(rows)
     print(f"{len(rows)} runs, in {out}")
 

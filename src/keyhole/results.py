@@ -130,8 +130,8 @@ class Verdict(Portable):
         queries: Fresh answers compared.
         replayed: Answers paid for during learning, compared for free.
         worst: Largest deviation seen, in units of its tolerance (agreement: at most 1).
-        tolerance: Median of the allowed deviations, relative to the size of ordinary answers; those
-            of answers that are zero do not count.
+        tolerance: Median of the allowed deviations, relative to the size of ordinary answers. Where
+            most answers are zero, those do not count.
         bound: What the agreements allow one to claim, in words.
         counterexample: A query on which box and model differ.
         precision: What the box's own rounding and noise allow, in the unit of `tolerance`.

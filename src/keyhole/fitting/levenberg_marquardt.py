@@ -1,22 +1,32 @@
-"""Levenberg-Marquardt on the projected residual: dense for few unknowns, conjugate gradients else.
+"""Attention scores by damped Gauss-Newton steps on the projected residual.
 
-Step: (J^t J + damping D) s = J^t r, accepted when the cost falls. The damping shrinks when the
-quadratic model predicted the decrease well and grows when it did not. In the matrix-free form the
-linear systems are solved in single precision far from a solution: a step needs few digits, and the
-gradient, the residual and the cost that decide about it are double.
+Statement.  From a start near enough, the scores of all heads reach a minimum of the residual that
+            the best values leave.
+Algebra.    `fitting.solver` moves them. Few unknowns: the normal matrix is formed (of a sample of
+            the rows, where these are very many). Many: conjugate gradients with a Kronecker
+            product as preconditioner, in single precision far from a solution: a step needs few
+            digits, and the gradient, the residual and the cost that decide about it are double.
+When it fails. From most starts: it stalls at a cost that is too large, and another start is due.
+Source.     Golub, Pereyra (1973), Kaufman (1975) for the projection.
 """
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.preconditioner import IDLE_CURVATURE, Kronecker, approximate_normal
+from keyhole.fitting.preconditioner import IDLE_CURVATURE, approximate_normal
+from keyhole.fitting.solver import (
+    NormalSystem,
+    Problem,
+    Step,
+    Stopping,
+    System,
+    factor_damped,
+)
+from keyhole.fitting.solver import descend as solve_problem
 from keyhole.fitting.variable_projection import (
     DENSE_LIMIT,
     Projection,
@@ -28,6 +38,7 @@ from keyhole.fitting.variable_projection import (
 
 AMPLE = 50.0  # times the floor: so many rows know the curvature to a few per cent
 COARSE_RESIDUAL = 1e-4  # relative squared residual above which single precision gives the steps
+LARGEST_SCORE = 1e9  # attention is hard long before: a step beyond is an error of its model
 
 
 @dataclass(frozen=True)
@@ -65,47 +76,54 @@ class Descent:
     products: int = 0  # Gauss-Newton products spent
 
 
+@dataclass
+class Work:
+    """Gauss-Newton products spent by one descent; its systems alone write into it."""
+
+    products: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A fit on the way. precise: whether steps from here on are exact."""
+
+    at: Projection
+    cost: float
+    precise: bool
+
+
 def descend(
     rows: Rows, theta: Float[Array, "p m d"], options: DescentOptions | None = None
 ) -> Descent:
     """From one start to a minimum, a stall, or the limits."""
     options = DescentOptions() if options is None else options
-    scale = measure_label_power(rows)
-    at = project(rows, theta)
-    # Attention is hard long before a score of 1e9: a step beyond is an error of its model.
-    largest = 1e9 / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
-    costs, damping, precise = [at.cost], options.damping, options.precise
-    system = _System(rows, at, scale, options, precise)
-    iteration, ended = 0, False
-    smallest_decrease = 1e-10  # share of the cost: a smaller one, near a minimum, ends the descent
-    while not ended and iteration < options.iterations:
-        if at.cost <= options.finished * scale or time.monotonic() > options.deadline:
-            break
-        iteration += 1
-        step, predicted = system.step(damping)
-        theta = at.theta + step
-        trial = project(rows, theta) if np.abs(theta).max() <= largest else at  # not taken
-        if at.cost <= DescentOptions.finished * scale and trial.cost > 0.5 * at.cost:
-            at = min(at, trial, key=attrgetter("cost"))  # rounding ends all progress
-            break
-        if at.cost <= COARSE_RESIDUAL * scale and trial.cost > 0.25 * at.cost:
-            precise = True  # ill-conditioned, or at a minimum: then the last steps count
-        if trial.cost < at.cost:
-            gain = (at.cost - trial.cost) / max(predicted, TINY)
-            small = at.cost - trial.cost <= smallest_decrease * at.cost
-            at = trial
-            system = _System(rows, at, scale, options, precise, system.products)
-            if gain > 0.75:
-                damping = max(damping / 5, 1e-12)
-            elif gain < 0.25:
-                damping *= 2
-            ended = small and predicted <= 2 * smallest_decrease * at.cost
-        else:
-            damping *= 4
-            ended = predicted <= smallest_decrease * at.cost or damping > 1e10
-        costs.append(at.cost)
-        ended = ended or _stalled(costs, options)
-    return Descent(at, at.cost / scale, iteration, system.products)
+    scale, work = measure_label_power(rows), Work()
+    largest = LARGEST_SCORE / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
+
+    def linearize(place: Place) -> System:
+        return make_system(rows, place, scale, options, work)
+
+    def move(place: Place, step: Array) -> Place:
+        moved = place.at.theta + step
+        if not np.abs(moved).max() <= largest:
+            return replace(place, cost=np.inf)
+        trial = project(rows, moved)
+        # slow progress near a solution: ill-conditioned, or at a minimum; the last steps count
+        slow = place.cost <= COARSE_RESIDUAL * scale and trial.cost > 0.25 * place.cost
+        return Place(trial, trial.cost, place.precise or slow)
+
+    start = project(rows, theta)
+    stopping = Stopping(
+        steps=options.iterations,
+        target=options.finished * scale,
+        window=options.stall_window,
+        share=options.stall_share,
+        damping=options.damping,
+        deadline=options.deadline,
+    )
+    problem = Problem[Place](lambda place: place.cost, linearize, move)
+    end = solve_problem(problem, Place(start, start.cost, options.precise), stopping)
+    return Descent(end.state.at, end.cost / scale, end.steps, work.products)
 
 
 def measure_label_power(rows: Rows) -> float:
@@ -114,101 +132,92 @@ def measure_label_power(rows: Rows) -> float:
     return max(float(np.einsum("nad,nad->", weighted, weighted)), TINY)
 
 
-def _stalled(costs: list[float], options: DescentOptions) -> bool:
-    window = options.stall_window
-    return len(costs) > window and costs[-1] > (1 - options.stall_share) * costs[-1 - window]
+# -- The linear problem at one place ---------------------------------------------------------------
 
 
-class _System:
-    """The damped normal equations at one point, reused for each damping tried. Few unknowns: formed
-    and factored; with very many rows, those of a sample, as preconditioner of conjugate gradients
-    on all rows. Many unknowns: a Kronecker product is the preconditioner."""
+def make_system(
+    rows: Rows, place: Place, scale: float, options: DescentOptions, work: Work
+) -> System:
+    """Few unknowns: normal equations; with very many rows, or many unknowns, conjugate gradients
+    on all rows, preconditioned by those of a sample or by a Kronecker product."""
+    slope = compute_gradient(rows, place.at)
+    near = place.cost <= COARSE_RESIDUAL * scale
+    formed = slope.size <= (DENSE_LIMIT if place.precise else options.dense_unknowns)
+    double = place.precise or (formed and near)
+    dtype = np.float64 if double else np.float32
+    normal = None
+    if formed:
+        always_the_same = np.random.default_rng(0)
+        some = rows.sample(place.at.theta.shape[1], options.ample, always_the_same)
+        of_some = place.at if some is rows else project(some, place.at.theta)
+        normal = form_normal(some.astype(dtype), of_some.astype(dtype)).astype(np.float64)
+        if some is rows:
+            return _Direct(normal, slope, UNIT_ROUNDOFF if double else SINGLE_ROUNDOFF)
+        normal *= rows.counted / some.counted
+    steps = options.conjugate_steps
+    if near:  # where a solution is near, as many as it takes
+        steps = DescentOptions.conjugate_steps * (3 if place.precise else 1)
+    # A step far from the solution needs half a digit, one near it five.
+    tolerance = max(min(0.3, 0.3 * (place.cost / scale) ** 0.25), 1e-5)
+    return _Iterative(rows, place.at, slope, normal, dtype, steps, tolerance, work)
+
+
+class _Direct:
+    """Normal equations of the scores; unknowns of next to no curvature (those of a dead head) are
+    held as if they had a trace of it."""
+
+    def __init__(self, normal: Array, slope: Array, roundoff: float) -> None:
+        self.shape = slope.shape
+        self.system = NormalSystem(normal, slope.ravel(), max(roundoff, IDLE_CURVATURE))
+
+    def step(self, damping: float) -> Step:
+        way = self.system.step(damping)
+        return Step(way.step.reshape(self.shape), way.predicted)
+
+
+class _Iterative:
+    """Conjugate gradients on all rows."""
 
     def __init__(
         self,
         rows: Rows,
         at: Projection,
-        scale: float,
-        options: DescentOptions,
-        precise: bool,
-        products: int = 0,
+        slope: Array,
+        normal: Array | None,
+        dtype: type,
+        steps: int,
+        tolerance: float,
+        work: Work,
     ) -> None:
-        self.products = products
-        self.relative = at.cost / scale
-        self.near = self.relative <= COARSE_RESIDUAL
-        self.slope = compute_gradient(rows, at)
-        self.conjugate_steps = options.conjugate_steps
-        if self.near:  # where a solution is near, as many as it takes
-            self.conjugate_steps = DescentOptions.conjugate_steps * (3 if precise else 1)
-        formed = self.slope.size <= (DENSE_LIMIT if precise else options.dense_unknowns)
-        self.dtype = np.float64 if precise or (formed and self.near) else np.float32
-        self.normal: Array | None = None
-        some = rows
-        if formed:
-            always_the_same = np.random.default_rng(0)
-            some = rows.sample(at.theta.shape[1], options.ample, always_the_same)
-            of_some = at if some is rows else project(some, at.theta)
-            normal = form_normal(some.astype(self.dtype), of_some.astype(self.dtype))
-            self.normal = normal.astype(np.float64) * (rows.counted / some.counted)
-        self.direct = formed and some is rows
-        self.rows, self.at = rows.astype(self.dtype), at.astype(self.dtype)
-        self.kronecker: Kronecker | None = None
-        if not self.direct:
-            self.kronecker = approximate_normal(rows, at).astype(self.dtype)
+        self.rows, self.at = rows.astype(dtype), at.astype(dtype)
+        self.kronecker = approximate_normal(rows, at).astype(dtype)
+        self.slope, self.normal, self.dtype = slope, normal, dtype
+        self.steps, self.tolerance, self.work = steps, tolerance, work
 
-    def step(self, damping: float) -> tuple[Array, float]:
-        """The step and the decrease of the cost that the quadratic model predicts."""
-        return self._direct_step(damping) if self.direct else self._iterative_step(damping)
-
-    def _direct_step(self, damping: float) -> tuple[Array, float]:
-        assert self.normal is not None
-        b = self.slope.ravel()
-        diagonal = np.diagonal(self.normal)
-        weight = damping * (diagonal + IDLE_CURVATURE * max(float(diagonal.max()), TINY))
-        s = _solver(self.normal + np.diag(weight))(b)
-        predicted = float(2 * b @ s - s @ (self.normal @ s))
-        return s.reshape(self.slope.shape), predicted
-
-    def _iterative_step(self, damping: float) -> tuple[Array, float]:
-        assert self.kronecker is not None
+    def step(self, damping: float) -> Step:
         unit = self.kronecker.scale[None, :, None]
 
         def apply(v: Array) -> Array:
-            self.products += 1
+            self.work.products += 1
             curved = multiply_normal(self.rows, self.at, v)
             return np.asarray(curved + self.dtype(damping) * unit * v)
 
         size = float(np.linalg.norm(self.slope)) or 1.0
-        b = (self.slope / size).astype(self.dtype)
-        # A step far from the solution needs half a digit, one near it five.
-        tolerance = max(min(0.3, 0.3 * self.relative**0.25), 1e-5)
-        s, curved = conjugate_gradients(
-            apply,
-            self._preconditioner(self.kronecker, damping),
-            b,
-            tolerance,
-            self.conjugate_steps,
-        )
+        b: Array = (self.slope / size).astype(self.dtype)
+        precondition = self._preconditioner(damping)
+        s, curved = conjugate_gradients(apply, precondition, b, self.tolerance, self.steps)
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
-        return s.astype(np.float64) * size, predicted * size**2
+        return Step(s.astype(np.float64) * size, predicted * size**2)
 
-    def _preconditioner(self, near: Kronecker, damping: float) -> Callable[[Array], Array]:
+    def _preconditioner(self, damping: float) -> Callable[[Array], Array]:
         if self.normal is None:
-            return lambda v: near.solve(damping, v).astype(self.dtype)
-        unit = near.scale[None, :, None]
+            return lambda v: self.kronecker.solve(damping, v).astype(self.dtype)
+        unit = self.kronecker.scale[None, :, None]
         weight = damping * np.broadcast_to(unit, self.slope.shape).ravel()
-        solve = _solver(self.normal + np.diag(weight))
+        ridge = SINGLE_ROUNDOFF * float(self.normal.diagonal().mean()) + TINY
+        solve, _ = factor_damped(self.normal + np.diag(weight), ridge)
         return lambda v: solve(v.ravel()).reshape(v.shape).astype(self.dtype)
-
-
-def _solver(system: Float[Array, "s s"]) -> Callable[[Array], Array]:
-    """Solves a positive definite system, or the nearest thing to it."""
-    try:
-        factor = cho_factor(system, check_finite=False)
-    except LinAlgError:
-        return lambda b: np.asarray(np.linalg.lstsq(system, b, rcond=None)[0])
-    return lambda b: np.asarray(cho_solve(factor, b, check_finite=False))
 
 
 def conjugate_gradients(

@@ -18,6 +18,7 @@ When it fails. From a start in another valley it settles at a cost too large to 
 Source.     Levenberg (1944), Marquardt (1963); Nielsen (1999) for the damping.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+
+GREED = 4.0  # factor by which an eager descent changes its damping
 
 S = TypeVar("S")  # a state: the unknowns and what was computed there
 Ending = Literal["target", "settled", "stalled", "steps", "budget", "interrupted"]
@@ -67,9 +70,11 @@ class Stopping:
 
     steps: tried at most. target: cost that is as good as zero: that of the noise. tolerance:
     decrease of the cost, relative, promised or reached in one step, below which it has settled.
-    window, share: given up where so many steps took less than this share off the cost; a window of
+    window, share: given up where so many tries took less than this share off the cost; a window of
     0 for never. damping: at the start, in units in which every unknown acts alike; 0 for plain
-    Gauss-Newton while that works.
+    Gauss-Newton while that works. eager: the damping is quartered after every step that helped and
+    quadrupled after every other, whatever was promised: for long curved valleys, along which the
+    linear model promises too much at any damping. deadline: time.monotonic() at which it ends.
     """
 
     steps: int = 50
@@ -78,6 +83,8 @@ class Stopping:
     window: int = 0
     share: float = 0.0
     damping: float = 1e-3
+    eager: bool = False
+    deadline: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,9 @@ def descend(
         if _stalled(costs, stopping):
             ending = "stalled"
             break
+        if time.monotonic() > stopping.deadline:
+            ending = "budget"
+            break
         system = problem.linearize(state) if system is None else system
         way = system.step(damping)
         trial = problem.move(state, way.step)
@@ -150,11 +160,13 @@ def descend(
         settled = rounding or way.predicted <= stopping.tolerance * cost
         if accepted:
             settled = settled or cost - found <= stopping.tolerance * cost
-            damping *= shrink(min((cost - found) / max(way.predicted, TINY), 1.0))
+            ratio = 1.0 if stopping.eager else (cost - found) / max(way.predicted, TINY)
+            damping *= 1.0 / GREED if stopping.eager else shrink(min(ratio, 1.0))
             state, cost, system, growth = trial, found, None, 2.0
-            costs.append(cost)
         else:
-            damping, growth = max(damping, stopping.tolerance) * growth, 2.0 * growth
+            damping = max(damping, stopping.tolerance) * (GREED if stopping.eager else growth)
+            growth *= 2.0
+        costs.append(cost)
         if watch is not None:
             watch(Trial(tried, state, cost, accepted, damping))
         if settled:

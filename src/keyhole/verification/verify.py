@@ -183,12 +183,16 @@ def _verdict(
     scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
     sizes_seen = np.sqrt(np.mean(numbers**2, axis=1))
     # of an ordinary answer: one to huge tokens would make every tolerance look small, and so would
-    # those of a network that is silent there
-    scale = float(np.median(sizes_seen[sizes_seen > 0])) if sizes_seen.any() else TINY
-    nonzero = [one for one in judged if one.case.answers.any()] or judged
-    wide = [one.allowed for one in nonzero if one.disturbed] or [nonzero[0].allowed]
+    # those of a network that is silent at most of them
+    speaking = judged
+    scale = float(np.median(sizes_seen))
+    if scale == 0.0 and sizes_seen.any():
+        speaking = [one for one in judged if one.case.answers.any()]
+        scale = float(np.median(sizes_seen[sizes_seen > 0]))
+    scale = max(scale, TINY)
+    wide = [one.allowed for one in speaking if one.disturbed] or [speaking[0].allowed]
     allowed = _median(wide)
-    own = _median([allow_rounding(one.case.answers, noise) for one in nonzero]) / scale
+    own = _median([allow_rounding(one.case.answers, noise) for one in speaking]) / scale
     hidden = bool(noise.additive > 0 and allowed > scatter)
     noticed = tell_noticed(rates) if example is None else {}
     if example is not None:

@@ -1,5 +1,7 @@
 """The one damped loop: each way to a step, each ending, many problems at once."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,16 @@ def test_both_systems_promise_what_the_linear_model_gains(linearize) -> None:  #
     after = residual(p) + jacobian(p) @ step.step
     gained = residual(p) @ residual(p) - after @ after
     assert step.predicted == pytest.approx(gained, rel=1e-9)
+
+
+def test_an_eager_descent_reaches_the_minimum_too() -> None:
+    end = descend(problem(), np.array([1.0, 0.0]), Stopping(eager=True))
+    assert np.abs(end.state - TRUE).max() < 1e-7
+
+
+def test_a_deadline_is_kept() -> None:
+    end = descend(problem(), np.array([1.0, 0.0]), Stopping(deadline=time.monotonic() - 1.0))
+    assert (end.ending, end.steps) == ("budget", 0)
 
 
 def test_endings() -> None:

@@ -236,13 +236,13 @@ def look_around(
     tangents = np.linalg.qr(tangents.T)[0].T
     theta, short, place = steps.places, steps.first, point @ axes
     queries = [sphere_point(place, way * theta * tangents @ axes) for way in (1.0, -1.0)]
-    queries += [sphere_point(place, way * short * rest) for way in (1.0, -1.0)[: 1 + steps.coarse]]
+    queries += [sphere_point(place, way * short * rest) for way in (1.0, -1.0)[: 1 + steps.blurred]]
     values = ask(np.concatenate([place[None], *queries]), "places")
     centre, forth, back, ahead = np.split(values, [1, 1 + ways, 1 + 2 * ways])
     centre = centre[0]
     first = (forth - back) / (2 * theta)
     second = (forth + back - 2 * centre) / theta**2
-    if steps.coarse:
+    if steps.blurred:
         beside = (ahead[: len(rest)] - ahead[len(rest) :]) / (2 * short)
     else:
         beside = (ahead - centre) / short
@@ -386,7 +386,7 @@ def grown_turns(
     """Directions around more and more places along more and more axes, until the rank shows."""
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
     usual = 3  # number in the growth that the split into U and X makes room for
-    growths = HESSIAN_GROWTH[usual:] if steps.coarse else HESSIAN_GROWTH
+    growths = HESSIAN_GROWTH[usual:] if steps.blurred else HESSIAN_GROWTH
     p = int(np.clip(width - axes_for(HESSIAN_GROWTH[usual] * (width + 1) + 1, steps.room), 2, 5))
     table = HessianTable(ask, frame, p, steps)
     everywhere = spread_places(p, 512, rng)
@@ -403,7 +403,7 @@ def grown_turns(
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
         if (
             most >= 2
-            and (found := find_turns(bent, most, (1.0 if steps.coarse else 5.0) * steps.gap))
+            and (found := find_turns(bent, most, (1.0 if steps.blurred else 5.0) * steps.gap))
             is not None
         ):
             return table, size, found[0]

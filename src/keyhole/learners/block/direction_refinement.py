@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.gauss_newton import (
     BlockScaling,
     FitOptions,
@@ -23,7 +24,6 @@ from keyhole.fitting.gauss_newton import (
     fit_least_squares,
 )
 from keyhole.learners.block.direction_fit import Data, Directed, balanced, lengths, residual_of
-from keyhole.learners.block.forward import TriangleScaling
 from keyhole.models.mlp import ACTIVATIONS
 
 
@@ -123,9 +123,22 @@ class Slope:
 
 
 def matrix_of(gram: Float[Array, "k k"]) -> Float[Array, "k k"]:
-    """Units in which columns with this Gram matrix are orthonormal."""
-    units = TriangleScaling.of(gram)
-    return np.stack([units.apply(one) for one in np.eye(len(gram))], axis=1)
+    """Units in which columns with this Gram matrix are orthonormal; a ridge holds combinations of
+    columns that rounding alone makes."""
+    sizes = np.sqrt(np.diag(gram))
+    sizes = np.where(sizes > 0, sizes, 1.0)
+    gram, place = gram / sizes / sizes[:, None], np.diag_indices(len(gram))
+    gram[place] += np.where(np.diag(gram) > 0, 0.0, 1.0)
+    ridge = 4.0 * UNIT_ROUNDOFF * len(gram)
+    while True:
+        gram[place] += ridge
+        try:
+            triangle = cholesky(gram, check_finite=False)
+        except LinAlgError:
+            ridge *= 16.0
+        else:
+            inverse = solve_triangular(triangle, np.eye(len(gram)), check_finite=False)
+            return np.asarray(inverse / sizes[:, None])
 
 
 def refine_directions(

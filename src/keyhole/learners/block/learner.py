@@ -60,6 +60,10 @@ ATTENTION = {"pre": Family.PRE_NORM_ATTENTION, "post": Family.POST_NORM_ATTENTIO
 NETWORK = {"pre": Family.PRE_NORM_NETWORK, "post": Family.POST_NORM_NETWORK}
 WHOLE = {"pre": Family.PRE_NORM_BLOCK, "post": Family.POST_NORM_BLOCK}
 BIASES = ("bias", "offset")  # ends of the names of what may be zero
+SETTLED = (
+    1e-6  # share of the answers' spread that algebra may leave: more is worth a floor of queries
+)
+LENGTHS = (2, 3, 4, 6, 8, 10, 12)  # of random queries
 REFUTED = 1e5  # units of what its errors explain, in which an answer refutes a block
 
 
@@ -335,8 +339,11 @@ def attempt(
         return Inconclusive(str(failed))
     errors = None
     if box.width <= widest:
+        pairs = paid.pairs()
+        if misfit_of(model, pairs) > SETTLED**2 * spread_of(pairs):
+            pairs += ask_random(box, model, rng)
         try:
-            refined = refine_block(model, paid.pairs(), box.unit, rng)
+            refined = refine_block(model, pairs, box.unit, rng)
         except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
@@ -351,6 +358,28 @@ def attempt(
     if misfit > 1.0:
         errors = scale_errors(errors, misfit)
     return describe(*set_zeros(model, errors), misfit, box)
+
+
+def spread_of(pairs: Pairs) -> float:
+    """Mean square of the answers around their means."""
+    return float(np.mean([np.mean((seen - seen.mean(axis=0)) ** 2) for _, seen in pairs]))
+
+
+def ask_random(box: Box, model: Block, rng: np.random.Generator, floors: float = 1.0) -> Pairs:
+    """As many queries as the model has unknowns per number in an answer, of independent tokens at
+    which scores are of order one, of several lengths: what was asked for the algebra is
+    ill-conditioned for a fit."""
+    longest = min(box.oracle.spec.domain.max_length or LENGTHS[-1], LENGTHS[-1])
+    lengths = [length for length in LENGTHS if length <= longest]
+    count = int(floors * unknowns(model) / numbers(model) / len(lengths)) + 1
+    size = model.natural_length() / np.sqrt(model.width)
+    found = []
+    for length in lengths:
+        shares = rng.choice([0.5, 1.0, 1.5], count)[:, None, None]
+        tokens = size * shares * rng.standard_normal((count, length, model.width))
+        tokens = box.representable(tokens)
+        found.append((tokens, box.ask(tokens, "refinement")))
+    return found
 
 
 def bootstrap_block(

@@ -35,7 +35,7 @@ from keyhole.learners.block.scores import (
     seen_rank,
     solve_scores,
 )
-from keyhole.linalg.rank import count_above_share
+from keyhole.linalg.rank import count_above, noise_edge
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
@@ -46,6 +46,7 @@ class HardOptions:
     """What a person might tune of the search for selected tokens."""
 
     candidates: int = 2048  # huge tokens of which each head selects one
+    size: float = 1e5  # of their length, at least: the best score is then far above the second
     step: float = 0.12  # length of a move of a selected token, relative to the token
     first_step: float = 5e-3  # of all candidates, among which the gaps are narrower
     shorter: float = 0.4  # by which the moves are shortened where a head jumped to another token
@@ -55,6 +56,9 @@ class HardOptions:
     spare: int = 2  # patterns beyond the number of heads that name the tokens without doubt
     extra: int = 2  # combinations of moves beyond those that would just do
     named: float = 1e-6  # distance of a token's pattern from the responses' row space that is none
+    chance: float = 0.01  # of naming a token that no head takes
+    soft: float = 1e-10  # what the weights of all other tokens may add to an answer
+    roundings: float = 256.0  # of a box, that a direction may be off by
 
 
 HARD = HardOptions()
@@ -239,7 +243,18 @@ def moved_rank(base: Float[Array, " p"], moved: Float[Array, "k p"], unit: float
     """Dimensions that moves add to the direction of the base, seen without their lengths."""
     off = moved - np.outer(moved @ base, base)
     values = np.linalg.svd(off, compute_uv=False)
-    return count_above_share(values, max(1e-8, 1e6 * unit))
+    return count_above(values, max(1e-8 * float(values.max(initial=0.0)), edge_of(off, unit)))
+
+
+def edge_of(moved: Float[Array, "k p"], unit: float) -> float:
+    """The largest singular value that roundings of directions make."""
+    entry = 4.0 * unit / np.sqrt(moved.shape[1])  # of numbers whose squares sum to one
+    return noise_edge(entry, moved.shape)
+
+
+def doubt_of(unit: float, step: float) -> float:
+    """What moves may leave of answers that are affine in them: more is a jump."""
+    return HARD.soft / step + HARD.roundings * unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +270,7 @@ def select_tokens(
     box: Box, known: Projected, step: float, least: int, rng: np.random.Generator
 ) -> Selected | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
-    width, size = box.width, huge_size(box)
+    width, size = box.width, max(huge_size(box), HARD.size)
     plane = len(known.offset)
     longest = box.oracle.spec.domain.max_length
     candidates = HARD.candidates if longest is None else min(HARD.candidates, longest - 1)
@@ -284,12 +299,15 @@ def select_tokens(
         count = 2 * count
     shares = combinations(base, n, box.unit, rng)
     response, rest = calibrate(base, n, ask(shares @ pattern), shares)
-    if rest > 1e6 * box.unit / step:
+    if rest > doubt_of(box.unit, step):
         return None
-    axes, _, _ = np.linalg.svd(response, full_matrices=False)
+    axes, values, _ = np.linalg.svd(response, full_matrices=False)
     kept = axes[:, :heads]
     off = np.linalg.norm(pattern - kept @ (kept.T @ pattern), axis=0)
-    (used,) = np.nonzero(off < max(HARD.named, 1e5 * box.unit) * np.linalg.norm(pattern, axis=0))
+    # the weakest head's response is known least; lengths of z, too, carry roundings
+    doubt = max(HARD.named, HARD.roundings * edge_of(response, box.unit) / values[heads - 1])
+    chance = (HARD.chance / candidates) ** (1.0 / (count - heads))  # one of so many comes so near
+    (used,) = np.nonzero(off < min(doubt, chance) * np.linalg.norm(pattern, axis=0))
     if len(used) != heads:
         return None
     return Selected(anchor, tokens[used], size)
@@ -385,7 +403,7 @@ def ask_moves(
         batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
         data = replace(data, batches=(*data.batches, batch))
         responses, rest = all_responses(data, known)
-        if rest > 1e6 * box.unit / step:
+        if rest > doubt_of(box.unit, step):
             return None
         ranks = [
             seen_rank(np.linalg.svd(np.array(list(own.values())), compute_uv=False), box.unit)
@@ -402,7 +420,7 @@ def ask_moves(
     if wanted:
         batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
         data = replace(data, batches=(*data.batches, batch))
-        if all_responses(data, known)[1] > 1e6 * box.unit / step:
+        if all_responses(data, known)[1] > doubt_of(box.unit, step):
             return None
     return data
 
@@ -430,7 +448,7 @@ def jumps(
     both = np.concatenate([moves, np.tensordot(shares, moves, 1)])
     n = known.directions(np.concatenate([base[None], box.ask(sequence + both, "value maps")]))
     _, rest = calibrate(n[0], n[1 : 1 + count], n[1 + count :], shares)
-    return rest > 1e6 * box.unit / step
+    return rest > doubt_of(box.unit, step)
 
 
 def all_responses(data: Moves, known: Projected) -> tuple[list[dict[int, Array]], float]:
@@ -503,7 +521,7 @@ def solve_moves(data: Moves, known: Projected, unit: float) -> Values:
     right = np.tile(n[0], count)
     solution, *_ = np.linalg.lstsq(table, right, rcond=None)
     rest = float(np.abs(table @ solution - right).max())
-    if rest > 1e7 * unit / data.step:
+    if rest > 10.0 * doubt_of(unit, data.step):
         raise Unclear("the moves of all selected tokens do not add up to the sum of the maps")
     first, second = solution[count], solution[count + 1]
     if not first > 0 or second == 0:

@@ -863,7 +863,7 @@ def find_post_norm_block(
     context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, redundant, rng)
     block = with_attention(single, Attention(heads, plane @ offset))
     if rough:  # what is known least goes first
-        block = settle_block(block, context, "left|right|key", steps=6)
+        block = settle_block(block, context, "left|read", steps=6)
     return [block], pairs + context
 
 

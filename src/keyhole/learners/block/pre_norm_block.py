@@ -734,7 +734,7 @@ def find_pre_norm_block(
     if not box.coarse:
         return [block], pairs
     # what is known least goes first; then activations that few digits do not tell apart
-    block = settle_block(block, pairs[1:], "left|right|key", steps=6)
+    block = settle_block(block, pairs[1:], "left|read", steps=6)
     alike = ("gelu", "gelu_tanh")
     names = alike if wide.activation in alike else (wide.activation,)
     assert block.mlp is not None

@@ -1,42 +1,36 @@
 """All parameters of a block, refined together on all answers.
 
-Statement.  From a start that is off by up to a fifth in every weight, damped Gauss-Newton steps
+Statement.  From a start that is off by up to a tenth in every weight, damped Gauss-Newton steps
             converge to the block that explains the answers to their rounding.
 Queries.    None: tokens and answers are given, at least 1.3 numbers per unknown, of all sizes.
-Algebra.    The exact forward model (forward.py), in coordinates of what the norms keep. Scores and
-            values are in factors, whose gauge the damping holds. First all answers count alike,
-            then in units of their rounding: weights by rounding, before the model is right, would
-            let its errors drag what is known best. Standard errors: the least squares solutions
-            for random roundings, as deviations of the parameters that are told.
+Algebra.    The exact forward model (fitting/forward/block.py) in coordinates of what the norms
+            keep, scores and values in factors, whose gauge no step follows: `fitting.structured`.
+            Each answer in units of its rounding: of its own size, of its last token's where the
+            residual passes by the norm, and enlarged where a norm divides by what nearly cancels.
 Fails.      At a residual above rounding: `Refined.level` tells.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, qr
+from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
-from keyhole.fitting.bootstrap import bootstrap_errors
-from keyhole.fitting.gauss_newton import (
-    Blocks,
-    FitOptions,
-    Linearization,
-    fit_least_squares,
-    form_jacobian,
-    solve_linear,
-)
+from keyhole.fitting.bootstrap import smooth_errors
+from keyhole.fitting.conjugate_gradients import Ending
+from keyhole.fitting.forward.block import Form, Parts, pad_queries, run_block
+from keyhole.fitting.gauss_newton import Blocks
+from keyhole.fitting.solver import Stopping
+from keyhole.fitting.structured import FEW, Network, find_doubts, fit_structured, settle
 from keyhole.learners.block.box import NotThisBlock
-from keyhole.learners.block.forward import Batch, BlockModel, Form, GroupScaling, TriangleScaling
 from keyhole.linalg.rank import count_above_share, find_fall
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import kept_plane
 
-FEW = 800  # unknowns up to which singular values are cheap
 Pairs = Sequence[tuple[Array, Array]]  # queries (n, length, d) and answers (n, d)
 
 
@@ -53,13 +47,16 @@ class Refined:
 # --- the block in coordinates of what the norms keep ----------------------------------------------
 
 
-def form_of(block: Block) -> Form:
+def form_of(block: Block, parts: Parts) -> Form:
+    heads = () if block.attention is None else block.attention.heads
     return Form(
         block.norm,
         block.kind,
         block.width,
-        0 if block.attention is None else len(block.attention.heads),
+        tuple(parts[f"left{h}"].shape[1] for h in range(len(heads))),
+        tuple(parts[f"value{h}"].shape[0] for h in range(len(heads))),
         None if block.mlp is None else block.mlp.activation,
+        block.mlp is not None and block.mlp.gated,
         block.parallel,
     )
 
@@ -71,80 +68,103 @@ def clear_rank(sizes: Float[Array, " n"]) -> int:
     return find_fall(sizes[:strong]) or strong
 
 
-def split_block(block: Block) -> dict[str, Array]:
-    """The parameters that are fitted, by name. The network has no linear part; where there is
-    none, what it adds at every token is the attention's offset."""
-    plane = kept_plane(block.width, block.kind)
-    pre = block.norm == "pre"
-    parts: dict[str, Array] = {"epsilons": np.log(np.maximum(block.epsilons, 1e-300))}
-    if block.attention is None:
-        assert block.mlp is not None
-        network, outer = block.mlp, outer_table(block.mlp)
-        return parts | {"inner": network.inner, "inner_bias": network.inner_bias,
-                        "outer": plane.T @ outer, "added": plane.T @ network.offset,
-                        "last_gain": block.gain[0], "last_bias": block.bias[0]}  # fmt: skip
+def split_block(block: Block) -> Parts:
+    """The matrices that are fitted, by name. The network has no linear part; where there is none,
+    what it adds at every token is the attention's offset."""
+    plane, pre = kept_plane(block.width, block.kind), block.norm == "pre"
+    parts: Parts = {"epsilons": np.log(np.maximum(block.epsilons, 1e-300))}
+    if block.attention is not None:
+        offset = block.attention.offset if pre else plane.T @ block.attention.offset
+        parts |= split_heads(block, plane, offset)
+    if block.mlp is not None:
+        parts |= split_network(block, block.mlp, plane)
+    if not pre:
+        parts |= {"last_gain": block.gain[-1], "last_bias": block.bias[-1]}
+        if len(block.norms) > 1:
+            parts["gain"] = block.gain[0]
+    return parts
+
+
+def split_heads(block: Block, plane: Float[Array, "d k"], offset: Array) -> Parts:
+    parts: Parts = {}
+    read, out, pre = [], [], block.norm == "pre"
+    assert block.attention is not None
     for h, head in enumerate(block.attention.heads):
-        assert head.score_factors is not None
-        left, right, value = head.score_factors.left, head.score_factors.right, head.value.T
-        if pre:
-            left, right, value = plane.T @ left, right @ plane, value @ plane
+        left, right = factors_of(head)
+        value, key = head.value.T, head.key_bias
+        if pre:  # in front of the heads is a norm, without gain and bias here
+            gain, bias = block.norms[0].gain[:, None], block.norms[0].bias
+            offset = offset + value @ bias
+            key = key + left @ (right @ bias)
+            left, right, value = plane.T @ (gain * left), (right * gain.T) @ plane, value * gain.T
+            value, key = value @ plane, plane.T @ (gain[:, 0] * key)
         else:
             value = plane.T @ value
         axes, sizes, rows = np.linalg.svd(value, full_matrices=False)
         rank = clear_rank(sizes)
-        bias, *_ = np.linalg.lstsq(left, head.key_bias if not pre else plane.T @ head.key_bias,
-                                   rcond=None)  # fmt: skip
         root = np.sqrt(sizes[:rank])
-        parts |= {f"left{h}": left, f"right{h}": right, f"key{h}": bias}
-        parts |= {f"out{h}": axes[:, :rank] * root, f"value{h}": root[:, None] * rows[:rank]}
-    if block.mlp is None:
-        if pre:
-            return parts | {"added": block.attention.offset}
-        return parts | {"added": plane.T @ block.attention.offset,
-                        "last_gain": block.gain[0], "last_bias": block.bias[0]}  # fmt: skip
-    network, outer = block.mlp, outer_table(block.mlp)
-    parts["offset"] = plane.T @ block.attention.offset
-    if pre:
-        parts |= {"inner": network.inner @ plane, "inner_bias": network.inner_bias,
-                  "outer": outer, "added": network.offset}  # fmt: skip
+        bias, *_ = np.linalg.lstsq(left, key, rcond=None)
+        parts |= {f"left{h}": left, f"value{h}": root[:, None] * rows[:rank]}
+        read.append(np.column_stack([right, bias]))
+        out.append(axes[:, :rank] * root)
+    return parts | {"read": np.concatenate(read), "out": np.column_stack([*out, offset])}
+
+
+def factors_of(head: Head) -> tuple[Array, Array]:
+    """Of the score, of about one size."""
+    if head.score_factors is not None:
+        left, right = head.score_factors
     else:
-        gain, bias = block.gain[0], block.bias[0]
-        parts |= {"inner": (network.inner * gain) @ plane,
-                  "inner_bias": network.inner_bias + network.inner @ bias,
-                  "outer": plane.T @ outer, "added": plane.T @ (network.offset + bias),
-                  "gain": gain, "last_gain": block.gain[1], "last_bias": block.bias[1]}  # fmt: skip
-    return parts
+        axes, sizes, rows = np.linalg.svd(head.score)
+        rank = max(1, count_above_share(sizes, UNIT_ROUNDOFF * len(sizes)))
+        left, right = axes[:, :rank] * sizes[:rank], rows[:rank]
+    first, second = float(np.linalg.norm(left)), float(np.linalg.norm(right))
+    root = np.sqrt(second / first) if min(first, second) > 0 else 1.0
+    return left * root, right / root
 
 
-def join_block(parts: dict[str, Array], form: Form) -> Block:
+def split_network(block: Block, network: Mlp, plane: Float[Array, "d k"]) -> Parts:
+    """In front of the network is a norm, without gain and bias here, or the token itself."""
+    pre, alone = block.norm == "pre", block.attention is None
+    outer, added = outer_table(network), network.offset
+    norm = None if alone and not pre else block.norms[-1] if pre else block.norms[0]
+    tables = {"inner": (network.inner, network.inner_bias)}
+    if network.gate is not None and network.gate_bias is not None:
+        tables["gate"] = (network.gate, network.gate_bias)
+    found: Parts = {}
+    for name, (table, bias) in tables.items():
+        if norm is not None:
+            table, bias = (table * norm.gain) @ plane, bias + table @ norm.bias
+        found[name] = np.column_stack([table, bias])
+    if not pre:
+        if norm is not None:
+            added = added + norm.bias
+        outer, added = plane.T @ outer, plane.T @ added
+    return found | {"outer": np.column_stack([outer, added])}
+
+
+def join_block(parts: Parts, form: Form) -> Block:
     """The block with these parameters."""
     plane, pre = form.plane, form.norm == "pre"
-    heads = []
-    for h in range(form.heads):
-        left, right, value = parts[f"left{h}"], parts[f"right{h}"], parts[f"out{h}"]
-        key = left @ parts[f"key{h}"]
-        table = value @ parts[f"value{h}"]
-        if pre:
-            left, right, key, table = plane @ left, right @ plane.T, plane @ key, table @ plane.T
-        else:
-            table = plane @ table
-        heads.append(Head((left, right), key, table.T))
     gain = bias = None
-    if form.whole and not pre:
-        gain = np.array([parts["gain"], parts["last_gain"]])
-        bias = np.array([np.zeros(form.width), parts["last_bias"]])
-    elif not pre:
+    if not pre:
         gain, bias = parts["last_gain"][None], parts["last_bias"][None]
-    added = parts["added"] if pre else plane @ parts["added"]
-    offset = plane @ parts["offset"] if form.whole else added
-    network = None
+        if form.whole:
+            gain = np.concatenate([parts["gain"][None], gain])
+            bias = np.concatenate([np.zeros_like(bias), bias])
+    added = None
     if form.activation is not None:
-        inner, outer = parts["inner"], parts["outer"] if pre else plane @ parts["outer"]
-        inner = inner @ plane.T if form.heads else inner
-        inner = inner / parts["gain"] if "gain" in parts else inner
-        network = Mlp(inner, parts["inner_bias"], outer, activation=form.activation, offset=added)
+        added = parts["outer"][:, -1]
+    attention = None
+    if form.heads:
+        offset = parts["out"][:, -1]
+        if pre and added is not None:  # no norm sees what the plane lacks: it is the network's
+            seen = plane @ (plane.T @ offset)
+            offset, added = seen, added + offset - seen
+        attention = Attention(join_heads(parts, form), offset if pre else plane @ offset)
+    network = None if added is None else join_network(parts, form, added if pre else plane @ added)
     return Block(
-        Attention(heads, offset) if heads else None,
+        attention,
         network,
         norm=form.norm,
         kind=form.kind,
@@ -155,21 +175,47 @@ def join_block(parts: dict[str, Array], form: Form) -> Block:
     )
 
 
-def hold_gauge(parts: dict[str, Array], relu: bool) -> dict[str, Array]:
-    """Ones at as many rows of the first factor of every product as it has columns, so that the
-    second is determined; at one entry of every row of a ReLU, whose length is not seen; and at one
-    gain, where the second epsilon tells no scale."""
-    found = {name: np.zeros(np.shape(part)) for name, part in parts.items()}
-    for name, part in parts.items():
-        if name.startswith(("left", "out")) and name != "outer":
-            _, _, order = qr(part.T, mode="economic", pivoting=True)
-            found[name][order[: part.shape[1]]] = 1.0
-    if relu:
-        inner = parts["inner"]
-        found["inner"][np.arange(len(inner)), np.argmax(np.abs(inner), axis=1)] = 1.0
-    if "gain" in parts:
-        found["gain"][np.argmax(np.abs(parts["gain"]))] = 1.0
-    return found
+def join_heads(parts: Parts, form: Form) -> list[Head]:
+    plane, pre, heads = form.plane, form.norm == "pre", []
+    places = zip(form.slices(form.score_ranks), form.slices(form.value_ranks), strict=True)
+    for h, (some, inside) in enumerate(places):
+        left, right, bias = parts[f"left{h}"], parts["read"][some, :-1], parts["read"][some, -1]
+        key, table = left @ bias, parts["out"][:, :-1][:, inside] @ parts[f"value{h}"]
+        if pre:
+            left, right, key, table = plane @ left, right @ plane.T, plane @ key, table @ plane.T
+        else:
+            table = plane @ table
+        heads.append(Head((left, right), key, table.T))
+    return heads
+
+
+def join_network(parts: Parts, form: Form, offset: Array) -> Mlp:
+    plane, found = form.plane, {}
+    for name in ("inner", "gate") if form.gated else ("inner",):
+        table = parts[name][:, :-1]
+        if form.heads or form.norm == "pre":
+            table = table @ plane.T
+        found[name] = table / parts["gain"] if "gain" in parts else table
+        found[f"{name}_bias"] = parts[name][:, -1]
+    outer = parts["outer"][:, :-1]
+    assert form.activation is not None
+    return Mlp(found.pop("inner"), found.pop("inner_bias"),
+               outer if form.norm == "pre" else plane @ outer,
+               activation=form.activation, offset=offset, **found)  # fmt: skip
+
+
+def freedom_of(parts: Parts, form: Form) -> float:
+    """Entries less those directions that no answer shows: the gauge of every product of factors,
+    the length of a ReLU's row, and one scale where no epsilon tells it."""
+    total = float(sum(part.size for part in parts.values()))
+    total -= sum(rank**2 for rank in (*form.score_ranks, *form.value_ranks))
+    if form.activation == "relu":
+        total -= len(parts["inner"])
+    if form.gated:
+        total -= len(parts["inner"])
+    if form.whole and form.norm == "pre":
+        total -= form.width - form.plane.shape[1]
+    return total - (1.0 if "gain" in parts else 0.0)
 
 
 def with_attention(block: Block, attention: Attention) -> Block:
@@ -194,121 +240,94 @@ def misfit_of(block: Block, pairs: Pairs) -> float:
 # --- the fit --------------------------------------------------------------------------------------
 
 
-def refine_block(
-    start: Block, pairs: Pairs, unit: float, rng: np.random.Generator, dense: int = 5000,
-    close: float = 1e-2, many: int = 15000,
-) -> Refined:  # fmt: skip
-    """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed at
-    every step. `close`: root mean square of what is left of the answers, from which on the
-    Jacobian hardly changes. `many`: unknowns from which on their whole Gram matrix costs more than
-    it saves."""
-    form = form_of(start)
+def move_parts(parts: Parts, moves: Parts) -> Parts:
+    """Parameters after a step. A step that follows errors of other unknowns would lose a tiny
+    epsilon, which few answers show, for good: its logarithm moves by one at most."""
+    found = {name: part + moves[name] for name, part in parts.items()}
+    found["epsilons"] = parts["epsilons"] + np.clip(moves["epsilons"], -1.0, 1.0)
+    return found
+
+
+def network_of(start: Block, parts: Parts, pairs: Pairs, unit: float) -> Network:
+    """The fit of these parameters to these answers, in units of their rounding."""
+    form = form_of(start, parts)
+    batches = list(pad_queries(pairs))
+    weights = [1.0 / rounding_of(start, one.tokens, one.answers, unit) for one in batches]
+    return Network(
+        lambda parts, one: run_block(form, parts, one.tokens, one.real),
+        move_parts,
+        batches,
+        weights,
+        Blocks.of(parts),
+        freedom_of(parts, form),
+    )
+
+
+def rounding_of(
+    start: Block, tokens: Float[Array, "n length d"], answers: Float[Array, "n d"], unit: float
+) -> Float[Array, " n"]:
+    """About how far a box that computes with this relative error is off."""
+    size = np.abs(answers).max(axis=1)
+    if start.norm == "pre":  # sums inside the block are of the size of its last token
+        size = np.maximum(size, np.abs(tokens[:, -1]).max(axis=1))
+    return np.asarray(4.0 * unit * (1.0 + size) * cancellation(start, tokens))
+
+
+def refine_block(start: Block, pairs: Pairs, unit: float, rng: np.random.Generator) -> Refined:
+    """The block that explains the answers, with standard errors.
+
+    Args:
+        start: a block that is off by a few hundredths.
+        pairs: queries and answers.
+        unit: relative rounding of the box.
+        rng: draws the probes.
+
+    Raises:
+        NotThisBlock: what is left of the answers is more than their rounding.
+    """
     parts = split_block(start)
-    blocks = Blocks.of(parts)
-    held = blocks.join(hold_gauge(parts, form.activation == "relu")) > 0
-
-    def weighed(equal: bool) -> BlockModel:
-        data = []
-        for tokens, answers in pairs:
-            # sums inside the block are of the size of its answer and its last token
-            size = np.abs(answers).max(axis=1)
-            if form.norm == "pre":
-                size = np.maximum(size, np.abs(tokens[:, -1]).max(axis=1))
-            rounding = 4.0 * unit * (1.0 + size) * cancellation(start, tokens)
-            weight = cancellation(start, tokens) if equal else rounding
-            data.append(Batch(tokens, answers, weight))
-        return BlockModel(form, blocks, data, held)
-
-    rough = FitOptions(steps=60, damping=1e-6, dense_unknowns=dense, probes=0, tolerance=1e-3,
-                       target=10.0 * unit)  # fmt: skip
-    # what few answers see is off by more than their residual tells: no target here
-    fine = replace(rough, steps=2, target=0.0, damping=1e-12)
-    model, point = weighed(True), blocks.join(parts)
-    large, off = blocks.size > many, np.sqrt(np.mean(model.residual(point) ** 2))
-    if large and off < np.sqrt(unit):  # the last digits alone are missing: no step is long
-        exact = weighed(False)
-        exact = replace(exact, scaling=exact.group_units(point, ridge=1e-8))
-        fine = replace(fine, dense_unknowns=0, inner_steps=400, accuracy=1e-4)
-    else:
-        if large or off < close:
-            model = precondition(model, point, large)
-            rough = replace(rough, dense_unknowns=0, damping=1e-12)
-            fine = replace(fine, dense_unknowns=0)
-        if large:  # neurons and heads see each other: many products, for weak directions the most
-            rough = replace(rough, inner_steps=1500, steps=8)
-            fine = replace(fine, inner_steps=300, steps=1)
-        point = fit_least_squares(model, point, rough, rng=rng, blocks=blocks).point
-        exact = reweigh(model, weighed(False), point)
-    last = fit_least_squares(exact, point, fine, rng=rng, blocks=blocks)
-    point = last.point
-    at = exact.linearize(point)
-    few = at.unknowns <= FEW
-    solve = inverse_of(form_jacobian(at)) if few else products_inverse(at, 1e-10)
-    roughly = solve if few else products_inverse(at, 1e-3)  # standard errors need few digits
-    moved = exact.retract(point, -solve(last.residual))
-    if np.linalg.norm(exact.residual(moved)) < 2.0 * np.linalg.norm(last.residual):
-        point = moved  # weak directions, too
-    level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
+    network, form = network_of(start, parts, pairs, unit), form_of(start, parts)
+    fitted = fit_structured(network, parts, rng)
+    level = float(np.sqrt(np.mean(fitted.residual**2)))
     explained = 8.0  # what may be left of an answer, in its roundings
     if not level < explained:  # standard errors, too, would mean nothing
         raise NotThisBlock(f"the best block leaves {level:.1e} times the rounding of the answers")
-    best = join_block(blocks.split(point), form)
-    told = multiplied(best)
-    names = [name for name, part in told.items() if part.size]
+    best = join_block(fitted.parts, form)
+    values, squares = multiplied(best), dict[str, Array]()
+    enough = 32  # numbers whose mean square is one of a row's errors
+    doubts = find_doubts(network, fitted, rng, -(-enough // start.width))
+    for step in doubts:
+        other = multiplied(join_block(move_parts(fitted.parts, step), form))
+        for name, part in values.items():
+            squares[name] = squares.get(name, 0.0) + (other[name] - part) ** 2 / len(doubts)
+    errors = {name: pooled_errors(square) for name, square in squares.items()}
+    return Refined(best, Block.from_arrays({**values, **errors}), level)
 
-    def repeat() -> Sequence[Array]:
-        """Parameters for answers that are rounded otherwise."""
-        step = max(level, 1.0) * roughly(rng.standard_normal(len(at.residual)))
-        other = multiplied(join_block(blocks.split(exact.retract(point, step)), form))
-        return [other[name][None] for name in names]
 
-    found = bootstrap_errors([told[name][None] for name in names], repeat, 3 if large else 8)
-    errors = {name: part[0] for name, part in zip(names, found, strict=True)}
-    return Refined(best, Block.from_arrays({**told, **errors}), level)
+def pooled_errors(squares: Array) -> Array:
+    """Standard errors from few repetitions: of a matrix by the means of its rows and columns, of a
+    vector no less than the mean."""
+    if squares.ndim == 2 and squares.size and (mean := squares.mean()) > 0:
+        rows, columns = squares.mean(axis=1, keepdims=True), squares.mean(axis=0, keepdims=True)
+        return np.asarray(np.sqrt(rows * columns / mean))
+    return smooth_errors(np.sqrt(squares)[None])[0] if squares.size else squares
 
 
 def settle_block(
-    start: Block, pairs: Pairs, only: str = "", steps: int = 3, products: int = 200
-) -> Block:
+    start: Block, pairs: Pairs, only: str = "", steps: int = 3, products: int = 200,
+    seed: int = 0,
+) -> Block:  # fmt: skip
     """A block closer to these answers by a few Gauss-Newton steps, each of so many products. Where
     a pattern of names is given, all other parameters stay."""
-    form, parts = form_of(start), split_block(start)
-    blocks = Blocks.of(parts)
-    still = {
-        name: np.full(part.shape, float(not re.match(only, name))) for name, part in parts.items()
-    }
-    held = blocks.join(hold_gauge(parts, form.activation == "relu")) + blocks.join(still) > 0
-    data = [Batch(tokens, answers, cancellation(start, tokens)) for tokens, answers in pairs]
-    point = blocks.join(parts)
-    model = BlockModel(form, blocks, data, held)
-    model = replace(model, scaling=model.group_units(point))
+    parts, rng = split_block(start), np.random.default_rng(seed)
+    network = network_of(start, parts, pairs, 1.0)
+    network = network.evened(parts, rng)
+    names = [name for name in parts if re.match(only, name)]
     # what the other parameters are off by ends it: a step that gains little is the last one
-    options = FitOptions(
-        steps=steps, damping=1e-12, dense_unknowns=0, probes=0, inner_steps=products, tolerance=0.01
-    )
-    return join_block(blocks.split(fit_least_squares(model, point, options).point), form)
-
-
-def precondition(
-    model: BlockModel, point: Float[Array, " unknowns"], many: bool = False
-) -> BlockModel:
-    """The model in units in which its Jacobian at this point has orthonormal columns; where there
-    are many unknowns, those of each head and each neuron."""
-    if many:
-        return replace(model, scaling=model.group_units(point))
-    return replace(model, scaling=TriangleScaling.of(model.gram(point)))
-
-
-def reweigh(known: BlockModel, model: BlockModel, point: Float[Array, " unknowns"]) -> BlockModel:
-    """The same block with other standard errors of the answers: where these are nearly in
-    proportion, so are the units of the unknowns."""
-    ratios = np.concatenate(
-        [new.errors / old.errors for new, old in zip(model.data, known.data, strict=True)]
-    )
-    if known.scaling is None or ratios.max() > 4.0 * ratios.min():
-        return precondition(model, point, isinstance(known.scaling, GroupScaling))
-    middle = float(np.sqrt(ratios.max() * ratios.min()))
-    return replace(model, scaling=known.scaling.times(middle))
+    stopping = Stopping(steps=steps, damping=0.0, tolerance=0.01)
+    ending = Ending(0.1, 20, 0.1, products)
+    state = settle(network, parts, stopping, ending, rng, names=names)
+    return join_block(state.parts, form_of(start, parts))
 
 
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
@@ -339,14 +358,6 @@ def inverse_of(
     normal[np.diag_indices(len(normal))] += 1e2 * UNIT_ROUNDOFF * len(normal)
     factor = cho_factor(normal, check_finite=False)
     return lambda right: np.asarray(cho_solve(factor, scaled.T @ right) / sizes)
-
-
-def products_inverse(
-    at: Linearization, accuracy: float, steps: int = 100
-) -> Callable[[Array], Array]:
-    """The same by products with a Jacobian whose columns are nearly orthonormal, until the gradient
-    has fallen to `accuracy`."""
-    return lambda right: solve_linear(at, right, accuracy, steps).step
 
 
 def multiplied(block: Block) -> dict[str, Array]:

@@ -21,20 +21,12 @@ from keyhole.learners.mlp.hessians import along as sphere_point
 from keyhole.learners.mlp.learner import MlpDiagnostics, MlpLearner
 from keyhole.learners.mlp.redundancy import (
     RedundancyOptions,
-    random_start,
     thin_out,
-    without_cheap,
 )
-from keyhole.learners.mlp.refinement import (
-    Weights,
-    chosen,
-    descend,
-    hidden_layer,
-    refine,
-    with_one,
-)
+from keyhole.learners.mlp.refinement import descend, refine
 from keyhole.learners.mlp.relu_hypothesis import NetworkDiagnostics, derive_standard_errors
 from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.network.weights import Weights, chosen, hidden_layer, random_start, with_one
 
 __all__ = [
     "HESSIAN_GROWTH",
@@ -67,5 +59,4 @@ __all__ = [
     "unflat",
     "weights_of",
     "with_one",
-    "without_cheap",
 ]

@@ -25,8 +25,8 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
-from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
+from keyhole.network.weights import Weights
 
 Ask = Callable[[Array, str], Array]
 

@@ -30,8 +30,8 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
-from keyhole.learners.mlp.refinement import Weights
 from keyhole.models.mlp import ACTIVATIONS
+from keyhole.network.weights import Weights
 
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> answers
 
@@ -42,20 +42,25 @@ class NotEnough(Exception):
     """The Hessians do not determine the network."""
 
 
+# Relative error of a second difference both ways, truncation and rounding balanced, from which on
+# the weakest of some dozens of neurons may be hidden by it.
+BLURRED = 1e-6
+
+
 @dataclass(frozen=True)
 class Steps:
     """How a box of some precision is looked at. second, places, first: angles of second differences
     for Hessians, of those along few directions (both ways), and of first differences: they balance
     truncation against the rounding of the answers. room: dimensions of the symmetric matrices on U,
     relative to the span's. spare: Hessians beyond those that the span needs, relative. gap: between
-    the singular values that count and those that do not. tight: distance of a rank-one matrix from
-    the span, at most."""
+    the singular values that count and those that do not. blurred: whether errors of the Hessians
+    hide the weakest neurons: more places and dimensions make up for them."""
 
     second: float
     places: float
     first: float
     two_sided: bool
-    coarse: bool = False  # few digits: more places and dimensions make up for them
+    blurred: bool = False
     room: float = 1.25
     spare: float = 0.15
     gap: float = 6.0
@@ -65,9 +70,9 @@ class Steps:
         """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
         the weakest among them: networks of more than 200 inputs need the better differences."""
         both = 1.3 * (4.0 * unit) ** 0.25
-        if unit >= 1e-12:
+        if both**2 > BLURRED:
             third = 0.6 * unit ** (1 / 3)
-            return cls(both, both, third, True, coarse=True, room=1.75, spare=0.9, gap=2.5)
+            return cls(both, both, third, True, blurred=True, room=1.75, spare=0.9, gap=2.5)
         if width < 200:
             return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
         return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
@@ -75,8 +80,8 @@ class Steps:
     def balanced(
         self, ask: Ask, frame: Float[Array, "n n"], unit: float, inside: bool = False
     ) -> "Steps":
-        """Angles for the network at hand. Where digits are few, the truncation of a second
-        difference matters: it is θ² times what twice the step adds, which is measured. Rounding is
+        """Angles for the network at hand. Where second differences are blurred, their truncation
+        matters: it is θ² times what twice the step adds, which is measured. Rounding is
         some 6 unit / θ² of the answers, sums of many terms."""
         base, ways = frame[0] * (0.7 if inside else 1.0), frame[1:9]
         steps = [k * self.second * ways for k in (1, -1, 2, -2)]
@@ -447,15 +452,17 @@ def read_sphere(
     are gated is found out unless it is given."""
     steps = Steps.of(unit, width)
     frame = np.linalg.qr(rng.standard_normal((width, width)))[0].T
-    if steps.coarse:
+    if steps.blurred:
         steps = steps.balanced(ask, frame, unit, inside)
     table, span, size = grown_span(ask, frame, steps, rng, inside)
     found = np.zeros((1, 0, size))
     reasons = []
     if not gated:
         found = rank_ones(span, span.rank, rng)[None]
+        if not found.shape[1]:
+            reasons.append("no neuron")
         # few digits may show some dimensions too many: the fit will tell
-        if found.shape[1] < span.rank - (max(1, span.rank // 32) if steps.coarse else 0):
+        elif found.shape[1] < span.rank - (max(1, span.rank // 32) if steps.blurred else 0):
             reasons.append(f"{found.shape[1]} of {span.rank} neurons")
     if gated or (gated is None and reasons and span.rank % 2 == 0):
         found = gated_pairs(span, span.rank // 2, rng)
@@ -478,7 +485,7 @@ def grown_span(
     """Hessians until their span is clearly smaller than what they could span."""
     width = len(frame)
     usual = 3  # number in GROWTH that the split into U and X makes room for
-    growths = GROWTH[usual:] if steps.coarse else GROWTH  # a small gap is believed with room
+    growths = GROWTH[usual:] if steps.blurred else GROWTH  # a small gap is believed with room
     sizes = [axes_for(growth * (width + 1) + 1, steps.room) for growth in growths]
     p = int(np.clip(width - axes_for(GROWTH[usual] * (width + 1) + 1, steps.room), 2, 5))
     table = HessianTable(ask, frame, p, steps, inside)
@@ -572,7 +579,7 @@ def around(
         tangents = np.linalg.qr(tangents.T)[0].T
         moved = tangents @ u_axes
         offsets = [theta * moved, -theta * moved, 0.0 * moved[:1], short * rest]
-        if steps.coarse:
+        if steps.blurred:
             offsets.append(-short * rest)
         queries = [along(base, part, table.inside) for part in offsets]
         values = ask(np.concatenate(queries), "places")
@@ -588,7 +595,7 @@ def around(
         slopes.append(_coefficients(seen, repeated, first[:, None], identity=False)[:, 0])
         bends.append(_coefficients(squares, repeated, second[:, None], identity=True)[:, 0])
         there, kept = (short, 1.0) if table.inside else (np.sin(short), np.cos(short))
-        if steps.coarse:
+        if steps.blurred:
             beside.append((after[: len(rest)] - after[len(rest) :]) / (2 * there))
         else:
             beside.append((after - centre * kept) / there)

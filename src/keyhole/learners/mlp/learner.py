@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float, Int, whole_number
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int, whole_number
 from keyhole.errors import (
     Counterexample,
     IllConditioned,
@@ -43,6 +43,7 @@ from keyhole.learners.mlp.far_field import (
 )
 from keyhole.learners.mlp.hessians import (
     NotEnough,
+    Steps,
     likely_activations,
     read_sphere,
     room_for_neurons,
@@ -50,21 +51,12 @@ from keyhole.learners.mlp.hessians import (
 )
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.profile import find_strange_profile
-from keyhole.learners.mlp.redundancy import (
-    costs_of_leaving,
-    fit_with_redundancy,
-    random_start,
-    repair,
-)
+from keyhole.learners.mlp.redundancy import fit_with_redundancy, repair
 from keyhole.learners.mlp.refinement import (
     Refined,
     RefinementOptions,
-    Weights,
-    chosen,
     descend,
-    hidden_layer,
     refine,
-    with_one,
 )
 from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
@@ -78,6 +70,8 @@ from keyhole.learners.mlp.scale import (
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.network.redundancy import Data, costs_of_leaving
+from keyhole.network.weights import Weights, chosen, hidden_layer, with_one
 from keyhole.oracles.base import Domain, Oracle, Spec
 from keyhole.oracles.noise import REJECTION, NoiseModel
 
@@ -202,12 +196,13 @@ class MlpLearner:
         oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=outputs)))
         strategies = []
         bending = self.activation is None or ACTIVATIONS[self.activation].bends
-        if domain.unbounded and bending and not self.gated and box.unit < SINGLE_ROUNDOFF:
-            radius = self._far_radius(width, scale.size)
-            if abs(far_exponent(ask, width, radius, rng) - 1.0) < 0.25:
-                strategies.append(
-                    ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
-                )
+        radius = self._far_radius(width, scale.size)
+        shown = box.unit * radius < EXPLAINED * scale.size  # bends outweigh rounding far away
+        possible = domain.unbounded and bending and not self.gated and shown
+        if possible and abs(far_exponent(ask, width, radius, rng) - 1.0) < 0.25:
+            strategies.append(
+                ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
+            )
         # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
         # a second chance, and those of the sphere are the cheaper ones
         inside = domain.sphere is None and not strategies
@@ -215,7 +210,7 @@ class MlpLearner:
         on_sphere = [
             ("Hessians on a sphere", lambda: self._on_sphere(box, centre, size, inside, rng)),
         ]
-        if box.unit >= SINGLE_ROUNDOFF:  # few digits may hide a neuron in one frame, not in another
+        if Steps.of(box.unit, width).blurred:  # a neuron may be hidden in one frame alone
             on_sphere.append(
                 (
                     "Hessians in another frame",
@@ -347,7 +342,8 @@ class MlpLearner:
         blocks, neurons, _ = sketch.rows.shape
         if (broken := self._promise(neurons)) is not None:
             return broken
-        share = self.options.near if box.unit < SINGLE_ROUNDOFF else 2.0  # rounding averages out
+        blurred = Steps.of(box.unit, width).blurred
+        share = 2.0 if blurred else self.options.near  # rounding averages out
         if sketch.rows.size > RefinementOptions().grams:  # conjugate gradients converge faster
             share = max(share, 1.4)
         count = count_points(share, neurons, width, len(sketch.outer), blocks == 2) + 1
@@ -442,10 +438,8 @@ class MlpLearner:
             fresh = self._draw(box.oracle.spec.domain, count, width, rng)
             points = np.concatenate([points, fresh])
             answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
-            starts = [
-                random_start(neurons, points, outputs, name, gated, rng) for name in self._names()
-            ]
-            found = fit_with_redundancy(points, answers, starts, box.unit)
+            names = self._names()
+            found = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
             if found is None:
                 continue
             if (broken := self._promise(found.neurons)) is not None:
@@ -478,11 +472,12 @@ class MlpLearner:
 
     def _allowed(self, box: Asker, refined: Refined, points: Array, answers: Array) -> float:
         """What rounding explains of a residual. A wrong network's terms may cancel too: where
-        digits are few, that would excuse what it leaves, and the answers alone are the measure;
-        sums of few digits are also off by less of them."""
+        that would excuse a part of the answers as large as a wrong network leaves, the answers
+        alone are the measure, and are also off by fewer roundings."""
         scale, roundings = terms(refined.weights, points), self.options.roundings
-        if box.unit < SINGLE_ROUNDOFF:
-            scale = min(scale, self.options.cancelled * float(np.abs(answers).max()))
+        cancelled = self.options.cancelled
+        if roundings * cancelled * box.unit < EXPLAINED:
+            scale = min(scale, cancelled * float(np.abs(answers).max()))
         else:
             scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
         return roundings * box.unit * scale + 6.0 * box.additive
@@ -695,7 +690,7 @@ def without_unseen(
     explain of rounding, each within six standard errors."""
     while True:
         weights = refined.weights
-        costs, left = costs_of_leaving(weights, points, answers)
+        costs, left = costs_of_leaving(weights, Data(with_one(points), answers))
         own = points.shape[1] + 1 + answers.shape[1]
         if weights.gate is not None:
             own += points.shape[1] + 1

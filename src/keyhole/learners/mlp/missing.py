@@ -24,8 +24,8 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.solver import JacobianSystem, Problem, Stopping, descend
-from keyhole.learners.mlp.refinement import Weights, hidden_layer, with_one
 from keyhole.models.mlp import ACTIVATIONS
+from keyhole.network.weights import Weights, hidden_layer, with_one
 
 
 @dataclass(frozen=True, eq=False)

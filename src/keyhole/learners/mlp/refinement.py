@@ -28,7 +28,7 @@ from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.jackknife import list_fisher_steps, list_jackknife_steps
 from keyhole.fitting.solver import Problem, Step, Stopping
 from keyhole.fitting.solver import descend as solve_problem
-from keyhole.models.mlp import ACTIVATIONS
+from keyhole.network.weights import Weights, hidden_layer, with_one
 
 
 @dataclass(frozen=True)
@@ -46,55 +46,6 @@ class RefinementOptions:
     grams: int = 60000
     draws: int = 4
     ridge: float = 1e-13
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """A network in the coordinates of its points: rows (w, b) of arguments, and what is linear.
-    `gate` holds the arguments of φ where there is a gate, `inner` those of the other factor."""
-
-    inner: Float[Array, "m e"]
-    outer: Float[Array, "k m"]
-    affine: Float[Array, "k e"]
-    activation: str
-    gate: Float[Array, "m e"] | None = None
-
-    @property
-    def neurons(self) -> int:
-        return len(self.inner)
-
-    def __call__(self, points: Float[Array, "n d"]) -> Float[Array, "n k"]:
-        homogeneous = with_one(points)
-        return self.linear_sum(hidden_layer(self, homogeneous)[0], homogeneous)
-
-    def linear_sum(
-        self, hidden: Float[Array, "n m"], homogeneous: Float[Array, "n e"]
-    ) -> Float[Array, "n k"]:
-        """The answers, from the hidden layer."""
-        return np.asarray(hidden @ self.outer.T + homogeneous @ self.affine.T)
-
-
-def with_one(points: Float[Array, "n d"]) -> Float[Array, "n e"]:
-    return np.column_stack([points, np.ones(len(points))])
-
-
-def chosen(weights: Weights, rows: Array) -> Weights:
-    """The network of some of the neurons."""
-    gate = None if weights.gate is None else weights.gate[rows]
-    return Weights(
-        weights.inner[rows], weights.outer[:, rows], weights.affine, weights.activation, gate
-    )
-
-
-def hidden_layer(weights: Weights, homogeneous: Float[Array, "n e"]) -> tuple[Array, list[Array]]:
-    """The hidden layer, and its derivatives by the arguments of each block (inner, then gate)."""
-    phi = ACTIVATIONS[weights.activation]
-    inner = homogeneous @ weights.inner.T
-    if weights.gate is None:
-        return phi.value(inner), [phi.first(inner)]
-    gate = homogeneous @ weights.gate.T
-    bent = phi.value(gate)
-    return bent * inner, [bent, phi.first(gate) * inner]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,9 @@ from keyhole.arrays import TINY, Array, Float
 
 Ask = Callable[[Array, str], Array]
 
+ROUNDINGS = 16.0  # of a second difference, in those of an answer, at most
+SMALL_PART = 1e-3  # of the bends that a box of order one has, over its own size
+
 
 @dataclass(frozen=True)
 class ScaleOptions:
@@ -153,8 +156,9 @@ def is_smooth(
 ) -> bool:
     """Whether second differences over small steps are those of a smooth function: not zero; or,
     where answers have too few digits for small steps, four times as large over twice the step."""
-    fine = unit < 1e-12  # digits enough for small steps
-    looks, step = (3, 2.0**-12) if fine else (6, 0.08)
+    small = 2.0**-12  # relative step, over which rounding must be a small part of a bend
+    fine = ROUNDINGS * unit < SMALL_PART * small**2
+    looks, step = (3, small) if fine else (6, 0.08)
     places = rng.standard_normal((looks, 1, width))
     places *= size * np.sqrt(width) / (1 + step) / np.linalg.norm(places, axis=2, keepdims=True)
     ways = 0.5 * size * step * rng.standard_normal((looks, 1, width))
@@ -163,7 +167,7 @@ def is_smooth(
         points *= size * np.sqrt(width) / np.linalg.norm(points, axis=2, keepdims=True)
     answers = ask(points.reshape(-1, width), "scale").reshape(looks, points.shape[1], -1)
     bends = np.linalg.norm(answers[:, 1] + answers[:, 2] - 2 * answers[:, 0], axis=1)
-    rounding = 16.0 * unit * np.linalg.norm(answers, axis=2).max(axis=1)
+    rounding = ROUNDINGS * unit * np.linalg.norm(answers, axis=2).max(axis=1)
     if fine:
         return bool(np.median(bends / np.maximum(rounding, TINY)) > 1.0)
     wide = np.linalg.norm(answers[:, 3] + answers[:, 4] - 2 * answers[:, 0], axis=1)

@@ -50,7 +50,9 @@ from keyhole.learners.output_layer.space import (
     find_offset,
     find_plane,
     find_rank,
+    is_rounded_once,
     make_space,
+    outweighs_sums,
 )
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import (
@@ -63,6 +65,7 @@ from keyhole.oracles.language_model.restricted import Completed, Reader, complet
 from keyhole.oracles.noise import DETECTION, FORMATS, ROUNDINGS, NoiseModel
 
 SPACE, GRAM = "output space", "output geometry"  # purposes of queries
+FEW = 16  # answers of the first look, and the fewest that noise is judged by
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,8 +131,8 @@ class OutputLayerLearner:
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         check_interface(oracle.spec)
         prompts = Prompts(oracle, self.longest, rng)
-        seen = collect(prompts, self, rng)
-        space, shifted, notes = seen.space, seen.shifted, list(seen.notes)
+        collected = collect(prompts, self, rng)
+        space, shifted, notes = collected.space, collected.shifted, list(collected.notes)
         normal, off, moved = find_plane(space)
         affine = off <= 3.0 * moved + 1e-12
         readings = read_width(space.rank, affine)
@@ -139,7 +142,7 @@ class OutputLayerLearner:
             answers=len(space.coordinates),
             last_over_noise=space.ratio,
             noise=space.level,
-            noise_explained=seen.explained,
+            noise_explained=collected.explained,
             readings=tuple(map(str, readings)),
         )
         notes.insert(0, describe(readings, affine))
@@ -148,7 +151,7 @@ class OutputLayerLearner:
             f"The verdict says that fresh answers lie {lie}; which prompt leads to which answer is "
             "no part of an output layer."
         )
-        noise = seen.noise
+        noise = collected.noise
         if self.level == "space":
             model, doubt = make_space_layer(space, normal, readings, shifted)
             return Hypothesis(
@@ -302,104 +305,172 @@ class Collected:
 
 def collect(prompts: Prompts, options: OutputLayerLearner, rng: np.random.Generator) -> Collected:
     """Asks until the rank of the answers is clearly below their number."""
-    few = 16  # answers of the first look, and the fewest that noise is judged by
-    answers = prompts.ask(few, SPACE)
+    answers = prompts.ask(FEW, SPACE)
     kind = estimate_pattern(prompts, answers)
-    outputs = prompts.asker.oracle.spec.outputs  # fewer than tokens where some were chosen
-    tokens = int(outputs or prompts.tokens)
-    target, before = few, -1
+    target, before = FEW, -1
     while True:
-        table = drop_repeated(answers, kind, rng)
-        pattern = estimate_spread(kind, table)
-        told = "logits" if prompts.asker.oracle.spec.answers == "logits" else "logprobs"
-        ranks = {
-            shifted: find_rank(centre(table) if shifted else table, pattern, rng)
-            for shifted in ((True,) if told == "logprobs" else (True, False))
-        }
-        rank = ranks[True]
-        explained = rank is not None
-        if rank is None and len(table) >= 4 * few and len(table) > target // 2:
-            # noise beyond the number format: believed if answers are many times the directions
-            # and fall behind them: directions of one size look like noise while they are not all
-            # seen
-            rough = find_rank(centre(table), pattern, rng, explained=False)
-            rank = rough if rough is not None and 4 * rough <= len(table) else None
-            if rank is not None and make_space(centre(table), rank).ratio < 1.3:
-                rank = None
-        if rank is not None and not is_saturated(centre(table), rank):
-            rank = None  # as many directions more as answers more: there is no end yet
-        if rank is not None:
-            target = options.count_answers(prompts.price, rank)
-            seen, left = make_affine_space(centre(table), rank)
-            blurred = explained and find_blur(kind, seen, pattern) and not left.strength
-            if len(table) >= target and blurred and not is_weak_offset(centre(table), seen):
-                # where noise may hide directions, more answers may show them
-                more_answers = int(np.ceil(1.06 * len(table)))
-                target = min(max(2 * rank, target), more_answers)
-                target = max(target, len(table) + (2 if rank != before else 0))
-            before = rank
-            if len(table) >= target or (rank + 1 >= tokens):
-                break
-        else:
-            # dear answers in smaller steps, so that fewer are more than were needed
-            target = int(np.ceil((1.1 if prompts.price <= 1.0 else 1.03) * len(answers))) + 1
-        if len(answers) >= 4 * few and 2 * len(table) < len(answers) and len(table) < target:
-            refuse_repeated(len(table), len(answers))
-        if target > options.most and len(answers) >= options.most:
-            raise IllConditioned(
-                f"{len(answers)} answers show no rank below their number that the noise leaves "
-                "visible"
-            )
-        if (rank is None and len(table) >= tokens - 1) or len(answers) > 4 * target:
+        look = look_at(answers, kind, prompts, target, rng)
+        target = count_wanted(look, kind, prompts.price, options, before)
+        if look.is_enough(target):
             break
-        more = prompts.ask(max(target - len(table), 1), SPACE)
+        refuse_endless(look, target, options.most)
+        if look.is_hopeless(target):
+            break
+        more = prompts.ask(max(target - len(look.table), 1), SPACE)
         if not len(more):
             break
-        answers = np.concatenate([answers, more])
+        answers, before = np.concatenate([answers, more]), look.rank or before
     check_unchanged(prompts, kind)
-    repeated = 1.0 - len(table) / len(answers)
-    if rank is None or rank + 1 >= tokens:
+    if look.rank is None or look.rank + 1 >= look.tokens:
         raise NotIdentifiable(
-            f"the answers fill all {tokens} dimensions that a vocabulary of {tokens} tokens has: "
-            "the hidden width is not smaller, or noise is added to each answer"
+            f"the answers fill all {look.tokens} dimensions that a vocabulary of {look.tokens} "
+            "tokens has: the hidden width is not smaller, or noise is added to each answer"
         )
-    if len(table) < target:
-        refuse_repeated(len(table), len(answers))
-    plain = ranks.get(False)
-    shifted = told == "logprobs" or (plain is None and rank is not None) or plain == rank + 1
-    if not shifted and plain is not None:
-        rank = plain
-    used = centre(table) if shifted else table
-    space, left = make_affine_space(used, rank)
-    blur = find_blur(kind, space, pattern) if explained else ""
-    if blur and is_weak_offset(used, space):
+    if len(look.table) < target:
+        refuse_repeated(len(look.table), look.asked)
+    return judge_space(look, look.rank, kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What the answers so far show."""
+
+    table: Float[Array, "n V"]  # those that are different
+    pattern: Float[Array, "n V"]  # standard deviations that their number format explains
+    asked: int  # answers, those that are alike among them
+    tokens: int  # of the vocabulary, or those of it that were chosen
+    logits: bool  # whether the box says that answers are no log-probabilities
+    plain: int | None  # rank of the answers as they are, where they may be logits
+    rank: int | None  # and centred over the tokens; None where there is no end yet
+    explained: bool  # whether the number format explains what is left outside
+
+    @property
+    def repeated(self) -> float:
+        """Share of the answers that were there before."""
+        return 1.0 - len(self.table) / self.asked
+
+    @property
+    def shifted(self) -> bool:
+        """Whether only centred answers fit into the space: each is known up to a constant."""
+        if not self.logits or self.rank is None or self.plain is None:
+            return True
+        return self.plain == self.rank + 1
+
+    def is_enough(self, target: int) -> bool:
+        """Whether the rank is settled."""
+        if self.rank is None:
+            return False
+        return len(self.table) >= target or self.rank + 1 >= self.tokens
+
+    def is_hopeless(self, target: int) -> bool:
+        """Whether more answers would not help."""
+        full = self.rank is None and len(self.table) >= self.tokens - 1
+        return full or self.asked > 4 * target
+
+
+def look_at(
+    answers: Float[Array, "n V"],
+    kind: NoiseModel,
+    prompts: Prompts,
+    target: int,
+    rng: np.random.Generator,
+) -> Look:
+    """Ranks of the answers so far, as they are and centred; none where they have no end yet."""
+    table = drop_repeated(answers, kind, rng)
+    pattern = estimate_spread(kind, table)
+    spec = prompts.asker.oracle.spec
+    logits = spec.answers == "logits"
+    rank = find_rank(centre(table), pattern, rng)
+    plain = find_rank(table, pattern, rng) if logits else None
+    explained = rank is not None
+    if rank is None and len(table) >= 4 * FEW and len(table) > target // 2:
+        rank = find_noisy_rank(table, pattern, rng)
+    if rank is not None and not is_saturated(centre(table), rank):
+        rank = None  # as many directions more as answers more: there is no end yet
+    tokens = int(spec.outputs or prompts.tokens)  # fewer than all where some were chosen
+    return Look(table, pattern, len(answers), tokens, logits, plain, rank, explained)
+
+
+def find_noisy_rank(
+    table: Float[Array, "n V"], pattern: Float[Array, "n V"], rng: np.random.Generator
+) -> int | None:
+    """The rank behind noise beyond the number format: believed if answers are many times the
+    directions and fall behind them. Directions of one size look like noise while they are not all
+    seen."""
+    rank = find_rank(centre(table), pattern, rng, explained=False)
+    if rank is None or 4 * rank > len(table):
+        return None
+    return rank if make_space(centre(table), rank).ratio >= 1.3 else None
+
+
+def count_wanted(
+    look: Look, kind: NoiseModel, price: float, options: OutputLayerLearner, before: int
+) -> int:
+    """Answers that settle the rank, as far as it is known. `before`: the rank of the last look."""
+    if look.rank is None:
+        # dear answers in smaller steps, so that fewer are more than were needed
+        return int(np.ceil((1.1 if price <= 1.0 else 1.03) * look.asked)) + 1
+    target, count, answers = options.count_answers(price, look.rank), len(look.table), look.table
+    space, left = make_affine_space(centre(answers), look.rank)
+    blurred = look.explained and find_blur(kind, space, look.pattern) and not left.strength
+    if count >= target and blurred and not is_weak_offset(centre(answers), space):
+        # where noise may hide directions, more answers may show them
+        target = min(max(2 * look.rank, target), int(np.ceil(1.06 * count)))
+        target = max(target, count + (2 if look.rank != before else 0))
+    return target
+
+
+def refuse_endless(look: Look, target: int, most: int) -> None:
+    """Where answers repeat themselves, or so many show no rank."""
+    if look.asked >= 4 * FEW and 2 * len(look.table) < look.asked and len(look.table) < target:
+        refuse_repeated(len(look.table), look.asked)
+    if target > most and look.asked >= most:
+        raise IllConditioned(
+            f"{look.asked} answers show no rank below their number that the noise leaves visible"
+        )
+
+
+def judge_space(look: Look, rank: int, kind: NoiseModel) -> Collected:
+    """The space of the answers, and what casts doubt on it."""
+    if not look.shifted and look.plain is not None:
+        rank = look.plain
+    answers = centre(look.table) if look.shifted else look.table
+    space, left = make_affine_space(answers, rank)
+    blur = find_blur(kind, space, look.pattern) if look.explained else ""
+    if blur and is_weak_offset(answers, space):
         blur += ". It looks like an offset, with which and without the widths of both readings are "
         blur += "the same"
-    own = float(np.sqrt(np.mean(pattern**2)))
-    noise, notes = describe_noise(kind, space, own, explained, blur)
-    if left.strength:
+    own = float(np.sqrt(np.mean(look.pattern**2)))
+    noise, notes = describe_noise(kind, space, own, look.explained, blur)
+    notes += describe_offset(left)
+    if look.repeated > 0.1:
         notes.append(
-            f"WARNING: what all answers have in common outside this space is {left.strength:.1f} "
-            "times its noise: an offset, too weak to be located. The space is one direction short; "
-            "the widths of both readings are the same with that offset and without."
+            f"{look.repeated:.0%} of the different prompts were answered alike: a cache, or tokens "
+            "that are dropped. Only different answers were used."
         )
-    elif left.smallest:
-        notes.append(
-            "An offset outside this space would have been seen from a root mean square of "
-            f"{left.smallest:.1e} over the tokens on."
-        )
-    if repeated > 0.1:
-        notes.append(
-            f"{repeated:.0%} of the different prompts were answered alike: a cache, or tokens that "
-            "are dropped. Only different answers were used."
-        )
-    if shifted and told == "logits":
+    if look.shifted and look.logits:
         notes.append(
             "A constant of its own is added to every answer, as to log-probabilities, but their "
             "probabilities do not sum to one: the interface changes or cuts them. Matrix and "
             "offset are centred over the tokens."
         )
-    return Collected(space, shifted, noise, own, tuple(notes))
+    return Collected(space, look.shifted, noise, own, tuple(notes))
+
+
+def describe_offset(left: CommonPart) -> list[str]:
+    """What is known of an offset outside the space."""
+    if left.strength:
+        return [
+            f"WARNING: what all answers have in common outside this space is {left.strength:.1f} "
+            "times its noise: an offset, too weak to be located. The space is one direction short; "
+            "the widths of both readings are the same with that offset and without."
+        ]
+    if left.smallest:
+        return [
+            "An offset outside this space would have been seen from a root mean square of "
+            f"{left.smallest:.1e} over the tokens on."
+        ]
+    return []
 
 
 def refuse_repeated(different: int, asked: int) -> NoReturn:
@@ -451,10 +522,9 @@ def is_weak_offset(answers: Float[Array, "n V"], space: Space) -> bool:
 
 
 def estimate_spread(noise: NoiseModel, answers: Float[Array, "n V"]) -> Float[Array, "n V"]:
-    """Standard deviations of all entries: those of one rounding where the format is coarse, so that
-    it outweighs the roundings of the sums before it."""
-    once = noise.low_precision and noise.repeatable and not noise.tolerance
-    return noise.rounding(answers) if once else noise.sigma(answers)
+    """Standard deviations of all entries: those of one rounding where it outweighs those of the
+    sums before it."""
+    return noise.rounding(answers) if is_rounded_once(noise) else noise.sigma(answers)
 
 
 def find_blur(noise: NoiseModel, space: Space, pattern: Float[Array, "n V"]) -> str:
@@ -464,7 +534,7 @@ def find_blur(noise: NoiseModel, space: Space, pattern: Float[Array, "n V"]) -> 
             f"the last direction is only {space.ratio:.2f} times as large as the first that counts "
             "as noise"
         )
-    if not noise.low_precision or not noise.repeatable or noise.tolerance:
+    if not is_rounded_once(noise):
         return ""  # it is not known how large the noise must be
     excess = space.level / float(np.sqrt(np.mean(pattern**2)))
     n, tokens = pattern.shape
@@ -474,7 +544,7 @@ def find_blur(noise: NoiseModel, space: Space, pattern: Float[Array, "n V"]) -> 
         return f"{excess:.2f} times as much is left outside the space as rounding once explains"
     _, off, moved = find_plane(space)
     width = read_width(space.rank, off <= 3.0 * moved)[0].width
-    if width % 8 and space.ratio < 30.0:  # weak directions leave no trace where rounding is coarse
+    if width % 8 and space.ratio < 30.0:  # weak directions leave no trace behind such roundings
         return (
             f"widths are mostly multiples of eight, and {width} is none, while the last direction "
             f"is {space.ratio:.0f} times as large as the rounding of the answers"
@@ -503,8 +573,8 @@ def drop_repeated(
     order = np.argsort(answers @ rng.standard_normal(answers.shape[1]))
     gaps = np.sqrt(np.mean(np.diff(answers[order], axis=0) ** 2, axis=1))
     size = np.sqrt(np.mean(answers[order[1:]] ** 2, axis=1))
-    # a fine box may round one answer differently from batch to batch
-    roundings = 4.0 if noise.low_precision else ROUNDINGS
+    # sums may round differently from batch to batch; their last rounding does not
+    roundings = 4.0 if outweighs_sums(noise) else ROUNDINGS
     new = np.append(True, gaps > roundings * noise.sigma(size))
     return np.asarray(answers[np.sort(order[new])])
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float
-from keyhole.oracles.noise import REJECTION, ROUNDINGS
+from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,17 @@ def centre(answers: Float[Array, "n V"]) -> Float[Array, "n V"]:
     return np.asarray(answers - answers.mean(axis=1, keepdims=True))
 
 
+def outweighs_sums(noise: NoiseModel) -> bool:
+    """Whether errors of the answers are larger than the roundings of the sums that they are, which
+    are in single precision at least."""
+    return noise.relative > SINGLE_ROUNDOFF or noise.error_floor > 0.0
+
+
+def is_rounded_once(noise: NoiseModel) -> bool:
+    """Whether each answer is off by one rounding, whose size is known, and by nothing else."""
+    return outweighs_sums(noise) and noise.repeatable and not noise.tolerance
+
+
 def find_rank(
     answers: Float[Array, "n V"],
     pattern: Float[Array, "n V"],
@@ -70,9 +81,9 @@ def find_rank(
     rest = np.sqrt(np.cumsum((singular**2)[::-1])[::-1])  # norm of what r vectors leave
     own = np.finfo(float).eps * singular[0] * np.sqrt(max(answers.shape))  # of this decomposition
     size = float(np.linalg.norm(pattern))
-    # sums of full precision round many times, coarser numbers once, when they are told
-    fine = size <= 4.0 * SINGLE_ROUNDOFF * float(np.linalg.norm(answers))
-    roundings = ROUNDINGS if fine else 2.0
+    # what sums round by in single precision adds up; a larger rounding is the last, and alone
+    summed = size <= 4.0 * SINGLE_ROUNDOFF * float(np.linalg.norm(answers))
+    roundings = ROUNDINGS if summed else 2.0
     # behind a direction that is no noise the values fall by more than a little
     falls = singular[:-1] / np.maximum(singular[1:], TINY)
     draws = 4  # imitations of the noise for each dimension that is tried

@@ -8,8 +8,9 @@ Queries.    24 single tokens, so huge that what the blocks add is less than a ro
 Algebra.    Gain and bias of each number by least squares, for both kinds of norm; the kind that
             explains the answers.
             The part along a comes back stage by stage: value maps from a second anchor (heads.py),
-            the network's answers by elimination (descent.py), c_1 once all of c_0 is known
-            (order.py, biases.py). The epsilon is found with those of the blocks (epsilons.py).
+            the network's answers by elimination (`network.observation`), c_1 once all of c_0 is
+            known (order.py, biases.py). The epsilon is found with those of the blocks
+            (epsilons.py).
 Fails.      Norms behind every residual: huge tokens then show a network of their direction.
 """
 

@@ -6,7 +6,7 @@ Statement.  For single tokens the wide layer is c_0([z]) = Σ_h M_h z + Σ_j out
             norm at the end the part along z is hidden, and with it multiples of z itself.
 Queries.    Random points of the sphere at two sizes, a few numbers per unknown of the network that
             is tried: its neurons become more until the answers are explained.
-Algebra.    Redundant neurons, thinned out (descent.py), for one activation after the other.
+Algebra.    Redundant neurons, thinned out (`network.redundancy`), one activation after the other.
 Fails.      More neurons than fit into the largest attempt; an activation that is not in the table.
 """
 
@@ -17,9 +17,10 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.block import Unclear
-from keyhole.learners.stack.descent import fit_network, impute
 from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import ACTIVATIONS, Mlp
+from keyhole.network.observation import Direction, Observation, Value
+from keyhole.network.redundancy import fit_network
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def find_neurons(
     options = NeuronOptions() if options is None else options
     outputs, width = whole.shape
     exact = shallow.ask_alone(shallow.points(rng, 2 * width), "neurons")
-    if is_affine(exact, shallow.hidden(exact.anchors), doubt):
+    if is_affine(exact, observe(shallow, exact.anchors), doubt):
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
@@ -97,9 +98,9 @@ def find_neurons(
             asked = asked + shallow.ask_alone(shallow.points(rng, more), "neurons", 2)
         points = asked.anchors[:count]
         answers = asked.limit[:count] - shallow.show(points, points @ whole.T)
-        hidden = shallow.hidden(points)
+        observation = observe(shallow, points)
         accepted = options.explained * doubt
-        tried = fit_network(points, answers, size, names, gated, accepted, rng, hidden)
+        tried = fit_network(points, answers, size, names, gated, accepted, rng, observation)
         found, first = tried.network, names == (options.gates if gated else options.activations)[0]
         if first:
             stalled[gated] = 0.0 < left[gated] < 2.0 * tried.left
@@ -142,11 +143,15 @@ def list_attempts(options: NeuronOptions, width: int) -> list[Trial]:
     return [attempt for _, attempt in sorted(tried, key=lambda one: one[0])]
 
 
-def is_affine(asked: Terms, hidden: Array | None, doubt: float) -> bool:
+def observe(shallow: Shallow, points: Float[Array, "n k"]) -> Observation:
+    """What is seen of single tokens at these points."""
+    hidden = shallow.hidden(points)
+    return Value() if hidden is None else Direction(hidden)
+
+
+def is_affine(asked: Terms, observation: Observation, doubt: float) -> bool:
     basis, _ = np.linalg.qr(np.column_stack([asked.anchors, np.ones(len(asked.anchors))]))
-    whole = asked.limit
-    if hidden is not None:
-        whole = whole + impute(basis, whole, hidden)
+    whole = observation.completed(basis, asked.limit)
     return bool(np.abs(whole - basis @ (basis.T @ whole)).max() < 1e3 * doubt)
 
 

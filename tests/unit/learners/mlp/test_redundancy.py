@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from keyhole.learners.mlp.redundancy import (
-    costs_of_leaving,
+    RedundancyOptions,
     fit_with_redundancy,
-    random_start,
-    without_cheap,
+    repair,
+    thin_out,
 )
-from keyhole.learners.mlp.refinement import Weights, chosen
+from keyhole.network.weights import Weights, chosen
 
 UNIT = 2.0**-53
 
@@ -33,8 +33,7 @@ def test_redundant_neurons_find_the_network_and_its_activation(activation):
     truth = teacher(rng, activation=activation)
     points = rng.standard_normal((100, 4))
     names = ("gelu", "silu", "tanh")
-    starts = [random_start(16, points, 4, name, False, rng) for name in names]
-    found = fit_with_redundancy(points, truth(points), starts, UNIT)
+    found = fit_with_redundancy(points, truth(points), 16, names, False, UNIT, rng)
     assert found.activation == activation
     assert found.neurons == 9
     assert cosines(found.inner, truth.inner).min() > 1 - 1e-9
@@ -44,24 +43,25 @@ def test_another_activation_is_not_explained():
     rng = np.random.default_rng(1)
     truth = teacher(rng)
     points = rng.standard_normal((100, 4))
-    starts = [random_start(14, points, 4, "tanh", False, rng)]
-    assert fit_with_redundancy(points, truth(points), starts, UNIT) is None
+    assert fit_with_redundancy(points, truth(points), 14, ["tanh"], False, UNIT, rng) is None
 
 
-def test_leaving_costs_what_least_squares_says():
+def test_a_network_without_one_of_its_neurons_is_repaired():
     rng = np.random.default_rng(2)
     truth = teacher(rng)
-    points = rng.standard_normal((60, 4))
-    answers = truth(points)
-    costs, left = costs_of_leaving(truth, points, answers)
-    assert left < 1e-20
-    _, alone = costs_of_leaving(chosen(truth, np.arange(1, 9)), points, answers)
-    assert alone == pytest.approx(costs[0], rel=1e-6)
+    points = rng.standard_normal((100, 4))
+    found = repair(chosen(truth, np.arange(8)), points, truth(points), UNIT, rng)
+    assert found is not None
+    assert found.neurons == 9
 
 
-def test_a_twin_is_spared():
+def test_a_twin_leaves():
     rng = np.random.default_rng(3)
     truth = teacher(rng)
-    points = rng.standard_normal((60, 4))
+    points = rng.standard_normal((100, 4))
+    answers = truth(points)
     twins = chosen(truth, np.array([0, 0, *range(1, 9)]))
-    assert without_cheap(twins, points, truth(points), 1e-6).neurons == 9
+    scale = float(np.sqrt(np.mean(answers**2)))
+    found = thin_out(twins, points, answers, 1e-9 * scale, scale, RedundancyOptions())
+    assert found is not None
+    assert found.neurons == 9

@@ -8,7 +8,6 @@ from keyhole.arrays import Array
 from keyhole.learners.block import Box, Unclear
 from keyhole.learners.stack import neurons
 from keyhole.learners.stack.biases import find_offsets
-from keyhole.learners.stack.descent import Attempt
 from keyhole.learners.stack.epsilons import (
     find_epsilons,
     follow_path,
@@ -41,6 +40,7 @@ from keyhole.models.mlp import Mlp, outer_table, turned
 from keyhole.models.norm import kept_plane
 from keyhole.models.random import block, stack
 from keyhole.models.stack import Stack
+from keyhole.network.redundancy import Attempt
 
 WIDTH = 6
 

@@ -13,27 +13,30 @@ Algebra.    Outer, linear part and offset are eliminated (thin QR), with a ridge
             enough. A lower ridge follows, and neurons that cost little leave on the way; gated ones
             with the same gate become one. Where two neurons imitate one, random ones join, and the
             descent begins again.
-            Answers may lack one direction each, as those behind a norm at the end do: what is
-            missing is linear, too, and is eliminated by conjugate gradients; the normal matrix
-            loses what the rows do along it.
+            Of answers behind a norm one direction is not seen (`observation`): what is missing is
+            linear, too, and is eliminated by conjugate gradients; the normal matrix loses what the
+            rows do along it.
 Fails.      Where there are too few neurons, or their activation is another one.
 Source.     Variable projection (Golub and Pereyra 1973, Kaufman 1975); that students with more
             neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.linalg.blas import dsyrk, ssyrk
 
-from keyhole.arrays import TINY, Array, Float
-from keyhole.learners.mlp import Weights, chosen, hidden_layer, random_start, with_one
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, System
+from keyhole.fitting.solver import descend as solve_problem
 from keyhole.linalg.rank import count_above_share
+from keyhole.network.observation import Observation, Value
+from keyhole.network.weights import Weights, chosen, hidden_layer, joined, random_start, with_one
 
 
 @dataclass(frozen=True)
-class DescentOptions:
+class RedundancyOptions:
     """What a person might tune. ridges: on outer, per point, one descent with each; steps: of a
     descent, at most. rounds: of descents, random neurons joining in between. enough: what may be
     left of the answers relative to the ridge's cost where neurons are enough. spare: what neurons
@@ -43,12 +46,12 @@ class DescentOptions:
     tried to be left out; candidates: so many of them."""
 
     ridges: tuple[float, ...] = (5e-6, 5e-7, 5e-8)
-    steps: int = 60
+    steps: int = 80
     rounds: int = 4
     enough: float = 0.5
     spare: float = 0.3
     bold: float = 2.0
-    settled: int = 30
+    settled: int = 40
     alike: float = 3e-3
     hopeful: float = 1e-5
     candidates: int = 5
@@ -56,12 +59,11 @@ class DescentOptions:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Points, with a one at the end, and answers; `hidden`: unit vectors, the answers lack their
-    parts along them."""
+    """Points, with a one at the end, and answers, of which so much is seen."""
 
     points: Float[Array, "n e"]
     answers: Float[Array, "n d"]
-    hidden: Float[Array, "n d"] | None = None
+    observation: Observation = field(default=Value())
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +97,7 @@ def eliminate(weights: Weights, data: Data, ridge: float) -> State:
     held[np.arange(count), np.arange(count)] = level / (norms[:count] if ridge else 1.0)
     basis, triangle = np.linalg.qr(np.vstack([columns, held]))
     basis, below = basis[: len(points)], basis[len(points) :]
-    if data.hidden is not None:
-        answers = answers + impute(basis, answers, data.hidden)
+    answers = data.observation.completed(basis, answers)
     inside = basis.T @ answers
     residual = answers - basis @ inside
     linear = solve_triangular(triangle, inside, check_finite=False) / norms[:, None]
@@ -105,35 +106,6 @@ def eliminate(weights: Weights, data: Data, ridge: float) -> State:
     cost = float(np.linalg.norm(below @ inside)) / size
     left = float(np.linalg.norm(residual)) / size
     return State(found, slopes, basis, triangle, norms, residual, left, cost)
-
-
-def impute(
-    basis: Float[Array, "n c"], answers: Float[Array, "n d"], hidden: Float[Array, "n d"]
-) -> Float[Array, "n d"]:
-    """What the answers lack, as the linear part would have it: conjugate gradients for the sizes
-    s that minimise the residual of answers + s hidden. Few steps are enough, since one number of
-    each answer is missing; a function along `hidden` everywhere, as the identity on a sphere is,
-    has no part in it."""
-
-    def left(table: Array) -> Array:
-        """Along `hidden`, of what the basis leaves."""
-        return np.asarray(((table - basis @ (basis.T @ table)) * hidden).sum(axis=1))
-
-    sizes, gradient = np.zeros(len(answers)), -left(answers)
-    first = square = float(gradient @ gradient)
-    way, most = gradient, 40
-    for _ in range(most):
-        if square <= 1e-28 * first or square < TINY:
-            break
-        image = left(way[:, None] * hidden)
-        bend = float(way @ image)
-        if bend <= 1e-12 * float(way @ way):
-            break
-        sizes = sizes + square / bend * way
-        gradient = gradient - square / bend * image
-        before, square = square, float(gradient @ gradient)
-        way = gradient + square / before * way
-    return np.asarray(sizes[:, None] * hidden)
 
 
 def step_matrix(
@@ -156,8 +128,8 @@ def step_matrix(
     units = blocks * count
     upper = upper.reshape(units, entries, units, entries) * weighed[:, None, :, None]
     upper = upper.reshape(units * entries, -1)
-    if data.hidden is not None:
-        along = np.tile(data.hidden @ outer, blocks).astype(short.dtype)
+    if (hides := data.observation.hides(outer)) is not None:
+        along = np.tile(hides, blocks).astype(short.dtype)
         short = (short.reshape(total, units, entries) * along[:, :, None]).reshape(total, -1)
         upper = upper - multiply(1.0, short.T)
     upper = np.triu(upper)
@@ -183,35 +155,20 @@ def descend(
     single: bool = False,
 ) -> State:
     """Damped steps until `target` is left, or twenty of them take less than 1.5% off."""
-    state = eliminate(weights, data, ridge)
-    totals, damping = [state.total], 1e-2
-    least = 1e-6 if single else 1e-13  # roundings of the normal matrix
-    while len(totals) <= steps and totals[-1] > target:
-        matrix, gradient = step_matrix(state, data, single)
-        diagonal = np.diag(matrix)
-        scale = np.sqrt(np.maximum(diagonal, 1e-12 * diagonal.max() + TINY))
-        matrix /= scale[:, None]
-        matrix /= scale
-        for _ in range(8):
-            damped = matrix.copy()
-            damped[np.diag_indices(len(damped))] += damping + least
-            try:
-                factor = cho_factor(damped, overwrite_a=True, check_finite=False)
-            except np.linalg.LinAlgError:
-                damping *= 16.0
-                continue
-            step = cho_solve(factor, gradient / scale, check_finite=False) / scale
-            trial = eliminate(moved(state.weights, step), data, ridge)
-            if trial.total < state.total:
-                break
-            damping *= 4.0
-        else:
-            break
-        state, damping = trial, max(damping / 4.0, 1e-10)
-        totals.append(state.total)
-        if len(totals) > 20 and totals[-1] > 0.985 * totals[-20]:
-            break
-    return state
+    roundoff = SINGLE_ROUNDOFF if single else UNIT_ROUNDOFF
+
+    def linearize(state: State) -> System:
+        return NormalSystem(*step_matrix(state, data, single), roundoff)
+
+    def move(state: State, step: Array) -> State:
+        return eliminate(moved(state.weights, step), data, ridge)
+
+    numbers = data.answers.size
+    problem = Problem[State](lambda state: numbers * state.total**2, linearize, move)
+    stopping = Stopping(
+        steps=steps, target=numbers * target**2, window=19, share=0.03, damping=1e-2, eager=True
+    )
+    return solve_problem(problem, eliminate(weights, data, ridge), stopping).state
 
 
 def without_cheap(state: State, data: Data, spare: float) -> Weights:
@@ -265,13 +222,14 @@ def merge_gates(weights: Weights, near: float = 0.02) -> Weights:
     return replace(weights, inner=np.array(inner), outer=np.array(outer).T, gate=np.array(gate))
 
 
-def leaving_costs(weights: Weights, data: Data) -> Float[Array, " m"]:
-    """Root mean squares that would be left more without each neuron."""
+def costs_of_leaving(weights: Weights, data: Data) -> tuple[Float[Array, " m"], float]:
+    """Squares that each neuron alone would leave more, if the others' linear parts took over; and
+    the squares that are left as it is."""
     one = eliminate(weights, data, 0.0)
     inverse = solve_triangular(one.triangle, np.eye(len(one.triangle)), check_finite=False)
-    linear = one.weights.outer.T * one.norms[: weights.neurons, None]
-    diagonal = (inverse**2).sum(axis=1)[: weights.neurons]
-    return np.asarray(np.sqrt((linear**2).sum(axis=1) / diagonal / data.answers.size))
+    linear = np.vstack([one.weights.outer.T, one.weights.affine.T]) * one.norms[:, None]
+    costs = (linear**2).sum(axis=1) / (inverse**2).sum(axis=1)
+    return np.asarray(costs[: weights.neurons]), one.left**2 * data.answers.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,19 +248,34 @@ def fit_network(
     gated: bool,
     accepted: float,
     rng: np.random.Generator,
-    hidden: Float[Array, "n d"] | None = None,
-    options: DescentOptions | None = None,
+    observation: Observation | None = None,
+    options: RedundancyOptions | None = None,
+    known: Weights | None = None,
 ) -> Attempt:
-    """The network, from starts with so many neurons, that leaves at most `accepted` of the answers;
-    of activations that are alike (`names`) the one that does. `hidden`: as in Data."""
-    options = DescentOptions() if options is None else options
+    """The network with the fewest neurons that explains the answers.
+
+    Args:
+        points: Where the network was asked.
+        answers: What came out, as far as it is seen.
+        neurons: Of a random start, more than the network has.
+        names: Activations that are alike, of which the network has one.
+        gated: Whether each neuron is multiplied by a linear map.
+        accepted: Root mean square that the network may leave of the answers.
+        rng: Draws the starts.
+        observation: What is seen of the answers; None for all.
+        options: What a person might tune.
+        known: A network of which a few neurons may be missing or wrong: the first start, with
+            random neurons beside it up to that number.
+    """
+    options = RedundancyOptions() if options is None else options
     scale = float(np.sqrt(np.mean(answers**2)))
-    data = Data(with_one(points), answers, hidden)
+    data = Data(with_one(points), answers, Value() if observation is None else observation)
 
     def draw(count: int) -> Weights:
         return random_start(count, points, answers.shape[1], names[0], gated, rng)
 
-    start, left = draw(neurons), 1.0
+    start = draw(neurons if known is None else neurons - known.neurons)
+    start, left = start if known is None else joined(known, start), 1.0
     for _ in range(options.rounds):
         enough = False  # whether the first ridge was all that was left
         for place, ridge in enumerate(options.ridges):
@@ -342,7 +315,7 @@ def leave_out(
     data: Data,
     accepted: float,
     scale: float,
-    options: DescentOptions,
+    options: RedundancyOptions,
 ) -> Weights | None:
     """Single neurons leave while that explains the answers; None if they are not explained."""
     if state.left > max(options.hopeful * scale, accepted):
@@ -356,7 +329,7 @@ def leave_out(
             if tried.left <= accepted:
                 best = weights = tried.weights
                 continue
-        costs = leaving_costs(weights, data)
+        costs = np.sqrt(costs_of_leaving(weights, data)[0] / data.answers.size)
         order = np.argsort(costs)[: options.candidates]
         if best is not None:  # two that do nearly the same leave little behind
             order = order[costs[order] < max(1e3 * accepted, 10.0 * options.hopeful * scale)]
@@ -377,16 +350,3 @@ def has_open_gates(weights: Weights, points: Float[Array, "n e"]) -> bool:
     if weights.gate is None:
         return False
     return bool((np.abs(points @ weights.gate.T).min(axis=0) > 4.0).any())
-
-
-def joined(weights: Weights, more: Weights) -> Weights:
-    gate = None
-    if weights.gate is not None and more.gate is not None:
-        gate = np.concatenate([weights.gate, more.gate])
-    return Weights(
-        np.concatenate([weights.inner, more.inner]),
-        np.concatenate([weights.outer, more.outer], axis=1),
-        weights.affine,
-        weights.activation,
-        gate,
-    )

@@ -1,0 +1,1 @@
+"""Networks with one hidden layer, whatever stands before and behind them."""
