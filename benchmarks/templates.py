@@ -24,13 +24,16 @@ import torch
 import keyhole
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.templates import AttentionHeads, Encoder, randomise
+from tests.templates import AttentionHeads, Encoder, KernelAttention, Mixture, StateSpace, randomise
 
 ROWS: dict[str, Callable[[], Any]] = {
     "softmax": lambda: AttentionHeads(kind="softmax"),
     "sigmoid": lambda: AttentionHeads(kind="sigmoid"),
     "linear": lambda: AttentionHeads(kind="linear"),
     "sink": lambda: AttentionHeads(kind="sink"),
+    "kernel": KernelAttention,
+    "mixture": Mixture,
+    "state space": StateSpace,
     "post-norm": lambda: Encoder(6, 6, 2, 8, 6),
     "post-norm mean": lambda: Encoder(6, 6, 2, 8, 6, pooling="mean"),
     "post-norm 8": lambda: Encoder(8, 8, 2, 16, 8),
@@ -94,6 +97,29 @@ def measure_box(
     return line
 
 
+def write_page(path: Path, lines: list[dict[str, Any]]) -> None:
+    """A table of all rows that were measured."""
+    heads = ["row", "template", "recovered", "worst error of these", "worst error of the others"]
+    heads += ["queries", "numbers per weight", "CPU seconds"]
+    table = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in dict.fromkeys(line["row"] for line in lines):
+        boxes = [line for line in lines if line["row"] == row]
+        good = [line for line in boxes if line["outcome"] == "RECOVERED"]
+        rest = [line for line in boxes if line["outcome"] != "RECOVERED"]
+        errors = [f"{max(x['error'] for x in part):.0e}" if part else "–" for part in (good, rest)]
+        spans = []
+        for key in ("queries", "numbers_per_weight", "cpu_seconds"):
+            values = sorted({line[key] for line in boxes})
+            spans.append(f"{values[0]}" + (f" to {values[-1]}" if len(values) > 1 else ""))
+        kind = "wrong" if boxes[0]["wrong"] else "right"
+        count = f"{len(good)} of {len(boxes)}"
+        table.append("| " + " | ".join([row, kind, count, *errors, *spans]) + " |")
+    start, end = "<!-- table -->", "<!-- end of table -->"
+    text = path.read_text()
+    head, tail = text[: text.index(start)], text[text.index(end) :]
+    path.write_text(head + "\n".join([start, "", *table, "", ""]) + tail)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--row", choices=[*ROWS, *WRONG], nargs="*", default=list(ROWS))
@@ -102,7 +128,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2000)
     parser.add_argument("--float32", action="store_true")
     parser.add_argument("--json", type=Path, help="lines of a former run are kept")
+    parser.add_argument("--page", type=Path, help="writes the table of --json there, no more")
     given = parser.parse_args()
+    if given.page:
+        write_page(given.page, json.loads(given.json.read_text()))
+        return
     for row in given.row:
         make_box, make_template = WRONG.get(row) or (ROWS[row], ROWS[row])
         for seed in range(given.seed, given.seed + given.boxes):

@@ -45,7 +45,7 @@ from keyhole.oracles.noise import ROUNDINGS
 EXPLAINED = ROUNDINGS**2  # mean square residual in units of rounding: as good as exact
 PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which it is carried on
 POOR = 1e-3  # a start that is above it after a few steps is given up
-PRUNED = 1e-9  # and from which surplus neurons may go
+PRUNED = 1e-9  # from which surplus neurons go
 SHARPNESS = (2.0, 6.0, 20.0, 60.0)  # of what stands for ReLU, stage by stage
 
 
@@ -130,7 +130,11 @@ def search(
             if chosen.loss <= PROMISING * wide.size or effort.over:
                 break
         assert chosen is not None
-        if pairs and chosen.loss > PROMISING * wide.size and not effort.late:
+        if chosen.loss > PROMISING * wide.size and wide.may_be_given_up:
+            continue
+        if pairs or effort.at_most:
+            chosen = wide.carry_on(chosen)
+        if chosen.loss > PRUNED * wide.size and wide.may_be_given_up:
             continue
         weights = wide.narrow(chosen) if pairs or effort.at_most else chosen.weights
         free = find_free(forward, pairs, weights)
@@ -164,12 +168,23 @@ class Wide:
             before, now = now.loss, run(residuals, now.weights, effort, effort.short)
         return now
 
-    def narrow(self, start: Fitted) -> Float[Array, " unknowns"]:
-        """The start carried on, without surplus neurons, as weights of the template."""
-        fitted, effort = start, self.effort
+    @property
+    def may_be_given_up(self) -> bool:
+        """Whether a loss says that a start is a bad one: not while ReLU is another function, and
+        not where the time is nearly up."""
+        return len(self.stages) == 1 and bool(self.pairs) and not self.effort.late
+
+    def carry_on(self, start: Fitted) -> Fitted:
+        """A start on through all stages, until surplus neurons may go or nothing is gained."""
         for stage in self.stages:
             residuals = Residuals(stage, self.data)
-            fitted = carry_on(residuals, fitted.weights, effort, target=PRUNED * self.size)
+            start = carry_on(residuals, start.weights, self.effort, target=PRUNED * self.size)
+        return start
+
+    def narrow(self, fitted: Fitted) -> Float[Array, " unknowns"]:
+        """A fit without its surplus neurons, as weights of the template."""
+        stage, effort = self.stages[-1], self.effort
+        residuals = Residuals(stage, self.data)
 
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
             steps = effort.long // 2 if deep else effort.refit
