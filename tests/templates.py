@@ -64,6 +64,76 @@ class Encoder(nn.Module):
         return self.out(stream[:, -1] if self.pooling == "last" else stream.mean(1))
 
 
+class KernelAttention(nn.Module):
+    """Attention with positive features, elu + 1, in place of the softmax, and a head."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, 1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        q, k = (nn.functional.elu(part) + 1.0 for part in (self.q(tokens[:, -1]), self.k(tokens)))
+        weights = torch.einsum("be,ble->bl", q, k)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return self.out(torch.einsum("bl,ble->be", weights, self.v(tokens)))
+
+
+class Mixture(nn.Module):
+    """Two networks, each with its share, behind a mean."""
+
+    def __init__(self, width: int = 4, neurons: int = 3) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, 2)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, neurons), nn.GELU(), nn.Linear(neurons, 1))
+            for _ in range(2)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        pooled = tokens.mean(1)
+        answers = torch.cat([expert(pooled) for expert in self.experts], -1)
+        return (self.gate(pooled).softmax(-1) * answers).sum(-1)
+
+
+class StateSpace(nn.Module):
+    """A diagonal linear recurrence, read after the last token by a small network."""
+
+    def __init__(self, width: int = 4, states: int = 4, neurons: int = 3) -> None:
+        super().__init__()
+        self.enter, self.decay = nn.Linear(width, states), nn.Parameter(torch.zeros(states))
+        self.net = nn.Sequential(nn.Linear(states, neurons), nn.GELU(), nn.Linear(neurons, 1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        entered, keep = self.enter(tokens), self.decay.sigmoid()
+        state = torch.zeros_like(entered[:, 0])
+        for position in range(tokens.shape[1]):
+            state = keep * state + entered[:, position]
+        return self.net(state)
+
+
+class Pooled(nn.Module):
+    """A network with one smooth hidden layer behind a mean."""
+
+    def __init__(self, neurons: int = 4) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, neurons), nn.GELU(), nn.Linear(neurons, 2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.net(tokens.mean(1))
+
+
+class TorchHeads(nn.Module):
+    """Attention of the last token by torch's own layer, without a network."""
+
+    def __init__(self, width: int = 4, heads: int = 2) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.attend(tokens, tokens, tokens, need_weights=False)[0][:, -1]
+
+
 def randomise(module: Any, seed: int) -> Any:
     """The module in double precision with random weights: none is zero, norms are near one."""
     generator = torch.Generator().manual_seed(seed)

@@ -2,9 +2,10 @@
 
 Statement.  A box that computes what some torch module computes is recovered as a function: weights
             of the module with which it answers like the box, to the box's rounding.
-Queries.    Random sequences of a few lengths: short tokens (`SIZES`), which starts are made with,
-            then ordinary and long ones; some that no fit sees. Four numbers per unknown at first,
-            up to eight where fresh answers are not explained. More starts cost no query.
+Queries.    Random sequences of a few lengths: short tokens, which starts are made with, or
+            ordinary ones where there are hidden layers; long ones; some that no fit sees. Four or
+            five numbers per unknown at first, up to eight where fresh answers are not explained.
+            More starts cost no query.
 Algebra.    Least squares (`descent.py`) from many short starts (`search.py`).
 Fails.      Where no start reaches rounding in the time given. Then the model is returned with the
             error it makes on fresh answers, as ill-conditioned; never is the template refuted, for
@@ -14,6 +15,7 @@ Fails.      Where no start reaches rounding in the time given. Then the model is
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from scipy.linalg import svd
@@ -22,13 +24,14 @@ from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, whole_number
 from keyhole.errors import InvalidArgument, Unsupported
 from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.learners.template.forward import Answered, Forward, Residuals, check_module
-from keyhole.learners.template.search import EXPLAINED, Effort, Search, search
-from keyhole.learners.template.widening import find_pairs
+from keyhole.learners.template.search import EXPLAINED, Effort, Search, find_parts, search
+from keyhole.learners.template.widening import Pair, find_dead, find_pairs
 from keyhole.measurement.asker import Asker
 from keyhole.models.template import TemplateModel, digest_of
 from keyhole.oracles.base import Oracle, Spec
 
-SIZES = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # of tokens; numbers asked per unknown
+SHORT = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # sizes of tokens; numbers asked per unknown
+ORDINARY = ((1.0, 4.0), (2.0, 0.5))  # where there are hidden layers, which short tokens hide
 LENGTHS = (1, 2, 3, 5)
 MOST = 8.0  # numbers asked per unknown, at most
 LONGEST = 16  # length up to which it is found out what the template takes
@@ -39,7 +42,8 @@ class TemplateDiagnostics(Diagnostics):
     """How the fit ended. level: root mean square residual of the fitted answers over their
     rounding. held_out: largest difference of a fresh answer over the spread of the answers.
     undetermined: directions of the weights that no answer shows (symmetries); by_tensor: how many
-    of them lie in each tensor, shares of directions that several tensors have part in."""
+    of them lie in each tensor, shares of directions that several tensors have part in. surplus:
+    parts of the template that are zero in the model, neurons or heads by their layer."""
 
     weights: int
     starts: int
@@ -48,6 +52,7 @@ class TemplateDiagnostics(Diagnostics):
     held_out: float
     undetermined: int
     by_tensor: dict[str, float]
+    surplus: dict[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,6 +65,9 @@ class FromTemplate:
         starts: Short fits in a round; the best of a round is carried on. More find the right place
             more often, and take longer.
         seconds: Of computing (CPU time of the process) after which the best fit so far is returned.
+        widths: "at most" where the template may have more neurons between its `nn.Linear` layers,
+            or more heads in its `nn.MultiheadAttention`, than the box: those that are not needed
+            are zero in the model, and `details["surplus"]` says how many there are.
 
     Example:
         >>> import torch
@@ -77,10 +85,13 @@ class FromTemplate:
     module: object = field(compare=False)
     starts: int = 8
     seconds: float = 600.0
+    widths: Literal["exact", "at most"] = "exact"
 
     def __post_init__(self) -> None:
         check_module(self.module)
         whole_number("starts", self.starts, 1)
+        if self.widths not in ("exact", "at most"):
+            raise InvalidArgument(f"widths must be 'exact' or 'at most', got {self.widths!r}")
         if not self.seconds > 0:
             raise InvalidArgument(f"seconds must be positive, got {self.seconds!r}")
 
@@ -90,8 +101,8 @@ class FromTemplate:
 
     def expected_queries(self, spec: Spec) -> int | None:
         forward = Forward.of(self.module)
-        numbers = sum(rows for _, rows in SIZES) * forward.unknowns
-        return int(numbers / (spec.outputs or 1)) + len(LENGTHS) * len(SIZES)
+        numbers = sum(rows for _, rows in ORDINARY) * forward.unknowns
+        return int(numbers / (spec.outputs or 1)) + len(LENGTHS) * len(ORDINARY)
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         domain = oracle.spec.domain
@@ -104,13 +115,15 @@ class FromTemplate:
         forward = Forward.of(self.module)
         lengths = find_lengths(forward, oracle)
         ask = Asker(oracle, rounding=True)
+        pairs = find_pairs(forward, ask.width, lengths[0])
+        sizes = ORDINARY if pairs else SHORT
         box = _Answers(ask, forward, lengths, rng)
         oracle.expect(self.expected_queries(oracle.spec))
-        short, *others = (box.ask(size, rows) for size, rows in SIZES)
+        short, *others = (box.ask(size, rows) for size, rows in sizes)
         data = [*short, *(one for part in others for one in part)]
         fresh = box.ask_fresh()
-        effort = Effort(until, starts=self.starts)
-        pairs = find_pairs(forward, ask.width, lengths[0])
+        at_most = self.widths == "at most"
+        effort = Effort(until, starts=self.starts, at_most=at_most)
         starts = rng.spawn(1)[0]  # how many are drawn depends on the time, queries must not
         best = search(forward, pairs, box.weigh(short), box.weigh(data), effort, starts)
         while best.explained and not box.explains(best, fresh):
@@ -120,7 +133,9 @@ class FromTemplate:
             best = search(
                 forward, pairs, box.weigh(data), box.weigh(data), effort, starts, best.weights
             )
-        return describe(self.module, forward, box, best, data, fresh)
+        return describe(
+            self.module, forward, box, best, data, fresh, count_dead(forward, pairs, best)
+        )
 
 
 @dataclass(eq=False)
@@ -203,6 +218,14 @@ def count_outputs(forward: Forward, width: int, length: int) -> int:
     return int(forward.predict(forward.weights, np.zeros((1, length, width))).size)
 
 
+def count_dead(forward: Forward, pairs: Sequence[Pair], best: Search) -> dict[str, int]:
+    """How many neurons or heads are zero, by the layer that makes them."""
+    first = forward.split(np.arange(forward.unknowns))
+    dead = find_dead(find_parts(forward, pairs), best.weights)
+    names = [next(name for name, part in first.items() if one.incoming[0] in part) for one in dead]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
 def find_errors(
     forward: Forward, best: Search, data: Sequence[Answered]
 ) -> tuple[Float[Array, " unknowns"], Float[Array, "undetermined unknowns"]]:
@@ -226,6 +249,7 @@ def describe(
     best: Search,
     data: Sequence[Answered],
     fresh: Sequence[Answered],
+    surplus: dict[str, int],
 ) -> Hypothesis:
     """The model, what is known of its weights, and why it is no recovery where it is none."""
     width = box.box.width
@@ -250,6 +274,7 @@ def describe(
         held_out=held_out,
         undetermined=len(hidden),
         by_tensor={name: round(float(part.sum()), 2) for name, part in parts.items()},
+        surplus=surplus,
     )
     shortfall = ""
     if not (best.explained and box.explains(best, fresh)):

@@ -206,6 +206,32 @@ def find_neurons(wide: Forward, pairs: Sequence[Pair]) -> list[Neuron]:
     return neurons
 
 
+def find_heads(forward: Forward, first: int) -> list[list[Neuron]]:
+    """The heads of every `nn.MultiheadAttention`, as parts that may be surplus; the first of these
+    layers has the number `first` as its pair."""
+    index = forward.split(np.arange(forward.unknowns))
+    layers: list[list[Neuron]] = []
+    for name, part in forward.module.named_modules():
+        if type(part).__name__ == "MultiheadAttention" and part.in_proj_weight is not None:
+            stacked, out = index[f"{name}.in_proj_weight"], index[f"{name}.out_proj.weight"]
+            size, width = part.head_dim, part.embed_dim
+            bias = index.get(f"{name}.in_proj_bias")
+            heads = []
+            for start in range(0, width, size):
+                rows = np.concatenate([np.arange(size) + start + k * width for k in range(3)])
+                added = [] if bias is None else bias[rows]
+                incoming = np.concatenate([stacked[rows].ravel(), added]).astype(int)
+                columns = out[:, start : start + size].ravel()
+                heads.append(Neuron(first + len(layers), incoming, columns))
+            layers.append(heads)
+    return layers
+
+
+def find_dead(parts: Sequence[Neuron], weights: Float[Array, " unknowns"]) -> list[Neuron]:
+    """Parts of which nothing is left."""
+    return [part for part in parts if not weights[part.all].any()]
+
+
 def draw_wide(wide: Forward, rng: np.random.Generator) -> Float[Array, " unknowns"]:
     """A start: leaks are those of plain neurons."""
     arrays = wide.split(wide.draw(rng))

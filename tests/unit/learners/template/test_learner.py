@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.templates import AttentionHeads, Encoder, randomise
+from tests.templates import AttentionHeads, Encoder, Pooled, TorchHeads, randomise
 
 import keyhole
 from keyhole import FromTemplate, Outcome
@@ -62,3 +62,25 @@ def test_a_budget_that_is_too_small() -> None:
     box = randomise(AttentionHeads(4, 2), 0)
     recovery = keyhole.recover(box, FromTemplate(AttentionHeads(4, 2)), budget=10, throw=False)
     assert recovery.outcome is Outcome.BUDGET_EXHAUSTED
+
+
+def test_surplus_neurons_are_zero_and_counted() -> None:
+    box = randomise(Pooled(3), 1)
+    recovery = keyhole.recover(box, FromTemplate(Pooled(5), widths="at most"))
+    assert recovery.outcome is Outcome.RECOVERED
+    assert recovery.details["surplus"] == {"net.0.weight": 2}
+    assert np.sum(~recovery.model.parameters["net.0.weight"].any(axis=1)) == 2
+
+
+def test_surplus_heads_are_zero_and_counted() -> None:
+    box = randomise(TorchHeads(), 1)
+    with torch.no_grad():
+        box.attend.out_proj.weight[:, 2:] = 0.0  # of two heads one is idle
+    recovery = keyhole.recover(box, FromTemplate(TorchHeads(), widths="at most"))
+    assert recovery.outcome is Outcome.RECOVERED
+    assert recovery.details["surplus"] == {"attend.in_proj_weight": 1}
+
+
+def test_what_widths_may_be() -> None:
+    with pytest.raises(keyhole.InvalidArgument, match="at most"):
+        FromTemplate(Pooled(), widths="about")  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 import time
 
 import numpy as np
-from tests.templates import AttentionHeads, randomise
+from tests.templates import AttentionHeads, Pooled, randomise
 from torch import nn
 
 from keyhole.learners.template.forward import Answered, Forward
@@ -33,17 +33,6 @@ def assert_explained(module: nn.Module, width: int) -> None:
 
 def test_search_from_random_starts_explains_the_answers() -> None:
     assert_explained(AttentionHeads(4, 1), 4)
-
-
-class Pooled(nn.Module):
-    """A network with one smooth hidden layer behind a mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-
-    def forward(self, tokens):  # type: ignore[no-untyped-def]
-        return self.net(tokens.mean(1))
 
 
 def test_a_network_through_a_wider_one() -> None:
