@@ -327,38 +327,50 @@ POST = Form(ask_post_norm_attention, solve_post_norm_attention)
 PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def attempt(
+def attempt(form: Form, box: Box, rng: np.random.Generator, draws: int = 2) -> Result:
+    """The block of this form that explains the answers. Where the algebra came to few digits and no
+    fit to the rest, as after a misreading, everything is asked anew; so many draws."""
+    result: Result = Inconclusive("nothing was asked")
+    for _ in range(draws):
+        result, settled = attempt_once(form, box, rng)
+        if settled:
+            break
+    return result
+
+
+def attempt_once(
     form: Form, box: Box, rng: np.random.Generator, longest: int = 64, widest: int = 96
-) -> Result:
-    """The block of this form that explains the answers: by algebra, then all parameters on all
-    answers to queries of up to `longest` tokens together, up to the width `widest`."""
+) -> tuple[Result, bool]:
+    """By algebra, then all parameters on all answers to queries of up to `longest` tokens together,
+    up to the width `widest`. Also whether another draw would come to the same."""
     paid = Paid(box.oracle, longest)
     try:
         data = form.ask(replace(box, oracle=paid), rng)
         model = form.solve(data, box.unit)
     except (NotThisBlock, Unclear, np.linalg.LinAlgError) as failed:
-        return Inconclusive(str(failed))
-    errors = None
+        return Inconclusive(str(failed)), True
+    errors, settled = None, True
     if box.width <= widest:
         pairs, random = paid.pairs(), list[tuple[Array, Array]]()
         if misfit_of(model, pairs) > SETTLED**2 * spread_of(pairs):
             random = ask_random(box, model, rng)
+            settled = False
         try:
             refined = refine_attention(model, pairs, random, box.unit, rng)
         except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
-            model, errors = refined.block, refined.errors
+            model, errors, settled = refined.block, refined.errors, True
     if errors is None:
         errors = bootstrap_block(form, data, model, box, rng)
     if errors is None:
-        return Inconclusive("rounding of the answers is enough to change what is found")
+        return Inconclusive("rounding of the answers is enough to change what is found"), settled
     misfit = compare(model, errors, data.pairs(), box, rng)
     if misfit > REFUTED:
-        return Inconclusive("no block of this form explains the answers")
+        return Inconclusive("no block of this form explains the answers"), settled
     if misfit > 1.0:
         errors = scale_errors(errors, misfit)
-    return describe(*set_zeros(model, errors), misfit, box)
+    return describe(*set_zeros(model, errors), misfit, box), settled
 
 
 def refine_attention(
