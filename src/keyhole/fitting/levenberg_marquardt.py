@@ -120,6 +120,7 @@ def descend(
         window=options.stall_window,
         share=options.stall_share,
         damping=options.damping,
+        hasty=True,
         deadline=options.deadline,
     )
     problem = Problem[Place](lambda place: place.cost, linearize, move)

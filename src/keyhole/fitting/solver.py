@@ -70,11 +70,12 @@ class Stopping:
 
     steps: tried at most. target: cost that is as good as zero: that of the noise. tolerance:
     decrease of the cost, relative, promised or reached in one step, below which it has settled.
-    window, share: given up where so many tries took less than this share off the cost; a window of
-    0 for never. damping: at the start, in units in which every unknown acts alike; 0 for plain
-    Gauss-Newton while that works. eager: the damping is quartered after every step that helped and
-    quadrupled after every other, whatever was promised: for long curved valleys, along which the
-    linear model promises too much at any damping. deadline: time.monotonic() at which it ends.
+    window, share: given up where so many steps took less than this share off the cost; a window of
+    0 for never. hasty: steps that did not help count in the window, too. damping: at the start, in
+    units in which every unknown acts alike; 0 for plain Gauss-Newton while that works. eager: the
+    damping is quartered after every step that helped and quadrupled after every other, whatever was
+    promised: for long curved valleys, along which the linear model promises too much at any
+    damping. deadline: time.monotonic() at which it ends.
     """
 
     steps: int = 50
@@ -84,6 +85,7 @@ class Stopping:
     share: float = 0.0
     damping: float = 1e-3
     eager: bool = False
+    hasty: bool = False
     deadline: float = float("inf")
 
 
@@ -166,7 +168,8 @@ def descend(
         else:
             damping = max(damping, stopping.tolerance) * (GREED if stopping.eager else growth)
             growth *= 2.0
-        costs.append(cost)
+        if accepted or stopping.hasty:
+            costs.append(cost)
         if watch is not None:
             watch(Trial(tried, state, cost, accepted, damping))
         if settled:

@@ -168,8 +168,9 @@ def descend(
     numbers = data.answers.size
     problem = Problem[State](lambda state: numbers * state.total**2, linearize, move)
     stopping = Stopping(
-        steps=steps, target=numbers * target**2, window=19, share=0.03, damping=1e-2, eager=True
-    )
+        steps=steps, target=numbers * target**2, window=19, share=0.03, hasty=True, damping=1e-2,
+        eager=True,
+    )  # fmt: skip
     return solve_problem(problem, eliminate(weights, data, ridge), stopping).state
 
 

@@ -1,6 +1,7 @@
 """The one damped loop: each way to a step, each ending, many problems at once."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,16 @@ def test_both_systems_promise_what_the_linear_model_gains(linearize) -> None:  #
 def test_an_eager_descent_reaches_the_minimum_too() -> None:
     end = descend(problem(), np.array([1.0, 0.0]), Stopping(eager=True))
     assert np.abs(end.state - TRUE).max() < 1e-7
+
+
+def test_steps_that_do_not_help_count_for_a_hasty_descent_alone() -> None:
+    uphill = Problem[Array](
+        lambda p: float(residual(p) @ residual(p)), dense, lambda p, step: p - 1e-3 * step
+    )
+    limits = Stopping(steps=9, window=2, share=0.5)
+    start = np.array([1.0, 0.0])
+    assert descend(uphill, start, limits).ending == "steps"
+    assert descend(uphill, start, replace(limits, hasty=True)).ending == "stalled"
 
 
 def test_a_deadline_is_kept() -> None:
