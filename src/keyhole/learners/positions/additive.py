@@ -21,13 +21,15 @@ from scipy.special import logsumexp
 
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.base import Inconclusive, Refuted
+from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.soft import NEGATIVE, Reader, Saturated
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.linalg.token_frames import spread_tokens
 from keyhole.measurement.asker import Asker
+from keyhole.oracles.noise import REJECTION
 
 HALVINGS = 12  # times that tokens come nearer to each other until no weight vanishes
-FLAT = 1e3  # size of a table, in standard errors of a log-ratio, that says nothing
+NO_WEIGHT = 1e-6  # what places may add to a score without changing any weight to speak of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,17 @@ class Additive:
     scores: Float[Array, "heads d e"]
     table: Float[Array, "heads n"]  # of distances 0 ... n - 1, the first is zero
     error: float  # standard error of a log-ratio
+    answered: tuple[Answered, ...] = ()  # the queries
+
+    @property
+    def flat(self) -> bool:
+        """Whether places add nothing that is seen."""
+        return bool(np.abs(self.table).max() <= self.unseen)
+
+    @property
+    def unseen(self) -> float:
+        """Size of table entries that are none."""
+        return max(NO_WEIGHT, REJECTION * self.error)
 
     @property
     def slopes(self) -> Float[Array, " heads"] | None:
@@ -44,8 +57,8 @@ class Additive:
         distances = np.arange(self.table.shape[1])
         slopes = -(self.table @ distances) / (distances @ distances)
         off = np.abs(self.table + slopes[:, None] * distances).max()
-        linear = 1e-6  # deviation of a table that is linear, relative to its largest entry
-        return slopes if off <= linear * np.abs(self.table).max() else None
+        linear = NO_WEIGHT * np.abs(self.table).max()
+        return slopes if off <= max(linear, REJECTION * self.error) else None
 
 
 def learn_additive(
@@ -61,8 +74,7 @@ def learn_additive(
     rank = min(values.ranks)
     if (longest or np.inf) < rank + 1:
         return Inconclusive("sequences are too short for as many tokens as a head has dimensions")
-    size = 1.0
-    negative = True
+    size, negative = reader.first_size, True
     for _ in range(HALVINGS):
         try:
             scores, near, error = measure_scores(reader, rng, size)
@@ -74,19 +86,19 @@ def learn_additive(
             return Refuted(NEGATIVE)
         return Inconclusive("no tokens are so near to the anchors that every weight shows")
     table = np.column_stack([np.zeros(values.heads), near])
-    found = Additive(scores, table, error)
-    if flat or (found.slopes is not None and np.abs(near).max() > 0):
+    found = Additive(scores, table, error, tuple(reader.answered))
+    if flat or (found.slopes is not None and not found.flat):
         return found
     asked = 136  # distances of the table that are asked one by one
     reach = min(asked, (longest or asked + 1) - 1)
-    if np.abs(near).max() <= FLAT * error and reach > 2 * rank:
+    if found.flat and reach > 2 * rank:
         spread = np.unique(np.geomspace(rank + 1, reach, rank).astype(int))
         zeros = np.zeros((values.heads, reach + 1 - len(spread)))
         block = measure_block(reader, rng, scores, zeros, spread, size)
         far = 1e2  # standard error of a weight among so many copies, in that of near tokens
         if (
             not isinstance(block, Refuted | Inconclusive)
-            and np.abs(block).max() <= far * FLAT * error
+            and np.abs(block).max() <= far * found.unseen
         ):
             return found
     while table.shape[1] <= reach:
@@ -96,7 +108,7 @@ def learn_additive(
         if isinstance(block, Refuted | Inconclusive):
             return block
         table = np.column_stack([table, block])
-    return Additive(scores, table, error)
+    return Additive(scores, table, error, tuple(reader.answered))
 
 
 def measure_scores(
@@ -114,7 +126,10 @@ def measure_scores(
     anchors = np.zeros((width + 1, width))
     anchor = 0.5  # entries of the anchors
     anchors[1:] = (
-        size * anchor * np.sqrt(width) * np.linalg.qr(rng.standard_normal((width, width)))[0]
+        min(size, 1.0)
+        * anchor
+        * np.sqrt(width)
+        * np.linalg.qr(rng.standard_normal((width, width)))[0]
     )
     keys = np.zeros((heads, width + 1, width))
     near = np.zeros((heads, rank))

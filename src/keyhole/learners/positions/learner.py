@@ -18,16 +18,33 @@ import numpy as np
 from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import Counterexample, DomainError, KeyholeError, Unsupported
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
-from keyhole.learners.positions.additive import FLAT, learn_additive
+from keyhole.learners.positions.additive import learn_additive
+from keyhole.learners.positions.forward import (
+    Answered,
+    center_table,
+    count_freedom,
+    multiply_scores,
+    multiply_values,
+    to_layer,
+    to_model,
+)
 from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
+from keyhole.learners.positions.refinement import (
+    Refined,
+    draw_queries,
+    find_natural_size,
+    refine,
+)
 from keyhole.learners.positions.rotary import (
     contradicts_rotation,
     learn_rotary,
     measure_first_anchor,
 )
 from keyhole.learners.positions.rotary_fit import Rotary
+from keyhole.learners.positions.rotary_orbit import learn_orbits
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
+from keyhole.learners.positions.soft import Reader
 from keyhole.learners.positions.values import NAMING, NOTHING, ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asker import Asker
@@ -67,7 +84,7 @@ class Positions:
         domain = oracle.spec.domain
         if not domain.unbounded:
             raise DomainError("positions are learned with tokens of any size")
-        ask, longest = Asker(oracle), domain.max_length
+        ask, longest = Asker(oracle, rounding=True), domain.max_length
         if self.sink:
             beside = learn_beside_sink(ask, rng, longest)
             return run_strategies([("sink", lambda: demand_digits(beside, ask))])
@@ -160,7 +177,8 @@ def learn_behind_values(
     size: float = 1.0,
 ) -> Hypothesis | Refuted | Inconclusive:
     """What `learn` makes of the value maps. Where that is nothing, heads may have shared tokens, or
-    an anchor was unlucky: another bag, and other anchors. `size`: entries of its anchor."""
+    an anchor was unlucky: another bag, and other anchors, unless a fit to all answers has come
+    near. `size`: entries of its anchor."""
     attempts = 3
     values: ValueMaps | None = None
     result: Hypothesis | Refuted | Inconclusive = Inconclusive("nothing was tried")
@@ -169,7 +187,7 @@ def learn_behind_values(
         if not isinstance(found, ValueMaps):
             return found
         values, result = found, learn(found)
-        if isinstance(result, Hypothesis):
+        if isinstance(result, Hypothesis | NotRefined):
             break
     return result
 
@@ -178,6 +196,8 @@ def learn_as_rotary(
     ask: Asker, rng: np.random.Generator, kind: PositionKind, longest: int | None
 ) -> Hypothesis | Refuted | Inconclusive:
     def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
+        if lacks_digits(ask, values):
+            return learn_from_orbits(ask, rng, values, kind)
         first = measure_first_anchor(ask, rng, values, longest)
         if isinstance(first, Refuted | Inconclusive):
             return first
@@ -193,6 +213,33 @@ def learn_as_rotary(
     return learn_behind_values(ask, rng, longest, learn)
 
 
+def lacks_digits(ask: Asker, values: ValueMaps) -> bool:
+    """Whether weights among so many copies of an anchor as far tokens need would have errors that
+    hide slow pairs."""
+    copies, clear = 4096, 1e-4  # of an anchor; error of a log-ratio that still shows slow pairs
+    split = float(np.linalg.norm(np.linalg.pinv(np.concatenate(values.outs)), 2))
+    return ask.unit * copies * split > clear
+
+
+def learn_from_orbits(
+    ask: Asker, rng: np.random.Generator, values: ValueMaps, kind: PositionKind
+) -> Hypothesis | Refuted | Inconclusive:
+    if values.ranks[0] % 2 or len(set(values.ranks)) > 1:
+        return Inconclusive("rotary positions need heads of one even rank")
+    reader = Reader(ask, values)
+    found = learn_orbits(reader, rng)
+    if isinstance(found, Inconclusive):
+        return found
+    start, error = found
+    loss = max(30.0 * error, 0.1)  # of keys and queries, relative, before they are refined
+
+    def doubt(rows: np.ndarray) -> np.ndarray:
+        return np.full(rows.shape, loss * float(np.sqrt((rows**2).mean())))
+
+    errors = Rotary(0.0 * start.frequencies, doubt(start.keys), doubt(start.queries))
+    return judge_rotary(ask, rng, values, kind, start, errors, tuple(reader.answered))
+
+
 def judge_rotary(
     ask: Asker,
     rng: np.random.Generator,
@@ -200,6 +247,7 @@ def judge_rotary(
     kind: PositionKind,
     best: Rotary,
     errors: Rotary,
+    answered: tuple[Answered, ...] = (),
 ) -> Hypothesis | Refuted | Inconclusive:
     model = assemble(values, rotary_position(best, kind.window), best.scores)
     doubt = assemble_errors(ask, values, rotary_position(errors, None), errors.scores)
@@ -219,7 +267,8 @@ def judge_rotary(
         unknowns += values.heads * (still * (2 * ask.width + 1) - still**2)
         notes.append(f"{2 * pairs} of the {values.ranks[0]} dimensions of a head turn.")
     floor = count_values(values, ask) + unknowns / ask.outputs
-    result = judge(ask, rng, model, doubt, floor, notes, diagnostics, kind.window)
+    candidate = Candidate(model, doubt, values, answered, floor, tuple(notes), diagnostics)
+    result = conclude(ask, rng, candidate, kind.window)
     if isinstance(result, Hypothesis) and best.single:
         noise = replace(ask.oracle.spec.precision or NoiseModel(), relative=SINGLE_ROUNDOFF)
         return replace(result, noise=noise)
@@ -263,7 +312,8 @@ def learn_as_sink(
     floor = count_values(values, ask) + unknowns / ask.outputs
     notes = ["The weights of the tokens do not sum to one: every head has a sink."]
     diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions="sink")
-    return judge(ask, rng, model, bars, floor, notes, diagnostics, None)
+    candidate = Candidate(model, bars, values, (), floor, tuple(notes), diagnostics)
+    return judge(ask, rng, candidate, None).result
 
 
 def learn_as_additive(
@@ -309,7 +359,7 @@ def learn_scores(
     if vectors is not None:
         position = Position(vectors=vectors)
         name, tells = "vectors", vectors.size - ask.width
-    elif np.abs(table).max() <= FLAT * found.error:
+    elif found.flat:
         position = Position(window=kind.window)
         name, tells = "none", 0
     elif slopes is not None:
@@ -340,7 +390,104 @@ def learn_scores(
     unknowns = tells + sum(r * (2 * ask.width + 1) - r**2 for r in values.ranks)
     floor = count_values(values, ask) + unknowns / ask.outputs
     diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions=name)
-    return judge(ask, rng, model, errors, floor, [kind.sentence], diagnostics, kind.window)
+    answered = found.answered
+    if vectors is not None:  # what the box was asked is less the vectors
+        answered = tuple(
+            replace(group, tokens=ask.representable(group.tokens - vectors[group.places]))
+            for group in answered
+        )
+    candidate = Candidate(model, errors, values, answered, floor, (kind.sentence,), diagnostics)
+    return conclude(ask, rng, candidate, kind.window)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A hypothesis before it is judged, and the queries that a fit to all answers may use."""
+
+    model: Attention
+    errors: Attention
+    values: ValueMaps
+    answered: tuple[Answered, ...]
+    floor: float
+    notes: tuple[str, ...]
+    diagnostics: PositionDiagnostics
+
+
+def conclude(
+    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
+) -> Hypothesis | Refuted | Inconclusive:
+    """The hypothesis, if it predicts fresh sequences; where it misses them, the same refined on
+    all answers and as many random ones as there are unknowns per number in an answer."""
+    first = judge(ask, rng, candidate, window)
+    if first.exact or len(set(candidate.values.ranks)) > 1:
+        return first.result
+    better = refine_candidate(ask, rng, candidate, window)
+    if isinstance(better, Candidate):
+        return judge(ask, rng, better, window).result
+    return better if isinstance(better, NotRefined) else first.result
+
+
+@dataclass(frozen=True)
+class NotRefined(Inconclusive):
+    """A fit to all answers that came nearer to them by much, and ended above their noise."""
+
+
+def choose_lengths(ask: Asker, rank: int, window: int | None) -> dict[int, float]:
+    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some."""
+    limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
+    shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
+    lengths: dict[int, float] = {}
+    for length, share in shares.items():
+        fits = int(min(length, limit))
+        lengths[fits] = lengths.get(fits, 0.0) + share
+    return lengths
+
+
+def refine_candidate(
+    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
+) -> Candidate | NotRefined | None:
+    """The candidate at the noise of the answers; None where no fit comes near it."""
+    values = candidate.values
+    start = to_layer(candidate.model, values.ins, values.outs)
+    count = int(np.ceil(count_freedom(start) / ask.outputs))
+    size = find_natural_size(start, rng.spawn(1)[0])
+    lengths = choose_lengths(ask, values.ranks[0], window)
+    drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
+    refined = refine(start, [*values.answered, *candidate.answered, *drawn], rng.spawn(1)[0])
+    nearer = 30.0  # times: the misfit of another family, or of merged heads, stays
+    if refined.fit.level > refined.begin / nearer:
+        return None
+    if refined.fit.level > ROUNDINGS:
+        return NotRefined(
+            f"the fit to all answers ends {refined.fit.level:.0f} times above their rounding"
+        )
+    model = to_model(refined.layer, candidate.model)
+    errors = measure_errors(refined, candidate.errors, model)
+    return replace(candidate, model=model, errors=errors)
+
+
+def measure_errors(refined: Refined, like: Attention, model: Attention) -> Attention:
+    """Standard errors in the structure of the model."""
+    scores, values = refined.spread(multiply_scores), refined.spread(multiply_values)
+    heads = [
+        Head(score[:, :-1], score[:, -1], value)
+        for score, value in zip(scores, values, strict=True)
+    ]
+    position, turning = model.position, refined.layer.turning
+
+    def spread(name: str) -> np.ndarray:
+        return refined.spread(lambda layer: layer.parts[name])
+
+    if position is not None:
+        position = Position(
+            frequencies=None if position.keys is None else like.position.frequencies,  # type: ignore[union-attr]
+            keys=None if position.keys is None else spread("keys")[:, :turning],
+            queries=None if position.keys is None else spread("queries")[:, :turning],
+            bias=None if position.bias is None else refined.spread(center_table),
+            slopes=None if position.slopes is None else spread("slopes"),
+            vectors=None if position.vectors is None else spread("vectors"),
+        )
+    return Attention(heads, spread("offset"), None, position)
 
 
 def place_error(ask: Asker, values: ValueMaps) -> float:
@@ -410,51 +557,60 @@ def count_values(values: ValueMaps, ask: Asker) -> float:
     return unknowns / ask.outputs
 
 
-def judge(
-    ask: Asker,
-    rng: np.random.Generator,
-    model: Attention,
-    errors: Attention,
-    floor: float,
-    notes: list[str],
-    diagnostics: PositionDiagnostics,
-    window: int | None,
-) -> Hypothesis | Refuted | Inconclusive:
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What became of a candidate; exact: whether it predicted all fresh sequences as well as one
+    can ask, not only within its standard errors."""
+
+    result: Hypothesis | Refuted | Inconclusive
+    exact: bool
+
+
+def judge(ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None) -> Judged:
     """The hypothesis, if it predicts fresh sequences, short and long, within its standard errors;
     where these are so large that answers say little, nothing is said of the family."""
+    model, errors, diagnostics = candidate.model, candidate.errors, candidate.diagnostics
     limit = ask.oracle.spec.domain.max_length
     lengths = (7, 90, 400)  # tokens of fresh sequences
     size = 0.7  # entries of their tokens
     vague = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
     nearly = 1e-2  # deviation, relative to the answers, below which stages have lost digits
-    tolerance = 1e-5  # deviation, relative to the answers, that a hypothesis may show at most
+    # deviation, relative to the answers, that a hypothesis may show at most
+    tolerance = max(1e-5, ROUNDINGS * ask.unit)
+    exact = True
     for length in lengths:
         count = length if limit is None else min(length, limit)
-        tokens = size * rng.standard_normal((1, count, model.width))
+        tokens = ask.representable(size * rng.standard_normal((1, count, model.width)))
         answer, guess = ask(tokens, "validation")[0], model(tokens)[0]
         gap, scale = float(np.abs(answer - guess).max()), float(np.abs(answer).max())
+        if gap <= tolerance * scale + ask.undetected:
+            continue
+        exact = False
         others = islice(perturb_model(model, errors, ask.unit, rng.spawn(1)[0]), 4)
         spread = REJECTION * max(float(np.abs(m(tokens)[0] - guess).max()) for m in others)
-        if gap > tolerance * scale + ask.undetected and spread > vague * scale:
-            return Inconclusive(
+        if spread > vague * scale:
+            reason = (
                 "the answers do not determine the scores: slow pairs turn too little within the "
                 "longest sequence, or weights are too small"
             )
+            return Judged(Inconclusive(reason), False)
         if gap > max(tolerance * scale, spread) + ask.undetected:
-            reason = f"{count} random tokens"
             if gap < nearly * scale:
-                return Inconclusive(
+                reason = (
                     f"the hypothesis misses a fresh query by {gap / scale:.1e} of its answer, more "
                     "than its standard errors explain: too close for another family, too far for "
                     "a recovery"
                 )
-            return Refuted(
+                return Judged(Inconclusive(reason), False)
+            reason = (
                 "the hypothesis disagrees with the box on a fresh query: it is not attention with "
-                f"{diagnostics.positions} positions",
-                Counterexample(tokens[0], answer, guess, reason),
+                f"{diagnostics.positions} positions"
             )
+            shown = Counterexample(tokens[0], answer, guess, f"{count} random tokens")
+            return Judged(Refuted(reason, shown), False)
     groups = find_groups(model)
     told = tell_groups(groups)
     if told:
         diagnostics = replace(diagnostics, key_value_groups=len(groups))
-    return Hypothesis(model, errors, floor, (*notes, *told), diagnostics=diagnostics)
+    notes = (*candidate.notes, *told)
+    return Judged(Hypothesis(model, errors, candidate.floor, notes, diagnostics=diagnostics), exact)

@@ -9,13 +9,14 @@ Algebra.    y - y([b]) = sum_h sum_i w_hi M_h (x_i - b): the heads are kept apar
             and each gives r equations for its m weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, Array, Float, Int
 from keyhole.errors import IllConditioned
+from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asker import Asker
 from keyhole.oracles.noise import ROUNDINGS
@@ -58,6 +59,7 @@ class Reader:
     ask: Asker
     values: ValueMaps
     smallest: float = 1e-9  # weight below which its logarithm has no digits
+    answered: list[Answered] = field(default_factory=list)  # short sequences, for a later fit
 
     def place(
         self, anchor: Array, tokens: Float[Array, "n m d"], distances: Int[Array, " m"]
@@ -68,6 +70,21 @@ class Reader:
         placed[:, length - 1 - distances] = tokens
         return placed
 
+    def keep(
+        self,
+        anchor: Float[Array, " d"],
+        tokens: Float[Array, "n m d"],
+        distances: Int[Array, " m"],
+        answers: Float[Array, "n D"],
+    ) -> None:
+        """For a fit to all answers; sequences of many copies say little for what they cost."""
+        length, longest = int(distances.max()) + 1, 256
+        if length <= longest:
+            places = np.arange(length)[::-1].copy()
+            errors = self.ask.unit * np.abs(answers).max(axis=1)
+            placed = self.place(anchor, tokens, distances)
+            self.answered.append(Answered(placed, places, answers, errors, length - 1))
+
     def log_ratios(
         self,
         anchor: Float[Array, " d"],
@@ -77,21 +94,27 @@ class Reader:
     ) -> "Ratios":
         """log w - log(1 - sum w) of every token; `alone` is the answer to the anchor alone, which
         the value maps tell where it was not asked."""
+        anchor, tokens = self.ask.representable(anchor), self.ask.representable(tokens)
         answers = self.ask(self.place(anchor, tokens, distances), PURPOSE)
+        self.keep(anchor, tokens, distances, answers)
         noise = self.ask.unit * np.abs(answers).max() + self.ask.additive
         if alone is None:
             alone = self.values.offset + anchor @ self.values.total
-            noise += self.values.error * float(np.abs(anchor @ self.values.total).max())
+            noise += self.values.total_error * float(np.abs(anchor @ self.values.total).max())
         parts = self.values.split(answers - alone)
         ratios = np.empty((len(tokens), self.values.heads, len(distances)))
         errors = np.empty_like(ratios)
         for h, part in enumerate(parts):
+            # what the value maps miss is a part of what a head adds
+            missed = self.values.error * float(np.sqrt((part**2).mean()))
             for n in range(len(tokens)):
                 inverse = np.linalg.pinv(((tokens[n] - anchor) @ self.values.ins[h]).T)
                 weights = inverse @ part[n]
-                doubt = noise * self.amplification[h] * np.linalg.norm(inverse, axis=1)
+                seen = noise * np.linalg.norm(inverse @ self.splits[h], axis=1)
+                doubt = np.hypot(seen, missed * np.linalg.norm(inverse, axis=1))
                 rest = 1.0 - weights.sum()
-                if min(weights.min(), rest) < self.smallest:
+                least = np.maximum(self.smallest, 3.0 * np.append(doubt, np.linalg.norm(doubt)))
+                if (np.append(weights, rest) < least).any():
                     bounds = ROUNDINGS * np.append(doubt, np.linalg.norm(doubt))
                     negative = bool((np.append(weights, rest) < -bounds).any())
                     raise Saturated("a weight is too small to be read, or not positive", negative)
@@ -99,9 +122,15 @@ class Reader:
                 errors[n, h] = doubt / weights + np.linalg.norm(doubt) / rest
         return Ratios(ratios, errors)
 
+    @property
+    def first_size(self) -> float:
+        """Length of the first moves that are tried: one where answers have digits to spare, and
+        longer, for scores that differ more, where they have fewer. Who saturates takes half."""
+        ample = 1e-12  # roundoff that leaves digits to spare
+        return float(np.clip((self.ask.unit / ample) ** 0.125, 1.0, 4.0))
+
     @cached_property
-    def amplification(self) -> Float[Array, " heads"]:
-        """How much larger noise is in what one head adds than in the answer."""
+    def splits(self) -> list[Float[Array, "r D"]]:
+        """What of an answer belongs to each head, as matrices."""
         inverse = np.linalg.pinv(np.concatenate(self.values.outs).T)
-        cuts = np.cumsum(self.values.ranks)[:-1]
-        return np.array([np.linalg.norm(part, 2) for part in np.split(inverse, cuts)])
+        return np.split(inverse, np.cumsum(self.values.ranks)[:-1])

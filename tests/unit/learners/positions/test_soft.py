@@ -17,7 +17,7 @@ def test_log_ratios_are_scores_minus_those_of_the_copies() -> None:
     ins = tuple(head.value @ out.T for head, out in zip(truth.heads, outs, strict=True))
     reader = Reader(
         Asker(FunctionOracle(truth, Spec(8))),
-        ValueMaps(truth.offset, ins, outs, 1e-15, np.zeros((2, 8)), np.zeros(8)),
+        ValueMaps(truth.offset, ins, outs, 1e-15, 1e-15, np.zeros((2, 8)), np.zeros(8)),
     )
     rng = np.random.default_rng(1)
     anchor, distances = 0.3 * rng.standard_normal(8), np.array([1, 4, 9, 30])

@@ -42,7 +42,7 @@ def test_split_tells_the_heads_apart() -> None:
     rng = np.random.default_rng(0)
     outs = tuple(np.linalg.qr(rng.standard_normal((6, 2)))[0].T for _ in range(3))
     ins = tuple(rng.standard_normal((5, 2)) for _ in outs)
-    values = ValueMaps(np.zeros(6), ins, outs, 1e-16, np.zeros((3, 5)), np.zeros(5))
+    values = ValueMaps(np.zeros(6), ins, outs, 1e-16, 1e-16, np.zeros((3, 5)), np.zeros(5))
     parts = [rng.standard_normal((4, 2)) for _ in outs]
     answers = sum(part @ out for part, out in zip(parts, outs, strict=True))
     for part, found in zip(parts, values.split(np.asarray(answers)), strict=True):

@@ -27,6 +27,6 @@ def test_one_vector_per_place() -> None:
 def test_heads_that_take_the_token_are_named() -> None:
     outs = (np.eye(4)[:2], np.eye(4)[2:])
     ins = (np.ones((3, 2)), np.ones((3, 2)))
-    values = ValueMaps(np.zeros(4), ins, outs, 1e-16, np.zeros((2, 3)), np.zeros(3))
+    values = ValueMaps(np.zeros(4), ins, outs, 1e-16, 1e-16, np.zeros((2, 3)), np.zeros(3))
     silent = 1e5 * np.ones(3)
     assert find_takers(values, np.array([[3e5, 3e5, 0.1, 0.2]]), silent).tolist() == [True, False]
