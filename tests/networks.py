@@ -7,6 +7,7 @@ from scipy.special import erf
 
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
+from keyhole.network.weights import Weights
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.queries import QueryBatch
 
@@ -85,3 +86,11 @@ def residual_layer(
     around = rng.standard_normal(net.skip.shape)
     both = ReluNetwork(net.weight, net.bias, net.output, around)
     return TransformerModel(plain.score, plain.key_bias, both, net.weight, np.zeros_like(net.skip))
+
+
+def weights_and_points(seed, width=6, neurons=8, outputs=5):
+    rng = np.random.default_rng(seed)
+    inner = rng.standard_normal((neurons, width + 1))
+    outer = rng.standard_normal((outputs, neurons))
+    weights = Weights(inner, outer, np.zeros((outputs, width + 1)), "gelu")
+    return weights, rng.standard_normal((200, width)), rng

@@ -1,6 +1,7 @@
 """The linear problem of one Gauss-Newton step by conjugate gradients, ended by what steps bring.
 
-Statement.  min |J S z + r|^2 + damping |z|^2 by products with J S and its transpose alone.
+Statement.  min |J S z + r|^2 + damping |z|^2 by products with J S and its transpose alone; or a
+            positive definite system by products with it and with a preconditioner.
 Queries.    None.
 Algebra.    CGLS: the residual r + J S z is carried along and falls in every step. It ends where it
             is a given share of r, or where the last steps together took less than a share off its
@@ -22,7 +23,8 @@ from keyhole.fitting.solver import Step
 class Ending:
     """When the products end.
 
-    share: of the residual's norm at the start that is left. window, least: ended where so many
+    share: of the residual's norm at the start that is left. gradient: of that of the gradient,
+    which says how exact the solution is, whatever the residual. window, least: ended where so many
     steps took less than this share off the square. most: steps at most. growth: ended where the
     window made |z|^2 grow by less than this share instead: for standard errors, in which weak
     directions weigh most.
@@ -33,6 +35,7 @@ class Ending:
     least: float = 0.1
     most: int = 2000
     growth: float | None = None
+    gradient: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,8 @@ def solve_cgls(at: Scaled, right: Array, ending: Ending, damping: float = 0.0) -
     slope = _square(gradient)
     squares, sizes = [_square(residual)], [0.0]
     steps, target = 0, ending.share**2 * squares[0]
-    while steps < ending.most and slope > TINY and squares[-1] > target:
+    flat = max(ending.gradient**2 * slope, TINY)
+    while steps < ending.most and slope > flat and squares[-1] > target:
         moved = at.push(way)
         length = slope / max(_square(moved) + damping * _square(way), TINY)
         z += length * way
@@ -77,6 +81,37 @@ def solve_cgls(at: Scaled, right: Array, ending: Ending, damping: float = 0.0) -
         if steps >= ending.window and _settled(squares, sizes, ending):
             break
     return Solved(z, squares[-1], steps)
+
+
+def solve_preconditioned(
+    apply: Callable[[Array], Array],
+    precondition: Callable[[Array], Array],
+    b: Array,
+    tolerance: float,
+    most: int,
+) -> tuple[Array, Array]:
+    """The solution of apply(s) = b to a relative tolerance, and apply(s)."""
+    s = np.zeros_like(b)
+    r = b.copy()
+    z = precondition(r)
+    direction = z
+    rho = float((r * z).sum())
+    target = tolerance * float(np.linalg.norm(b))
+    for _ in range(most):
+        image = apply(direction)
+        curvature = float((direction * image).sum())
+        if not curvature > 0:
+            break
+        alpha = rho / curvature
+        s = s + alpha * direction
+        r = r - alpha * image
+        if float(np.linalg.norm(r)) <= target:
+            break
+        z = precondition(r)
+        fresh = float((r * z).sum())
+        direction = z + (fresh / rho) * direction
+        rho = fresh
+    return s, b - r
 
 
 def _settled(squares: list[float], sizes: list[float], ending: Ending) -> bool:

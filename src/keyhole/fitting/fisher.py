@@ -14,7 +14,8 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows, average_tokens, pull, push
-from keyhole.fitting.levenberg_marquardt import AMPLE, conjugate_gradients
+from keyhole.fitting.conjugate_gradients import solve_preconditioned
+from keyhole.fitting.levenberg_marquardt import AMPLE
 from keyhole.fitting.preconditioner import approximate_normal
 from keyhole.fitting.variable_projection import (
     DENSE_LIMIT,
@@ -125,7 +126,7 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
         nonlocal left_over
         size = float(np.linalg.norm(vector)) or 1.0
         probe_tolerance = 0.03  # relative accuracy of the solution for a probe
-        found, image = conjugate_gradients(
+        found, image = solve_preconditioned(
             lambda v: multiply_normal(rows32, at32, v),
             lambda v: near32.solve(0.0, v).astype(np.float32),
             (vector / size).astype(np.float32),

@@ -17,6 +17,7 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.attention_rows import Rows
+from keyhole.fitting.conjugate_gradients import solve_preconditioned
 from keyhole.fitting.preconditioner import IDLE_CURVATURE, approximate_normal
 from keyhole.fitting.solver import (
     NormalSystem,
@@ -205,7 +206,7 @@ class _Iterative:
         size = float(np.linalg.norm(self.slope)) or 1.0
         b: Array = (self.slope / size).astype(self.dtype)
         precondition = self._preconditioner(damping)
-        s, curved = conjugate_gradients(apply, precondition, b, self.tolerance, self.steps)
+        s, curved = solve_preconditioned(apply, precondition, b, self.tolerance, self.steps)
         square = float((unit * s * s).sum()) * damping
         predicted = float(2 * (b * s).sum()) - (float((s * curved).sum()) - square)
         return Step(s.astype(np.float64) * size, predicted * size**2)
@@ -218,34 +219,3 @@ class _Iterative:
         ridge = SINGLE_ROUNDOFF * float(self.normal.diagonal().mean()) + TINY
         solve, _ = factor_damped(self.normal + np.diag(weight), ridge)
         return lambda v: solve(v.ravel()).reshape(v.shape).astype(self.dtype)
-
-
-def conjugate_gradients(
-    apply: Callable[[Array], Array],
-    precondition: Callable[[Array], Array],
-    b: Array,
-    tolerance: float,
-    most: int,
-) -> tuple[Array, Array]:
-    """The solution of apply(s) = b to a relative tolerance, and apply(s)."""
-    s = np.zeros_like(b)
-    r = b.copy()
-    z = precondition(r)
-    direction = z
-    rho = float((r * z).sum())
-    target = tolerance * float(np.linalg.norm(b))
-    for _ in range(most):
-        image = apply(direction)
-        curvature = float((direction * image).sum())
-        if not curvature > 0:
-            break
-        alpha = rho / curvature
-        s = s + alpha * direction
-        r = r - alpha * image
-        if float(np.linalg.norm(r)) <= target:
-            break
-        z = precondition(r)
-        fresh = float((r * z).sum())
-        direction = z + (fresh / rho) * direction
-        rho = fresh
-    return s, b - r

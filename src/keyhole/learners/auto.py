@@ -384,7 +384,8 @@ def learn_network(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hyp
 def learn_piecewise_linear(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     """A ReLU network; what looks like one may have bends that are merely narrow, or wide, beside
     the tokens that were looked at: then it is learned at its own scale."""
-    from keyhole.learners.mlp.learner import THOROUGH, MlpLearner, is_smooth_at_its_scale
+    from keyhole.learners.mlp.learner import MlpLearner, is_smooth_at_its_scale
+    from keyhole.learners.mlp.options import THOROUGH
     from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
 
     reason = "single tokens bend, the rest of a sequence does not matter"

@@ -23,7 +23,7 @@ import numpy as np
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above, find_fall, noise_edge
-from keyhole.oracles.noise import DETECTION, FALSE_ALARM, REJECTION, NoiseModel
+from keyhole.oracles.noise import ACCURACY, DETECTION, FALSE_ALARM, REJECTION, ROUNDINGS, NoiseModel
 
 Ask = Callable[[Float[Array, "n length d"]], Float[Array, "n outputs"]]
 
@@ -72,6 +72,21 @@ class Evidence:
         zero = estimate.clarity <= DETECTION
         note_decision(question, zero, margin_of(estimate.clarity, DETECTION))
         return zero
+
+    def vanishes(self, block: Estimate, scale: float = np.inf) -> bool:
+        """Whether a block of parameters is zero, and may be set so: its norm is within REJECTION of
+        that of its standard errors, and would not matter.
+
+        Args:
+            block: Parameters with their standard errors.
+            scale: Size beside which a part below ACCURACY, or below roundings, does not matter.
+        """
+        size, doubt = (float(np.linalg.norm(part)) for part in (block.value, block.error))
+        negligible = max(ACCURACY, ROUNDINGS * self.noise.relative) * scale
+        border = min(REJECTION * doubt, negligible)
+        if size > 0.0:  # else there is nothing to decide
+            note_decision("a block of parameters is zero", size <= border, margin_of(size, border))
+        return size <= border
 
     def differs(self, one: Estimate, other: Estimate, question: str = "differs") -> bool:
         """Whether two estimates of one quantity contradict each other: some numbers are more than

@@ -36,7 +36,7 @@ from keyhole.network.weights import Weights, chosen, hidden_layer, joined, rando
 
 
 @dataclass(frozen=True)
-class RedundancyOptions:
+class PruningOptions:
     """What a person might tune. ridges: on outer, per point, one descent with each; steps: of a
     descent, at most. rounds: of descents, random neurons joining in between. enough: what may be
     left of the answers relative to the ridge's cost where neurons are enough. spare: what neurons
@@ -89,7 +89,9 @@ def eliminate(weights: Weights, data: Data, ridge: float) -> State:
     points, answers, count = data.points, data.answers, weights.neurons
     hidden, slopes = hidden_layer(weights, points)
     columns = np.column_stack([hidden, points])
-    norms = np.maximum(np.linalg.norm(columns, axis=0), TINY)
+    norms = np.linalg.norm(columns, axis=0)
+    # neurons that are silent at all points have no linear part to speak of
+    norms = np.maximum(norms, UNIT_ROUNDOFF**2 * norms.max() + TINY)
     columns = columns / norms
     # a trace of a ridge where there is none: columns may coincide
     level = np.sqrt(max(ridge * len(points), 1e-26)) * np.ones(count)
@@ -101,11 +103,11 @@ def eliminate(weights: Weights, data: Data, ridge: float) -> State:
     inside = basis.T @ answers
     residual = answers - basis @ inside
     linear = solve_triangular(triangle, inside, check_finite=False) / norms[:, None]
-    found = replace(weights, outer=linear[:count].T, affine=linear[count:].T)
+    fitted = replace(weights, outer=linear[:count].T, affine=linear[count:].T)
     size = np.sqrt(answers.size)
     cost = float(np.linalg.norm(below @ inside)) / size
     left = float(np.linalg.norm(residual)) / size
-    return State(found, slopes, basis, triangle, norms, residual, left, cost)
+    return State(fitted, slopes, basis, triangle, norms, residual, left, cost)
 
 
 def step_matrix(
@@ -249,7 +251,7 @@ def fit_network(
     accepted: float,
     rng: np.random.Generator,
     observation: Observation | None = None,
-    options: RedundancyOptions | None = None,
+    options: PruningOptions | None = None,
     known: Weights | None = None,
 ) -> Attempt:
     """The network with the fewest neurons that explains the answers.
@@ -267,7 +269,7 @@ def fit_network(
         known: A network of which a few neurons may be missing or wrong: the first start, with
             random neurons beside it up to that number.
     """
-    options = RedundancyOptions() if options is None else options
+    options = PruningOptions() if options is None else options
     scale = float(np.sqrt(np.mean(answers**2)))
     data = Data(with_one(points), answers, Value() if observation is None else observation)
 
@@ -300,9 +302,9 @@ def fit_network(
                 fewer = merge_gates(settled.weights)
                 if fewer.neurons < settled.weights.neurons:
                     settled = descend(fewer, data, 0.0, options.settled, 0.1 * accepted)
-                found = leave_out(settled, data, accepted, scale, options)
-                if found is not None:
-                    return Attempt(found, settled.left / scale)
+                network = leave_out(settled, data, accepted, scale, options)
+                if network is not None:
+                    return Attempt(network, settled.left / scale)
                 if settled.left > options.alike * scale:
                     break
         # a gate that is turned the wrong way stays so
@@ -315,7 +317,7 @@ def leave_out(
     data: Data,
     accepted: float,
     scale: float,
-    options: RedundancyOptions,
+    options: PruningOptions,
 ) -> Weights | None:
     """Single neurons leave while that explains the answers; None if they are not explained."""
     if state.left > max(options.hopeful * scale, accepted):

@@ -1,6 +1,12 @@
 import numpy as np
 
-from keyhole.fitting.conjugate_gradients import Ending, ProductSystem, Scaled, solve_cgls
+from keyhole.fitting.conjugate_gradients import (
+    Ending,
+    ProductSystem,
+    Scaled,
+    solve_cgls,
+    solve_preconditioned,
+)
 
 
 def problem(rng, rows=60, columns=20):
@@ -54,3 +60,22 @@ def test_a_step_in_single_precision_of_a_residual_of_any_size():
         step = ProductSystem(at, residual, lambda z: z.astype(float), Ending(1e-4)).step(0.0)
         assert np.allclose(step.step, size * wanted, rtol=1e-2, atol=1e-3 * size)
         assert np.isclose(step.predicted, residual @ residual)
+
+
+def test_products_end_where_the_gradient_is_a_share_of_what_it_was() -> None:
+    rng = np.random.default_rng(3)
+    matrix, right = rng.standard_normal((60, 12)), rng.standard_normal(60)
+    at = Scaled(lambda z: matrix @ z, lambda r: matrix.T @ r)
+    found = solve_cgls(at, right, Ending(gradient=1e-8, window=100, most=99))
+    gradient = matrix.T @ (right - matrix @ found.z)
+    assert np.linalg.norm(gradient) < 1.01e-8 * np.linalg.norm(matrix.T @ right)
+
+
+def test_a_preconditioned_system_is_solved() -> None:
+    rng = np.random.default_rng(4)
+    tall = rng.standard_normal((60, 12)) * np.geomspace(1.0, 1e3, 12)
+    system, right = tall.T @ tall, rng.standard_normal(12)
+    diagonal = np.diag(system)
+    z, image = solve_preconditioned(lambda v: system @ v, lambda v: v / diagonal, right, 1e-10, 100)
+    np.testing.assert_allclose(system @ z, right, rtol=1e-8)
+    np.testing.assert_allclose(image, right, rtol=1e-8)

@@ -92,3 +92,12 @@ def test_every_decision_is_reported() -> None:
     assert tally.count == 5
     assert tally.closest is not None
     assert str(tally.closest) == "the skip is zero: False, by a factor of 1.2"
+
+
+def test_a_block_vanishes_within_its_errors_where_it_does_not_matter() -> None:
+    evidence = Evidence(NoiseModel())
+    errors = np.full(4, 1e-10)
+    assert evidence.vanishes(Estimate(5.0 * errors, errors), 1.0)
+    assert not evidence.vanishes(Estimate(10.0 * errors, errors), 1.0)
+    assert not evidence.vanishes(Estimate(5e5 * errors, 1e6 * errors), 1.0)  # it may matter
+    assert evidence.vanishes(Estimate(5e5 * errors, 1e6 * errors))

@@ -1,5 +1,7 @@
 """Networks from random rows, on synthetic points."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,15 @@ def test_what_is_linear_is_eliminated() -> None:
     assert matrix.shape == (24, 24)
     assert np.abs(matrix - matrix.T).max() < 1e-9
     assert np.abs(gradient).max() < 1e-9
+
+
+def test_a_neuron_that_is_silent_at_all_points_takes_no_part() -> None:
+    true, points, answers = make(4)
+    silent = replace(true, inner=np.vstack([true.inner[:3], [0, 0, 0, 0, 0, -1e2]]))
+    state = eliminate(silent, Data(with_one(points), answers), 0.0)
+    assert np.abs(state.weights.outer[:, 3]).max() < 1e30
+    matrix, _ = step_matrix(state, Data(with_one(points), answers), single=False)
+    assert np.isfinite(matrix).all()
 
 
 def test_leaving_costs_what_least_squares_says() -> None:

@@ -26,13 +26,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logit, ndtri
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.block.box import Box, NotThisBlock, Paid, Unclear
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, fit_rms_norm
-from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.block.refinement import Pairs, refine_block
+from keyhole.linalg.decisions import margin_of, note_decision
+from keyhole.measurement.evidence import Evidence
 from keyhole.models.block import Block
-from keyhole.models.mlp import Mlp
+from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import Norm
+from keyhole.oracles.noise import ACCURACY, DETECTION, NoiseModel
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class LineOptions:
 
     start: pieces with which the search begins. doubt: roundings that a test of planes allows.
     margin: distance from the ends of the half circle of angles. spare: base points beyond those
-    that would just do. distance: of the line from zero, where the activation is smooth.
+    that would just do. distance: of the line from zero, at most, where the activation is smooth.
+    steep: components of a neuron's row, beside that along the line, for which steps are made before
+    it is known. place: error of a kink's place, beside the width of a bend, from which on that is
+    not read. unseen: share of the neurons whose bend need not be seen.
     """
 
     start: int = 8
@@ -49,6 +55,13 @@ class LineOptions:
     margin: float = 1e-4
     spare: int = 2
     distance: float = 1e6
+    steep: float = 500.0
+    place: float = 0.002
+    unseen: float = 0.5
+
+    def find_distance(self, unit: float) -> float:
+        """Of the line from zero, for a relative rounding: as far as kinks are still placed."""
+        return min(self.distance, self.place / unit)
 
 
 Directions = Callable[[Array], Array]  # of z at angles (n,), as rows
@@ -75,15 +88,25 @@ def find_norm(box: Box, rng: np.random.Generator) -> Norm:
 def is_smooth(
     ask: Callable[[Array], Array], width: int, unit: float, rng: np.random.Generator
 ) -> bool:
-    """Whether z curves between kinks: three near points of a line have directions in one plane
-    where it does not."""
-    step = unit ** (1.0 / 4.0)
-    points = rng.standard_normal((5, 1, width))
-    heading = step * rng.standard_normal((5, 1, width))
-    near = points + np.arange(-1.0, 2.0)[:, None] * heading
-    seen = ask(near.reshape(-1, width)).reshape(5, 3, -1)
-    off = [np.linalg.svd(one, compute_uv=False)[2] for one in seen]
-    return bool(np.median(off) > 1e3 * unit)
+    """Whether z curves between kinks. Three near points of a line have directions in one plane
+    where it does not; where it does, they are off it by the square of their distance, wherever one
+    looks: twice as near, a quarter. Kinks among them follow no such rule."""
+    chance = 0.2  # that kinks between three points look like a curve, to within `alike`
+    alike = 0.2  # relative difference of a quarter; a curve is off by the square of the step
+    count, step = Evidence(NoiseModel(unit)).enough(chance), unit ** (1.0 / 4.0)
+    points = rng.standard_normal((count, 1, width))
+    heading = step * rng.standard_normal((count, 1, width))
+    near = points + np.array([-1.0, -0.5, 0.0, 0.5, 1.0])[:, None] * heading
+    seen = ask(near.reshape(-1, width)).reshape(count, 5, -1)
+    wide, narrow = (
+        np.linalg.svd(seen[:, which], compute_uv=False)[:, 2] for which in ([0, 2, 4], [1, 2, 3])
+    )
+    curved = wide > DETECTION**2 * unit  # what is off by less has no quarter that is seen
+    ratio = 4.0 * narrow / np.maximum(wide, TINY)
+    allowed = alike + 4.0 * DETECTION * unit / np.maximum(wide, TINY)
+    smooth = bool(curved.all() and (np.abs(ratio - 1.0) < allowed).all())
+    note_decision("the network is smooth", smooth, margin_of(np.abs(ratio - 1.0), allowed))
+    return smooth
 
 
 # --- 2: kinks on a line ---------------------------------------------------------------------------
@@ -304,11 +327,30 @@ def choose_bases(path: Path, numbers: int, spare: int) -> list[int]:
 
 
 def find_rows(
-    path: Path, line: Line, ask: Callable[[Array], Array], options: LineOptions
+    path: Path, line: Line, ask: Callable[[Array], Array], unit: float, options: LineOptions
 ) -> tuple[Array, Array, Array]:
     """J and the constant left of all kinks, and the rows (inner, bias) of the neurons. `ask` gives
-    directions of z at points (n, d)."""
-    p, width, count = path.jumps.shape[1], len(line.origin), len(path.kinks)
+    directions of z at points (n, d), with roundings of `unit`. Steps are short at first. Where
+    that loses too many digits, the rows that these show tell how far one may go in each direction
+    until the next kink."""
+    # a neuron whose kink is far along the line lies nearly along it: its row may be long
+    long = np.hypot(1.0, np.tan(path.kinks)) * options.steep / np.linalg.norm(line.heading)
+    short = np.repeat(long[:, None], len(line.heading), axis=1)
+    found = solve_rows(path, line, ask, options, short)
+    if options.steep**2 * unit <= ACCURACY:  # short steps lose so much, near kinks twice
+        return found
+    return solve_rows(path, line, ask, options, found[2][:, :-1])
+
+
+def solve_rows(
+    path: Path,
+    line: Line,
+    ask: Callable[[Array], Array],
+    options: LineOptions,
+    inner: Float[Array, "m d"],
+) -> tuple[Array, Array, Array]:
+    """The same with steps that cross no kink of neurons with these rows."""
+    p, count = path.jumps.shape[1], len(path.kinks)
     end = np.pi / 2 - options.margin
     ends = np.concatenate([[-end], path.kinks, [end]])
     kinks = np.tan(path.kinks)
@@ -317,9 +359,9 @@ def find_rows(
         angle = (ends[k] + ends[k + 1]) / 2.0
         t = float(np.tan(angle))
         place = line.points(np.array([t]))[0]
-        near = float(np.min(np.abs(t - kinks) / np.sqrt(1.0 + kinks**2)))
-        step = 1e-3 * near * np.linalg.norm(line.heading)
-        seen = ask(np.concatenate([place[None], place + step * np.eye(width)]))
+        steps = np.min(0.5 * np.abs(t - kinks)[:, None] / np.maximum(np.abs(inner), TINY), axis=0)
+        steps = np.minimum(steps, np.linalg.norm(place))
+        seen = ask(np.concatenate([place[None], place + np.diag(steps)]))
         z = (
             np.linalg.norm(path.tables[k] @ features(np.array([angle]))[0])
             / np.cos(angle)
@@ -330,7 +372,7 @@ def find_rows(
         # z + step table u is along what is seen: all beside that vanishes
         beside = np.eye(p) - np.einsum("ip,iq->ipq", seen[1:], seen[1:])
         rows.append(beside @ table)
-        right.append(-(beside @ z) / step)
+        right.append(-(beside @ z) / steps[:, None])
         places.append((place, on))
         values.append(z)
     tables, rights = np.concatenate(rows, axis=1), np.concatenate(right, axis=1)
@@ -387,17 +429,55 @@ def orient(
 
 # --- 4: lengths of the rows -----------------------------------------------------------------------
 
+
+def settle_far_away(
+    known: Oriented, norm: Norm, least: float, paid: Paid, unit: float, rng: np.random.Generator
+) -> Oriented:
+    """Neurons that explain all answers far from every kink, where a smooth activation is a ReLU:
+    kinks are then placed as exactly as these answers can place them. `least`: length of a token
+    from which it is far."""
+    (tokens, answers), plane = paid.pairs()[0], norm.plane
+    points, lengths = tokens[:, 0], np.linalg.norm(known.inner, axis=1)
+    apart = np.abs(points @ known.inner.T + known.bias) / lengths
+    beside = 0.01  # of a token's length: closer to a kink, it is not far from it
+    sizes = np.linalg.norm(points, axis=1)
+    far = (sizes > least) & (apart.min(axis=1) > beside * sizes)
+    network = Mlp(
+        known.inner, known.bias, plane @ known.outer.T, activation="relu",
+        offset=plane @ known.offset,
+    )  # fmt: skip
+    start = Block(
+        None, network, norm="post", kind=norm.kind, gain=known.sign * norm.gain, bias=norm.bias
+    )
+    refined = refine_block(start, [(tokens[far], answers[far])], unit, rng).block
+    assert refined.mlp is not None
+    found = refined.mlp
+    outer, offset = outer_table(found).T @ plane, found.offset @ plane
+    return Oriented(found.inner, found.inner_bias, outer, offset, known.sign)
+
+
+def put_on_kinks(points: Float[Array, "m d"], known: Oriented) -> Float[Array, "m d"]:
+    """The nearest points at which the neurons' arguments are zero."""
+    squares = np.sum(known.inner**2, axis=1)
+    heights = np.sum(points * known.inner, axis=1) + known.bias
+    return np.asarray(points - (heights / squares)[:, None] * known.inner)
+
+
 # φ(u) - max(u, 0) = -|u| tail(-|u|): the inverse of the tail
 TAILS: dict[str, Callable[[Array], Array]] = {"gelu": ndtri, "silu": logit}
 
 
 def find_lengths(
-    slope: Array, constant: Array, rows: Array, jumps: Array, points: Array,
+    known: Oriented,
+    plane: Float[Array, "d p"],
+    points: Float[Array, "m d"],
     ask: Callable[[Array], Array],
-) -> tuple[Float[Array, " m"], Float[Array, " m"]]:  # fmt: skip
+) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
     """Beside its kink, at an argument -s, a smooth neuron of length α adds outer s tail(-α s) less
     than a ReLU does; α s as well as the tail's value is of order one. `points` lie on the kinks.
-    Found: s and the tail's values."""
+    Found: the tail's values, NaN where they were not seen, and s."""
+    slope, constant, jumps = plane.T, known.offset, known.outer
+    rows = np.column_stack([known.inner, known.bias])
     inner = rows[:, :-1]
     lengths = np.linalg.norm(inner, axis=1)
     normals = inner / lengths[:, None]
@@ -419,9 +499,7 @@ def find_lengths(
             less = float(z @ beside / (beside @ beside))
             tails[j] = less / (steps[j] * lengths[j])
             steps[j] *= 1.0 if 0.03 < tails[j] < 0.35 else 2.5 if tails[j] >= 0.35 else 0.4
-    if not ((tails > 0) & (tails < 0.5)).all():
-        raise Unclear("how sharply some neurons bend was not seen")
-    return steps * lengths, tails
+    return np.where((tails > 0) & (tails < 0.5), tails, np.nan), steps * lengths
 
 
 # --- 5: epsilon -----------------------------------------------------------------------------------
@@ -479,7 +557,7 @@ def find_post_norm_mlp(
         return np.asarray(seen / np.linalg.norm(seen, axis=1, keepdims=True))
 
     smooth = is_smooth(ask, width, box.unit, rng)
-    size = options.distance if smooth else 1.0
+    size = options.find_distance(box.unit) if smooth else 1.0
     origin, heading = size * rng.standard_normal((2, width))
     line = Line(origin, heading / np.linalg.norm(heading) * np.linalg.norm(origin))
 
@@ -491,13 +569,22 @@ def find_post_norm_mlp(
     if not len(kinks):
         raise NotThisBlock("no neuron bends on a line")
     path = chain_pieces(pieces, kinks, along)
-    slope, constant, rows = find_rows(path, line, ask, options)
+    slope, constant, rows = find_rows(path, line, ask, box.unit, options)
     known = orient(slope, constant, rows, path.jumps, plane)
     candidates = {"relu": np.ones(len(rows))}
     if smooth:
-        points = line.points(np.tan(path.kinks))
-        steps, tails = find_lengths(slope, constant, rows, path.jumps, points, ask)
-        candidates = {name: -tail(tails) / steps for name, tail in TAILS.items()}
+        least = 0.3 * float(np.linalg.norm(line.origin))
+        known = settle_far_away(known, norm, least, paid, box.unit, rng)
+        points = put_on_kinks(line.points(np.tan(path.kinks)), known)
+        tails, steps = find_lengths(known, plane, points, ask)
+        if np.isnan(tails).mean() > options.unseen:
+            raise Unclear("how sharply the neurons bend was not seen")
+        lengths = {name: -tail(tails) / steps for name, tail in TAILS.items()}
+        # those that were not seen are taken for usual ones: the refinement knows better
+        candidates = {
+            name: np.where(np.isnan(length), np.nanmedian(length), length)
+            for name, length in lengths.items()
+        }
     unknowns = len(rows) * (width + 1 + plane.shape[1]) + 3 * width
     beside = paid.singles_apart(1e5)
     tokens = random_tokens(known, int(1.3 * unknowns / plane.shape[1]) + 8, rng)

@@ -19,13 +19,13 @@ Fails.      Heads that attend alike along every line; weights below the noise.
 Source.     Schmidt (1986) for MUSIC; the rest is Keyhole's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import least_squares, linear_sum_assignment
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
 from keyhole.learners.block.scores import (
     Ask,
@@ -39,7 +39,7 @@ from keyhole.learners.block.scores import (
     seen_rank,
     solve_scores,
 )
-from keyhole.linalg.rank import count_above, find_first_fall
+from keyhole.linalg.rank import count_above, find_fall, noise_edge
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import kept_plane
@@ -56,12 +56,14 @@ class LineOptions:
     apart: float = 0.5  # how far the direction of a line lies from the first one
     fitted: float = 1e-12  # residual of a line, relative, at which its heads are told apart
     steepest: float = 40.0  # largest log-odds looked for at the end of a line
-    lines: int = 6  # first lines tried
-    gap: float = 60.0  # between singular values, from which the smaller ones are noise
+    lines: int = 6  # first lines tried, and three times as many where none shows all heads well
+    digits: float = 1e-3  # relative error of the heads' values on a first line that is good
+    off: float = 0.1  # relative error of the maps from which on a fit finds the rest
     draws: int = 3  # anchors tried
 
 
 TUNED = LineOptions()
+SOLVED = 1e-11  # relative residual that the search for rates may leave
 
 
 # --- 1: norm, offset, epsilon ---------------------------------------------------------------------
@@ -294,7 +296,7 @@ def read_line(
     except Unclear:
         return None
     noise = line_noise(line, unit) / float(np.linalg.norm(line_response(line, alone)))
-    return (rates, values) if rest < max(1e2 * noise, 1e-11) else None
+    return (rates, values) if rest < max(noise, SOLVED) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,17 +308,45 @@ class Lines:
     lines: tuple[Line, ...]
 
 
-def label_heads(parts: list[tuple[Array, Array]]) -> Float[Array, "h l d"]:
-    """M_h v on every line, heads in the order of the first line."""
+def label_heads(parts: list[tuple[Array, Array]]) -> list[Int[Array, " h"]]:
+    """On every line, the places of the heads in the order of the first line."""
     rates, values = parts[0]
-    found = [values]
+    found = [np.arange(len(values))]
     spread = max(float(np.ptp(rates)), 1e-3 * float(np.abs(rates).max(initial=0.0)), 1e-300)
     size = float(np.linalg.norm(values, axis=1).mean())
     for other_rates, other_values in parts[1:]:
         cost = np.abs(rates[:, None] - other_rates) / spread
         cost = cost + np.linalg.norm(values[:, None] - other_values, axis=2) / size
         _, order = linear_sum_assignment(cost)
-        found.append(other_values[order])
+        found.append(order)
+    return found
+
+
+def value_errors(line: Line, rates: Float[Array, " h"], unit: float) -> Float[Array, " h"]:
+    """Standard error of a number of M_h v, that of the rates in it: large where two heads are at
+    almost one rate."""
+    shapes = line.shapes(rates)
+    inverse = np.linalg.pinv(shapes)
+    near = 1e-4 / float(np.abs(line.steps).max())
+    slopes = (line.shapes(rates + near) - line.shapes(rates - near)) / (2.0 * near)
+    # a rate is known by what its slope has beside all shapes, as well as that is seen
+    beside = np.linalg.norm(slopes - shapes @ (inverse @ slopes), axis=0)
+    by_rates = (inverse @ slopes) / np.maximum(beside, TINY)
+    noise = max(line_noise(line, unit), SOLVED * float(np.linalg.norm(line.answers)))
+    entry = noise / np.sqrt(line.answers.size)
+    square = np.sum(inverse**2, axis=1) + np.sum(by_rates**2, axis=1)
+    return np.asarray(entry * np.sqrt(square))
+
+
+def weigh_values(
+    lines: Sequence[Line], parts: list[tuple[Array, Array]], unit: float
+) -> Float[Array, "h l d"]:
+    """M_h v on every line in units of its error: lines on which a head is hard to tell from another
+    count for little."""
+    found = []
+    for line, (rates, values), order in zip(lines, parts, label_heads(parts), strict=True):
+        errors = np.maximum(value_errors(line, rates, unit), TINY)
+        found.append((values / errors[:, None])[order])
     return np.array(found).transpose(1, 0, 2)
 
 
@@ -327,9 +357,11 @@ def ask_lines(
     k = len(ball.plane.T)
     anchor = TUNED.anchor * ball.radius * unit_vector(rng, k)
     alone = offset + whole @ anchor
-    best: tuple[float, int, Line] | None = None
-    count, heads = TUNED.first_line, 0
-    for _ in range(TUNED.lines):
+    best: tuple[float, int, Line] | None = None  # relative error of the values, heads, the line
+    count, heads, close = TUNED.first_line, 0, True
+    for tried in range(3 * TUNED.lines):
+        if best is not None and best[0] < TUNED.digits and (not close or tried >= TUNED.lines):
+            break
         line = ask_line(box, ball, anchor, unit_vector(rng, k), count, rng)
         seen = count_heads(line, alone, box.unit)
         if seen >= count - 1:
@@ -343,16 +375,16 @@ def ask_lines(
         read = read_line(line, alone, seen, box.unit)
         if read is None:
             continue
-        rates = read[0]
+        rates, values = read
         apart = 1.0 if seen == 1 else float(np.diff(rates).min() / np.abs(rates).max())
-        if seen == heads and (best is None or best[1] < heads or apart > best[0]):
-            best = (apart, seen, line)
-        if best is not None and best[0] > 0.1 / heads:
-            break
+        doubt = value_errors(line, rates, box.unit) / np.sqrt(np.mean(values**2, axis=1))
+        if seen == heads and (best is None or best[1] < heads or doubt.max() < best[0]):
+            best, close = (float(doubt.max()), seen, line), apart <= 0.1 / heads
     if best is None:
         raise Unclear("no line shows the heads")
     found = Lines(anchor, heads, (best[2],))
-    return found if heads == 1 else add_lines(box, ball, found, alone, None, rng)
+    least = seen_rank(np.linalg.svd(whole, compute_uv=False), box.unit)
+    return found if heads == 1 else add_lines(box, ball, found, alone, None, rng, least)
 
 
 def add_lines(
@@ -362,8 +394,10 @@ def add_lines(
     alone: Float[Array, " d"],
     keys: Float[Array, "h k"] | None,
     rng: np.random.Generator,
+    least: int,
 ) -> Lines:
-    """Lines close to the first, until the ranges of all heads are seen. Where keys are known
+    """Lines close to the first, until the ranges of all heads are seen: together they have no fewer
+    dimensions (`least`) than the sum of the maps. Where keys are known
     roughly, the lines lie along them, and the heads are far apart."""
     k, heads, first = len(data.anchor), data.heads, data.lines[0]
     # many heads have shapes that are hard to tell apart
@@ -392,9 +426,8 @@ def add_lines(
             if not tries:
                 raise Unclear("the answers on a line are not those of separate heads")
         data = replace(data, lines=(*data.lines, *fresh))
-        values = label_heads(parts)
-        ranks = [line_rank(part, box.unit) for part in values]
-        if max(ranks) < len(data.lines) or target >= k:
+        ranges, off = find_ranges(weigh_values(data.lines, parts, box.unit))
+        if target >= k or (off < TUNED.off and sum(part.shape[1] for part in ranges) >= least):
             return data
         target = 2 * target
 
@@ -426,14 +459,31 @@ def steep_lines(
     assert best is not None
     count = heads + TUNED.spare if heads <= 4 else 2 * heads + TUNED.spare
     first = ask_line(box, ball, rough.anchor, best, count, rng)
-    return add_lines(box, ball, replace(rough, lines=(first,)), alone, keys, rng)
+    least = seen_rank(np.linalg.svd(weights.whole, compute_uv=False), box.unit)
+    return add_lines(box, ball, replace(rough, lines=(first,)), alone, keys, rng, least)
 
 
-def line_rank(values: Float[Array, "l d"], unit: float) -> int:
-    """Rank of M_h v over the lines: the first clear gap of the singular values. Behind it come the
-    errors, which differ from line to line and have gaps of their own."""
+def line_rank(values: Float[Array, "l d"]) -> int:
+    """Rank of M_h v over the lines, in units of their errors: where the singular values fall most,
+    to what errors make."""
     sizes = np.linalg.svd(values, compute_uv=False)
-    return find_first_fall(sizes, TUNED.gap, 1e2 * unit * float(sizes[0]))
+    edge = noise_edge(1.0, (values.shape[0], values.shape[1]))
+    return find_fall(sizes, 1.0, min(1.0, edge / max(float(sizes[0]), TINY))) or len(sizes)
+
+
+def find_ranges(weighed: Float[Array, "h l d"]) -> tuple[list[Float[Array, "d r"]], float]:
+    """Orthonormal bases of what each head can add, from its values in units of their errors, and by
+    how much the maps are then off: errors over the weakest direction of a range, enlarged where
+    ranges are nearly dependent. More lines show the weakest direction better."""
+    ranges, off = [], 0.0
+    for part in weighed:
+        axes, sizes, _ = np.linalg.svd(part.T, full_matrices=False)
+        rank = line_rank(part)
+        ranges.append(axes[:, :rank])
+        off = max(off, float(sizes[rank] / sizes[rank - 1]) if rank < len(sizes) else 1.0)
+    joint = np.hstack(ranges)
+    least = float(np.linalg.svd(joint, compute_uv=False)[-1])
+    return ranges, np.inf if joint.shape[1] > len(joint) else off / max(least, TINY)
 
 
 def unit_vector(rng: np.random.Generator, width: int) -> Float[Array, " k"]:
@@ -448,10 +498,7 @@ def split_maps(
     if data.heads == 1:
         return whole[None]
     parts = [separate_heads(line, alone, data.heads)[:2] for line in data.lines]
-    ranges = []
-    for part in label_heads(parts):
-        axes, _, _ = np.linalg.svd(part.T, full_matrices=False)
-        ranges.append(axes[:, : line_rank(part, unit)])
+    ranges, _ = find_ranges(weigh_values(data.lines, parts, unit))
     joint = np.hstack(ranges)
     sizes = np.linalg.svd(joint, compute_uv=False)
     if joint.shape[1] > len(whole) or sizes[-1] < 1e-5:

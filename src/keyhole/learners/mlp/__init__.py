@@ -18,7 +18,8 @@ from keyhole.learners.mlp.hessians import (
 )
 from keyhole.learners.mlp.hessians import Steps as HessianSteps
 from keyhole.learners.mlp.hessians import along as sphere_point
-from keyhole.learners.mlp.learner import MlpDiagnostics, MlpLearner
+from keyhole.learners.mlp.judgement import MlpDiagnostics
+from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.learners.mlp.redundancy import (
     RedundancyOptions,
     thin_out,

@@ -35,7 +35,6 @@ from keyhole.learners.mlp.line_search import (
     measure_rounding,
     search_line,
 )
-from keyhole.learners.mlp.low_precision import MultiLineOptions, MultiLineSearch
 from keyhole.learners.mlp.relu_hypothesis import (
     CLEAN,
     Exactness,
@@ -52,6 +51,7 @@ from keyhole.learners.mlp.relu_least_squares import (
     keep_neurons,
     update_network,
 )
+from keyhole.learners.mlp.several_lines import MultiLineOptions, MultiLineSearch
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.noise import REJECTION
 
@@ -216,7 +216,7 @@ class RaySearch:
     def reconsider(self) -> bool:
         """Where answers have few digits, two hyperplanes may have passed for one, and right ones
         for wrong: of all that were measured, those are taken that random points need
-        (low_precision). All parameters are then fitted to all answers; whether that explains
+        (several_lines). All parameters are then fitted to all answers; whether that explains
         them."""
         seen, options = join_neurons(self.network, self.doubtful), MultiLineOptions()
         unknowns = (seen.neurons + 1) * (seen.width + 1)

@@ -12,11 +12,12 @@ Fails.      A fit that does not reach the rounding of the answers is no member o
             worst answer is the counterexample.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int, whole_number
+from keyhole.arrays import Array, Float, whole_number
 from keyhole.errors import (
     Counterexample,
     IllConditioned,
@@ -26,7 +27,6 @@ from keyhole.errors import (
     WrongFamily,
 )
 from keyhole.learners.base import (
-    Diagnostics,
     Hypothesis,
     Inconclusive,
     Refuted,
@@ -49,7 +49,9 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
+from keyhole.learners.mlp.judgement import explained_residual, judge, unknowns
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
+from keyhole.learners.mlp.options import THOROUGH, MlpOptions
 from keyhole.learners.mlp.profile import find_strange_profile
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, repair
 from keyhole.learners.mlp.refinement import (
@@ -61,66 +63,17 @@ from keyhole.learners.mlp.refinement import (
 from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
     Scale,
-    ScaleOptions,
     far_exponent,
     find_scale,
     is_smooth,
     widened,
 )
+from keyhole.learners.mlp.thinning import decided, without_idle, without_unseen
 from keyhole.measurement.asker import Asker
-from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named, turned
+from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
 from keyhole.models.relu_network import ReluNetwork
-from keyhole.network.redundancy import Data, costs_of_leaving
-from keyhole.network.weights import Weights, chosen, hidden_layer, with_one
+from keyhole.network.weights import Weights, chosen, with_one
 from keyhole.oracles.base import Domain, Oracle, Spec
-from keyhole.oracles.noise import REJECTION, NoiseModel
-
-
-@dataclass(frozen=True)
-class MlpOptions:
-    """expected: neurons per entry of the input, before any was counted. paths: far away that are
-    tried. near: answers for the refinement, relative to the number of unknowns in them. further:
-    how far out they are asked where inputs are free, relative to the Hessians. small:
-    unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
-    finished fit may leave; cancelled: how much larger than the answers these terms are believed to
-    be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
-    neuron bends. idle: part of a neuron in the answers, relative to the others, that is none.
-    scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
-    finished network must also explain answers that were not fitted. known: standard error of the
-    neurons, relative to them, below which they are. certain: distance from a whole number below
-    which the side of a neuron is decided. zero: standard errors within which a block of parameters
-    counts as zero."""
-
-    expected: int = 4
-    paths: int = 2
-    near: float = 1.2
-    further: float = 3.0
-    small: int = 2000
-    roundings: float = 300.0
-    cancelled: float = 30.0
-    bent: float = 8.0
-    seen: int = 3
-    idle: float = 1e-7
-    certain: float = 0.05
-    zero: float = 12.0
-    scale: ScaleOptions = field(default=ScaleOptions())
-    half: float = 0.5
-    known: float = 0.1
-
-
-# for a box that does not bend at the sizes that are looked at first
-THOROUGH = MlpOptions(scale=ScaleOptions(looks=12, patient=True))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class MlpDiagnostics(Diagnostics):
-    """What was found, and how well it fits."""
-
-    neurons: int
-    activation: str
-    gated: bool
-    residual: float  # root mean square of what the network leaves of the answers
-    steps: int  # of the refinement
 
 
 @dataclass(frozen=True)
@@ -171,18 +124,7 @@ class MlpLearner:
         if self.activation == "relu" and not self.gated:
             return self._piecewise_linear(oracle, rng)
         box = Asker(oracle, rounding=True, recording=True)
-        centre, largest = region_of(domain, width)
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + points, purpose)
-
-        if domain.sphere is not None:
-            entry = domain.sphere / np.sqrt(width)
-            box.points(domain.drawn_in(rng.standard_normal((1, width))), "scale")
-            scale = Scale(entry, is_smooth(ask, width, entry, box.unit, rng, sphere=True))
-        else:
-            box.points(centre + np.zeros((1, width)), "scale")
-            scale = find_scale(ask, width, box.unit, rng, largest, self.options.scale)
+        scale = self._find_scale(box, rng)
         if scale.affine:
             raise Unsupported(
                 "the box is affine at every size of inputs that was tried: no neuron was found"
@@ -192,38 +134,66 @@ class MlpLearner:
         if not scale.smooth:
             raise WrongFamily("the box is piecewise linear: its activation is relu", stated=True)
         likely = replace(self, neurons=self._expected(width))
-        outputs = box.outputs
-        oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=outputs)))
-        strategies = []
-        bending = self.activation is None or ACTIVATIONS[self.activation].bends
-        radius = self._far_radius(width, scale.size)
-        shown = box.unit * radius < EXPLAINED * scale.size  # bends outweigh rounding far away
-        possible = domain.unbounded and bending and not self.gated and shown
-        if possible and abs(far_exponent(ask, width, radius, rng) - 1.0) < 0.25:
-            strategies.append(
-                ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
-            )
+        oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=box.outputs)))
+        return run_strategies(self._list_strategies(box, scale, rng))
+
+    def _find_scale(self, box: Asker, rng: np.random.Generator) -> Scale:
+        """The size of inputs at which the box bends, that of its sphere where it has one."""
+        domain, width = box.oracle.spec.domain, box.width
+        centre, largest = region_of(domain, width)
+
+        def ask(points: Array, purpose: str) -> Array:
+            return box.points(centre + points, purpose)
+
+        if domain.sphere is not None:
+            entry = domain.sphere / np.sqrt(width)
+            box.points(domain.drawn_in(rng.standard_normal((1, width))), "scale")
+            return Scale(entry, is_smooth(ask, width, entry, box.unit, rng, sphere=True))
+        box.points(centre + np.zeros((1, width)), "scale")
+        return find_scale(ask, width, box.unit, rng, largest, self.options.scale)
+
+    def _list_strategies(
+        self, box: Asker, scale: Scale, rng: np.random.Generator
+    ) -> list[tuple[str, Callable[[], Result]]]:
+        """What is tried, in this order: a path far away where that shows the network, for less
+        than Hessians cost; Hessians; redundant neurons, first where Hessians have no room."""
+        domain, width = box.oracle.spec.domain, box.width
+        centre, largest = region_of(domain, width)
+
+        def ask(points: Array, purpose: str) -> Array:
+            return box.points(centre + points, purpose)
+
+        afar = self._is_seen_from_afar(box, scale, rng)
         # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
         # a second chance, and those of the sphere are the cheaper ones
-        inside = domain.sphere is None and not strategies
+        inside = domain.sphere is None and not afar
         size = widened(ask, width, scale.size, rng, largest) if inside else scale.size
-        on_sphere = [
-            ("Hessians on a sphere", lambda: self._on_sphere(box, centre, size, inside, rng)),
-        ]
+
+        def on_sphere() -> Result:
+            return self._on_sphere(box, centre, size, inside, rng)
+
+        hessians = [("Hessians on a sphere", on_sphere)]
         if Steps.of(box.unit, width).blurred:  # a neuron may be hidden in one frame alone
-            on_sphere.append(
-                (
-                    "Hessians in another frame",
-                    lambda: self._on_sphere(box, centre, size, inside, rng),
-                )
-            )
-        if not strategies:  # a path far away says more than redundant neurons would
-            on_sphere.append(
-                ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
-            )
-            if 2 * room_for_neurons(width) < self._expected(width):
-                on_sphere.reverse()
-        return run_strategies(strategies + on_sphere)
+            hessians.append(("Hessians in another frame", on_sphere))
+        if afar:  # a path says more than redundant neurons would
+            path = ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
+            return [path, *hessians]
+        redundant = ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
+        if 2 * room_for_neurons(width) < self._expected(width):
+            return [redundant, *reversed(hessians)]
+        return [*hessians, redundant]
+
+    def _is_seen_from_afar(self, box: Asker, scale: Scale, rng: np.random.Generator) -> bool:
+        """Whether inputs may be of any size, and the network bends there by more than rounding."""
+        width, radius = box.width, self._far_radius(box.width, scale.size)
+        bending = self.activation is None or ACTIVATIONS[self.activation].bends
+        shown = box.unit * radius < EXPLAINED * scale.size
+        if not (box.oracle.spec.domain.unbounded and bending and not self.gated and shown):
+            return False
+        return abs(far_exponent(box.points, width, radius, rng) - 1.0) < 0.25
+
+    def _explained(self, box: Asker, refined: Refined, points: Array, answers: Array) -> float:
+        return explained_residual(box, refined, points, answers, self.options)
 
     def _expected(self, width: int) -> int:
         return self.options.expected * (width + 1) if self.neurons is None else self.neurons
@@ -244,7 +214,7 @@ class MlpLearner:
     def _piecewise_linear(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         """Networks of ReLUs have a learner of their own."""
         try:
-            found = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
+            relus = ReluNetworkLearner(neurons=self.neurons).learn(oracle, rng)
         except NotPiecewiseLinear as curved:
             if self.activation == "relu":
                 raise
@@ -252,7 +222,7 @@ class MlpLearner:
                 f"{curved}; but the size of inputs at which such a network would show its "
                 "activation was not found"
             ) from curved
-        return replace(found, model=mlp_of_relus(found.model), errors=mlp_of_relus(found.errors))
+        return replace(relus, model=mlp_of_relus(relus.model), errors=mlp_of_relus(relus.errors))
 
     def _far_radius(self, width: int, size: float) -> float:
         expected = self.options.expected * width if self.neurons is None else self.neurons
@@ -321,7 +291,7 @@ class MlpLearner:
             refined = without_idle(weights, points, answers, box.unit, self.options.idle, rng)
         except np.linalg.LinAlgError as failed:
             return Inconclusive(str(failed)), points, answers
-        result = self._judge(box, refined, points, answers, np.zeros(width), 1.0)
+        result = judge(box, refined, points, answers, np.zeros(width), 1.0, self.options)
         return result, points, answers
 
     def _on_sphere(
@@ -367,12 +337,12 @@ class MlpLearner:
                 weights, points, answers, lambda turned: ask(turned, "missing neurons"), rng
             )
             weights, points, answers = whole.weights, whole.points, whole.answers
-            known = any(fit.residual <= self._allowed(box, fit, points, answers) for fit in fits)
+            known = any(fit.residual <= self._explained(box, fit, points, answers) for fit in fits)
             fits.append(self._fit_all(box, weights, points, answers, rng, thorough=not known))
         refined = min(fits, key=lambda fit: fit.residual)
-        if refined.residual <= self._allowed(box, refined, points, answers):
+        if refined.residual <= self._explained(box, refined, points, answers):
             refined = without_unseen(refined, points, answers, box.unit, rng)
-        return self._judge(box, refined, points, answers, centre, radius)
+        return judge(box, refined, points, answers, centre, radius, self.options)
 
     def _fit_all(
         self,
@@ -392,17 +362,17 @@ class MlpLearner:
         if not thorough or unknown > RefinementOptions().grams:
             return refined
         refined = self._with_other_bends(box, refined, points, answers, rng)
-        if refined.residual > self._allowed(box, refined, points, answers):
+        if refined.residual > self._explained(box, refined, points, answers):
             level = box.unit * float(np.sqrt(np.mean(answers**2)))
             damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
             again = without_idle(damped, points, answers, box.unit, idle, rng)
             refined = min(refined, again, key=lambda fit: fit.residual)
         if (
             unknown <= self.options.small
-            and refined.residual > self._allowed(box, refined, points, answers)
-            and (found := repair(refined.weights, points, answers, box.unit, rng)) is not None
+            and refined.residual > self._explained(box, refined, points, answers)
+            and (repaired := repair(refined.weights, points, answers, box.unit, rng)) is not None
         ):
-            refined = without_idle(found, points, answers, box.unit, idle, rng)
+            refined = without_idle(repaired, points, answers, box.unit, idle, rng)
         return refined
 
     def _with_other_bends(
@@ -410,13 +380,13 @@ class MlpLearner:
     ) -> Refined:
         """Neurons whose bends were misread, one by one: look-alikes of the bend take their place
         while that takes off at least half of what is left."""
-        while refined.residual > self._allowed(box, refined, points, answers):
+        while refined.residual > self._explained(box, refined, points, answers):
             least = refined.residual
             for other in other_bends(refined.weights, points, answers):
-                found = refine(other, points, answers, box.unit, errors=False)
-                if found.residual < 0.5 * least:
+                rival = refine(other, points, answers, box.unit, errors=False)
+                if rival.residual < 0.5 * least:
                     idle = self.options.idle
-                    refined = without_idle(found.weights, points, answers, box.unit, idle, rng)
+                    refined = without_idle(rival.weights, points, answers, box.unit, idle, rng)
                     break
             else:
                 break
@@ -439,13 +409,13 @@ class MlpLearner:
             points = np.concatenate([points, fresh])
             answers = np.concatenate([answers, box.points(centre + radius * fresh, "refinement")])
             names = self._names()
-            found = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
-            if found is None:
+            network = fit_with_redundancy(points, answers, neurons, names, gated, box.unit, rng)
+            if network is None:
                 continue
-            if (broken := self._promise(found.neurons)) is not None:
+            if (broken := self._promise(network.neurons)) is not None:
                 return broken
-            refined = without_idle(found, points, answers, box.unit, self.options.idle, rng)
-            return self._judge(box, refined, points, answers, centre, radius)
+            refined = without_idle(network, points, answers, box.unit, self.options.idle, rng)
+            return judge(box, refined, points, answers, centre, radius, self.options)
         return Inconclusive(
             f"no network of few more neurons than the {expected} expected explains random points"
         )
@@ -468,111 +438,6 @@ class MlpLearner:
         return Refuted(
             f"the box has {neurons} neurons, more than the {self.neurons} that were promised",
             stated=True,
-        )
-
-    def _allowed(self, box: Asker, refined: Refined, points: Array, answers: Array) -> float:
-        """What rounding explains of a residual. A wrong network's terms may cancel too: where
-        that would excuse a part of the answers as large as a wrong network leaves, the answers
-        alone are the measure, and are also off by fewer roundings."""
-        scale, roundings = terms(refined.weights, points), self.options.roundings
-        cancelled = self.options.cancelled
-        if roundings * cancelled * box.unit < EXPLAINED:
-            scale = min(scale, cancelled * float(np.abs(answers).max()))
-        else:
-            scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
-        return roundings * box.unit * scale + 6.0 * box.additive
-
-    def _contradict(
-        self, box: Asker, refined: Refined, centre: Array, radius: float
-    ) -> Inconclusive | None:
-        """Whether an answer that was asked on the way, and not for the fit, contradicts it by more
-        than the standard errors: one of too many neurons explains whatever it was made from."""
-        weights = moved_back(refined.weights, centre, radius)
-        ((sequences, answers),) = box.pairs()
-        points = sequences[:, 0]
-        predicted = weights(points)
-        off = np.linalg.norm(predicted - answers, axis=1)
-        allowed = box.unit**self.options.half * sizes_of_terms(weights, points)
-        allowed += 6.0 * box.additive * np.sqrt(answers.shape[1])
-        if refined.errors is not None and (off > allowed).any():
-            errors = moved_back(refined.errors, np.zeros_like(centre), radius)
-            rng = np.random.default_rng(0)
-            spread = np.zeros(len(points))
-            for _ in range(4):
-                moved = disturbed(weights, errors, rng)(points)
-                spread = np.maximum(spread, np.linalg.norm(moved - predicted, axis=1))
-            allowed += REJECTION * spread
-        worst = int(np.argmax(off / np.maximum(allowed, TINY)))
-        if not off[worst] > allowed[worst]:
-            return None
-        return Inconclusive(
-            f"a network of {weights.neurons} neurons explains the answers that it was fitted to, "
-            f"and not another one, by {off[worst]:.1e}: these answers leave several networks open"
-        )
-
-    def _judge(
-        self,
-        box: Asker,
-        refined: Refined,
-        points: Array,
-        answers: Array,
-        centre: Array,
-        radius: float,
-    ) -> Result:
-        """The hypothesis, unless the network does not explain the answers to their rounding. The
-        fit was made at the points (x - centre) / radius."""
-        allowed = self._allowed(box, refined, points, answers)
-        if not refined.residual <= allowed:
-            # one start of a fit: another, or one with more neurons, may be the right one
-            return Inconclusive(
-                f"no network with one hidden layer of {refined.weights.neurons} neurons was found "
-                f"that fits: the best leaves {refined.residual:.1e}, where rounding explains "
-                f"{allowed:.1e}"
-            )
-        known = self.options.known
-        if refined.errors is None or not all(
-            float(np.linalg.norm(error)) < known * float(np.linalg.norm(part))
-            for part, error in (
-                (refined.weights.inner, refined.errors.inner),
-                (refined.weights.outer, refined.errors.outer),
-            )
-        ):
-            return Inconclusive("the answers leave some neuron undetermined")
-        if (stray := self._contradict(box, refined, centre, radius)) is not None:
-            return stray
-        rows = rows_of(refined.weights)
-        seen = (np.abs(with_one(points) @ rows.T) < self.options.bent).sum(axis=0)
-        if (sharp := int((seen < self.options.seen).sum())) > 0:
-            return Inconclusive(
-                f"{sharp} of {len(rows)} neurons bend so sharply that no answer "
-                "lies in the bend: another activation there, such as relu, would fit as well"
-            )
-        weights = moved_back(refined.weights, centre, radius)
-        errors = moved_back(refined.errors, np.zeros_like(centre), radius)
-        model, deviations = as_mlp(weights, box.scalar), as_mlp(errors, box.scalar)
-        model, deviations, side = with_sides(model, deviations, self.options.certain)
-        model = without_rounding(
-            model, deviations, float(np.abs(answers).max()), box.unit, self.options.zero
-        )
-        width, outputs = points.shape[1], answers.shape[1]
-        gated = weights.gate is not None
-        affine = not gated or bool(model.linear.any())
-        floor = unknowns(weights.neurons, width, outputs, gated, affine)
-        diagnostics = MlpDiagnostics(
-            neurons=weights.neurons,
-            activation=weights.activation,
-            gated=gated,
-            residual=refined.residual,
-            steps=refined.steps,
-        )
-        noise = NoiseModel(box.unit) if box.unit > UNIT_ROUNDOFF else None
-        gate = "gated " if gated else ""
-        found = (
-            f"Single tokens act smoothly: a network with {weights.neurons} {gate}neurons and "
-            f"{ACTIVATIONS[weights.activation].title}."
-        )
-        return Hypothesis(
-            model, deviations, floor, (found, side), noise=noise, diagnostics=diagnostics
         )
 
 
@@ -622,108 +487,6 @@ def mlp_of_relus(network: ReluNetwork) -> Mlp:
     )
 
 
-def moved_back(weights: Weights, centre: Array, radius: float) -> Weights:
-    """The network of x, from that of (x - centre) / radius."""
-
-    def rows(table: Array) -> Array:
-        part = table[:, :-1] / radius
-        return np.column_stack([part, table[:, -1] - part @ centre])
-
-    return Weights(
-        rows(weights.inner),
-        weights.outer,
-        rows(weights.affine),
-        weights.activation,
-        None if weights.gate is None else rows(weights.gate),
-    )
-
-
-def decided(
-    weights: Weights, which: Int[Array, " c"], points: Array, answers: Array, unit: float
-) -> Weights:
-    """Of several candidates for one neuron, the one that takes the larger part in a fit."""
-    for _ in range(4):
-        numbers, counts = np.unique(which, return_counts=True)
-        if (counts == 1).all():
-            break
-        found = refine(
-            weights,
-            points,
-            answers,
-            unit,
-            options=RefinementOptions(steps=4 if weights.inner.size < 60000 else 0),
-            errors=False,
-        ).weights
-        part = np.linalg.norm(weights.inner if weights.gate is None else weights.gate, axis=1)
-        part = part * np.linalg.norm(found.outer, axis=0)
-        rivals = [np.flatnonzero(which == number) for number in numbers[counts > 1]]
-        weakest = [rows[np.argmin(part[rows])] for rows in rivals]
-        kept = np.setdiff1d(np.arange(len(which)), weakest)
-        weights, which = chosen(weights, kept), which[kept]
-    return weights
-
-
-def without_idle(
-    weights: Weights,
-    points: Array,
-    answers: Array,
-    unit: float,
-    idle: float,
-    rng: np.random.Generator,
-) -> Refined:
-    """The refined network, neurons that change no answer left out."""
-    while True:
-        refined = refine(weights, points, answers, unit, rng=rng)
-        found = refined.weights
-        size = np.linalg.norm(found.outer, axis=0)
-        size = size * np.linalg.norm(found.inner if found.gate is None else found.gate, axis=1)
-        kept = (size > idle * np.median(size)) & first_of_each(found)
-        if kept.all():
-            return refined
-        weights = chosen(found, kept)
-
-
-def without_unseen(
-    refined: Refined, points: Array, answers: Array, unit: float, rng: np.random.Generator
-) -> Refined:
-    """The network without the neurons that explain no more of the answers than their numbers would
-    explain of rounding, each within six standard errors."""
-    while True:
-        weights = refined.weights
-        costs, left = costs_of_leaving(weights, Data(with_one(points), answers))
-        own = points.shape[1] + 1 + answers.shape[1]
-        if weights.gate is not None:
-            own += points.shape[1] + 1
-        surplus = max(answers.size - own * weights.neurons, 1)
-        unseen = costs <= 36.0 * own * left / surplus
-        if not unseen.any() or unseen.all():
-            return refined
-        refined = refine(chosen(weights, ~unseen), points, answers, unit, rng=rng)
-
-
-def rows_of(weights: Weights) -> Float[Array, "m e"]:
-    """The arguments of φ."""
-    return weights.inner if weights.gate is None else weights.gate
-
-
-def first_of_each(weights: Weights, same: float = 1e-10) -> Array:
-    """Which neurons are not the same as an earlier one."""
-    rows = rows_of(weights)
-    lengths = np.maximum(np.linalg.norm(rows, axis=1), TINY)
-    unit = rows / lengths[:, None]
-    parallel = np.abs(unit @ unit.T) > 1.0 - same
-    alike = np.abs(np.log(lengths[:, None] / lengths)) < np.sqrt(same)
-    return ~np.tril(parallel & alike, -1).any(axis=1)
-
-
-def unknowns(
-    neurons: int, width: int, outputs: int, gated: bool | None, affine: bool = True
-) -> float:
-    """Parameters per number in an answer; a gated network may have no affine part."""
-    rows = neurons * (width + 1) * (2 if gated else 1)
-    return (rows + neurons * outputs + (outputs * (width + 1) if affine else 0)) / outputs
-
-
 def count_points(share: float, neurons: int, width: int, outputs: int, gated: bool) -> int:
     """Points for a fit with so many times as many numbers as unknowns. Answers of few neurons lie
     in a space of as many dimensions: beyond the linear part, which takes a point for each of its
@@ -732,105 +495,3 @@ def count_points(share: float, neurons: int, width: int, outputs: int, gated: bo
     inside = blocks * neurons * (width + 1) / min(neurons, outputs)
     least = int(np.ceil(share * inside)) + neurons + width + 3
     return max(int(share * unknowns(neurons, width, outputs, gated)), least)
-
-
-def terms(weights: Weights, points: Array) -> float:
-    """Root mean square of the terms of which an answer is the sum."""
-    homogeneous = with_one(points)
-    hidden, _ = hidden_layer(weights, homogeneous)
-    square = (hidden**2) @ (weights.outer**2).T + (homogeneous**2) @ (weights.affine**2).T
-    return float(np.sqrt(square.mean()))
-
-
-def disturbed(weights: Weights, errors: Weights, rng: np.random.Generator) -> Weights:
-    """The network with numbers drawn by their standard errors."""
-
-    def draw(part: Array, error: Array) -> Array:
-        known = np.where(np.isfinite(error), np.abs(error), 0.0)
-        return np.asarray(part + known * rng.standard_normal(part.shape))
-
-    gate = None
-    if weights.gate is not None and errors.gate is not None:
-        gate = draw(weights.gate, errors.gate)
-    return Weights(
-        draw(weights.inner, errors.inner),
-        draw(weights.outer, errors.outer),
-        draw(weights.affine, errors.affine),
-        weights.activation,
-        gate,
-    )
-
-
-def sizes_of_terms(weights: Weights, points: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """Norm of the terms of which each answer is the sum."""
-    homogeneous = with_one(points)
-    hidden, _ = hidden_layer(weights, homogeneous)
-    square = (hidden**2) @ (weights.outer**2).sum(axis=0)
-    return np.asarray(np.sqrt(square + (homogeneous**2) @ (weights.affine**2).sum(axis=0)))
-
-
-def as_mlp(weights: Weights, scalar: bool) -> Mlp:
-    outer, affine = weights.outer, weights.affine
-    gate = weights.gate
-    return Mlp(
-        weights.inner[:, :-1],
-        weights.inner[:, -1],
-        outer[0] if scalar else outer,
-        activation=weights.activation,
-        linear=affine[0, :-1] if scalar else affine[:, :-1],
-        offset=affine[0, -1] if scalar else affine[:, -1],
-        gate=None if gate is None else gate[:, :-1],
-        gate_bias=None if gate is None else gate[:, -1],
-    )
-
-
-def without_rounding(model: Mlp, errors: Mlp, answers: float, unit: float, zero: float) -> Mlp:
-    """Biases, linear part and offset that cannot be told from zero, and would not matter beside
-    arguments of order one and the answers, are zero."""
-    parts, doubts = model.to_arrays(), errors.to_arrays()
-    through = float(np.linalg.norm(np.atleast_2d(model.outer) @ model.inner))
-    sizes = {"inner_bias": 1.0, "gate_bias": 1.0, "linear": through, "offset": answers}
-    for name, yardstick in sizes.items():
-        if name in parts:
-            size, doubt = (float(np.linalg.norm(each[name])) for each in (parts, doubts))
-            if size <= min(zero * doubt, max(1e-8, 100.0 * unit) * yardstick):
-                parts[name] = np.zeros_like(parts[name])
-    return Mlp.from_arrays(parts)
-
-
-def with_sides(model: Mlp, errors: Mlp, certain: float) -> tuple[Mlp, Mlp, str]:
-    """Neurons turned so that the linear part is zero, or the identity, where that is possible:
-    linear = Σ s_j outer_j inner_jᵀ + what is known, s_j zero or one."""
-    parts, doubts = model.to_arrays(), errors.to_arrays()
-    kind = ACTIVATIONS[model.activation]
-    outer, linear = np.atleast_2d(model.outer), np.atleast_2d(model.linear)
-    normal = (outer.T @ outer) * (model.inner @ model.inner.T)
-    known = {"zero": np.zeros_like(linear)}
-    if linear.shape[0] == linear.shape[1]:
-        known["the identity"] = np.eye(len(linear))
-    if kind.bends and not model.gated and linear.size >= model.neurons:
-        for name, part in known.items():
-            right = np.einsum("kj,kd,jd->j", outer, part - linear, model.inner, optimize=True)
-            share, *_ = np.linalg.lstsq(normal, right, rcond=1e-14)
-            near = np.abs(share - np.round(share)).max(initial=0.0)
-            back = np.round(share)
-            if near > certain or not np.isin(back, (0.0, 1.0)).all():
-                continue
-            other = turned(model, back == 1.0)
-            rest = np.atleast_2d(other.linear) - part
-            if np.linalg.norm(rest) <= certain * np.linalg.norm(outer @ model.inner) / 1e4:
-                parts, doubts = other.to_arrays(), dict(doubts)
-                parts["linear"] = part.reshape(model.linear.shape)
-                doubts["linear"] = np.zeros_like(doubts["linear"])
-                text = f"The linear part beside the neurons is {name}, which tells their sides."
-                return Mlp.from_arrays(parts), Mlp.from_arrays(doubts), text
-    if not kind.bends or model.gated:
-        return model, errors, "The linear part beside the neurons was learned."
-    return (
-        model,
-        errors,
-        (
-            "The box has a linear part beside its neurons. Which way each neuron is turned was not "
-            "decided: the linear part holds the difference, the function is the same."
-        ),
-    )

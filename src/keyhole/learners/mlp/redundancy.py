@@ -20,14 +20,12 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.network.redundancy import (
     Data,
+    PruningOptions,
     costs_of_leaving,
     descend,
     eliminate,
     fit_network,
     without_cheap,
-)
-from keyhole.network.redundancy import (
-    RedundancyOptions as NetworkOptions,
 )
 from keyhole.network.weights import Weights, chosen, with_one
 
@@ -94,7 +92,7 @@ def repair(
         weights.gate is not None,
         options.accept(answers, unit),
         rng,
-        options=NetworkOptions(ridges=NetworkOptions.ridges[-1:], rounds=1),
+        options=PruningOptions(ridges=PruningOptions.ridges[-1:], rounds=1),
         known=weights,
     ).network
 
@@ -118,11 +116,11 @@ def thin_out(
 
     while True:
         fewer = without_cheap(eliminate(weights, data, 0.0), data, spare)
-        found, left = settle(fewer)
+        settled, left = settle(fewer)
         if left <= explained:
-            if best is not None and found.neurons == best.neurons:
+            if best is not None and settled.neurons == best.neurons:
                 break
-            best = weights = found
+            best = weights = settled
         elif spare > explained and fewer.neurons < weights.neurons:
             spare /= 10.0
         else:
@@ -130,9 +128,9 @@ def thin_out(
     while best is not None and best.neurons > 1:
         order = np.argsort(costs_of_leaving(best, data)[0])[: options.candidates]
         for j in order:
-            found, left = settle(chosen(best, np.delete(np.arange(best.neurons), j)))
+            settled, left = settle(chosen(best, np.delete(np.arange(best.neurons), j)))
             if left <= explained:
-                best = found
+                best = settled
                 break
         else:
             break

@@ -25,6 +25,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, qr, solve_triangular
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.fitting.conjugate_gradients import Ending, Scaled, solve_cgls
 from keyhole.fitting.jackknife import list_fisher_steps, list_jackknife_steps
 from keyhole.fitting.solver import Problem, Step, Stopping
 from keyhole.fitting.solver import descend as solve_problem
@@ -282,7 +283,7 @@ class Linearised:
         shape: tuple[int, ...],
     ) -> Solve:
         def solve(residual: Array, accuracy: float, damping: float) -> Array:
-            z = least_squares_cg(
+            z = solve_by_products(
                 lambda z: self.forward(outward(z)),
                 lambda r: inward(self.backward(r)),
                 residual,
@@ -318,13 +319,13 @@ class Linearised:
             scale = max(float(np.abs(residual).max()), TINY)
             right = (residual / scale).astype(short)
             steps = self.options.large_steps
-            z = least_squares_cg(forward, backward, right, shape, accuracy, steps, damping)
+            z = solve_by_products(forward, backward, right, shape, accuracy, steps, damping)
             return scale * self.free(outward(z))
 
         return solve
 
 
-def least_squares_cg(
+def solve_by_products(
     forward: Callable[[Array], Array],
     backward: Callable[[Array], Array],
     right: Array,
@@ -333,25 +334,14 @@ def least_squares_cg(
     steps: int,
     damping: float = 0.0,
 ) -> Array:
-    """Conjugate gradients on the normal equations of min |forward(z) - right|^2 + damping |z|^2,
-    from zero, until the gradient is `accuracy` times what it was."""
-    z = np.zeros(shape)
-    residual = right.copy()
-    gradient = backward(residual)
-    direction, square = gradient.copy(), float((gradient**2).sum())
-    target = accuracy**2 * square
-    for _ in range(steps):
-        if square <= target or square == 0.0:
-            break
-        image = forward(direction)
-        bend = float((image**2).sum()) + damping * float((direction**2).sum())
-        length = square / max(bend, TINY)
-        z += length * direction
-        residual -= np.asarray(length, residual.dtype) * image
-        gradient = backward(residual) - damping * z
-        square, last = float((gradient**2).sum()), square
-        direction = gradient + (square / last) * direction
-    return z
+    """z that minimises |forward(z) - right|^2 + damping |z|^2, until the gradient is `accuracy`
+    times what it was."""
+    at = Scaled(
+        lambda z: forward(z.reshape(shape)).ravel(),
+        lambda residual: backward(residual.reshape(right.shape)).ravel(),
+    )
+    ending = Ending(gradient=accuracy, window=steps + 1, most=steps)  # no matter what steps bring
+    return solve_cgls(at, right.ravel(), ending, damping).z.reshape(shape)
 
 
 def refine(

@@ -16,8 +16,10 @@ from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.orientation import Orientation, orient_neurons
 from keyhole.learners.mlp.relu_least_squares import flatten_output
 from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
 
 CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
 
@@ -288,15 +290,13 @@ def derive_standard_errors(
 def drop_rounding(
     model: ReluNetwork, errors: ReluNetwork, exactness: Exactness, inputs: float
 ) -> ReluNetwork:
-    """Biases, skip and offset that cannot be told from zero, and would not matter, are zero:
-    blocks within twelve standard errors, and negligible beside inputs and answers."""
-    negligible = max(1e-8, 100 * exactness.digits)
+    """Biases, skip and offset that cannot be told from zero, and would not matter beside inputs
+    and answers, are zero."""
+    evidence = Evidence(NoiseModel(max(exactness.digits, UNIT_ROUNDOFF)))
     answers = exactness.scale
     parts = model.to_arrays()
     for name, yardstick in (("bias", inputs), ("skip", answers / inputs), ("offset", answers)):
-        size = float(np.linalg.norm(parts[name]))
-        error = float(np.linalg.norm(getattr(errors, name)))
-        if size <= min(12 * error, negligible * yardstick):
+        if evidence.vanishes(Estimate(parts[name], getattr(errors, name)), yardstick):
             parts[name] = np.zeros_like(parts[name])
     return ReluNetwork.from_arrays(parts)
 

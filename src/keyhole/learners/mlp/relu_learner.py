@@ -5,7 +5,7 @@ Statement.  f(x) = offset + skip . x + Σ_j output_j relu(weight_j . x + bias_j)
             unknown: m(d-1) for the gradients, about four and a half per breakpoint for the line.
 Queries.    Length one. Free inputs and double precision: one random line, which crosses every
             hyperplane, and the gradients along it (unbounded). Answers with few digits: several
-            lines and a fit (low_precision). Bounded inputs: rays from a centre (bounded).
+            lines and a fit (several_lines). Bounded inputs: rays from a centre (bounded).
 Algebra.    Jumps of the gradient are output_j weight_j; with `exact` all parameters are fitted to
             random points (relu_least_squares). On which side of its hyperplane a neuron is active
             is decided where it can be (orientation).
@@ -26,7 +26,6 @@ from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Attempt, Hypothesis, Inconclusive, Refuted
 from keyhole.learners.mlp.bounded import LEAST_ERROR, search_by_rays
 from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.low_precision import search_several_lines
 from keyhole.learners.mlp.relu_hypothesis import (
     Curved,
     FoundNetwork,
@@ -34,6 +33,7 @@ from keyhole.learners.mlp.relu_hypothesis import (
     build_hypothesis,
 )
 from keyhole.learners.mlp.relu_least_squares import balance_points, fit_frozen_patterns
+from keyhole.learners.mlp.several_lines import search_several_lines
 from keyhole.learners.mlp.unbounded import FewDigits, search_one_line
 from keyhole.measurement.asker import few_digits
 from keyhole.oracles.base import Oracle, Spec

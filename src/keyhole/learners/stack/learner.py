@@ -51,6 +51,7 @@ from keyhole.learners.stack.positions import find_positions, has_positions
 from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, only, outer_table
@@ -237,7 +238,7 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     width = box.width
     distinct = stack.blocks[:1] if passes > 1 else stack.blocks
     count = int(1.5 * sum(unknowns(block) for block in distinct) / width) + 16
-    found = []
+    batches = []
     kinds = [(length, size, count // 6 + 1) for length, size in
              ((1, 1.0), (2, 1.0), (3, 2.0), (4, 1.0), (3, 10.0), (1, 5.0))]  # fmt: skip
     if stack.positions is not None:  # each of them as the last, twice
@@ -245,19 +246,19 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     for length, size, number in kinds:
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
         answers = box.ask(tokens, "refinement")
-        found.append(Answered(tokens, answers, np.ones(len(tokens))))
-    return found
+        batches.append(Answered(tokens, answers, np.ones(len(tokens))))
+    return batches
 
 
-def set_zeros(model: Stack, errors: Stack) -> tuple[Stack, Stack]:
+def set_zeros(model: Stack, errors: Stack, evidence: Evidence) -> tuple[Stack, Stack]:
     """Biases that are zero within small standard errors become zero: many networks have none."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
-    zero = 12.0  # standard errors within which such a block of parameters counts as zero
+    known = 1e-4  # norm of the standard errors of a block from which on it is left as it is
     for name, array in parts.items():
         bias = name in doubts and name.endswith(("bias", "offset"))
-        if not bias or not np.linalg.norm(doubts[name]) < 1e-4:
+        if not bias or not np.linalg.norm(doubts[name]) < known:
             continue
-        if np.linalg.norm(array) <= zero * np.linalg.norm(doubts[name]):
+        if evidence.vanishes(Estimate(array, doubts[name])):
             parts[name], doubts[name] = np.zeros_like(array), np.zeros_like(array)
     return Stack.from_arrays(parts), Stack.from_arrays(doubts)
 
@@ -266,7 +267,7 @@ def describe(
     refined: Refined, order: Order, kind: str, box: Box, rng: np.random.Generator
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
-    model, errors = set_zeros(refined.stack, refined.errors)
+    model, errors = set_zeros(refined.stack, refined.errors, Evidence(box.noise))
     batches = [fresh_sequences(box.width, rng)]
     if model.positions is not None:
         batches.append(rng.standard_normal((4, *model.positions.shape)))

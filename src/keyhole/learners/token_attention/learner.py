@@ -16,6 +16,7 @@ Source.     The statement in this form is ours; the tables are the circuits of E
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -59,6 +60,10 @@ from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 
 ORDER, PAIRS, MIXED, CONTEXTS = "order of tokens", "proportions", "mixed tokens", "contexts"
+
+
+# Standard errors of an answer beyond which the heads of a pair of tokens do not fit it.
+UNFITTED = 1e4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,8 +117,9 @@ class TokenAttentionLearner:
         return pairs + mixed + self.count_contexts(box, max(1, width // heads))
 
     def count_contexts(self, box: "Box", others: int) -> int:
-        """Contexts of so many tokens beside the anchor that determine the scores. Of a coarse box
-        twice as many: errors of the scores shrink faster than the root of few contexts."""
+        """Contexts of so many tokens beside the anchor that determine the scores. Where answers are
+        not precise, twice as many: errors of the scores shrink faster than the root of few
+        contexts."""
         surplus = self.surplus * (1.0 if box.precise else 2.0)
         return int(np.ceil(surplus * box.coordinates.width**2 / others)) + 1
 
@@ -169,8 +175,8 @@ class Box:
 
     @property
     def more_proportions(self) -> int:
-        """Proportions of a pair beyond its heads. Coarse boxes need one more: a head is told from
-        the next by small differences."""
+        """Proportions of a pair beyond its heads. Where answers are not precise one
+        more is needed: a head is told from the next by small differences."""
         return 1 if self.precise else 2
 
     def ask(self, contexts: Contexts, purpose: str) -> Float[Array, "n d"]:
@@ -180,6 +186,18 @@ class Box:
 
     def whole(self, coordinates: Float[Array, " d"]) -> Float[Array, " V"]:
         return np.asarray(self.coordinates.basis @ coordinates)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Prompts and their answers."""
+
+    contexts: Contexts
+    answers: Float[Array, "n d"]
+
+    def joined(self, other: "Asked") -> "Asked":
+        answers = np.concatenate([self.answers, other.answers])
+        return Asked(self.contexts.joined(other.contexts), answers)
 
 
 def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
@@ -198,31 +216,11 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
         return judge_smoothness(box, pilots[0], heads)
     if heads == 0:
         return Refuted("the tokens before the last do not change the answer: no attention is seen")
-    pairs, steps, contexts, answers = ask_pairs(box, pilots, heads, rng)
-    if np.median([pair.residual for pair in pairs]) > 1e4 * box.sigma:
+    pairs, steps, asked = ask_pairs(box, pilots, heads, rng)
+    if np.median([pair.residual for pair in pairs]) > UNFITTED * box.sigma:
         # not one pair fits: the start of a fit would be nothing
         return judge_smoothness(box, pilots[0], heads)
-    values = solve_values(steps, pairs)
-    width = box.coordinates.width
-    # more tokens than a head's values have ranks leave its weights undetermined
-    told = min(width // heads, *(choose_rank(value, box.precise) for value in values))
-    others = max(1, min(told, box.prompts.longest - 1, box.prompts.tokens - 1))
-    # the more tokens a context has, the more an error of the values weighs in its weights: where no
-    # fit is reached from there, more contexts of half as many, once
-    for again in (False, True):
-        count = options.count_contexts(box, others)
-        every = np.arange(box.prompts.tokens)
-        more = choose_contexts(values, box.tokens, every, count, others, rng)
-        seen = box.ask(more, CONTEXTS)
-        scores = solve_scores(values, box.tokens, more, seen, box.sigma)
-        contexts, answers = contexts.joined(more), np.concatenate([answers, seen])
-        data = Answered(
-            contexts, answers, box.tokens, box.coordinates.sigma, box.coordinates.errors
-        )
-        refined = fit(Maps(values, scores), data, options, box.precise, rng)
-        if refined.level <= options.tolerance or others < 4 or again:
-            break
-        others //= 2
+    refined = fit_contexts(box, solve_values(steps, pairs), asked, options, rng)
     if refined.level > options.tolerance:
         outcome = judge_smoothness(box, pilots[0], heads)
         if isinstance(outcome, Refuted):
@@ -232,6 +230,41 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
             "heads that hardly differ, or not attention alone"
         )
     return describe(box, refined)
+
+
+def fit_contexts(
+    box: Box, values: Array, asked: Asked, options: TokenAttentionLearner, rng: np.random.Generator
+) -> Refined:
+    """Contexts that determine the scores, and all answers at once. The more tokens a context has,
+    the more an error of the values weighs in its weights: where no fit is reached from there, more
+    contexts of half as many, once."""
+    # more tokens than a head's values have ranks leave its weights undetermined
+    ranks = [choose_rank(value, box.precise) for value in values]
+    others = min(box.coordinates.width // len(values), *ranks)
+    others = max(1, min(others, box.prompts.longest - 1, box.prompts.tokens - 1))
+    refined, asked = fit_more(box, values, asked, others, options, rng)
+    if refined.level > options.tolerance and others >= 4:
+        refined, _ = fit_more(box, values, asked, others // 2, options, rng)
+    return refined
+
+
+def fit_more(
+    box: Box,
+    values: Array,
+    asked: Asked,
+    others: int,
+    options: TokenAttentionLearner,
+    rng: np.random.Generator,
+) -> tuple[Refined, Asked]:
+    """The fit with further contexts of so many tokens beside the anchor, and all that was asked."""
+    count, every = options.count_contexts(box, others), np.arange(box.prompts.tokens)
+    contexts = choose_contexts(values, box.tokens, every, count, others, rng)
+    answers = box.ask(contexts, CONTEXTS)
+    scores = solve_scores(values, box.tokens, contexts, answers, box.sigma)
+    asked = asked.joined(Asked(contexts, answers))
+    sigma, errors = box.coordinates.sigma, box.coordinates.errors
+    data = Answered(asked.contexts, asked.answers, box.tokens, sigma, errors)
+    return fit(Maps(values, scores), data, options, box.precise, rng), asked
 
 
 def fit(
@@ -382,7 +415,7 @@ def judge_smoothness(box: Box, pilot: Pilot, heads: int) -> Result:
 
 def ask_pairs(
     box: Box, pilots: list[Pilot], heads: int, rng: np.random.Generator
-) -> tuple[list[Pair], Array, Contexts, Array]:
+) -> tuple[list[Pair], Array, Asked]:
     """The pairs of the best anchor with their heads in one order, the steps from the anchor to
     their tokens, and all prompts with their answers."""
     solved = [solve_pair(p.proportions, p.answers, heads, rng) for p in pilots]
@@ -391,44 +424,42 @@ def ask_pairs(
     anchor, width = pilot.anchor, box.coordinates.width
     pool = np.setdiff1d(np.arange(box.prompts.tokens), [anchor, pilot.token])
     drawn = rng.choice(pool, min(width + 1, len(pool)), replace=False)
-    contexts, answers = pilots[0].contexts, pilots[0].answers
-    for other in pilots[1:]:
-        contexts = contexts.joined(other.contexts)
-        answers = np.concatenate([answers, other.answers])
     both = choose_proportions(heads + box.more_proportions, box.prompts.longest)
     proportions = np.array([copies / one for copies, one in both])
-    asked = Contexts.of(
+    prompts = Contexts.of(
         [[(anchor, one), (int(token), copies)] for token in drawn for copies, one in both]
     )
-    seen = box.ask(asked, PAIRS).reshape(len(drawn), len(both), -1)
-    pairs = [solve_pair(proportions, part, heads, rng) for part in seen]
-    contexts = contexts.joined(asked)
-    answers = np.concatenate([answers, seen.reshape(-1, width)])
+    own = Asked(prompts, box.ask(prompts, PAIRS))
+    pairs = [
+        solve_pair(proportions, answers, heads, rng)
+        for answers in own.answers.reshape(len(drawn), len(both), -1)
+    ]
+    asked = reduce(Asked.joined, [*(Asked(p.contexts, p.answers) for p in pilots), own])
     if heads > 1:
-        pairs, mixed, told = order_pairs(box, pilot, reference, drawn, pairs)
-        contexts, answers = contexts.joined(mixed), np.concatenate([answers, told])
+        pairs, mixed = order_pairs(box, pilot, reference, drawn, pairs)
+        asked = asked.joined(mixed)
     steps = box.tokens[[pilot.token, *drawn]] - box.tokens[anchor]
-    return [reference, *pairs], steps, contexts, answers
+    return [reference, *pairs], steps, asked
 
 
 def order_pairs(
     box: Box, pilot: Pilot, reference: Pair, drawn: Array, pairs: list[Pair]
-) -> tuple[list[Pair], Contexts, Array]:
+) -> tuple[list[Pair], Asked]:
     """Heads in the order of the reference, by prompts that mix its token with two of the others
     (one, where there are many orders)."""
     size = 2 if len(reference.odds) <= 4 else 1
     groups = [list(range(k, min(k + size, len(pairs)))) for k in range(0, len(pairs), size)]
-    mixed = Contexts.of(
+    prompts = Contexts.of(
         [
             [(pilot.anchor, 1), (pilot.token, 1), *((int(drawn[k]), 1) for k in group)]
             for group in groups
         ]
     )
-    told = box.ask(mixed, MIXED)
-    found: list[Pair] = []
-    for group, answer in zip(groups, told, strict=True):
-        found += match_heads(reference, [pairs[k] for k in group], answer)
-    return found, mixed, told
+    mixed = Asked(prompts, box.ask(prompts, MIXED))
+    ordered: list[Pair] = []
+    for group, answer in zip(groups, mixed.answers, strict=True):
+        ordered += match_heads(reference, [pairs[k] for k in group], answer)
+    return ordered, mixed
 
 
 # -- The model ------------------------------------------------------------------------------------

@@ -48,13 +48,16 @@ from keyhole.learners.published.antisymmetric import Antisymmetric
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.learners.transformer.residual import ResidualProbe
 from keyhole.learners.transformer.score_from_segments import learn_score
-from keyhole.measurement.asker import DOUBLE_PRECISION, Asker
+from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.wrappers.restrict import SingleToken
 
+VALID = 1e-6  # how much a sequence may be off, relative to the answers, behind an exact network
 NETWORK_GAIN = 1000.0  # how much more a sequence may be off than the network, relative to it
 RESIDUAL_NOTE = (
     "The anchor goes around the attention (a residual connection). Seen are only products: "
@@ -166,9 +169,8 @@ class Transformer:
             return replace(around, tried=(Attempt("a layer without residual", plain.reason),))
         if not isinstance(plain, Refuted):
             raise NotIdentifiable(plain.reason)
-        noise = network.hypothesis.noise
-        if noise is not None and noise.relative >= DOUBLE_PRECISION:
-            # one misread answer among few digits may have spoilt the score of an honest layer
+        if NETWORK_GAIN * network.relative_error > VALID:
+            # one answer misread behind this network may have spoilt the score of an honest layer
             raise IllConditioned(
                 f"{plain.reason}. But the box's answers have so few digits that the score may have "
                 "been misread; the same box in double precision would tell"
@@ -281,8 +283,9 @@ def learn_by_antisymmetry(
     oracle: Oracle, network: KnownNetwork, learner: Learner | None, rng: np.random.Generator
 ) -> Hypothesis:
     """The paper's reduction: f(X) − f(−X) is an attention head."""
-    rows = np.linalg.norm(network.model.weight, axis=1)
-    if (np.abs(network.model.bias) > 1e-6 * rows).any():  # less would be rounding
+    bias = Estimate(network.model.bias, network.errors.bias)
+    evidence = Evidence(NoiseModel(max(network.relative_error, UNIT_ROUNDOFF)))
+    if not evidence.vanishes(bias, float(np.linalg.norm(network.model.weight))):
         raise NotIdentifiable(
             "the network has biases, so f(X) − f(−X) is no attention head; use "
             'method="segment", which needs no symmetry'
@@ -336,7 +339,7 @@ def validate(
 ) -> Refuted | None:
     """Random sequences: what neither pairs nor single tokens can show. `known` is the error of
     the network, relative to its answers."""
-    valid = max(1e-6, NETWORK_GAIN * known)
+    valid = max(VALID, NETWORK_GAIN * known)
     ask, longest = Asker(oracle), oracle.spec.domain.max_length
     validation_lengths = (3, 5, 8)  # of the random sequences that are compared at the end
     for length in validation_lengths:

@@ -91,7 +91,7 @@ def test_z_along_a_line_up_to_one_factor():
     true = (plane.T @ model.mlp.outer * np.abs(slope)).T[order]
     factor = np.linalg.norm(path.jumps) / np.linalg.norm(true)
     assert np.allclose(path.jumps, factor * true, atol=1e-9 * np.abs(path.jumps).max())
-    slope, constant, rows = find_rows(path, line, lambda x: directions(model, x), OPTIONS)
+    slope, constant, rows = find_rows(path, line, lambda x: directions(model, x), UNIT, OPTIONS)
     known = orient(slope, constant, rows, path.jumps, plane)
     assert known.sign == 1.0
     products = np.einsum("mp,md->pd", known.outer, known.inner)
@@ -141,3 +141,18 @@ def test_it_is_recovered(activation):
     fresh = np.random.default_rng(3).standard_normal((50, 1, 8))
     assert np.abs(found.model(fresh) - model(fresh)).max() < 1e-10
     assert found.ledger.paid < 14.0 * found.ledger.floor
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_in_single_precision_it_is_recovered_or_left_open(activation):
+    """Two kinks may lie closer on a line than few digits tell: that says nothing against the box."""
+    model, recovered = secret(activation), 0
+    for seed in range(4):
+        box = FunctionOracle(lambda x: model(x).astype(np.float32), Spec(8))
+        found = keyhole.recover(box, keyhole.BlockLearner(), seed=seed, throw=False)
+        assert found.outcome in (keyhole.Outcome.RECOVERED, keyhole.Outcome.ILL_CONDITIONED)
+        if found.outcome is keyhole.Outcome.RECOVERED:
+            recovered += 1
+            fresh = np.random.default_rng(3).standard_normal((50, 1, 8))
+            assert np.abs(found.model(fresh) - model(fresh)).max() < 1e-4
+    assert recovered >= 1

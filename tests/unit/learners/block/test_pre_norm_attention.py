@@ -17,6 +17,8 @@ from keyhole.learners.block.pre_norm_attention import (
     solve_pre_norm_attention,
     solve_sizes,
     split_maps,
+    value_errors,
+    weigh_values,
 )
 from keyhole.models.canonical import distance
 from keyhole.models.norm import Norm, kept_plane
@@ -103,11 +105,23 @@ def test_maps_from_ranges_and_their_sum():
     assert np.allclose(found, maps[order], atol=1e-7)
 
 
-def test_ranks_by_gaps():
+def test_ranks_in_units_of_the_errors():
     rng = np.random.default_rng(0)
     flat = rng.standard_normal((5, 2)) @ rng.standard_normal((2, 7))
-    assert line_rank(flat + 1e-9 * rng.standard_normal((5, 7)), UNIT) == 2
-    assert line_rank(rng.standard_normal((3, 7)), UNIT) == 3
+    assert line_rank(1e6 * flat + rng.standard_normal((5, 7))) == 2
+    assert line_rank(1e6 * rng.standard_normal((3, 7))) == 3
+
+
+def test_heads_at_almost_one_rate_are_known_less():
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((2, 7))
+    errors = []
+    for rates in ([-1.0, 1.0], [0.99, 1.0]):
+        line = line_of(np.array(rates), values, np.ones(5))
+        errors.append(value_errors(line, np.array(rates), 1e-7))
+    assert (errors[1] > 30.0 * errors[0]).all()
+    weighed = weigh_values([line], [(np.array(rates), values)], 1e-7)
+    assert np.allclose(weighed[:, 0], values / errors[1][:, None])
 
 
 def test_heads_keep_their_labels():
@@ -115,7 +129,7 @@ def test_heads_keep_their_labels():
     values = rng.standard_normal((2, 7))
     moved = values + 0.1 * rng.standard_normal((2, 7))
     labelled = label_heads([(np.array([-1.0, 1.0]), values), (np.array([0.9, -1.1]), moved[::-1])])
-    assert np.array_equal(labelled[:, 1], moved)
+    assert [order.tolist() for order in labelled] == [[0, 1], [1, 0]]
 
 
 def test_points_of_a_line():

@@ -3,14 +3,14 @@ import pytest
 
 from keyhole.learners.base import Inconclusive
 from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.low_precision import (
+from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
+from keyhole.learners.mlp.relu_least_squares import keep_neurons, unflatten_output
+from keyhole.learners.mlp.several_lines import (
     MultiLineOptions,
     MultiLineSearch,
     relative_gaps,
     search_several_lines,
 )
-from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
-from keyhole.learners.mlp.relu_least_squares import keep_neurons, unflatten_output
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain
 from networks import CountingOracle, network

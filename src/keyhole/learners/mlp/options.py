@@ -1,0 +1,39 @@
+"""What a person might tune of the search for a network with smooth neurons."""
+
+from dataclasses import dataclass, field
+
+from keyhole.learners.mlp.scale import ScaleOptions
+
+
+@dataclass(frozen=True)
+class MlpOptions:
+    """expected: neurons per entry of the input, before any was counted. paths: far away that are
+    tried. near: answers for the refinement, relative to the number of unknowns in them. further:
+    how far out they are asked where inputs are free, relative to the Hessians. small:
+    unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
+    finished fit may leave; cancelled: how much larger than the answers these terms are believed to
+    be. bent: argument beyond which φ is a line, to rounding; seen: answers that must lie where a
+    neuron bends. idle: part of a neuron in the answers, relative to the others, that is none.
+    scale: how the size of inputs is looked for. half: of the digits that answers have, with which a
+    finished network must also explain answers that were not fitted. known: standard error of the
+    neurons, relative to them, below which they are. certain: distance from a whole number below
+    which the side of a neuron is decided."""
+
+    expected: int = 4
+    paths: int = 2
+    near: float = 1.2
+    further: float = 3.0
+    small: int = 2000
+    roundings: float = 300.0
+    cancelled: float = 30.0
+    bent: float = 8.0
+    seen: int = 3
+    idle: float = 1e-7
+    certain: float = 0.05
+    scale: ScaleOptions = field(default=ScaleOptions())
+    half: float = 0.5
+    known: float = 0.1
+
+
+# for a box that does not bend at the sizes that are looked at first
+THOROUGH = MlpOptions(scale=ScaleOptions(looks=12, patient=True))
