@@ -14,6 +14,7 @@ SAYS = {
     "foreign_ffn_learner.py": "RECOVERED: score recovered to",
     "recover_a_torch_layer.py": "RECOVERED",
     "audit_a_model.py": "decimals",
+    "audit_a_time_series_model.py": "RECOVERED after",
     "watch_an_endpoint.py": "ALARM: the box changed",
 }
 
