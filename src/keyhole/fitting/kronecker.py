@@ -57,7 +57,7 @@ class Probed:
     reads: Mapping[str, Float[Array, "n q"]]
 
 
-def find_units(probed: Sequence[Probed], weights: Sequence[Float[Array, " n"]]) -> Units:
+def find_units(probed: Sequence[Probed], weights: Sequence[Array]) -> Units:
     """Units of all matrices and vectors for rows of these weights (one per query)."""
     names = dict.fromkeys(name for one in probed for pulled in one.pulled for name in pulled)
     size = float(np.sqrt(np.mean(np.concatenate(weights).astype(np.float64) ** 2)))
@@ -103,9 +103,7 @@ def _scale_of(squares: Array) -> Array:
     return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * largest)), dtype=squares.dtype)
 
 
-def leverages(
-    units: Units, probed: Sequence[Probed], weights: Sequence[Float[Array, " n"]]
-) -> list[Float[Array, " n"]]:
+def leverages(units: Units, probed: Sequence[Probed], weights: Sequence[Array]) -> list[Array]:
     """Of every query, in these units."""
     found = []
     for one, weight in zip(probed, weights, strict=True):
@@ -123,8 +121,8 @@ def leverages(
 
 
 def equal_leverage(
-    probed: Sequence[Probed], weights: Sequence[Float[Array, " n"]], rounds: int = 4
-) -> list[Float[Array, " n"]]:
+    probed: Sequence[Probed], weights: Sequence[Array], rounds: int = 4
+) -> list[Array]:
     """Weights with which all queries have about the same leverage, of mean square one."""
     for _ in range(rounds):
         found = leverages(find_units(probed, weights), probed, weights)

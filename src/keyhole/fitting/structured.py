@@ -19,7 +19,7 @@ Source.     Martens, Grosse (2015); Wu (1986) for random signs.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -42,6 +42,7 @@ HIDDEN = 1e-11  # singular value, relative to the largest, of a direction that d
 SHORTER = (1.0, 0.5, 0.2, 0.05, 0.01)  # parts of a step that are tried, until the cost falls
 
 
+@runtime_checkable
 class Pass(Protocol):
     """One pass through a network: its answers, and products with steps."""
 
@@ -66,7 +67,7 @@ class Network:
     run: Callable[[Parts, Batch], Pass]
     move: Callable[[Parts, Parts], Parts]
     batches: Sequence[Batch]
-    weights: Sequence[Float[Array, " n"]]
+    weights: Sequence[Array]
     blocks: Blocks
     freedom: float
 
@@ -74,7 +75,7 @@ class Network:
     def numbers(self) -> int:
         return sum(one.answers.size for one in self.batches)
 
-    def residuals(self, parts: Parts) -> list[Float[Array, "n d"]]:
+    def residuals(self, parts: Parts) -> list[Array]:
         return [self.run(parts, one).answers - one.answers for one in self.batches]
 
     def weigh(self, residuals: Sequence[Array]) -> Float[Array, " numbers"]:
@@ -116,7 +117,7 @@ class Linear:
     """The derivative of the weighted answers at one point, in single precision."""
 
     passes: Sequence[Pass]
-    weights: Sequence[Float[Array, " n"]]
+    weights: Sequence[Array]
     blocks: Blocks
 
     @cached_property

@@ -83,7 +83,7 @@ class Evidence:
         """
         size, doubt = (float(np.linalg.norm(part)) for part in (block.value, block.error))
         negligible = max(ACCURACY, ROUNDINGS * self.noise.relative) * scale
-        border = min(REJECTION * doubt, negligible)
+        border = float(min(REJECTION * doubt, negligible))
         if size > 0.0:  # else there is nothing to decide
             note_decision("a block of parameters is zero", size <= border, margin_of(size, border))
         return size <= border

@@ -6,13 +6,14 @@ hides the length of what comes out.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 
 
+@runtime_checkable
 class Observation(Protocol):
     """What is seen of answers that are linear in the columns of a basis."""
 

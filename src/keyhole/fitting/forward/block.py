@@ -107,16 +107,16 @@ class Tape:
     form: Form
     parts: Parts
     plane: Float[Array, "d k"]
-    seen: Float[Array, "n length k"]
+    seen: Float[Array, "n length e"]
     weights: Float[Array, "n length heads"]
     read: Float[Array, "n ranks"]
-    means: Float[Array, "heads n k"]
+    means: Float[Array, "heads rows numbers"]
     reads: dict[str, Array]
     gates: dict[str, Array]
     first: Norming | None
     last: Norming | None
     answers: Float[Array, "n d"]
-    epsilons: Float[Array, "n d e"]
+    epsilons: Float[Array, "n d norms"]
 
     @property
     def alone(self) -> bool:

@@ -85,7 +85,7 @@ class Kronecker:
 class ScoreUnits:
     """Keys and queries of each head together, in the triangle of their damped information."""
 
-    triangles: tuple[Float[Array, "u u"], ...]
+    triangles: tuple[Array, ...]
     sizes: Float[Array, "h u"]
 
     def apply(self, z: Float[Array, "h u"]) -> Float[Array, "h u"]:
@@ -104,7 +104,7 @@ class Information:
     """What units are made of: the information of the answers on the scores of each head, scaled to
     a diagonal of one, and units of the other parts."""
 
-    normals: tuple[Float[Array, "u u"], ...]
+    normals: tuple[Array, ...]
     sizes: Float[Array, "h u"]
     others: Mapping[str, "Kronecker | Array"]
 

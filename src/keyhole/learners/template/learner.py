@@ -15,7 +15,6 @@ Fails.      Where no start reaches rounding in the time given. Then the model is
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from scipy.linalg import svd
@@ -85,7 +84,7 @@ class FromTemplate:
     module: object = field(compare=False)
     starts: int = 8
     seconds: float = 600.0
-    widths: Literal["exact", "at most"] = "exact"
+    widths: str = "exact"
 
     def __post_init__(self) -> None:
         check_module(self.module)

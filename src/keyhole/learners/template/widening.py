@@ -253,7 +253,7 @@ def narrow(
     forward: Forward,
     wide: Forward,
     pairs: Sequence[Pair],
-    weights: Float[Array, " unknowns"],
+    weights: Float[Array, " wide"],
     kept: Sequence[Neuron],
 ) -> Float[Array, " unknowns"]:
     """Weights of the template: the kept neurons, turned round where their leak says so."""
