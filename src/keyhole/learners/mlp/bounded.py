@@ -348,6 +348,8 @@ class RaySearch:
     def refine(self) -> None:
         """All parameters from all answers; neurons that the fit moved onto one hyperplane are one,
         and neurons that turn out to be nothing are dropped."""
+        if not self.network.neurons:
+            return
         self.refit()
         gaps = np.linalg.norm(self.network.weight[:, None] - self.network.weight, axis=2)
         gaps += np.abs(self.network.bias[:, None] - self.network.bias) / self.region.size
