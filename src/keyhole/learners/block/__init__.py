@@ -4,7 +4,7 @@ from keyhole.learners.block.box import Box, NotThisBlock, OtherShape, Unclear
 from keyhole.learners.block.learner import (
     BlockLearner,
     count_block_queries,
-    find_order,
+    find_norm_place,
     fresh_sequences,
     name_block,
     sees_context,
@@ -21,7 +21,7 @@ __all__ = [
     "Unclear",
     "count_block_queries",
     "find_kind",
-    "find_order",
+    "find_norm_place",
     "fresh_sequences",
     "inverse_of",
     "name_block",

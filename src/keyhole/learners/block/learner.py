@@ -4,8 +4,12 @@ Statement.  A block is one of the forms in models/block.py. Which one it is, the
             ranks and epsilon are found, not given.
 Queries.    Two single tokens tell where the norm is: behind the residual (answers stay bounded), in
             front (answer minus token stays bounded), or nowhere. Then the algorithm of that form.
-Algebra.    One file per form. Standard errors: from the refinement of all parameters where there is
-            one, else by the same algebra on answers perturbed by as much as the box rounds.
+Algebra.    One file per form, and three ways through them. Attention alone: its equations are
+            solved, then all parameters are fitted to all answers (`solve_then_fit`). A network
+            behind a norm, or a whole block: a start good to a few digits is found, then the same
+            fit (`find_then_fit`). No norm, or a network that reads normalised tokens: the learners
+            of the parts (`delegate`). Standard errors: from the fit where there is one, else by
+            the same algebra on answers perturbed by as much as the box rounds.
 Fails.      A box that is none of the forms that are solved may still be a block: it is then said
             to be ill-conditioned, not rejected.
 """
@@ -105,70 +109,69 @@ class BlockLearner:
             )
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        domain = oracle.spec.domain
-        if not domain.unbounded:
+        if not oracle.spec.domain.unbounded:
             raise NotIdentifiable(
                 "a block is recovered with tokens of any size; this box limits its tokens"
             )
         box = Box(oracle)
-        strategies: list[tuple[str, Callable[[], Result]]] = []
         try:
-            order = find_order(box, rng)
+            place = find_norm_place(box, rng)
         except NotThisBlock as refused:
             refuted = Refuted(str(refused), stated=isinstance(refused, OtherShape))
-            strategies.append(("a block", lambda: refuted))
-            return run_strategies(strategies)
-        if self.norm is not None and self.norm != order:
-            wrong = f"the box looks like a {order}-norm block, not {self.norm}-norm as promised"
+            return run_strategies([("a block", lambda: refuted)])
+        if self.norm is not None and self.norm != place:
+            wrong = f"the box looks like a {place}-norm block, not {self.norm}-norm as promised"
             return run_strategies([("the promise", lambda: Refuted(wrong, stated=True))])
-        context = sees_context(box, rng)
-        alone = count_block_queries(ATTENTION.get(order), box.width)
-        if order == "post" and context and bends_behind(box, rng):
-
-            def find_whole() -> tuple[list[Block], Pairs]:
-                return find_post_norm_block(box, rng)
-
-            whole = "a whole post-norm block"
-            strategies.append((whole, lambda: attempt_fit(find_whole, box, rng, draws=2)))
-        elif order == "post" and context:
-            oracle.expect(alone)
-            strategies.append(("post-norm attention", lambda: attempt(POST, box, rng)))
-        elif order == "post":
-
-            def find_network() -> tuple[list[Block], Pairs]:
-                return find_post_norm_mlp(box, rng)
-
-            strategies.append(("a network and a norm", lambda: attempt_fit(find_network, box, rng)))
-        elif order == "none":
-
-            def learn() -> Hypothesis:
-                return learn_without_norm(box, context, rng)
-
-            strategies.append(("a sublayer without norm", lambda: attempt_other(learn)))
-        elif context and bends(box, rng):
-
-            def find_block() -> tuple[list[Block], Pairs]:
-                return find_pre_norm_block(box, rng)
-
-            strategies.append(("a whole pre-norm block", lambda: attempt_fit(find_block, box, rng)))
-        elif context:
-            oracle.expect(alone)
-            strategies.append(("pre-norm attention", lambda: attempt(PRE, box, rng)))
+        attention, network = recognise_parts(box, place, rng)
+        if place == "none":
+            strategy = (
+                "a sublayer without norm",
+                lambda: delegate(lambda: learn_without_norm(box, attention, rng)),
+            )
         else:
-
-            def learn() -> Hypothesis:
-                return learn_pre_norm_mlp(box, rng)
-
-            strategies.append(("a network behind a norm", lambda: attempt_other(learn)))
-        return run_strategies(strategies)
+            if not network:
+                oracle.expect(count_block_queries(ATTENTION[place], box.width))
+            strategy = choose_strategy(place, attention, network, box, rng)
+        return run_strategies([strategy])
 
     def expected_queries(self, spec: Spec) -> int | None:
         return None  # whether there is a network is found first; then `learn` tells
 
 
-def find_order(box: Box, rng: np.random.Generator) -> str:
-    """Where the norm is, from single tokens of very different size. The largest is asked with both
-    signs: on one side of zero all neurons of a small network may be off."""
+def choose_strategy(
+    place: str, attention: bool, network: bool, box: Box, rng: np.random.Generator
+) -> tuple[str, Callable[[], Result]]:
+    """The one way for a norm at this place, with these parts, and its name."""
+    ways: dict[tuple[str, bool, bool], tuple[str, Callable[[], Result]]] = {
+        ("post", True, True): (
+            "a whole post-norm block",
+            lambda: find_then_fit(lambda: find_post_norm_block(box, rng), box, rng, draws=2),
+        ),
+        ("post", True, False): ("post-norm attention", lambda: solve_then_fit(POST, box, rng)),
+        ("post", False, True): (
+            "a network and a norm",
+            lambda: find_then_fit(lambda: find_post_norm_mlp(box, rng), box, rng),
+        ),
+        ("pre", True, True): (
+            "a whole pre-norm block",
+            lambda: find_then_fit(lambda: find_pre_norm_block(box, rng), box, rng),
+        ),
+        ("pre", True, False): ("pre-norm attention", lambda: solve_then_fit(PRE, box, rng)),
+        ("pre", False, True): (
+            "a network behind a norm",
+            lambda: delegate(lambda: learn_pre_norm_mlp(box, rng)),
+        ),
+    }
+    return ways[place, attention, network]
+
+
+# --- what the box is ------------------------------------------------------------------------------
+
+
+def find_norm_place(box: Box, rng: np.random.Generator) -> str:
+    """Where the norm is, "pre", "post" or "none", from single tokens of very different size. The
+    largest is asked with both signs: on one side of zero all neurons of a small network may be
+    off."""
     direction = rng.standard_normal(box.width)
     direction /= np.linalg.norm(direction)
     near, large = 1e3, 1e6
@@ -192,19 +195,28 @@ def sees_context(box: Box, rng: np.random.Generator) -> bool:
     return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
 
 
+def recognise_parts(box: Box, place: str, rng: np.random.Generator) -> tuple[bool, bool]:
+    """Whether there is attention, and whether there is a network: without a norm, only the first is
+    asked for; without attention, there is one."""
+    attention = sees_context(box, rng)
+    if place == "none" or not attention:
+        return attention, not attention
+    return True, bends_behind(box, rng) if place == "post" else bends(box, rng)
+
+
 def name_block(oracle: Oracle, rng: np.random.Generator) -> Family | None:
     """What a box with a norm looks like from a few single tokens; None where it has none."""
     box = Box(oracle)
     try:
-        order = find_order(box, rng)
-        if order == "none":
+        place = find_norm_place(box, rng)
+        if place == "none":
             return None
-        if not sees_context(box, rng):
-            return NETWORK[order]
-        bent = bends_behind(box, rng) if order == "post" else bends(box, rng)
+        attention, network = recognise_parts(box, place, rng)
     except NotThisBlock:
         return None
-    return WHOLE[order] if bent else ATTENTION[order]
+    if not attention:
+        return NETWORK[place]
+    return WHOLE[place] if network else ATTENTION[place]
 
 
 def count_block_queries(family: Family | None, width: int) -> int | None:
@@ -214,7 +226,7 @@ def count_block_queries(family: Family | None, width: int) -> int | None:
     return 5 * width + beyond[family] if family in beyond else None
 
 
-def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
+def delegate(learn: Callable[[], Hypothesis]) -> Result:
     """A sublayer that the learner of its part recovers: what that refuses may still be a block."""
     try:
         return learn()
@@ -222,7 +234,7 @@ def attempt_other(learn: Callable[[], Hypothesis]) -> Result:
         return Inconclusive(str(failed))
 
 
-def attempt_fit(
+def find_then_fit(
     find: Callable[[], tuple[list[Block], Pairs]],
     box: Box,
     rng: np.random.Generator,
@@ -327,18 +339,18 @@ POST = Form(ask_post_norm_attention, solve_post_norm_attention)
 PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def attempt(form: Form, box: Box, rng: np.random.Generator, draws: int = 2) -> Result:
+def solve_then_fit(form: Form, box: Box, rng: np.random.Generator, draws: int = 2) -> Result:
     """The block of this form that explains the answers. Where the algebra came to few digits and no
     fit to the rest, as after a misreading, everything is asked anew; so many draws."""
     result: Result = Inconclusive("nothing was asked")
     for _ in range(draws):
-        result, settled = attempt_once(form, box, rng)
+        result, settled = solve_once(form, box, rng)
         if settled:
             break
     return result
 
 
-def attempt_once(
+def solve_once(
     form: Form, box: Box, rng: np.random.Generator, longest: int = 64, widest: int = 96
 ) -> tuple[Result, bool]:
     """By algebra, then all parameters on all answers to queries of up to `longest` tokens together,

@@ -4,7 +4,7 @@ Statement.  y = linear x + offset + outer φ(inner x + inner_bias), φ any of th
             is recovered with its number of neurons and its activation, from vector or scalar
             answers, with three to six times as many numbers as it has parameters.
 Queries.    scale.py (which size of inputs shows the bends); far_field.py where inputs may be of any
-            size and the network bends; else hessians.py on a sphere (that of the domain, or one
+            size and the network bends; else hessians.py on a sphere, that of the domain or one
             inside it; for networks too small for that, redundancy.py on random points.
 Algebra.    The stages give every neuron to a few digits; refinement.py fits all answers near zero
             to their rounding, and its Fisher matrix tells the standard errors.

@@ -5,10 +5,14 @@ free) is all that can be known of it, and all of it is recovered: H(d² + d) sca
 few more (scalar_outputs), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
 (vector_outputs).
 
-Queries, algebra, when it fails: see those two files. Sequences with no room for a token per head:
-short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads share out the width,
-random_queries for all others. Few digits and a budget: least_squares. Boxes that compute in half
-precision: half_precision.
+Queries and algebra, in short. Huge tokens: each head takes one of them, and small moves of that
+one show its value. Soft queries around an anchor: the weights of a head have log-ratios that are
+linear in its key, and keys at d anchors are its score. Vector answers keep the heads apart, so
+that all are read at once; scalar ones need a separating token for every head but one. Fresh
+queries validate, and the next anchor follows where they disagree. Sequences with no room for a
+token per head: short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads
+share out the width, random_queries for all others. Few digits and a budget: least_squares. Boxes
+that compute in half precision: half_precision.
 
 Source. docs/methods/multi_head.md.
 """
@@ -130,7 +134,8 @@ class MultiHead:
 
         Heads that are nearly equal or proportional select the same tokens, however these are
         chosen: to hard attention they look like no attention. Before a box is refused for that,
-        random queries are fitted with up to two heads.
+        random queries are fitted with up to two heads. Which strategy comes next depends on how the
+        one before ended: they must be taken one after the other, as `run_strategies` does.
         """
         longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
         fitted = longest > CANDIDATES and (self.heads is None or self.heads <= 2)

@@ -3,6 +3,11 @@
 Statement.  The kind of positions is found with a dozen queries (kinds), the value maps by hard
             attention (values), and the scores by soft queries (rotary, additive, vectors); together
             about as many queries as there are unknowns per number in an answer.
+Queries.    Masked places are found first, and asked behind; a window shortens the sequences. Value
+            maps come before scores, whatever the kind. What additive positions do not explain is
+            tried as rotary; a sink is a kind of its own, with values of single tokens.
+Algebra.    One file per kind. A candidate is judged on fresh sequences, short and long; one that is
+            near but not exact is fitted to all answers, and random ones more, and judged again.
 When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised queries and keys):
             the error says what was recognised. A hypothesis that does not predict fresh sequences,
             short and long, is WrongFamily.

@@ -36,11 +36,11 @@ from keyhole.learners.block import (
     OtherShape,
     Unclear,
     find_kind,
+    find_norm_place,
     fresh_sequences,
     sees_context,
     unknowns,
 )
-from keyhole.learners.block import find_order as find_norm
 from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import find_epsilons, rounded_size
 from keyhole.learners.stack.final_norm import read_final_norm
@@ -172,7 +172,7 @@ def is_stack(oracle: Oracle, norm: str, rng: np.random.Generator) -> bool:
 
 def find_form(box: Box, rng: np.random.Generator) -> Norm | None:
     """The norm at the end, if there is one; raises where the box is no stack of pre-norm blocks."""
-    place, final = find_norm(box, rng), None
+    place, final = find_norm_place(box, rng), None
     if place == "post":
         final = read_final_norm(box, rng)
         if final is None:

@@ -7,7 +7,7 @@ from keyhole.learners.block.learner import (
     BlockLearner,
     drop_neurons,
     find_idle_neurons,
-    find_order,
+    find_norm_place,
     find_straight_neurons,
     refine_attention,
     unknowns,
@@ -29,7 +29,7 @@ def test_two_tokens_tell_where_the_norm_is(norm):
     for seed in range(5):
         secret = block(np.random.default_rng(seed), 8, heads=2, neurons=8, norm=norm)
         box = Box(FunctionOracle(secret, Spec(8)))
-        assert find_order(box, np.random.default_rng(seed)) == norm
+        assert find_norm_place(box, np.random.default_rng(seed)) == norm
 
 
 @pytest.mark.parametrize(
