@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.learners.block.box import Unclear
 from keyhole.models.mlp import ACTIVATIONS
 
@@ -160,8 +160,8 @@ def balanced(net: Directed) -> Directed:
 def fit_directions(
     net: Directed, data: Data, steps: int, ridge: float = 0.0, target: float = 0.0
 ) -> tuple[Directed, float]:
-    """Levenberg-Marquardt from a start, until the residual is below the target or it stalls; the
-    network and its residual."""
+    """Damped Gauss-Newton steps from a start, so many that help, until the residual is below the
+    target or they stall; the network and its residual."""
     weight = np.zeros(len(join(net)))
     p, e = net.affine.shape
     table = weight[: p * (e + net.neurons)].reshape(p, -1)
@@ -170,38 +170,23 @@ def fit_directions(
     def cost(one: Directed) -> float:
         return float(np.sum(residual_of(one, data)[1] ** 2) + ridge * np.sum(one.outer**2))
 
-    net = balanced(net)
-    best, damping = cost(net), 1e-2 if ridge else 1e-5
-    before = [best]
-    for _ in range(0 if best < target**2 * data.seen.size else steps):
+    def linearize(net: Directed) -> NormalSystem:
         normal, gradient = normal_equations(net, data)
-        place = join(net)
-        diagonal = np.diag_indices(len(normal))
-        normal[diagonal] += weight
-        gradient = gradient + weight * place
-        scale = normal[diagonal].copy()
-        for _ in range(12):
-            damped = normal.copy()
-            damped[diagonal] += damping * scale + 1e-14 * scale.max()
-            try:
-                step = cho_solve(cho_factor(damped, check_finite=False), gradient)
-            except np.linalg.LinAlgError:
-                damping *= 4.0
-                continue
-            moved = split(place - step, net)
-            found = cost(moved)
-            if found < best:
-                break
-            damping *= 4.0
-        else:
-            break
-        net = balanced(moved)
-        best, damping = cost(net), max(damping / 3.0, 1e-12)
-        before.append(best)
-        if best < target**2 * data.seen.size:
-            break
-        if len(before) > 12 and before[-12] - best < 1e-3 * before[-12]:
-            break
+        normal[np.diag_indices(len(normal))] += weight
+        return NormalSystem(normal, -gradient - weight * join(net))
+
+    def move(net: Directed, step: Array) -> Directed:
+        return balanced(split(join(net) + step, net))
+
+    stopping = Stopping(
+        steps=2 * steps,  # about half of them help
+        target=target**2 * data.seen.size,
+        window=12,
+        share=1e-3,
+        damping=1e-2 if ridge else 1e-5,
+        eager=True,
+    )
+    net = descend(Problem(cost, linearize, move), balanced(net), stopping).state
     return net, residual_of(net, data)[0]
 
 

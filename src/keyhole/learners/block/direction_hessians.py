@@ -29,6 +29,7 @@ import numpy as np
 from scipy.linalg import eigh
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.learners.block.direction_fit import Directed, with_one
 from keyhole.learners.mlp import (
     HESSIAN_GROWTH,
@@ -105,43 +106,49 @@ def flattest_turns(bent: Bent) -> Float[Array, "k s"]:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Remainder:
+    """The matrices at some τ, their singular values, and the singular vectors behind a rank."""
+
+    turns: Float[Array, "k s"]
+    matrices: Float[Array, "kq P"]
+    left: Float[Array, "kq l"]
+    sizes: Float[Array, " n"]
+    right: Float[Array, "r P"]
+    rank: int
+
+    @classmethod
+    def at(cls, bent: Bent, turns: Float[Array, "k s"], rank: int) -> "Remainder":
+        matrices = bent.matrices(turns)
+        left, sizes, right = np.linalg.svd(matrices)
+        return cls(turns, matrices, left[:, rank:], sizes, right[rank:], rank)
+
+    @property
+    def cost(self) -> float:
+        return float(np.sum(self.sizes[self.rank :] ** 2))
+
+
 def lower_rank(
-    bent: Bent, turns: Float[Array, "k s"], rank: int, steps: int = 30
+    bent: Bent, turns: Float[Array, "k s"], rank: int, steps: int = 60
 ) -> tuple[Float[Array, "k s"], Float[Array, " n"]]:
     """τ near these so that little is left outside of so many singular vectors; singular values."""
     places, across, _, size = bent.turning.shape
 
-    def split(where: Array) -> tuple[Array, Array, Array, Array]:
-        matrices = bent.matrices(where)
-        left, sizes, right = np.linalg.svd(matrices)
-        return matrices, left[:, rank:], sizes, right[rank:]
-
-    matrices, left, sizes, right = split(turns)
-    cost, damping = float(np.sum(sizes[rank:] ** 2)), 1e-3
-    for _ in range(steps):
-        blocks = left.reshape(places, across, -1)
-        inside = np.einsum("kqPs,vP->kqsv", bent.turning, right, optimize=True)
+    def linearize(one: Remainder) -> NormalSystem:
+        blocks = one.left.reshape(places, across, -1)
+        inside = np.einsum("kqPs,vP->kqsv", bent.turning, one.right, optimize=True)
         jacobian = np.einsum("kqu,kqsv->uvks", blocks, inside, optimize=True)
         jacobian = jacobian.reshape(-1, places * size)
-        normal = jacobian.T @ jacobian
-        gradient = jacobian.T @ (left.T @ matrices @ right.T).ravel()
-        scale = np.diag(np.diag(normal) + 1e-14 * np.trace(normal) + TINY)
-        for _ in range(10):
-            step = np.linalg.solve(normal + damping * scale, gradient)
-            moved = turns - step.reshape(places, size)
-            after = split(moved)
-            found = float(np.sum(after[2][rank:] ** 2))
-            if found < cost:
-                break
-            damping *= 4.0
-        else:
-            break
-        gained = found < 0.98 * cost
-        turns, cost, damping = moved, found, damping / 5.0
-        matrices, left, sizes, right = after
-        if not gained:
-            break
-    return turns, sizes
+        outside = (one.left.T @ one.matrices @ one.right.T).ravel()
+        return NormalSystem(jacobian.T @ jacobian, -jacobian.T @ outside)
+
+    def move(one: Remainder, step: Array) -> Remainder:
+        return Remainder.at(bent, one.turns + step.reshape(places, size), rank)
+
+    problem = Problem[Remainder](lambda one: one.cost, linearize, move)
+    stopping = Stopping(steps=steps, tolerance=0.02, eager=True)
+    end = descend(problem, Remainder.at(bent, turns, rank), stopping).state
+    return end.turns, end.sizes
 
 
 def find_turns(bent: Bent, most: int, clear: float) -> tuple[Float[Array, "k s"], int] | None:
