@@ -40,7 +40,8 @@ class Forecaster(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         placed = self.project(tokens) + self.positions[: tokens.shape[1]]
         read, _ = self.attend(placed, placed, placed, need_weights=False)
-        return self.out((placed + read).mean(1))
+        forecast: torch.Tensor = self.out((placed + read).mean(1))
+        return forecast
 
 
 def windows() -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,10 +3,10 @@
 import numpy as np
 
 from keyhole.diagnosis.page import write_page
-from keyhole.diagnosis.result import Cause, Diagnosis, Evidence, Ranked
+from keyhole.diagnosis.result import Cause, Diagnosis, ProbeEvidence, Ranked
 
 CAUSE = Cause("the <mask> is ignored", None, "input", 0.5, 5.0, "everything", "pass it")
-ITEM = Evidence("a row alone", (np.array([3, 4]),), 0, np.ones(3), np.zeros(3), 1.0, 1e-7)
+ITEM = ProbeEvidence("a row alone", (np.array([3, 4]),), 0, np.ones(3), np.zeros(3), 1.0, 1e-7)
 
 
 def diagnosis(**more):
