@@ -17,6 +17,8 @@ Algebra.    2: z cos φ = Z (cos φ, sin φ): on one piece all directions lie in
             the direction that is seen: p + m unknowns, p - 1 equations for each point.
             The residual has coefficient one: J = λ - Σ s_j outer_j inner_jᵀ, s_j zero or one,
             linear in (λ, s), tells the factor and which way the neurons are turned.
+            4: far from every kink a smooth neuron is a ReLU. ReLUs are fitted to all answers there
+            first: kinks are then placed as exactly as a bend's width asks for, or nearly so.
 Fails.      Planes nearly parallel to the line; kinks closer than the answers resolve.
 """
 
