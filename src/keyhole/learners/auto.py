@@ -31,7 +31,13 @@ from keyhole.errors import (
 )
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
-from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
+from keyhole.learners.single_head import (
+    RANK_SHOWN,
+    RankSearch,
+    SingleHead,
+    fewest_queries,
+    learn_head,
+)
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.families import Family
 from keyhole.measurement.family import (
@@ -488,8 +494,7 @@ def learn_beyond_one_head(
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
-    coarse = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-    if learned is not None and facts.noise.relative <= coarse:
+    if learned is not None and facts.noise.relative <= RANK_SHOWN:
         # in the type of the box's answers, from which their precision is told
         kind = np.float32 if facts.noise.relative >= SINGLE_ROUNDOFF else np.float64
         oracle = WithPrior(oracle, single=lambda tokens: learned.model(tokens).astype(kind))

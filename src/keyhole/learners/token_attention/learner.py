@@ -50,6 +50,7 @@ from keyhole.learners.token_attention.multiplicities import (
 from keyhole.learners.token_attention.refinement import (
     Answered,
     AttentionModel,
+    LowRank,
     Refined,
     choose_rank,
     refine,
@@ -476,28 +477,15 @@ def describe(box: Box, refined: Refined) -> Hypothesis:
     start = 0
     noise = box.coordinates.errors[:, None]
     for value, score in zip(values, scores, strict=True):
-        tables, errors = [], []
-        for part in (value, score):
-            steps = [part.split(step[start : start + part.unknowns]) for step in refined.draws]
-            start += part.unknowns
-            root = np.sqrt(np.maximum(part.singular, TINY))
-            first = np.array([x / root for x, _ in steps])  # of left sqrt(singular)
-            second = np.array([(y.T / root) for _, y in steps])  # of (sqrt(singular) right)'
-            left, right = part.left * root, part.right.T * root
-            outer, inner = (basis, tokens) if part is value else (tokens, tokens)
-            errors_left = np.hypot(
-                _rms(outer @ first), 0.0 if part is value else noise * _size(left)
-            )
-            errors_right = np.hypot(_rms(inner @ second), noise * _size(right))
-            if part is value:  # rows are the tokens that are seen
-                tables.append(Table(tokens @ right, (basis @ left).T))
-                errors.append(Table(errors_right, errors_left.T))
-                moved += _rms(tokens @ np.array([part.change_of(x, y).T for x, y in steps])) ** 2
-            else:
-                tables.append(Table(tokens @ left, (tokens @ right).T))
-                errors.append(Table(errors_left, errors_right.T))
-        heads.append(TokenHead(qk=tables[1], ov=tables[0]))
-        doubts.append(TokenHead(qk=errors[1], ov=errors[0]))
+        middle, end = start + value.unknowns, start + value.unknowns + score.unknowns
+        steps = [value.split(step[start:middle]) for step in refined.draws]
+        turns = [score.split(step[middle:end]) for step in refined.draws]
+        start = end
+        ov, ov_error = describe_values(value, steps, box)
+        qk, qk_error = describe_scores(score, turns, box)
+        moved += _rms(tokens @ np.array([value.change_of(x, y).T for x, y in steps])) ** 2
+        heads.append(TokenHead(qk=qk, ov=ov))
+        doubts.append(TokenHead(qk=qk_error, ov=ov_error))
     direct = Table(tokens @ kept.T, basis.T)
     outside = box.coordinates.sigma / max(float(np.linalg.norm(tokens)) / width, TINY)
     doubt = Table(
@@ -526,6 +514,36 @@ def describe(box: Box, refined: Refined) -> Hypothesis:
         noise=fitted_noise(box),
         diagnostics=diagnostics,
     )
+
+
+Steps = list[tuple[Array, Array]]  # of the two factors of a map, drawn from its errors
+
+
+def describe_values(part: LowRank, steps: Steps, box: Box) -> tuple[Table, Table]:
+    """What every token adds to the logits, and the standard errors."""
+    tokens, basis, noise = box.tokens, box.coordinates.basis, box.coordinates.errors[:, None]
+    left, right, lefts, rights = share_singular_values(part, steps)
+    rows = np.hypot(_rms(tokens @ rights), noise * _size(right))
+    return Table(tokens @ right, (basis @ left).T), Table(rows, _rms(basis @ lefts).T)
+
+
+def describe_scores(part: LowRank, steps: Steps, box: Box) -> tuple[Table, Table]:
+    """How every token scores every other, and the standard errors."""
+    tokens, noise = box.tokens, box.coordinates.errors[:, None]
+    left, right, lefts, rights = share_singular_values(part, steps)
+    rows = np.hypot(_rms(tokens @ lefts), noise * _size(left))
+    columns = np.hypot(_rms(tokens @ rights), noise * _size(right))
+    return Table(tokens @ left, (tokens @ right).T), Table(rows, columns.T)
+
+
+def share_singular_values(
+    part: LowRank, steps: Steps
+) -> tuple[Float[Array, "d r"], Float[Array, "d r"], Float[Array, "k d r"], Float[Array, "k d r"]]:
+    """The factors of a map, each with the roots of its singular values, and the draws of both."""
+    root = np.sqrt(np.maximum(part.singular, TINY))
+    lefts = np.array([x / root for x, _ in steps])
+    rights = np.array([y.T / root for _, y in steps])
+    return part.left * root, part.right.T * root, lefts, rights
 
 
 def _rms(draws: Float[Array, "k n r"]) -> Float[Array, "n r"]:
