@@ -33,7 +33,12 @@ from keyhole.linalg.decisions import Tally, record_decisions
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
 from keyhole.models.attention import Attention
-from keyhole.models.base import multiply_out_scores, replace_parameters, takes_numbers
+from keyhole.models.base import (
+    multiply_out_scores,
+    natural_length,
+    replace_parameters,
+    takes_numbers,
+)
 from keyhole.models.canonical import distance, product_norm
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
@@ -660,7 +665,7 @@ def move_answers(model: Any, name: str, errors: Array) -> float:
     """How far answers to ordinary queries move with one block by its standard errors, relative to
     their scatter."""
     rng = np.random.default_rng(0)
-    natural = model.natural_length() if hasattr(model, "natural_length") else model.width**0.5
+    natural = natural_length(model, model.width)
     tokens = natural / np.sqrt(model.width) * rng.standard_normal((8, 3, model.width))
     moved = model.to_arrays()[name] + errors * rng.choice([-1.0, 1.0], np.shape(errors))
     answers = np.asarray(model(tokens))

@@ -373,38 +373,40 @@ def _assign(a: Array, b: Array, unit: float) -> Array | None:
     return order if better else None
 
 
+# Pairs of projections between which a head may be turned; with rotary positions not the first.
+HEAD_MAPS = (("query", "key", "scores"), ("value", "output", "values"))
+
+
+def _head_map(
+    state: dict[str, Array], names: dict[str, str], roles: tuple[str, str], rows: slice
+) -> Array:
+    """The product of two projections of a head, which no turn between them changes."""
+    first, second = roles
+    left = _framed(state, names[first], rows)
+    if second == "output":
+        return np.asarray(left.T @ state[f"{names[second]}.weight"][:, rows].T)
+    return np.asarray(left.T @ _framed(state, names[second], rows))
+
+
 def _turned_heads(
     anatomy: Anatomy, layer: Layer, mine: dict[str, Array], theirs: dict[str, Array], unit: float
 ) -> tuple[list[str], set[str]]:
     """Heads whose queries and keys, or values and outputs, were turned against each other."""
     heads, notes, free = anatomy.heads, [], set()
-    if (
-        heads < 1
-        or heads != anatomy.key_heads
-        or not _plain(layer, ("query", "key", "value", "output"))
-    ):
+    own_keys = heads == anatomy.key_heads >= 1
+    if not (own_keys and _plain(layer, ("query", "key", "value", "output"))):
         return [], set()
     width = anatomy.head_width
     names = {role: layer.projections[role].name for role in ("query", "key", "value", "output")}
-    pairs = [] if anatomy.rotary else [("query", "key", "scores")]
-    for first, second, what in (*pairs, ("value", "output", "values")):
+    for first, second, what in HEAD_MAPS[int(bool(anatomy.rotary)) :]:
         touched = [f"{names[r]}.{end}" for r in (first, second) for end in ("weight", "bias")]
         touched = [n for n in touched if n in mine and n != f"{names['output']}.bias"]
-        if all(_size(mine[n], theirs[n]) <= 4 * unit for n in touched):
-            continue
-        gaps = []
-        for h in range(heads):
-            rows = slice(h * width, (h + 1) * width)
-            maps = []
-            for state in (mine, theirs):
-                left = _framed(state, names[first], rows)
-                if second == "output":
-                    right = state[f"{names[second]}.weight"][:, rows].T
-                else:
-                    right = _framed(state, names[second], rows)
-                maps.append(left.T @ right)
-            gaps.append(_size(maps[0], maps[1]))
-        if max(gaps) <= 16 * unit * np.sqrt(width):
+        moved = max((_size(mine[n], theirs[n]) for n in touched), default=0.0)
+        gaps = [
+            _size(*(_head_map(state, names, (first, second), rows) for state in (mine, theirs)))
+            for rows in (slice(h * width, (h + 1) * width) for h in range(heads))
+        ]
+        if moved > 4 * unit and max(gaps) <= 16 * unit * np.sqrt(width):
             notes.append(f"{what} of layer {layer.index} are the same, written in another basis")
             free |= set(touched)
     return notes, free

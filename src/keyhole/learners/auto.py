@@ -88,16 +88,8 @@ class Auto:
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
         family = name_family(oracle, facts, rng)
-        if family is Family.LABELS:
-            from keyhole.learners.label_only import LabelOnly
-
-            choice = Choice.of(facts, family, "every answer is a label")
-            return choice.learn(LabelOnly(), oracle, rng)
-        if family is Family.POSITIONS:
-            from keyhole.learners.positions import Positions
-
-            reason = "single tokens act linearly, and the places of the others matter"
-            return Choice.of(facts, family, reason).learn(Positions(), oracle, rng)
+        if family in (Family.LABELS, Family.POSITIONS):
+            return learn_named(oracle, rng, facts, family)
         if family.has_norm or family is Family.STACK:
             return learn_block(oracle, rng, facts, family)
         if family is Family.SINK:
@@ -106,16 +98,36 @@ class Auto:
             return learn_network(oracle, rng, facts)
         if computes_in_half(facts, oracle):
             return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
-        learn_heads = learn_several_heads if facts.several else learn_one_head
-        try:
-            return learn_heads(oracle, rng, facts)
-        except (WrongFamily, IllConditioned, OracleError) as refused:
-            if facts.half:
-                return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
-            if not isinstance(refused, WrongFamily):
-                raise
-            explain_bounded_scores(oracle, rng, facts, refused)
-            return learn_bent_after_all(oracle, rng, facts, refused)
+        return learn_linear(oracle, rng, facts)
+
+
+def learn_named(
+    oracle: Oracle, rng: np.random.Generator, facts: Facts, family: Family
+) -> Hypothesis:
+    """A family whose answers leave no doubt."""
+    if family is Family.LABELS:
+        from keyhole.learners.label_only import LabelOnly
+
+        choice = Choice.of(facts, family, "every answer is a label")
+        return choice.learn(LabelOnly(), oracle, rng)
+    from keyhole.learners.positions import Positions
+
+    reason = "single tokens act linearly, and the places of the others matter"
+    return Choice.of(facts, family, reason).learn(Positions(), oracle, rng)
+
+
+def learn_linear(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Heads; where they do not explain the answers, what single tokens may have hidden."""
+    learn_heads = learn_several_heads if facts.several else learn_one_head
+    try:
+        return learn_heads(oracle, rng, facts)
+    except (WrongFamily, IllConditioned, OracleError) as refused:
+        if facts.half:
+            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
+        if not isinstance(refused, WrongFamily):
+            raise
+        explain_bounded_scores(oracle, rng, facts, refused)
+        return learn_bent_after_all(oracle, rng, facts, refused)
 
 
 def name_family(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family:

@@ -160,6 +160,12 @@ def predict(model: Any, tokens: Array, answers: Array) -> Array:
     return np.asarray(model(tokens))
 
 
+def natural_length(model: Any, width: int) -> float:
+    """Length of ordinary tokens: the model's own, or that of normal ones where it says none."""
+    own = getattr(model, "natural_length", None)
+    return float(width) ** 0.5 if own is None else float(own())
+
+
 def takes_numbers(model: Any) -> bool:
     """Whether tokens are numbers (in a vocabulary of `model.tokens`), which nothing rounds."""
     return getattr(model, "tokens", None) is not None

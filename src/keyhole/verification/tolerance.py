@@ -179,9 +179,7 @@ def judge(
     more."""
     labels = hasattr(model, "margin")
     known = [case.predicted for case in cases] if answers is None else answers
-    sizes = np.concatenate([_sizes(part) for part in known])
-    typical = float(np.median(sizes))
-    largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+    typical, largest = _typical_size(known)
     lost = [allow_underflow(case.tokens, largest, noise) for case in cases]
     found = [_judge_by_rounding(*both, noise, labels) for both in zip(cases, lost, strict=True)]
     # more opinions before an answer counts as another model's
@@ -229,6 +227,12 @@ def widen(
 def _sizes(answers: Array) -> Float[Array, " n"]:
     """The largest number of each answer."""
     return np.asarray(np.abs(answers).reshape(len(answers), -1).max(axis=1, initial=0.0))
+
+
+def _typical_size(answers: list[Array]) -> tuple[float, float]:
+    """The median of the sizes of answers, and the largest finite one."""
+    sizes = np.concatenate([_sizes(part) for part in answers])
+    return float(np.median(sizes)), float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
 
 
 def _judge_by_rounding(case: Case, lost: float, noise: NoiseModel, labels: bool) -> Judged:

@@ -14,7 +14,7 @@ from keyhole.arrays import TINY, Array, random_stream, whole_number
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument, OracleError
 from keyhole.measurement.noise import PURPOSE as PRECISION
 from keyhole.measurement.noise import bound_noise
-from keyhole.models.base import predict, takes_numbers
+from keyhole.models.base import natural_length, predict, takes_numbers
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.retry import Outage
 from keyhole.oracles.noise import NoiseModel
@@ -150,8 +150,7 @@ def _verdict(
     count = FRESH if queries is None else whole_number("queries", queries, 1)
     _check_sizes(box, model)
     rng = random_stream(whole_number("seed", seed, 0), "verification")
-    natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
-    designer = Designer(box.spec, natural, rng, model)
+    designer = Designer(box.spec, natural_length(model, box.spec.width), rng, model)
     # one old query again comes first, and what fresh queries are left to the end: a run that is
     # continued with a larger budget begins with the same ones
     recalled = _recall(box, past)
@@ -165,16 +164,14 @@ def _verdict(
     if contradiction is not None:  # does the box stand by it?
         recalled = _ask_again(box, contradiction)
     worst, changed = _compare_recalled(model, errors, recalled, noise, rng)
+    worst = worst if contradiction is None else np.inf
     judged = _judge_fresh(model, errors, asked, designer, noise, rng)
     differing = [one.example for one in judged if one.example]
     example = next((one for one in (changed, contradiction, *differing) if one), None)
-    worst = max([worst if contradiction is None else np.inf, *(one.worst for one in judged)])
-    rates = Rates()
-    if example is None and can_change_parameters(model):
-        rates = rate_changes(model, judged, random_stream(seed, "changes"))
+    worst = max(worst, *(one.worst for one in judged))
     ordinary = _Ordinary.of(judged, noise)
     hidden = bool(noise.additive > 0 and ordinary.allowed > ordinary.scatter)
-    noticed = tell_noticed(rates) if example is None else {}
+    noticed = {} if example is not None else _notice_changes(model, judged, seed)
     tolerance = ordinary.allowed / ordinary.scale
     if example is not None:
         bound = _state_counterexample(example, tolerance, (len(differing), count), replayed)
@@ -199,6 +196,13 @@ def _verdict(
         difference=relative,
         absolute=absolute,
     )
+
+
+def _notice_changes(model: Any, judged: list[Judged], seed: int) -> dict[str, float]:
+    """The smallest change of each block of parameters that some answer would have shown."""
+    if not can_change_parameters(model):
+        return tell_noticed(Rates())
+    return tell_noticed(rate_changes(model, judged, random_stream(seed, "changes")))
 
 
 def _check_sizes(box: Oracle, model: Any) -> None:

@@ -65,6 +65,11 @@ class Steps:
     spare: float = 0.15
     gap: float = 6.0
 
+    @property
+    def ways(self) -> tuple[float, ...]:
+        """In which pairs of axes are looked along."""
+        return (1.0, -1.0) if self.two_sided else (1.0,)
+
     @classmethod
     def of(cls, unit: float, width: int) -> "Steps":
         """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
@@ -128,36 +133,37 @@ class HessianTable:
 
     def grow(self, size: int, places: Float[Array, "k p"]) -> None:
         """Asks what is missing for `size` axes at these places (the first ones being known)."""
-        theta, ways = self.steps.second, (1.0, -1.0) if self.steps.two_sided else (1.0,)
         self.places = places @ self.x_axes
-        for k, base in enumerate(self.places):
+        for k in range(len(self.places)):
             have = self.known[k] if k < len(self.known) else 0
-            if have >= size:
-                continue
-            new = [(way, i) for way in (1.0, -1.0) for i in range(have, size)]
-            both = [
-                (way, i, j) for way in ways for j in range(max(have, 1), size) for i in range(j)
-            ]
-            tangents = [theta * way * self.u_axes[i] for way, i in new]
-            tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
-            if not have:
-                tangents.append(np.zeros(len(base)))
-            values = self.ask(along(base, np.array(tangents), self.inside), "Hessians")
-            outputs = values.shape[1]
-            if not have:
-                self.known.append(0)
-                self.centre.append(values[-1])
-                self.axis.append(np.zeros((2, 0, outputs)))
-                self.pairs.append(np.zeros((len(ways), 0, 0, outputs)))
-            axis = np.zeros((2, size, outputs))
-            axis[:, :have] = self.axis[k]
-            pairs = np.zeros((len(ways), size, size, outputs))
-            pairs[:, :have, :have] = self.pairs[k]
-            for (way, i), value in zip(new, values, strict=False):
-                axis[0 if way > 0 else 1, i] = value
-            for (way, i, j), value in zip(both, values[len(new) :], strict=False):
-                pairs[0 if way > 0 else 1, i, j] = pairs[0 if way > 0 else 1, j, i] = value
+            if have < size:
+                self._grow_place(k, have, size)
+
+    def _grow_place(self, k: int, have: int, size: int) -> None:
+        """Asks one place for the axes from `have` to `size`."""
+        base, theta, ways = self.places[k], self.steps.second, self.steps.ways
+        new = [(way, i) for way in (1.0, -1.0) for i in range(have, size)]
+        both = [(way, i, j) for way in ways for j in range(max(have, 1), size) for i in range(j)]
+        tangents = [theta * way * self.u_axes[i] for way, i in new]
+        tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
+        if not have:
+            tangents.append(np.zeros(len(base)))
+        values = self.ask(along(base, np.array(tangents), self.inside), "Hessians")
+        outputs = values.shape[1]
+        axis = np.zeros((2, size, outputs))
+        pairs = np.zeros((len(ways), size, size, outputs))
+        for (way, i), value in zip(new, values, strict=False):
+            axis[int(way < 0), i] = value
+        for (way, i, j), value in zip(both, values[len(new) :], strict=False):
+            pairs[int(way < 0), i, j] = pairs[int(way < 0), j, i] = value
+        if have:
+            axis[:, :have], pairs[:, :have, :have] = self.axis[k], self.pairs[k]
             self.axis[k], self.pairs[k], self.known[k] = axis, pairs, size
+        else:
+            self.centre.append(values[-1])
+            self.axis.append(axis)
+            self.pairs.append(pairs)
+            self.known.append(size)
 
     def hessians(self, size: int) -> Float[Array, "k D s s"]:
         theta, found = self.steps.second, []

@@ -57,6 +57,60 @@ PLANE_WIDTH = 2  # dimensions in which no token can be made that only one head p
 ROOM = 5  # tokens: two heads with their separators, a probe of one of them, and the anchor
 
 
+class Refutations:
+    """Hypotheses that answers contradicted, in turn: each leaves the family open while there is
+    another way to learn it. `fitted`: random queries are fitted if all else fails."""
+
+    def __init__(self, fitted: bool) -> None:
+        self.fitted = fitted
+        self.refuted: list[Refuted] = []
+
+    def weigh(self, strategy: Callable[[], Result]) -> Callable[[], Result]:
+        """The strategy, whose refutation counts for what it says beside the earlier ones."""
+
+        def run() -> Result:
+            result = strategy()
+            return self.add(result) if isinstance(result, Refuted) else result
+
+        return run
+
+    def add(self, result: Refuted) -> Refuted | Inconclusive:
+        self.refuted.append(result)
+        if isinstance(result, HiddenChoices):
+            return Inconclusive(result.reason)
+        if isinstance(self.refuted[0], HiddenChoices) and result.conclusive:
+            return replace(self.refuted[0], conclusive=True)
+        if self.fitted and not result.conclusive:
+            return Inconclusive(result.reason)
+        return replace(result, conclusive=True)  # nothing else is left to try
+
+    def confirm(self, result: Result) -> Result:
+        """What a fit to random queries says: if it leaves too much of them, the first refutation
+        stands."""
+        if self.refuted and isinstance(result, Refuted):
+            return replace(self.refuted[0], conclusive=True, searched=True)
+        return result
+
+    @property
+    def leave_heads_open(self) -> bool:
+        """Whether one head at a time may still be found: nothing was refuted, or only because heads
+        hid which tokens they choose."""
+        return not self.refuted or isinstance(self.refuted[0], HiddenChoices)
+
+    @property
+    def conclusive(self) -> bool:
+        return any(each.conclusive for each in self.refuted)
+
+
+def choose_polish(
+    ask: Asker, rng: np.random.Generator, vectors: bool
+) -> Callable[[Asker, Hypothesis], Result] | None:
+    """Where errors behind separating tokens are too large, soft vector answers tell more."""
+    if not vectors or ask.recording or ask.additive or ask.affords(HUGE_TOKENS):
+        return None
+    return lambda ask, draft: polish_draft(ask, draft, rng)
+
+
 @dataclass(frozen=True)
 class MultiHead:
     """Learner for attention with several heads.
@@ -138,67 +192,39 @@ class MultiHead:
         one before ended: they must be taken one after the other, as `run_strategies` does.
         """
         longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
-        fitted = longest > CANDIDATES and (self.heads is None or self.heads <= 2)
-        refuted: list[Refuted] = []
-
-        def weigh(strategy: Callable[[], Result]) -> Callable[[], Result]:
-            """A refuted hypothesis leaves the family open, if there is another way to learn it."""
-
-            def run() -> Result:
-                result = strategy()
-                if not isinstance(result, Refuted):
-                    return result
-                refuted.append(result)
-                if isinstance(result, HiddenChoices):
-                    return Inconclusive(result.reason)
-                if isinstance(refuted[0], HiddenChoices) and result.conclusive:
-                    return replace(refuted[0], conclusive=True)
-                if fitted and not result.conclusive:
-                    return Inconclusive(result.reason)
-                return replace(result, conclusive=True)  # nothing else is left to try
-
-            return run
+        fitted = longest > CANDIDATES and (self.heads or 2) <= 2
+        vectors, refutations = first.shape[1] > 1, Refutations(fitted)
 
         def fit_random_queries() -> Result:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
-            if refuted and isinstance(result, Refuted):  # a fit to all of them leaves too much
-                return replace(refuted[0], conclusive=True, searched=True)
-            return result
+            return refutations.confirm(result)
 
-        # where errors behind separating tokens are too large, soft vector answers tell more
-        polish = None
-        rough = not ask.affords(HUGE_TOKENS) and not ask.additive
-        if first.shape[1] > 1 and rough and not ask.recording:
-
-            def polish(ask: Asker, draft: Hypothesis) -> Result:
-                return polish_draft(ask, draft, rng)
-
-        if longest > CANDIDATES and first.shape[1] > 1 and affords_least_squares(ask):
+        if longest > CANDIDATES and vectors and affords_least_squares(ask):
             yield (
                 "a rough start, then least squares over all answers",
                 lambda: learn_by_least_squares(ask, rng, self, frame, first),
             )
         if longest >= ROOM:
-            if first.shape[1] > 1:
+            if vectors:
                 yield (
                     "all heads at once through vector answers",
-                    weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
+                    refutations.weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
                 )
             # a refutation is final unless candidate tokens were too few for the heads
-            hidden = bool(refuted) and isinstance(refuted[0], HiddenChoices)
-            if longest <= CANDIDATES or hidden or not refuted:
-                if first.shape[1] > 1:  # what was expected of vector answers does not hold
+            if longest <= CANDIDATES or refutations.leave_heads_open:
+                if vectors:  # what was expected of vector answers does not hold
                     ask.oracle.expect(None)
+                polish = choose_polish(ask, rng, vectors)
                 yield (
                     "one head at a time behind separating tokens",
-                    weigh(lambda: learn_scalar(ask, rng, self, frame, first, polish)),
+                    refutations.weigh(lambda: learn_scalar(ask, rng, self, frame, first, polish)),
                 )
         if longest <= CANDIDATES:
             yield (
                 "one head at a time by queries of two tokens",
-                weigh(lambda: learn_short(ask, rng, self, frame, first)),
+                refutations.weigh(lambda: learn_short(ask, rng, self, frame, first)),
             )
-        if fitted and not any(each.conclusive for each in refuted):
+        if fitted and not refutations.conclusive:
             yield "random queries, for heads that are nearly equal", fit_random_queries
 
     def list_bounded_strategies(self, ask: Asker, rng: np.random.Generator) -> Iterator[Strategy]:

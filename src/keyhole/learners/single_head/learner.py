@@ -194,7 +194,7 @@ def learn_head(
 
     looked = estimate_noise(oracle, rng) if looked is None else looked
     if search is None:  # value, score and three queries: the rest is said when more is known
-        outputs = 1 if looked[2].ndim == 1 else looked[2].shape[1]
+        outputs = looked[2][0].size
         oracle.expect(-(-(width**2) // min(outputs, width)) + width + 3)
     linear = measure_values(oracle, rng, looked)
     overlap = draw_probes(oracle.spec, linear, rng)
