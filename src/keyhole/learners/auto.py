@@ -97,7 +97,7 @@ class Auto:
         if facts.bent:
             return learn_network(oracle, rng, facts)
         if computes_in_half(facts, oracle):
-            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
+            return learn_in_half(oracle, rng, facts)
         return learn_linear(oracle, rng, facts)
 
 
@@ -123,7 +123,7 @@ def learn_linear(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypo
         return learn_heads(oracle, rng, facts)
     except (WrongFamily, IllConditioned, OracleError) as refused:
         if facts.half:
-            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
+            return learn_in_half(oracle, rng, facts)
         if not isinstance(refused, WrongFamily):
             raise
         explain_bounded_scores(oracle, rng, facts, refused)
@@ -457,12 +457,17 @@ def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypoth
 
 def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
-    if oracle.spec.precision is not None and oracle.spec.precision.half:
-        reason = "single tokens act linearly, in half precision"
-    elif facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
+    if facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
         oracle = AffineSingles(oracle, *facts.singles)
     choice = Choice.of(facts, Family.SEVERAL_HEADS, reason)
     return choice.learn(MultiHead(), oracle, rng)
+
+
+def learn_in_half(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Heads of a box whose sums are rounded to 16 bits on the way."""
+    reason = "single tokens act linearly, in half precision"
+    choice = Choice.of(facts, Family.SEVERAL_HEADS, reason)
+    return choice.learn(MultiHead(), WithPrior(oracle, facts.noise), rng)
 
 
 def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:

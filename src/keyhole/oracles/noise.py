@@ -75,6 +75,14 @@ class NoiseModel:
         return self.format in ("float16", "bfloat16")
 
     @property
+    def token_roundoff(self) -> float:
+        """Unit roundoff of the numbers that the box takes: its own 16 bits, else single precision
+        where its answers are less exact than those of double precision."""
+        if self.half:
+            return self.relative
+        return SINGLE_ROUNDOFF if self.relative > UNIT_ROUNDOFF else UNIT_ROUNDOFF
+
+    @property
     def low_precision(self) -> bool:
         """Whether answers have fewer digits than single precision gives, or an error floor."""
         return self.relative > SINGLE_ROUNDOFF or self.error_floor > 0.0

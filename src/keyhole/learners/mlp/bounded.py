@@ -500,8 +500,8 @@ def report_region(region: InputRegion, unseen: float, exactness: Exactness) -> s
     limits = []
     if region.radius < np.inf:
         limits.append(f"points of norm up to {region.radius:.3g}")
-    if region.half < np.inf:
-        limits.append(f"entries within {region.half:.3g} of {region.centre[0]:.3g}")
+    if region.reach < np.inf:
+        limits.append(f"entries within {region.reach:.3g} of {region.centre[0]:.3g}")
     where = " and ".join(limits)
     note = (
         f"Hyperplanes were looked for among {where}; one that cuts off less than about "

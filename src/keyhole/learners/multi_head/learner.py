@@ -143,7 +143,8 @@ class MultiHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         stated = oracle.spec.precision
-        if stated is not None and stated.half and oracle.spec.domain.unbounded:
+        rounding = 0.0 if stated is None else HUGE_TOKENS * stated.token_roundoff
+        if rounding >= 1.0 and oracle.spec.domain.unbounded:  # nothing is left behind huge tokens
             ask = Asker(oracle, rounding=True)
             strategy = ("half precision", lambda: learn_half_precision(ask, rng, self))
             return run_strategies([strategy])
