@@ -312,7 +312,7 @@ def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family
     tokens, and single tokens act smoothly, as only a norm or a smooth activation does. A block
     without positions sees the earlier tokens as a set; causal blocks behind one another do not."""
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
-    if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
+    if not (facts.bent and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
         return None
     if spec.width < 2:  # a norm leaves nothing of a single number
         return None
