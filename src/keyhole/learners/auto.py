@@ -404,7 +404,7 @@ def learn_piecewise_linear(oracle: Oracle, rng: np.random.Generator, facts: Fact
     the tokens that were looked at: then it is learned at its own scale."""
     from keyhole.learners.mlp.learner import MlpLearner, is_smooth_at_its_scale
     from keyhole.learners.mlp.options import THOROUGH
-    from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+    from keyhole.learners.mlp.relu.learner import NotPiecewiseLinear, ReluNetworkLearner
 
     reason = "single tokens bend, the rest of a sequence does not matter"
     choice = Choice.of(facts, Family.RELU_NETWORK, reason)

@@ -1,6 +1,5 @@
 """Networks with one hidden layer, from queries of one token."""
 
-from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.hessians import GROWTH as HESSIAN_GROWTH
 from keyhole.learners.mlp.hessians import (
     HessianTable,
@@ -25,8 +24,12 @@ from keyhole.learners.mlp.redundancy import (
     thin_out,
 )
 from keyhole.learners.mlp.refinement import descend, refine
-from keyhole.learners.mlp.relu_hypothesis import NetworkDiagnostics, derive_standard_errors
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu import (
+    InputRegion,
+    NetworkDiagnostics,
+    ReluNetworkLearner,
+    derive_standard_errors,
+)
 from keyhole.network.weights import Weights, chosen, hidden_layer, random_start, with_one
 
 __all__ = [

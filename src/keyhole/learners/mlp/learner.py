@@ -60,7 +60,7 @@ from keyhole.learners.mlp.refinement import (
     descend,
     refine,
 )
-from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
     Scale,
     far_exponent,

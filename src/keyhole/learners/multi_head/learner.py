@@ -2,15 +2,15 @@
 
 Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order
 free) is all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a
-few more (scalar_outputs), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
-(vector_outputs).
+few more (isolated_heads), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
+(joint_heads).
 
 Queries and algebra, in short. Huge tokens: each head takes one of them, and small moves of that
 one show its value. Soft queries around an anchor: the weights of a head have log-ratios that are
 linear in its key, and keys at d anchors are its score. Vector answers keep the heads apart, so
 that all are read at once; scalar ones need a separating token for every head but one. Fresh
 queries validate, and the next anchor follows where they disagree. Sequences with no room for a
-token per head: short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads
+token per head: token_pairs. Tokens of bounded norm: bounded_tokens for layers whose heads
 share out the width, random_queries for all others. Few digits and a budget: least_squares. Boxes
 that compute in half precision: half_precision.
 
@@ -35,6 +35,8 @@ from keyhole.learners.base import (
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
 from keyhole.learners.multi_head.half_precision import learn_half_precision
 from keyhole.learners.multi_head.hard_attention import CANDIDATES, HUGE_TOKENS, Selection
+from keyhole.learners.multi_head.isolated_heads import learn_isolated_heads
+from keyhole.learners.multi_head.joint_heads import HiddenChoices, learn_joint_heads
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     learn_by_least_squares,
@@ -42,10 +44,8 @@ from keyhole.learners.multi_head.least_squares import (
     refine_by_least_squares,
 )
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
-from keyhole.learners.multi_head.scalar_outputs import learn_scalar
-from keyhole.learners.multi_head.short_sequences import learn_short
 from keyhole.learners.multi_head.skip import learn_beside_skip
-from keyhole.learners.multi_head.vector_outputs import HiddenChoices, learn_vector
+from keyhole.learners.multi_head.token_pairs import learn_from_pairs
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asker import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
@@ -209,7 +209,9 @@ class MultiHead:
             if vectors:
                 yield (
                     "all heads at once through vector answers",
-                    refutations.weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
+                    refutations.weigh(
+                        lambda: learn_joint_heads(ask, rng, self, frame, first, selected)
+                    ),
                 )
             # a refutation is final unless candidate tokens were too few for the heads
             if longest <= CANDIDATES or refutations.leave_heads_open:
@@ -218,12 +220,14 @@ class MultiHead:
                 polish = choose_polish(ask, rng, vectors)
                 yield (
                     "one head at a time behind separating tokens",
-                    refutations.weigh(lambda: learn_scalar(ask, rng, self, frame, first, polish)),
+                    refutations.weigh(
+                        lambda: learn_isolated_heads(ask, rng, self, frame, first, polish)
+                    ),
                 )
         if longest <= CANDIDATES:
             yield (
                 "one head at a time by queries of two tokens",
-                refutations.weigh(lambda: learn_short(ask, rng, self, frame, first)),
+                refutations.weigh(lambda: learn_from_pairs(ask, rng, self, frame, first)),
             )
         if fitted and not refutations.conclusive:
             yield "random queries, for heads that are nearly equal", fit_random_queries

@@ -6,8 +6,8 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
-from keyhole.learners.mlp.gradients import Frame
-from keyhole.learners.mlp.line_search import FAR
+from keyhole.learners.mlp.relu.gradients import Frame
+from keyhole.learners.mlp.relu.line_search import FAR
 from keyhole.oracles.base import Domain
 
 OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, relative to its size

@@ -43,7 +43,7 @@ from keyhole.learners.multi_head.hard_attention import (
     NO_VALUE,
     query_hard,
 )
-from keyhole.learners.multi_head.scalar_outputs import (
+from keyhole.learners.multi_head.isolated_heads import (
     MARGIN,
     TARGET,
     TILT,
@@ -88,7 +88,7 @@ FEWEST = "Queries of two tokens: of all layers that answer them alike this has t
 # --- the strategy ---------------------------------------------------------------------------------
 
 
-def learn_short(
+def learn_from_pairs(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,

@@ -15,7 +15,7 @@ Algebra. V = M O⁺. Tokens are designed so that every head sees every block wel
 (linalg/token_frames). Log-ratios of weights are linear in W_h x + c_h.
 
 When it fails. More inner dimensions than outputs (sum of r over D): then heads are probed one
-at a time (scalar_outputs). Nearly dependent O_h cost digits: standard errors, by repetition of the
+at a time (isolated_heads). Nearly dependent O_h cost digits: standard errors, by repetition of the
 algebra on perturbed answers, say so.
 
 Source. Keyhole's own; docs/methods/multi_head.md.
@@ -41,7 +41,7 @@ from keyhole.learners.multi_head.hard_attention import (
     find_selected_tokens_by_vectors,
     query_hard,
 )
-from keyhole.learners.multi_head.scalar_outputs import factor_score
+from keyhole.learners.multi_head.isolated_heads import factor_score
 from keyhole.learners.multi_head.validation import (
     Disagreement,
     MultiHeadDiagnostics,
@@ -102,7 +102,7 @@ ROUGH = SamplingPolicy(0.1, 3, spare=0.15, share=1.0, groups=1, peak=1.5, anchor
 # --- the strategy ---------------------------------------------------------------------------------
 
 
-def learn_vector(
+def learn_joint_heads(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,

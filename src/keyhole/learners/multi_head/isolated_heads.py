@@ -278,7 +278,7 @@ class Draft:
 # --- the strategy: anchors are tried until a hypothesis passes fresh queries ----------------------
 
 
-def learn_scalar(
+def learn_isolated_heads(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,

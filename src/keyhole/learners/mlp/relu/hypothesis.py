@@ -12,9 +12,9 @@ import numpy as np
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int, random_stream
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.orientation import Orientation, orient_neurons
-from keyhole.learners.mlp.relu_least_squares import flatten_output
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.least_squares import flatten_output
+from keyhole.learners.mlp.relu.orientation import Orientation, orient_neurons
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.relu_network import ReluNetwork
