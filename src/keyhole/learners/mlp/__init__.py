@@ -7,12 +7,10 @@ from keyhole.learners.mlp.hessians import (
     Sketch,
     axes_for,
     find_span,
-    flat,
     likely_activations,
     rank_ones,
     room_for_neurons,
     spread_places,
-    unflat,
     weights_of,
 )
 from keyhole.learners.mlp.hessians import Steps as HessianSteps
@@ -50,7 +48,6 @@ __all__ = [
     "derive_standard_errors",
     "descend",
     "find_span",
-    "flat",
     "hidden_layer",
     "likely_activations",
     "random_start",
@@ -60,7 +57,6 @@ __all__ = [
     "sphere_point",
     "spread_places",
     "thin_out",
-    "unflat",
     "weights_of",
     "with_one",
 ]

@@ -30,6 +30,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
+from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import ACTIVATIONS
 from keyhole.network.weights import Weights
 
@@ -183,22 +184,6 @@ class HessianTable:
         return np.array(
             [(axis[0, :size] - axis[1, :size]) / (2 * self.steps.second) for axis in self.axis]
         )
-
-
-def flat(matrices: Float[Array, "k s s"]) -> Float[Array, "k P"]:
-    """Symmetric matrices as vectors with the same inner products."""
-    s = matrices.shape[-1]
-    rows, columns = np.triu_indices(s)
-    weight = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    return np.asarray(matrices[..., rows, columns] * weight)
-
-
-def unflat(vectors: Float[Array, "k P"], s: int) -> Float[Array, "k s s"]:
-    rows, columns = np.triu_indices(s)
-    weight = np.where(rows == columns, 1.0, np.sqrt(0.5))
-    matrices = np.zeros((len(vectors), s, s))
-    matrices[:, rows, columns] = matrices[:, columns, rows] = vectors * weight
-    return matrices
 
 
 @dataclass(frozen=True, eq=False)

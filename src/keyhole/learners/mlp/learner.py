@@ -141,10 +141,7 @@ class MlpLearner:
         """The size of inputs at which the box bends, that of its sphere where it has one."""
         domain, width = box.oracle.spec.domain, box.width
         centre, largest = region_of(domain, width)
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + points, purpose)
-
+        ask = asking_around(box, centre)
         if domain.sphere is not None:
             entry = domain.sphere / np.sqrt(width)
             box.points(domain.drawn_in(rng.standard_normal((1, width))), "scale")
@@ -159,10 +156,7 @@ class MlpLearner:
         than Hessians cost; Hessians; redundant neurons, first where Hessians have no room."""
         domain, width = box.oracle.spec.domain, box.width
         centre, largest = region_of(domain, width)
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + points, purpose)
-
+        ask = asking_around(box, centre)
         afar = self._is_seen_from_afar(box, scale, rng)
         # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
         # a second chance, and those of the sphere are the cheaper ones
@@ -457,6 +451,11 @@ def is_smooth_at_its_scale(oracle: Oracle, rng: np.random.Generator) -> bool:
         return box.points(centre + points, purpose)
 
     return find_scale(ask, width, box.unit, rng, largest, THOROUGH.scale).smooth
+
+
+def asking_around(box: Asker, centre: Float[Array, " d"]) -> Callable[[Array, str], Array]:
+    """Asks points by where they lie from the centre."""
+    return lambda points, purpose: box.points(centre + points, purpose)
 
 
 def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:

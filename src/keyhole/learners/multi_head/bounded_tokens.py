@@ -37,6 +37,7 @@ from keyhole.learners.multi_head.joint_heads import (
     drop_spurious_biases,
     measure_soft_answers,
     report_layer,
+    with_offset,
 )
 from keyhole.learners.multi_head.validation import (
     PriorKnowledge,
@@ -44,7 +45,7 @@ from keyhole.learners.multi_head.validation import (
 )
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asker import Asker
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention
 
 
 def learn_bounded(ask: Asker, rng: np.random.Generator, prior: PriorKnowledge) -> Result:
@@ -136,11 +137,8 @@ def attempt_with_eigenvalues(
     best = (scores, biases, maps.products)
     bootstrap_samples = 4
     bars = bootstrap_errors(best, sample, bootstrap_samples)
-    offset = np.asarray(ask.offset)
-    model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
-    doubt = ask.unit * np.abs(offset) + ask.additive
-    errors = Attention([Head(*parts) for parts in zip(*bars, strict=True)], doubt)
-    return *drop_spurious_biases(model, errors), maps, answers
+    layer = assemble_heads(scores, biases, maps, answers.score_ranks)
+    return *drop_spurious_biases(*with_offset(ask, layer, bars)), maps, answers
 
 
 def measure_slopes(box: BoundedProblem, rng: np.random.Generator) -> Point:

@@ -228,6 +228,12 @@ class IsolatedHeads:
     ) -> SoftProbes:
         return probe_heads(self.problem.ask, self.isolation, heads, probes, purpose, rounds)
 
+    def lean_probes(self, head: int, rng: np.random.Generator) -> Float[Array, "d d"]:
+        """Directions of probes of a head whose keys are unknown, all leaning towards its value."""
+        value = self.values.choosing[head]
+        rows = build_probe_basis(np.zeros((len(value), 0)), value, rng)
+        return np.asarray(rows + TILT * value / np.linalg.norm(value))
+
     def estimate_change_errors(self, head: int, probes: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Standard errors of the changes: rounding of sums over all separators, and noise."""
         ask, sizes = self.problem.ask, np.linalg.norm(self.values.choosing, axis=1)
@@ -583,9 +589,8 @@ def probe_first(
     isolated: IsolatedHeads, head: int, guess: float, rng: np.random.Generator
 ) -> FirstProbe:
     """The first probe of a head, which also tells its scale."""
-    width, value = isolated.problem.width, isolated.values.choosing[head]
-    rows = build_probe_basis(np.zeros((width, 0)), value, rng)
-    rows = rows + TILT * value / np.linalg.norm(value)
+    width = isolated.problem.width
+    rows = isolated.lean_probes(head, rng)
     probes = rows[:1] * (TARGET * np.sqrt(width) / guess)
     got = isolated.probe(np.array([head]), probes, "first keys")
     if abs(got.log_odds[0]) < 0.02:  # worth a longer probe, up to ten orders of magnitude

@@ -237,11 +237,18 @@ def attempt_with_vectors(
     bars = bootstrap_errors(best, sample, bootstrap_samples)
     if not all(np.isfinite(part).all() for part in bars):
         raise IllConditioned("rounding may turn the sign of a weight")
+    heads = assemble_heads(scores, biases, maps, answers.score_ranks)
+    return *with_offset(ask, heads, bars), maps, answers
+
+
+def with_offset(
+    ask: Asker, heads: list[Head], bars: Sequence[Array]
+) -> tuple[Attention, Attention]:
+    """The layer, and its standard errors."""
     offset = np.asarray(ask.offset)
-    model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
     doubt = ask.unit * np.abs(offset) + ask.additive
-    errors = Attention([Head(*parts) for parts in zip(*bars, strict=True)], doubt)
-    return model, errors, maps, answers
+    errors = [Head(*parts) for parts in zip(*bars, strict=True)]
+    return Attention(heads, offset), Attention(errors, doubt)
 
 
 def measure_layer(

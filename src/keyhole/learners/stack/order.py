@@ -235,7 +235,7 @@ def decide_order(
         return Order(heads, neurons, turned(network, back), max(shared, doubt), passes)
     off = before[~np.eye(len(before), dtype=bool)]
     decided = np.concatenate([reads.ravel(), off])
-    doubt = float(np.abs(decided - np.clip(np.round(decided), 0.0, 1.0)).max())
+    doubt = undecided(decided)
     if doubt > options.certain:
         raise Unclear(
             f"heads and neurons have no order: an entry of the certificate is {doubt:.1e} away "
@@ -267,6 +267,11 @@ def decide_order(
     return Order(heads, neurons, network, doubt)
 
 
+def undecided(entries: Float[Array, " n"]) -> float:
+    """How far the entries are from zero and one."""
+    return float(np.abs(entries - np.clip(np.round(entries), 0.0, 1.0)).max())
+
+
 def decide_sides(
     network: Mlp,
     own: Array,
@@ -286,7 +291,7 @@ def decide_sides(
     if table.shape[1] > table.shape[0]:
         raise Unclear("a block has more neurons than its linear part tells the sides of")
     share = np.linalg.lstsq(table, -linear.ravel(), rcond=None)[0][: int(own.sum())]
-    far = float(np.abs(share - np.clip(np.round(share), 0.0, 1.0)).max())
+    far = undecided(share)
     if far > options.certain:
         raise Unclear(f"which way neurons are turned was not seen (one is {far:.1e} off)")
     back[np.flatnonzero(own)[np.round(share) == 1.0]] = True

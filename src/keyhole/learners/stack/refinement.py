@@ -28,6 +28,7 @@ from keyhole.learners.block import inverse_of
 from keyhole.learners.stack.epsilons import rounded_size
 from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import with_scores
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
@@ -263,13 +264,13 @@ def refine_stack(
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
     best = join_stack(blocks.split(point), form)
-    told = multiplied(best)
+    told = with_scores(best)
     names = [name for name, part in told.items() if part.size]
 
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
         step = max(level, 1.0) * solve(rng.standard_normal(len(jacobian)))
-        other = multiplied(join_stack(blocks.split(point + step), form))
+        other = with_scores(join_stack(blocks.split(point + step), form))
         return [other[name][None] for name in names]
 
     found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
@@ -295,12 +296,3 @@ def follow_chords(
             break
         point, left = moved, found
     return point, left
-
-
-def multiplied(stack: Stack) -> dict[str, Array]:
-    """All arrays, scores multiplied out: their factors are not unique."""
-    arrays = stack.to_arrays()
-    for name in [name for name in arrays if name.endswith("score_left")]:
-        other = name.replace("score_left", "score_right")
-        arrays[name.replace("score_left", "score")] = arrays.pop(name) @ arrays.pop(other)
-    return arrays
