@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, Int
 from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
 from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import ACTIVATIONS
@@ -46,25 +46,36 @@ class NotEnough(Exception):
 # Relative error of a second difference both ways, truncation and rounding balanced, from which on
 # the weakest of some dozens of neurons may be hidden by it.
 BLURRED = 1e-6
+BALANCED = 1.3  # angle of that difference, in fourth roots of four roundings
+
+
+def error_of_differences(unit: float) -> float:
+    """Relative error of a second difference both ways, truncation and rounding balanced."""
+    return float(BALANCED**2 * (4.0 * unit) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Steps:
     """How a box of some precision is looked at. second, places, first: angles of second differences
     for Hessians, of those along few directions (both ways), and of first differences: they balance
-    truncation against the rounding of the answers. room: dimensions of the symmetric matrices on U,
-    relative to the span's. spare: Hessians beyond those that the span needs, relative. gap: between
-    the singular values that count and those that do not. blurred: whether errors of the Hessians
-    hide the weakest neurons: more places and dimensions make up for them."""
+    truncation against the rounding of the answers. blur: 0 where errors of the Hessians hide no
+    neuron, 1 where they hide as much as in single precision: more places and dimensions make up
+    for them. room: dimensions of the symmetric matrices on U, relative to the span's. spare:
+    Hessians beyond those that the span needs, relative. gap: between the singular values that count
+    and those that do not."""
 
     second: float
     places: float
     first: float
     two_sided: bool
-    blurred: bool = False
+    blur: float = 0.0
     room: float = 1.25
     spare: float = 0.15
     gap: float = 6.0
+
+    @property
+    def blurred(self) -> bool:
+        return self.blur > 0.0
 
     @property
     def ways(self) -> tuple[float, ...]:
@@ -75,13 +86,19 @@ class Steps:
     def of(cls, unit: float, width: int) -> "Steps":
         """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
         the weakest among them: networks of more than 200 inputs need the better differences."""
-        both = 1.3 * (4.0 * unit) ** 0.25
-        if both**2 > BLURRED:
-            third = 0.6 * unit ** (1 / 3)
-            return cls(both, both, third, True, blurred=True, room=1.75, spare=0.9, gap=2.5)
-        if width < 200:
-            return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
-        return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
+        error, worst = error_of_differences(unit), error_of_differences(SINGLE_ROUNDOFF)
+        blur = float(np.clip(np.log(error / BLURRED) / np.log(worst / BLURRED), 0.0, 1.0))
+        both, two_sided = error**0.5, blur > 0.0 or width >= 200
+        return cls(
+            second=both if two_sided else 1.6 * (4.0 * unit) ** (1 / 3),
+            places=both,
+            first=0.6 * unit ** (1 / 3) if blur > 0.0 else 4.0 * unit**0.5,
+            two_sided=two_sided,
+            blur=blur,
+            room=(1.2 if two_sided else 1.25) + 0.55 * blur,
+            spare=0.15 + 0.75 * blur,
+            gap=6.0 * (2.5 / 6.0) ** blur,
+        )
 
     def balanced(
         self, ask: Ask, frame: Float[Array, "n n"], unit: float, inside: bool = False

@@ -20,7 +20,7 @@ from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Result
 from keyhole.learners.mlp.far_field import EXPLAINED
 from keyhole.learners.mlp.options import MlpOptions
-from keyhole.learners.mlp.refinement import Refined
+from keyhole.learners.mlp.refinement import RefinedNetwork
 from keyhole.learners.mlp.thinning import rows_of
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
@@ -42,7 +42,7 @@ class MlpDiagnostics(Diagnostics):
 
 def judge(
     box: Asker,
-    refined: Refined,
+    refined: RefinedNetwork,
     points: Array,
     answers: Array,
     centre: Array,
@@ -104,7 +104,7 @@ def judge(
 
 
 def explained_residual(
-    box: Asker, refined: Refined, points: Array, answers: Array, options: MlpOptions
+    box: Asker, refined: RefinedNetwork, points: Array, answers: Array, options: MlpOptions
 ) -> float:
     """What rounding explains of a residual. A wrong network's terms may cancel too: where
     that would excuse a part of the answers as large as a wrong network leaves, the answers
@@ -119,7 +119,7 @@ def explained_residual(
 
 
 def find_contradiction(
-    box: Asker, refined: Refined, centre: Array, radius: float, options: MlpOptions
+    box: Asker, refined: RefinedNetwork, centre: Array, radius: float, options: MlpOptions
 ) -> Inconclusive | None:
     """Whether an answer that was asked on the way, and not for the fit, contradicts it by more
     than the standard errors: one of too many neurons explains whatever it was made from."""
