@@ -102,6 +102,12 @@ class NoiseModel:
         single = self.relative >= SINGLE_ROUNDOFF  # bfloat16 has the exponents of float32
         return float(np.finfo(np.float32 if single else np.float64).smallest_normal)
 
+    @property
+    def bound(self) -> float:
+        """How far an answer may be off, whatever its size: REJECTION standard deviations of the
+        noise, half a rounding step, and the tolerance."""
+        return REJECTION * self.additive + 0.5 * self.step + self.tolerance
+
     def sigma(self, scale: Array | float) -> Array:
         """Standard deviation of an answer whose terms are of this size."""
         return np.asarray(self.relative * np.abs(scale) + self.error_floor)

@@ -490,7 +490,7 @@ def compare_language_models(
     numbers = spoken.logprobs[spoken.tokens >= 0]
     if numbers.size:
         allowed += 0.5 * decimal_step(numbers)
-        allowed += 6.0 * measure_server_noise(speaker, prompts[0], spoken)
+        allowed += REJECTION * measure_server_noise(speaker, prompts[0], spoken)
     deviations, wrong = judge_spoken(spoken, errors, expected, allowed)
     found = SpokenCompared(
         tuple(prompts),

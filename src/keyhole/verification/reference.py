@@ -448,8 +448,8 @@ def allow_deviations(
     step: float,
 ) -> Float[Array, " n"]:
     """How far an honest answer may be off, relative to its scale: see the head of this file."""
-    numbers = np.sqrt(expected.shape[1])
-    floor = (6.0 * additive + 0.5 * step) * numbers / measure_scales(expected)
+    bound = NoiseModel(additive=additive, step=step).bound
+    floor = bound * np.sqrt(expected.shape[1]) / measure_scales(expected)
     return np.asarray(REJECTION * spread + ROUNDINGS * unit + floor)
 
 

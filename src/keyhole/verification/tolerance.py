@@ -74,7 +74,7 @@ def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
         relative = np.maximum(relative, (rounding / 8.0 + scatter) * largest)
-    return np.asarray(relative + 6.0 * noise.additive + 0.5 * noise.step + noise.tolerance)
+    return np.asarray(relative + noise.bound)
 
 
 def allow_underflow(tokens: Array, largest: float, noise: NoiseModel) -> float:

@@ -115,7 +115,7 @@ def explained_residual(
         scale = min(scale, cancelled * float(np.abs(answers).max()))
     else:
         scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
-    return roundings * box.unit * scale + 6.0 * box.additive
+    return roundings * box.unit * scale + REJECTION * box.additive
 
 
 def find_contradiction(
@@ -129,7 +129,7 @@ def find_contradiction(
     predicted = weights(points)
     off = np.linalg.norm(predicted - answers, axis=1)
     allowed = box.unit**options.half * sizes_of_terms(weights, points)
-    allowed += 6.0 * box.additive * np.sqrt(answers.shape[1])
+    allowed += REJECTION * box.additive * np.sqrt(answers.shape[1])
     if refined.errors is not None and (off > allowed).any():
         errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         rng = np.random.default_rng(0)

@@ -42,6 +42,7 @@ from keyhole.linalg.sparse_moments import (
     fit_support,
 )
 from keyhole.measurement.asker import Asker
+from keyhole.oracles.noise import ROUNDINGS
 
 CANDIDATES = 256  # tokens offered: two heads share one in about H²/512 of all cases
 CROWD = 4 * CANDIDATES  # tokens offered where answers are vectors, which tell more of them apart
@@ -362,7 +363,8 @@ class Halving:
         self.tokens, self.shift, self.base, self.mix = tokens, shift, base, mix
         self.whole = float(shift @ total @ mix)  # change of the answer where all are shifted
         output_scale = max(float(np.abs(base @ mix).max()), float(np.linalg.norm(total @ mix)))
-        self.silent = 30 * ask.unit / self.step * output_scale  # changes that may be rounding
+        self.silent = ROUNDINGS * ask.unit / self.step * output_scale
+        # smaller changes may be rounding
         self.asked = np.zeros((0, *tokens.shape))
         self.answers = np.zeros((0, base.shape[1]))
 

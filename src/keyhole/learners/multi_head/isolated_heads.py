@@ -71,6 +71,7 @@ from keyhole.linalg.rank import count_above
 from keyhole.linalg.softmax import logit, softmax
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
+from keyhole.oracles.noise import ROUNDINGS
 
 TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
 TILT = 0.5  # how far a probe leans towards the head's value
@@ -452,13 +453,13 @@ def find_bias(
     token = random_directions(rng, 1, width)[0] * np.sqrt(width)
     shares = 0.5 * (frame @ token) / float(frame[0] @ frame[0])
     scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
-    noise = 50 * (ask.unit * scale * np.sqrt(width) + ask.additive)
+    noise = ROUNDINGS * (ask.unit * scale * np.sqrt(width) + ask.additive)
     pair = ask(np.concatenate([token[None, None], zero], axis=1), "bias?")[0]
     if np.abs(pair - shares @ answers).max() <= noise:
         return nothing, False
     offset = ask(zero, "bias?")[0]
     even = offset + shares @ (answers - offset)
-    noise += 50 * ask.unit * float(np.abs(offset).max())
+    noise += ROUNDINGS * ask.unit * float(np.abs(offset).max())
     return offset, bool(np.abs(pair - even).max() > noise)
 
 

@@ -47,6 +47,7 @@ from keyhole.learners.mlp.relu.line_search import (
     search_line,
 )
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.noise import DETECTION
 
 
 class SinglePrecision(Exception):
@@ -203,7 +204,7 @@ def predict_errors_between(line: LineFit, gradients: Gradients, measured: Array)
         own = float(np.linalg.norm(slopes[start : stop + 1])) + measured[i : i + 2].max()
         inside = slice(start, stop + 1)
         errors[inside] = np.maximum(errors[inside], own / max(float(values[-1]), TINY))
-    return 5 * errors
+    return DETECTION * errors
 
 
 def correct_narrow_pieces(
