@@ -20,14 +20,17 @@ from itertools import islice
 
 import numpy as np
 
-from keyhole.arrays import SINGLE_ROUNDOFF
+from keyhole.arrays import SINGLE_ROUNDOFF, Array
 from keyhole.errors import Counterexample, DomainError, KeyholeError, Unsupported
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import learn_additive
 from keyhole.learners.positions.forward import (
     Answered,
     center_table,
+    PlacedLayer,
     count_freedom,
+    find_pairs,
+    turn_pairs,
     multiply_scores,
     multiply_values,
     to_layer,
@@ -53,12 +56,13 @@ from keyhole.learners.positions.soft import Reader
 from keyhole.learners.positions.values import NAMING, NOTHING, ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.factors import find_groups, tell_groups
 from keyhole.models.position import Position
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
+from keyhole.oracles.noise import DETECTION, REJECTION, ROUNDINGS, NoiseModel
 from keyhole.oracles.wrappers.places import BehindMasked, WithoutPlaces
 
 
@@ -458,10 +462,16 @@ def refine_candidate(
     size = find_natural_size(start, rng.spawn(1)[0])
     lengths = choose_lengths(ask, values.ranks[0], window)
     drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
-    refined = refine(start, [*values.answered, *candidate.answered, *drawn], rng.spawn(1)[0])
+    answered = [*values.answered, *candidate.answered, *drawn]
+    refined = refine(start, answered, rng.spawn(1)[0])
     nearer = 30.0  # times: the misfit of another family, or of merged heads, stays
     if refined.fit.level > refined.begin / nearer:
         return None
+    if refined.fit.level <= ROUNDINGS and "turns" in start.parts:
+        paired = hold_turns(refined.layer, ask.noise)
+        if paired is None:
+            return NotRefined("the fit to all answers ends at scores that do not turn")
+        refined = refine(paired, answered, rng.spawn(1)[0])
     if refined.fit.level > ROUNDINGS:
         return NotRefined(
             f"the fit to all answers ends {refined.fit.level:.0f} times above their rounding"
@@ -469,6 +479,35 @@ def refine_candidate(
     model = to_model(refined.layer, candidate.model)
     errors = measure_errors(refined, candidate.errors, model)
     return replace(candidate, model=model, errors=errors)
+
+
+def hold_turns(layer: PlacedLayer, noise: NoiseModel) -> PlacedLayer | None:
+    """The layer with pairs that turn alike in all heads."""
+    found = find_pairs(layer)
+    if found is None:
+        return None
+    paired, rates = found
+    return turn_pairs(paired, name_frequencies(rates, noise))
+
+
+def name_frequencies(rates: Array, noise: NoiseModel) -> Array:
+    """One list of frequencies for all heads: a law base^(-j / n) with a base of as few digits as
+    explain them, else their means. `rates` (heads, n): growth + i frequency; nothing grows, so that
+    growths show the errors, which do not depend on the frequency."""
+    usual, count = rates.imag.mean(axis=0), rates.shape[1]
+    off = np.concatenate([rates.real, rates.imag - usual])
+    error = np.sqrt((off**2).mean() / max(1, len(rates) - 1))
+    clear = usual > DETECTION * error
+    if clear.sum() > 1:
+        powers = np.arange(count)[clear] / count
+        slope = np.polyfit(powers, np.log(usual[clear]), 1, w=usual[clear] / error)[0]
+        digits = 3  # of the bases that people choose
+        for some in range(digits):
+            law = float(f"{np.exp(-slope):.{some}e}") ** (-np.arange(count) / count)
+            rounded = np.hypot(error, SINGLE_ROUNDOFF * law)  # frequencies are float32 numbers
+            if Evidence(noise).is_zero(Estimate(usual - law, rounded), "a law of frequencies"):
+                return np.asarray(law)
+    return np.asarray(usual)
 
 
 def measure_errors(refined: Refined, like: Attention, model: Attention) -> Attention:

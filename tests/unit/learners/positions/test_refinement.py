@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.linalg import block_diag
 
 import keyhole
 from keyhole.learners.positions.forward import Answered, PlacedLayer, compute, multiply_values
@@ -19,7 +20,8 @@ def make_truth(rng: np.random.Generator) -> PlacedLayer:
         "outs": rng.standard_normal((2, 4, 8)),
         "offset": rng.standard_normal(8),
     }
-    return PlacedLayer(parts, np.array([1.0, 0.1]))
+    own = block_diag(*([[0.0, f], [-f, 0.0]] for f in (1.0, 0.1)))
+    return PlacedLayer({**parts, "turns": np.repeat(own[None], 2, axis=0)})
 
 
 def ask(truth: PlacedLayer, count: int, noise: float, rng: np.random.Generator) -> Answered:
