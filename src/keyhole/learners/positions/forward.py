@@ -71,6 +71,10 @@ class PlacedLayer:
     `offset` (D,); and of these as many as there are: `turns` (heads, t, t), the generators of what
     turns the first t rows of the keys by one place; `table` (heads, distances), `slopes` (heads,),
     `vectors` (places, d), of which the first is zero. held: names of parts that are known.
+
+    Of what turns, the last row is the constant key of one, and queries have nothing there: the last
+    row of the turns is how what the biases of the keys add to scores grows with the distance. That
+    is what answers show of biases: in slow pairs not these, nor what they add at no distance.
     """
 
     parts: Parts
@@ -78,12 +82,29 @@ class PlacedLayer:
 
     @property
     def turning(self) -> int:
-        """Rows of the keys that turn."""
+        """Rows of the keys that turn, the constant one among them."""
         return self.parts["turns"].shape[1] if "turns" in self.parts else 0
 
     @property
     def free(self) -> Parts:
-        return {name: part for name, part in self.parts.items() if name not in self.held}
+        return {
+            name: part
+            for name, part in self.parts.items()
+            if name not in self.held or name == "turns"
+        }
+
+    @property
+    def masks(self) -> Parts:
+        """Which entries are unknown (one, else zero), of parts in which some are known."""
+        if "turns" not in self.parts:
+            return {}
+        masks = {name: np.ones_like(self.parts[name]) for name in ("keys", "queries", "turns")}
+        last = self.turning - 1
+        masks["keys"][:, :last, -1] = masks["keys"][:, last] = masks["queries"][:, last] = 0.0
+        masks["turns"][:, :, last] = 0.0
+        if "turns" in self.held:
+            masks["turns"][:, :last] = 0.0
+        return {name: mask for name, mask in masks.items() if name in self.free}
 
     def with_parts(self, parts: Mapping[str, Array]) -> "PlacedLayer":
         return replace(self, parts={**self.parts, **parts})
@@ -126,18 +147,11 @@ class Turns:
         """The adjoint."""
         left, right = np.swapaxes(self.vectors, 1, 2), np.swapaxes(self.inverse, 1, 2)
         inner = (self.quotients * (left[:, None] @ change @ right[:, None])).sum(axis=1)
-        return np.asarray(
-            (np.swapaxes(self.inverse, 1, 2) @ inner @ np.swapaxes(self.vectors, 1, 2)).real
-        )
+        return np.asarray((right @ inner @ left).real)
 
     def astype(self, dtype: type) -> "Turns":
-        wide = np.result_type(dtype, np.complex64)
-        return Turns(
-            self.powers.astype(dtype),
-            self.vectors.astype(wide),
-            self.inverse.astype(wide),
-            self.quotients.astype(wide),
-        )
+        """Powers in another precision; slow turns have vectors that need all digits."""
+        return replace(self, powers=self.powers.astype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,9 +372,10 @@ def count_freedom(layer: PlacedLayer) -> int:
     """Unknowns less those that no answer can show."""
     parts, heads = layer.parts, len(layer.parts["keys"])
     free = sum(part.size for part in layer.free.values())
+    free -= int(sum((1.0 - mask).sum() for mask in layer.masks.values()))
     if "keys" in layer.free:
-        still, turning = parts["keys"].shape[1] - layer.turning, layer.turning
-        gauge = turning**2 if "turns" in layer.free else turning
+        still, turning = parts["keys"].shape[1] - layer.turning, max(0, layer.turning - 1)
+        gauge = turning if "turns" in layer.held else turning**2
         free -= heads * (gauge + still**2 + still)  # and the biases of keys that do not turn
     if "ins" in layer.free:
         free -= heads * parts["ins"].shape[2] ** 2
@@ -396,7 +411,9 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
         ]
         outer = outer * seen.turns.quotients[head]
         found = (mixed @ outer.reshape(count, length, -1)).reshape(*mixed.shape[:2], size, size)
-        blocks.append((right.T @ found @ left.T).real.reshape(*mixed.shape[:2], -1))
+        blocks.append(
+            (right.T @ found @ left.T).real.reshape(*mixed.shape[:2], -1).astype(mixed.dtype)
+        )
     both = np.concatenate(blocks, axis=2)
     return np.asarray(both.reshape(-1, both.shape[2]))
 
@@ -407,18 +424,10 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
 def to_layer(model: Attention, ins: Sequence[Array], outs: Sequence[Array]) -> PlacedLayer:
     """The unknowns of a layer whose value maps are products ins @ outs."""
     position, width = model.position or Position(), model.width
-    rank = ins[0].shape[1]
-    turning = 0 if position.keys is None else position.keys.shape[1]
-    keys = np.zeros((len(model.heads), rank, width + 1))
+    size = 0 if position.keys is None else position.keys.shape[1]
+    still, turning = ins[0].shape[1] - size, 0 if position.keys is None else size + 1
+    keys = np.zeros((len(model.heads), turning + still, width + 1))
     queries = np.zeros_like(keys)
-    if position.keys is not None and position.queries is not None:
-        keys[:, :turning], queries[:, :turning] = position.keys, position.queries
-        queries[:, 1:turning:2] *= -1.0
-    for number, head in enumerate(model.heads):
-        u, s, vt = np.linalg.svd(np.column_stack([head.score, head.key_bias]))
-        root = np.sqrt(s[: rank - turning])
-        keys[number, turning:, :-1] = (u[:, : rank - turning] * root).T
-        queries[number, turning:] = root[:, None] * vt[: rank - turning]
     parts = {
         "keys": keys,
         "queries": queries,
@@ -426,22 +435,37 @@ def to_layer(model: Attention, ins: Sequence[Array], outs: Sequence[Array]) -> P
         "outs": np.array(outs),
         "offset": np.array(model.offset),
     }
+    if position.keys is not None and position.queries is not None:
+        keys[:, :size, :-1], queries[:, :size] = position.keys[..., :-1], position.queries
+        queries[:, 1:size:2] *= -1.0
+        keys[:, size, -1] = 1.0
+        turns = np.zeros((len(keys), turning, turning))
+        turns[:, :size, :size] = generate(position.frequencies)
+        turns[:, size, :size] = position.keys[..., -1] @ generate(position.frequencies)
+        parts["turns"] = turns
+    for number, head in enumerate(model.heads):
+        u, s, vt = np.linalg.svd(np.column_stack([head.score, head.key_bias]))
+        root = np.sqrt(s[:still])
+        keys[number, turning:, :-1] = (u[:, :still] * root).T
+        queries[number, turning:] = root[:, None] * vt[:still]
     added = {"table": position.bias, "slopes": position.slopes, "vectors": position.vectors}
     parts.update({name: np.array(part) for name, part in added.items() if part is not None})
-    if position.frequencies is not None:
-        own = [np.array([[0.0, f], [-f, 0.0]]) for f in position.frequencies]
-        parts["turns"] = np.repeat(block_diag(*own)[None], len(model.heads), axis=0)
     return PlacedLayer(parts)
+
+
+def generate(frequencies: Float[Array, " n"]) -> Float[Array, "t t"]:
+    """The generator of pairs that turn by these frequencies."""
+    return np.asarray(block_diag(*([[0.0, f], [-f, 0.0]] for f in frequencies)))
 
 
 def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
     """The layer in coordinates in which the turns are those of pairs, the fastest first, and their
     rates (heads, pairs), growth + i frequency; None where something does not turn."""
-    parts, size = layer.parts, layer.turning
+    parts, size = layer.parts, layer.turning - 1
     keys, queries, turns = parts["keys"].copy(), parts["queries"].copy(), parts["turns"].copy()
     rates = np.zeros((len(turns), size // 2), complex)
     for h, own in enumerate(turns):
-        values, vectors = np.linalg.eig(own)
+        values, vectors = np.linalg.eig(own[:size, :size])
         order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
         if 2 * len(order) != size:
             return None
@@ -450,16 +474,27 @@ def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
         keys[h, :size] = basis.T @ keys[h, :size]
         queries[h, :size] = np.linalg.solve(basis, queries[h, :size])
         rates[h] = values[order]
-        turns[h] = block_diag(*([[v.real, v.imag], [-v.imag, v.real]] for v in values[order]))
+        own[size, :size] = own[size, :size] @ basis
+        own[:size, :size] = block_diag(
+            *([[v.real, v.imag], [-v.imag, v.real]] for v in values[order])
+        )
     return layer.with_parts({"keys": keys, "queries": queries, "turns": turns}), rates
 
 
 def turn_pairs(layer: PlacedLayer, frequencies: Float[Array, " n"]) -> PlacedLayer:
     """The layer with pairs that turn by these frequencies in all heads, and only turn."""
-    own = block_diag(*([[0.0, f], [-f, 0.0]] for f in frequencies))
-    turns = np.repeat(own[None], len(layer.parts["turns"]), axis=0)
-    found = layer.with_parts({"turns": turns})
-    return replace(found, held=layer.held | {"turns"})
+    turns = layer.parts["turns"].copy()
+    turns[:, :-1, :-1] = generate(frequencies)
+    return replace(layer.with_parts({"turns": turns}), held=layer.held | {"turns"})
+
+
+def name_keys(layer: PlacedLayer) -> Float[Array, "h p e"]:
+    """Keys of pairs with their biases."""
+    turns, size = layer.parts["turns"], layer.turning - 1
+    keys = layer.parts["keys"][:, :size].copy()
+    grown = np.swapaxes(turns[:, size:, :size], 1, 2)
+    keys[..., -1] = np.linalg.solve(np.swapaxes(turns[:, :size, :size], 1, 2), grown)[..., 0]
+    return keys
 
 
 def multiply_scores(layer: PlacedLayer) -> Float[Array, "h d e"]:
@@ -501,10 +536,10 @@ def place(layer: PlacedLayer, like: Position | None) -> Position | None:
     parts, turning = layer.parts, layer.turning
     found = like
     if turning:
-        keys, queries = parts["keys"][:, :turning], parts["queries"][:, :turning].copy()
+        queries = parts["queries"][:, : turning - 1].copy()
         queries[:, 1::2] *= -1.0
-        frequencies = parts["turns"][0].diagonal(1)[::2]
-        found = replace(found, frequencies=frequencies, keys=keys, queries=queries)
+        frequencies = parts["turns"][0].diagonal(1)[: turning - 1 : 2]
+        found = replace(found, frequencies=frequencies, keys=name_keys(layer), queries=queries)
     if "table" in parts:
         found = replace(found, bias=center_table(layer))
     if "slopes" in parts:

@@ -31,10 +31,10 @@ from scipy.linalg.blas import ssyrk
 
 from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float
 from keyhole.fitting.bootstrap import smooth_errors
-from keyhole.fitting.conjugate_gradients import Ending, ProductSystem, Scaled, solve_cgls
+from keyhole.fitting.conjugate_gradients import Ending, Scaled, Solved, solve_cgls
 from keyhole.fitting.gauss_newton import Blocks
 from keyhole.fitting.kronecker import LEAST
-from keyhole.fitting.solver import Problem, Stopping, System, descend
+from keyhole.fitting.solver import Problem, Step, Stopping, descend
 from keyhole.learners.positions.forward import (
     Answered,
     Parts,
@@ -50,12 +50,15 @@ from keyhole.learners.positions.forward import (
     push,
 )
 from keyhole.measurement.asker import Asker
-from keyhole.oracles.noise import ROUNDINGS
 
 SCORES = ("keys", "queries", "turns")  # what makes the scores of a head, in this order
 MATRICES = ("keys", "queries", "ins", "outs")  # one for each head; the derivative: outer products
 SHORTER = (1.0, 0.5, 0.2, 0.05)  # parts of a step that are tried, until the cost falls
-NEARLY = 0.02  # share of the residual left by a step below which its units serve for the next one
+NEARLY = 0.05  # share of the residual left by a step below which its units serve for the next one
+DAMPING = 1e-4  # of the first step with exact units, which columns have the norm one
+STEPS = 20  # with exact units; from a start off by a few per cent about four
+ENOUGH = 1.5  # misfit in standard errors from which a further step would gain next to nothing
+
 
 # -- Units of the unknowns ---------------------------------------------------------------------
 
@@ -100,30 +103,10 @@ def scale_of(squares: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Triangles:
-    """What makes the scores of each head together, in the triangle of its information."""
+    """What makes the scores of each head together, in the triangle of its damped information."""
 
     triangles: tuple[Array, ...]
     sizes: Float[Array, "h u"]
-
-    @classmethod
-    def of(cls, layer: PlacedLayer, every: Sequence[Seen]) -> "Triangles":
-        triangles, sizes = [], []
-        for head in range(len(layer.parts["keys"])):
-            normal: Array | None = None
-            for seen in every:
-                if not seen.is_hard:  # such answers show values alone
-                    rows = differentiate_scores(layer, seen, head)
-                    first = {} if normal is None else {"beta": 1.0, "c": normal, "overwrite_c": 1}
-                    normal = ssyrk(1.0, rows.T, **first)
-            assert normal is not None
-            # what no answer shows (the key biases of what does not turn) has no size of its own
-            size = scale_of(normal.diagonal()).astype(np.float32)
-            normal *= size
-            normal *= size[:, None]
-            normal[np.diag_indices(len(normal))] += SINGLE_ROUNDOFF * len(normal)
-            triangles.append(cholesky(normal, overwrite_a=True, check_finite=False))
-            sizes.append(size)
-        return cls(tuple(triangles), np.array(sizes))
 
     def apply(self, z: Float[Array, "h u"]) -> Float[Array, "h u"]:
         pairs = zip(self.triangles, z, strict=True)
@@ -133,6 +116,48 @@ class Triangles:
     def adjoint(self, step: Float[Array, "h u"]) -> Float[Array, "h u"]:
         pairs = zip(self.triangles, self.sizes * step, strict=True)
         return np.array([solve_triangular(t, row, trans=1, check_finite=False) for t, row in pairs])
+
+
+@dataclass(frozen=True, eq=False)
+class Information:
+    """What units are made of: the information of the answers on what makes the scores of each head,
+    scaled to a diagonal of one, and units of the other parts."""
+
+    single: Mapping[str, Kronecker | Array]
+    normals: tuple[Array, ...] = ()
+    sizes: Float[Array, "h u"] | None = None
+
+    def units(self, damping: float) -> "Units":
+        if self.sizes is None:
+            return Units(self.single)
+        triangles = []
+        for normal in self.normals:
+            damped = normal.copy()
+            damped[np.diag_indices(len(damped))] += damping + SINGLE_ROUNDOFF * len(damped)
+            triangles.append(cholesky(damped, overwrite_a=True, check_finite=False))
+        return Units(self.single, Triangles(tuple(triangles), self.sizes))
+
+
+def inform(layer: PlacedLayer, every: Sequence[Seen]) -> tuple[tuple[Array, ...], Array]:
+    """The information on what makes the scores of each head, and the sizes of its unknowns."""
+    normals, sizes = [], []
+    parts = {name: np.ones_like(layer.parts[name]) for name in SCORES if name in layer.free}
+    known = join_scores({**parts, **layer.masks})
+    for head in range(len(layer.parts["keys"])):
+        normal: Array | None = None
+        for seen in every:
+            if not seen.is_hard:  # such answers show values alone
+                rows = differentiate_scores(layer, seen, head) * known[head]
+                first = {} if normal is None else {"beta": 1.0, "c": normal, "overwrite_c": 1}
+                normal = ssyrk(1.0, rows.T, **first)
+        assert normal is not None
+        # what no answer shows (the key biases of what does not turn) has no size of its own
+        size = scale_of(normal.diagonal()).astype(np.float32)
+        normal *= size
+        normal *= size[:, None]
+        normals.append(normal)
+        sizes.append(size)
+    return tuple(normals), np.array(sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +172,19 @@ class Units:
 
     def adjoint(self, step: Parts) -> Parts:
         return self._each(step, "adjoint")
+
+    def measure(self, step: Parts, z: Parts) -> Parts:
+        """A step in the metric of the damping: what makes scores in the sizes of its columns."""
+        if self.scores is None:
+            return z
+        return {**z, **split_scores(join_scores(step) / self.scores.sizes, z)}
+
+    def measure_adjoint(self, measured: Parts) -> Parts:
+        """The adjoint, in the unknowns."""
+        if self.scores is None:
+            return measured
+        step = self.scores.adjoint(join_scores(measured) / self.scores.sizes)
+        return {**measured, **split_scores(step, measured)}
 
     def _each(self, parts: Parts, way: str) -> Parts:
         found = {
@@ -181,39 +219,73 @@ class Linear:
 
     layer: PlacedLayer
     every: tuple[Seen, ...]
+    weights: tuple[Float[Array, "n 1"], ...]  # one over the standard errors of the answers
 
     @classmethod
     def of(cls, layer: PlacedLayer, every: Sequence[Seen]) -> "Linear":
         single = {name: part.astype(np.float32) for name, part in layer.parts.items()}
-        return cls(layer.with_parts(single), tuple(seen.astype(np.float32) for seen in every))
+        weights = [(1.0 / seen.group.errors[:, None]).astype(np.float32) for seen in every]
+        cast = tuple(seen.astype(np.float32) for seen in every)
+        return cls(layer.with_parts(single), cast, tuple(weights))
 
     @cached_property
     def blocks(self) -> Blocks:
         return Blocks.of(self.layer.free)
 
+    @cached_property
+    def masks(self) -> Parts:
+        return self.layer.masks
+
+    def mask(self, change: Parts) -> Parts:
+        """A change of what is unknown alone."""
+        masks = {name: mask for name, mask in self.masks.items() if name in change}
+        return {**change, **{name: mask * change[name] for name, mask in masks.items()}}
+
     def push(self, change: Parts) -> Float[Array, " numbers"]:
-        rows = [push(self.layer, s, change) / s.group.errors[:, None] for s in self.every]
-        return np.concatenate([row.ravel() for row in rows])
+        pairs = zip(self.every, self.weights, strict=True)
+        return np.concatenate(
+            [(push(self.layer, s, change) * weight).ravel() for s, weight in pairs]
+        )
 
     def pull(self, vector: Float[Array, " numbers"]) -> Parts:
         """The adjoint."""
         names = list(self.layer.free)
         total = {name: np.zeros_like(self.layer.parts[name]) for name in names}
         cuts = np.cumsum([seen.answers.size for seen in self.every])[:-1]
-        for seen, part in zip(self.every, np.split(vector, cuts), strict=True):
-            scaled = part.reshape(seen.answers.shape) / seen.group.errors[:, None]
-            pulled = pull(self.layer, seen, scaled)
+        parts = np.split(vector, cuts)
+        for seen, weight, part in zip(self.every, self.weights, parts, strict=True):
+            pulled = pull(self.layer, seen, part.reshape(seen.answers.shape) * weight)
             for name, found in gather(self.layer, seen, pulled, names).items():
                 total[name] += found
         return total
 
-    def scaled(self, units: Units) -> Scaled:
+    def scaled(self, units: Units, damping: float) -> Scaled:
+        """Products with the derivative in these units, and the damping below it."""
+        blocks, root = self.blocks, np.float32(np.sqrt(damping))
+
+        def push_scaled(vector: Array) -> Array:
+            z = blocks.split(vector)
+            step = units.apply(z)
+            return np.append(self.push(self.mask(step)), root * blocks.join(units.measure(step, z)))
+
         def pull_scaled(vector: Array) -> Array:
-            return self.blocks.join(units.adjoint(self.pull(vector)))
+            answers, held = np.split(vector, [len(vector) - blocks.size])
+            seen = blocks.join(units.adjoint(self.mask(self.pull(answers))))
+            return seen + root * blocks.join(units.measure_adjoint(blocks.split(held)))
 
-        return Scaled(lambda z: self.push(units.apply(self.blocks.split(z))), pull_scaled)
+        return Scaled(push_scaled, pull_scaled)
 
-    def find_units(self, rng: np.random.Generator, together: bool) -> Units:
+    def solve(
+        self, units: Units, damping: float, right: Array, ending: Ending
+    ) -> tuple[Array, Solved]:
+        """The step towards a right side, and how it was found."""
+        size = float(np.linalg.norm(right)) + TINY
+        rows = np.append(right / size, np.zeros(self.blocks.size)).astype(np.float32)
+        found = solve_cgls(self.scaled(units, damping), rows, ending)
+        step = self.blocks.join(self.mask(units.apply(self.blocks.split(found.z))))
+        return size * step.astype(np.float64), found
+
+    def inform(self, rng: np.random.Generator, together: bool) -> Information:
         """Units from random signs on all answers; for what makes scores `together` the exact ones
         of each head."""
         together = together and "keys" in self.layer.free
@@ -222,21 +294,22 @@ class Linear:
         squares = {n: np.zeros(self.layer.parts[n].shape) for n in names if n not in samples}
         probes = 2  # random signs on every answer: sums over hundreds of these even out
         for _ in range(probes):
-            for seen in self.every:
-                signs = rng.choice(np.float32([-1.0, 1.0]), seen.answers.shape)
-                signs /= np.sqrt(np.float32(probes)) * seen.group.errors[:, None]
+            for seen, weight in zip(self.every, self.weights, strict=True):
+                signs = rng.choice(np.float32([-1.0, 1.0]), seen.answers.shape) * weight
+                signs /= np.sqrt(np.float32(probes))
                 pulled = pull(self.layer, seen, signs)
                 for name, pairs in samples.items():
                     pairs.append(sample(name, seen, pulled, signs))
                 for name, part in gather(self.layer, seen, pulled, list(squares)).items():
                     squares[name] += part**2
+        squares = self.mask(squares)
         single: dict[str, Kronecker | Array] = {
             name: scale_of(part).astype(np.float32) for name, part in squares.items()
         }
         for name, pairs in samples.items():
             reached, read = (np.concatenate(part) for part in zip(*pairs, strict=True))
             single[name] = Kronecker.of(reached, read)
-        return Units(single, Triangles.of(self.layer, self.every) if together else None)
+        return Information(single, *(inform(self.layer, self.every) if together else ()))
 
 
 def sample(name: str, seen: Seen, pulled: Pulled, signs: Array) -> tuple[Array, Array]:
@@ -304,84 +377,88 @@ class Fit:
 
 @dataclass(eq=False)
 class Settling:
-    """Gauss-Newton steps, with units that stay as long as the answers are nearly linear.
+    """Damped Gauss-Newton steps, with units that stay as long as the answers are nearly linear.
 
     together: whether what makes the scores of a head has units of its own, or each part of it.
     """
 
     rng: np.random.Generator
     together: bool
-    units: Units | None = None
+    ending: Ending
+    information: Information | None = None
 
-    def settle(self, begin: Fit, stopping: Stopping, ending: Ending) -> Fit:
-        def linearize(fit: Fit) -> System:
-            scaled, to_step = self.scale(fit)
-            # a step is solved as exactly as the last one was linear
-            share = float(np.clip(0.3 * fit.share, 1e-3, 0.1))
-            return ProductSystem(scaled, fit.residual, to_step, replace(ending, share=share))
-
-        problem = Problem(lambda fit: fit.cost, linearize, lambda fit, step: fit.move(step))
+    def settle(self, begin: Fit, stopping: Stopping) -> Fit:
+        problem = Problem(lambda fit: fit.cost, self.linearize, lambda fit, step: fit.move(step))
         return descend(problem, begin, stopping).state
 
-    def scale(self, fit: Fit) -> tuple[Scaled, Callable[[Array], Array]]:
-        """Products at a fit, in its units, and what makes steps of their unknowns."""
+    def linearize(self, fit: Fit) -> "Linearized":
         linear = Linear.of(fit.layer, fit.every)
-        if self.units is None or fit.share > NEARLY:
-            self.units = linear.find_units(self.rng, self.together)
-        units = self.units
+        if self.information is None or fit.share > NEARLY:
+            self.information = linear.inform(self.rng, self.together)
+        return Linearized(self, fit, linear)
 
-        def to_step(z: Array) -> Array:
-            return linear.blocks.join(units.apply(linear.blocks.split(z))).astype(np.float64)
-
-        return linear.scaled(units), to_step
+    def solve(self, at: "Linearized", damping: float, right: Array, ending: Ending) -> Step:
+        """The step towards a right side, and how much of its square it explains."""
+        assert self.information is not None
+        step, found = at.linear.solve(self.information.units(damping), damping, right, ending)
+        return Step(step, float(right @ right) * (1.0 - found.left))
 
     def doubt(self, fit: Fit) -> Parts:
         """A step that noise of the size of the misfit would cause."""
-        noise = self.rng.standard_normal(len(fit.residual), np.float32)
-        scaled, to_step = self.scale(fit)
-        step = to_step(solve_cgls(scaled, noise, Ending(window=20, growth=0.02)).z)
-        return Blocks.of(fit.layer.free).split(fit.level * step)
+        at = self.linearize(fit)
+        noise = fit.level * self.rng.standard_normal(len(fit.residual))
+        step = self.solve(at, 0.0, noise, self.ending).step
+        return at.linear.blocks.split(step)
 
 
 @dataclass(frozen=True, eq=False)
-class Refined:
-    """A layer at the noise of the answers, and changes of its parts that the noise could have made,
-    each as likely."""
+class Linearized:
+    """The linear problem at one fit."""
 
+    settling: Settling
     fit: Fit
-    begin: float  # level of the start
-    doubts: tuple[Parts, ...]
+    linear: Linear
 
-    @property
-    def layer(self) -> PlacedLayer:
-        return self.fit.layer
+    def step(self, damping: float) -> Step:
+        # a step is solved as exactly as the last one was linear
+        share = float(np.clip(0.3 * self.fit.share, 1e-3, 0.1))
+        ending = replace(self.settling.ending, share=share)
+        return self.settling.solve(self, damping, -self.fit.residual, ending)
+
+
+def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator) -> Fit:
+    """The least squares solution near the start."""
+    begin = Fit.of(start, join_alike(groups))
+    target = ENOUGH**2 * begin.freedom
+    rough = Stopping(steps=1, target=target, damping=0.0)
+    fit = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, rough)
+    fine = Stopping(
+        steps=STEPS, target=target, tolerance=1e-3, window=2, share=0.1, damping=DAMPING
+    )
+    return Settling(rng, True, Ending(window=25, least=0.01)).settle(fit, fine)
+
+
+@dataclass(frozen=True, eq=False)
+class Doubts:
+    """Changes of the parts of a layer that the noise could have made, each as likely."""
+
+    layer: PlacedLayer
+    changes: tuple[Parts, ...]
+
+    @classmethod
+    def of(cls, fit: Fit, rng: np.random.Generator, probes: int = 1) -> "Doubts":
+        settling = Settling(rng, True, Ending(window=20, growth=0.02))
+        return cls(fit.layer, tuple(settling.doubt(fit) for _ in range(probes)))
 
     def spread(self, measure: Callable[[PlacedLayer], Array]) -> Array:
         """Standard errors of what is computed from the parts: the change that a doubt makes; no
         entry of a matrix is known better than the usual one."""
         own = measure(self.layer)
         square = np.zeros(own.shape)
-        for doubt in self.doubts:
+        for doubt in self.changes:
             parts = {name: self.layer.parts[name] + change for name, change in doubt.items()}
-            square += (measure(self.layer.with_parts(parts)) - own) ** 2 / len(self.doubts)
+            square += (measure(self.layer.with_parts(parts)) - own) ** 2 / len(self.changes)
         return smooth_errors(np.sqrt(square)) if square.ndim > 1 else np.sqrt(square)
-
-
-def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator) -> Refined:
-    """The least squares solution near the start, and what noise of the size of the misfit would
-    have changed."""
-    begin = Fit.of(start, join_alike(groups))
-    target = 1.5**2 * begin.freedom  # the noise: a further step would gain next to nothing
-    rough = Stopping(steps=1, target=target, damping=0.0)
-    fit = Settling(rng, together=False).settle(begin, rough, Ending(window=25, least=0.1))
-    share = 0.1  # decrease of the misfit, relative, in a step after which there is no other
-    fine = Stopping(steps=8, target=target, tolerance=1e-3, window=1, share=share, damping=0.0)
-    settling = Settling(rng, together=True)
-    fit = settling.settle(fit, fine, Ending(window=25, least=0.01))
-    if fit.level > ROUNDINGS:  # then it explains nothing, and has no standard errors
-        return Refined(fit, begin.level, ())
-    probes = 1  # repetitions for the standard errors
-    return Refined(fit, begin.level, tuple(settling.doubt(fit) for _ in range(probes)))
 
 
 def find_natural_size(layer: PlacedLayer, rng: np.random.Generator) -> float:
