@@ -230,7 +230,7 @@ def compute(layer: PlacedLayer, group: Answered) -> Seen:
     keys = apply_heads(with_one, parts["keys"])
     queries = apply_heads(with_one[:, -1], parts["queries"])
     turns = Turns.of(parts["turns"], group.distances) if "turns" in parts else None
-    turned = turn(queries, () if turns is None else turns.powers, placed.shape[1])
+    turned = turn(queries, () if turns is None else tuple(turns.powers), placed.shape[1])
     scores = np.einsum("nmhp,nmhp->nmh", keys, turned)
     if "table" in parts:
         table = parts["table"]
@@ -275,7 +275,7 @@ def push(layer: PlacedLayer, seen: Seen, change: Parts) -> Float[Array, "n D"]:
     length = seen.keys.shape[1]
     turned = turn(queries, seen.powers, length)
     if "turns" in change and seen.turns is not None:
-        powers = seen.turns.push(change["turns"]).astype(seen.keys.dtype)
+        powers = tuple(seen.turns.push(change["turns"]).astype(seen.keys.dtype))
         turned[..., : layer.turning] += turn(seen.queries[..., : layer.turning], powers, length)
     scores += np.einsum("nmhp,nmhp->nmh", seen.keys, turned)
     if "table" in change:
@@ -435,7 +435,9 @@ def to_layer(model: Attention, ins: Sequence[Array], outs: Sequence[Array]) -> P
         "outs": np.array(outs),
         "offset": np.array(model.offset),
     }
-    if position.keys is not None and position.queries is not None:
+    if position.keys is not None:
+        assert position.queries is not None
+        assert position.frequencies is not None
         keys[:, :size, :-1], queries[:, :size] = position.keys[..., :-1], position.queries
         queries[:, 1:size:2] *= -1.0
         keys[:, size, -1] = 1.0

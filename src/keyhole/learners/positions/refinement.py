@@ -295,7 +295,7 @@ class Linear:
         probes = 2  # random signs on every answer: sums over hundreds of these even out
         for _ in range(probes):
             for seen, weight in zip(self.every, self.weights, strict=True):
-                signs = rng.choice(np.float32([-1.0, 1.0]), seen.answers.shape) * weight
+                signs = rng.choice(np.array([-1.0, 1.0], np.float32), seen.answers.shape) * weight
                 signs /= np.sqrt(np.float32(probes))
                 pulled = pull(self.layer, seen, signs)
                 for name, pairs in samples.items():
