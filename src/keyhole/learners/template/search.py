@@ -46,7 +46,7 @@ from keyhole.oracles.noise import ROUNDINGS
 EXPLAINED = ROUNDINGS**2  # mean square residual in units of rounding: as good as exact
 PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which it is carried on
 POOR = 5e-3  # a start that is above it after a few steps is given up
-PRUNED = 1e-9  # from which surplus neurons go
+PRUNED = 1e-7  # from which surplus neurons go
 SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
 DEEP = 1e-18  # to which the fit goes before leaks become signs
 TURNS = 3  # patterns of signs that are tried
