@@ -148,8 +148,7 @@ def perturb_model(
             else:
                 normals = normals or NormalPool(rng)
                 drawn[name] = normals.disturb(array, relative, error)
-            if name.rpartition(".")[2].startswith("epsilon"):  # of a norm: never below zero
-                np.abs(drawn[name], out=drawn[name])
+            keep_possible(name, drawn[name])
             drawn[name].flags.writeable = False  # so that the model keeps it as it is
         for name, left in uncertain.items():
             if name.endswith("score_left") and name in drawn:
@@ -160,6 +159,13 @@ def perturb_model(
                 drawn[other] = np.vstack([drawn[other], right * rng.standard_normal(right.shape)])
         yield rebuild(model, drawn)
         del drawn
+
+
+def keep_possible(name: str, array: Array) -> None:
+    """Makes a disturbed parameter one that a model can have: the epsilon of a norm is never below
+    zero."""
+    if name.rpartition(".")[2].startswith("epsilon"):
+        np.abs(array, out=array)
 
 
 def predict(model: Any, tokens: Array, answers: Array) -> Array:

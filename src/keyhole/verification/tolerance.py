@@ -17,6 +17,7 @@ from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.models.base import (
     NormalPool,
+    keep_possible,
     perturb_model,
     predict,
     replace_parameters,
@@ -290,6 +291,7 @@ def rate_changes(model: Any, judged: list[Judged], rng: np.random.Generator) -> 
         for direction in (array, noise):
             changed = np.asarray(step * direction)
             changed += array
+            keep_possible(name, changed)
             changed.flags.writeable = False  # so that the model keeps it as it is
             other = replace_parameters(model, {name: changed})
             shown = [

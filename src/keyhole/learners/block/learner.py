@@ -59,6 +59,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
 from keyhole.oracles.base import Oracle, Spec
+from keyhole.oracles.noise import REJECTION
 
 # of a norm at this place
 ATTENTION = {"pre": Family.PRE_NORM_ATTENTION, "post": Family.POST_NORM_ATTENTION}
@@ -513,7 +514,8 @@ def compare(
 
 
 def set_zeros(model: Block, errors: Block, zero: float = 12.0) -> tuple[Block, Block]:
-    """Biases that are zero within small standard errors become zero: many layers have none.
+    """Biases that are zero within small standard errors become zero: many layers have none; and so
+    does an epsilon that is too small to be seen.
     `zero`: standard errors within which such a block of parameters counts as zero."""
     parts, doubts = model.to_arrays(), errors.to_arrays()
     for name in list(parts):
@@ -521,6 +523,10 @@ def set_zeros(model: Block, errors: Block, zero: float = 12.0) -> tuple[Block, B
             continue
         if np.linalg.norm(parts[name]) <= zero * np.linalg.norm(doubts[name]):
             parts[name], doubts[name] = np.zeros_like(parts[name]), np.zeros_like(doubts[name])
+    if "epsilons" in parts:  # one that no answer shows is none
+        unseen = parts["epsilons"] < REJECTION * doubts["epsilons"]
+        for each in (parts, doubts):
+            each["epsilons"] = np.where(unseen, 0.0, each["epsilons"])
     return Block.from_arrays(parts), Block.from_arrays(doubts)
 
 
@@ -542,6 +548,8 @@ def describe(model: Block, errors: Block, misfit: float, box: Box) -> Hypothesis
             "The mean of what is added to the residual is invisible behind a LayerNorm: it is zero "
             "here."
         )
+    if not all(norm.epsilon for norm in model.norms):
+        notes.append("An epsilon is too small to be seen in these answers: it is zero here.")
     return Hypothesis(
         model,
         errors,
