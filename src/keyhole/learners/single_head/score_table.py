@@ -19,7 +19,14 @@ from keyhole.learners.single_head.calibration import Calibration
 from keyhole.learners.single_head.hypothesis import Score
 from keyhole.linalg.bases import Basis
 from keyhole.measurement.linear_response import answer_noise
-from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
+from keyhole.measurement.log_odds import (
+    LOOSE,
+    ROUNDS,
+    SHRINK,
+    STEEPEST,
+    TARGET_SPREAD,
+    LogOddsMeter,
+)
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
@@ -38,7 +45,7 @@ class Table:
 
 
 def measure_table(
-    meter: LogOdds,
+    meter: LogOddsMeter,
     anchors: TokenBank,
     anchor_values: Float[Array, "m D"],
     spread: float,
@@ -123,7 +130,7 @@ class _Filling:
 
     def __init__(
         self,
-        meter: LogOdds,
+        meter: LogOddsMeter,
         anchors: TokenBank,
         anchor_values: Array,
         anchor_bias: Array,
