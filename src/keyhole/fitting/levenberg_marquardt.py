@@ -30,7 +30,7 @@ from keyhole.fitting.solver import (
 from keyhole.fitting.solver import descend as solve_problem
 from keyhole.fitting.variable_projection import (
     DENSE_LIMIT,
-    Projection,
+    ProjectedFit,
     compute_gradient,
     form_normal,
     multiply_normal,
@@ -71,7 +71,7 @@ class DescentOptions:
 class DescentEnd:
     """Where one start ended."""
 
-    at: Projection
+    at: ProjectedFit
     relative: float  # squared residual relative to the labels
     iterations: int
     products: int = 0  # Gauss-Newton products spent
@@ -88,7 +88,7 @@ class Work:
 class FitState:
     """A fit on the way. precise: whether steps from here on are exact."""
 
-    at: Projection
+    at: ProjectedFit
     cost: float
     precise: bool
 
@@ -183,7 +183,7 @@ class _Iterative:
     def __init__(
         self,
         rows: Rows,
-        at: Projection,
+        at: ProjectedFit,
         slope: Array,
         normal: Array | None,
         dtype: type,

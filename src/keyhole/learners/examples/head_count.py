@@ -25,7 +25,7 @@ from keyhole.fitting.fisher import estimate_information
 from keyhole.fitting.initial_guess import solve_one_head
 from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
 from keyhole.fitting.variable_projection import DENSE_LIMIT, project
-from keyhole.learners.examples.restarts import Chain, ChainRunner, Effort
+from keyhole.learners.examples.restarts import Chain, ChainRunner, RestartEffort
 
 SETTLING_STARTS = 2  # independent starts that must reach the same minimum before it counts
 HASTY = DescentOptions(stall_window=10, stall_share=0.1, conjugate_steps=60)  # most starts are vain
@@ -261,7 +261,7 @@ class HeadSearch:
         """Some chains with so many heads, until one is exact; the tally that is left of them."""
         tally = self.tallies.setdefault(heads, HeadTally(heads))
         known = None if hops else self.find_foundation(heads)
-        effort = Effort(hops, self.options.solved, descent, known)
+        effort = RestartEffort(hops, self.options.solved, descent, known)
         if heads == 1 and not tally.chains:
             start = solve_one_head(self.rows)
             if start is not None:

@@ -204,7 +204,7 @@ class HessianTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class HessianSpan:
     """The span of Hessians and the identity: orthonormal bases of it and of its complement."""
 
     inside: Float[Array, "r P"]
@@ -222,7 +222,7 @@ class Span:
         return min(8.0 / self.gap, 0.02 if self.gap > 12.0 else 0.12)
 
 
-def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Span | None:
+def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> HessianSpan | None:
     """The span if its dimension, at most `most`, shows as a gap in the singular values."""
     s = hessians.shape[-1]
     stack = flat(hessians.reshape(-1, s, s))
@@ -242,11 +242,11 @@ def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Spa
     rank, gap = low + best, float(ratios[best])
     if gap < clear:
         return None
-    return Span(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
+    return HessianSpan(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
 
 
 def rank_ones(
-    span: Span, count: int, rng: np.random.Generator, allowed: float | None = None
+    span: HessianSpan, count: int, rng: np.random.Generator, allowed: float | None = None
 ) -> Float[Array, "m s"]:
     """Unit vectors whose squares lie in the span: `count` of them, or as many as are found.
     `allowed`: what of a square may lie outside."""
@@ -273,7 +273,7 @@ def rank_ones(
 
 
 def _starts(
-    span: Span, found: Array, count: int, plain: bool, rng: np.random.Generator
+    span: HessianSpan, found: Array, count: int, plain: bool, rng: np.random.Generator
 ) -> Float[Array, "k s"]:
     """Extreme eigenvectors of random elements of the span, orthogonal to what was found."""
     s = span.outside.shape[-1]
@@ -329,7 +329,7 @@ def _polished(
     return np.concatenate(done), np.concatenate(off)
 
 
-def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "2 m s"]:
+def gated_pairs(span: HessianSpan, count: int, rng: np.random.Generator) -> Float[Array, "2 m s"]:
     """Pairs g, u of orthogonal unit vectors with gg and gu + ug in the span: `count` of them, or
     as many as are found. Rank-one elements alone are degenerate here: gg + ε(gu + ug) is one too,
     to second order. Both together are regular."""
@@ -489,7 +489,7 @@ def grown_span(
     steps: Steps,
     rng: np.random.Generator,
     inside: bool = False,
-) -> tuple[HessianTable, Span, int]:
+) -> tuple[HessianTable, HessianSpan, int]:
     """Hessians until their span is clearly smaller than what they could span."""
     width = len(frame)
     usual = 3  # number in GROWTH that the split into U and X makes room for

@@ -29,7 +29,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import Counterexample
 from keyhole.fitting.gauss_newton import FitOptions
-from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
+from keyhole.fitting.layer_gauss_newton import FactoredLayer, LayerAnswers, Polished, fit_layer
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.least_squares import estimate_answer_errors, replace_layer
 from keyhole.learners.multi_head.validation import (
@@ -474,7 +474,7 @@ def count_further_queries(
     return int(np.ceil(max(floor, problem.options.floors * floor - len(soft.tokens))))
 
 
-def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftSequences) -> Layer:
+def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftSequences) -> FactoredLayer:
     """Scores with key biases from the log-ratios of weights, each to the largest of its query."""
     weights, errors = solve_weights(single, maps, soft)
     width, outputs = maps[0].shape
@@ -494,7 +494,7 @@ def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftSequences) -
         dense = fit_bilinear(apart, anchors, np.log(own / first), trust)
         scores.append(Factored.of(np.eye(width), dense, score_rank))
     values = [Factored.of(np.eye(width), part, rank) for part in maps]
-    return Layer(tuple(scores), tuple(values), single.offset)
+    return FactoredLayer(tuple(scores), tuple(values), single.offset)
 
 
 def solve_weights(
@@ -558,19 +558,19 @@ def fit_bilinear(
 
 
 def fit_soft_answers(
-    problem: HalfPrecisionProblem, start: Layer, soft: tuple[SoftSequences, ...]
+    problem: HalfPrecisionProblem, start: FactoredLayer, soft: tuple[SoftSequences, ...]
 ) -> tuple[Polished, float]:
     """The layer fitted to all soft answers, and the typical standard error that these have by the
     sizes of their terms: how much larger than the rounding that is, the misfit tells."""
     model, data = build_attention(start), []
     for part in soft:
         errors = estimate_answer_errors(problem.ask, model, part.tokens)
-        data.append(Answered(part.tokens, part.answers, errors))
+        data.append(LayerAnswers(part.tokens, part.answers, errors))
     fit = fit_layer(start, data, problem.rng, FIT)
     return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
 
 
-def build_attention(layer: Layer) -> Attention:
+def build_attention(layer: FactoredLayer) -> Attention:
     heads = []
     for keys, value in zip(layer.scores, layer.values, strict=True):
         score = (keys.left * keys.singular) @ keys.right
@@ -579,7 +579,7 @@ def build_attention(layer: Layer) -> Attention:
 
 
 def describe(
-    problem: HalfPrecisionProblem, start: Layer, fit: Polished, prior: PriorKnowledge
+    problem: HalfPrecisionProblem, start: FactoredLayer, fit: Polished, prior: PriorKnowledge
 ) -> Hypothesis:
     """The fitted layer as a hypothesis."""
     layer = fit.layer
