@@ -103,6 +103,11 @@ def judge(
     return Hypothesis(model, deviations, floor, (note, side), noise=noise, diagnostics=diagnostics)
 
 
+def relative_error(box: Asker, answers: Array) -> float:
+    """Of these answers: what they round, and what adds to them whatever their size."""
+    return box.unit + box.additive / max(float(np.sqrt(np.mean(answers**2))), TINY)
+
+
 def explained_residual(
     box: Asker, refined: RefinedNetwork, points: Array, answers: Array, options: MlpOptions
 ) -> float:

@@ -49,7 +49,7 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
-from keyhole.learners.mlp.judgement import explained_residual, judge, unknowns
+from keyhole.learners.mlp.judgement import explained_residual, judge, relative_error, unknowns
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.options import THOROUGH, MlpOptions
 from keyhole.learners.mlp.profile import find_strange_profile
@@ -282,9 +282,11 @@ class MlpLearner:
             # a plane that passes by all points is that of a breakpoint that was misread
             bent = (np.abs(with_one(points) @ weights.inner.T) < self.options.bent).any(axis=0)
             weights = chosen(weights, bent) if bent.any() else weights
-            weights = repair(weights, points, answers, box.unit, rng) or weights
+            weights = repair(weights, points, answers, relative_error(box, answers), rng) or weights
         try:
-            refined = refine_active(weights, points, answers, box.unit, self.options.idle, rng)
+            refined = refine_active(
+                weights, points, answers, relative_error(box, answers), self.options.idle, rng
+            )
         except np.linalg.LinAlgError as failed:
             return Inconclusive(str(failed)), points, answers
         result = judge(box, refined, points, answers, np.zeros(width), 1.0, self.options)
@@ -353,22 +355,29 @@ class MlpLearner:
         rounding, damped ones from the start, and in small networks redundant neurons for those that
         are wrong."""
         idle = self.options.idle
-        refined = refine_active(weights, points, answers, box.unit, idle, rng)
+        refined = refine_active(weights, points, answers, relative_error(box, answers), idle, rng)
         unknown = weights.inner.size * (1 if weights.gate is None else 2)
         if not thorough or unknown > RefinementOptions().grams:
             return refined
         refined = self._with_other_bends(box, refined, points, answers, rng)
         if refined.residual > self._explained(box, refined, points, answers):
-            level = box.unit * float(np.sqrt(np.mean(answers**2)))
+            level = relative_error(box, answers) * float(np.sqrt(np.mean(answers**2)))
             damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
-            again = refine_active(damped, points, answers, box.unit, idle, rng)
+            again = refine_active(damped, points, answers, relative_error(box, answers), idle, rng)
             refined = min(refined, again, key=lambda fit: fit.residual)
         if (
             unknown <= self.options.small
             and refined.residual > self._explained(box, refined, points, answers)
-            and (repaired := repair(refined.weights, points, answers, box.unit, rng)) is not None
+            and (
+                repaired := repair(
+                    refined.weights, points, answers, relative_error(box, answers), rng
+                )
+            )
+            is not None
         ):
-            refined = refine_active(repaired, points, answers, box.unit, idle, rng)
+            refined = refine_active(
+                repaired, points, answers, relative_error(box, answers), idle, rng
+            )
         return refined
 
     def _with_other_bends(
@@ -384,10 +393,12 @@ class MlpLearner:
         while refined.residual > self._explained(box, refined, points, answers):
             least = refined.residual
             for other in other_bends(refined.weights, points, answers):
-                rival = refine(other, points, answers, box.unit, errors=False)
+                rival = refine(other, points, answers, relative_error(box, answers), errors=False)
                 if rival.residual < 0.5 * least:
                     idle = self.options.idle
-                    refined = refine_active(rival.weights, points, answers, box.unit, idle, rng)
+                    refined = refine_active(
+                        rival.weights, points, answers, relative_error(box, answers), idle, rng
+                    )
                     break
             else:
                 break
@@ -415,7 +426,9 @@ class MlpLearner:
                 continue
             if (broken := self._promise(network.neurons)) is not None:
                 return broken
-            refined = refine_active(network, points, answers, box.unit, self.options.idle, rng)
+            refined = refine_active(
+                network, points, answers, relative_error(box, answers), self.options.idle, rng
+            )
             return judge(box, refined, points, answers, centre, radius, self.options)
         return Inconclusive(
             f"no network of few more neurons than the {expected} expected explains random points"
