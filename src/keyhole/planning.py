@@ -87,7 +87,7 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """The forecast for one learner."""
 
     learner: str  # its name on the command line
@@ -262,7 +262,7 @@ def candidates(
 
 def plan(
     target: Survey | Spec, size: Size | None = None, *, seed: int = 0, rehearse: bool = True
-) -> list[Estimate]:
+) -> list[CostEstimate]:
     """A forecast for every learner that comes into question.
 
     >>> [(e.learner, e.queries) for e in plan(Spec(width=64), Size(rank=4), rehearse=False)][:2]
@@ -281,7 +281,7 @@ def plan(
         if rehearse:
             error, ending = _rehearse(name, size, target, seed)
         found.append(
-            Estimate(
+            CostEstimate(
                 name,
                 candidate.assumes,
                 queries,

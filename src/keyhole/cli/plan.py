@@ -9,7 +9,7 @@ from keyhole.cli.options import Heads, Json, Neurons, Rank, Seed
 from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
-    from keyhole.planning import Estimate, Survey
+    from keyhole.planning import CostEstimate, Survey
 SHORT = 24  # letters of an outcome; what is longer is a sentence and goes below the table
 
 
@@ -65,7 +65,7 @@ def plan(
         console.print(sentence, style="dim", markup=False, highlight=False)
 
 
-def record(known: "Survey", found: "list[Estimate]") -> dict[str, Any]:
+def record(known: "Survey", found: "list[CostEstimate]") -> dict[str, Any]:
     from keyhole.results import plain
 
     return {
@@ -81,7 +81,7 @@ def record(known: "Survey", found: "list[Estimate]") -> dict[str, Any]:
     }
 
 
-def table(found: "list[Estimate]") -> Any:
+def table(found: "list[CostEstimate]") -> Any:
     from rich.table import Table
 
     grid = Table(box=None, padding=(0, 2), header_style="dim")
@@ -100,7 +100,7 @@ def table(found: "list[Estimate]") -> Any:
     return grid
 
 
-def expected(line: "Estimate") -> str:
+def expected(line: "CostEstimate") -> str:
     if line.error is not None:
         return f"{line.error:.0e}"
     return line.rehearsal.replace("_", " ").lower() if len(line.rehearsal) < SHORT else "none: ¹"

@@ -15,7 +15,7 @@ NAME = "keyhole_doctor"
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionChange:
     """What is different about attention; the defaults change nothing."""
 
     factor: float = 1.0  # of the scores
@@ -29,12 +29,12 @@ class Attention:
     inside: frozenset[int] | None = None  # the modules changed, by their ids; all, where None
 
 
-_current: ContextVar[tuple[Attention, ...]] = ContextVar("attention", default=())
+_current: ContextVar[tuple[AttentionChange, ...]] = ContextVar("attention", default=())
 _padding: ContextVar[Any] = ContextVar("padding", default=None)
 
 
 @contextlib.contextmanager
-def attending(changes: tuple[Attention, ...], padding: Any) -> Iterator[None]:
+def attending(changes: tuple[AttentionChange, ...], padding: Any) -> Iterator[None]:
     """While this lasts, attention is changed; `padding` (batch, length) is true for tokens."""
     first, second = _current.set(changes), _padding.set(padding)
     try:
@@ -105,7 +105,7 @@ def attend(
 
 
 def _change_heads(
-    query: Any, key: Any, value: Any, changes: list[Attention]
+    query: Any, key: Any, value: Any, changes: list[AttentionChange]
 ) -> tuple[Any, Any, Any]:
     """Queries, keys and values, those of a group repeated for its heads."""
     for change in changes:
@@ -120,7 +120,7 @@ def _change_heads(
     return query, key, value
 
 
-def _change_scores(scores: Any, softcap: float | None, changes: list[Attention]) -> Any:
+def _change_scores(scores: Any, softcap: float | None, changes: list[AttentionChange]) -> Any:
     """Scores with all factors, then all caps, the model's own first."""
     import torch
 
@@ -132,7 +132,7 @@ def _change_scores(scores: Any, softcap: float | None, changes: list[Attention])
     return scores
 
 
-def _mask(scores: Any, given: Any, changes: list[Attention]) -> Any:
+def _mask(scores: Any, given: Any, changes: list[AttentionChange]) -> Any:
     import torch
 
     lowest = torch.finfo(scores.dtype).min

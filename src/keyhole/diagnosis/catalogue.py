@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyhole.diagnosis import transformations as do
-from keyhole.diagnosis.attention import Attention
+from keyhole.diagnosis.attention import AttentionChange
 from keyhole.diagnosis.reference import Reference
 from keyhole.diagnosis.simulate import Bench, Inputs
 
@@ -190,7 +190,7 @@ def lose_causality_in_equal_batches(bench: Bench, _: Any) -> None:
     def change(inputs: Inputs) -> None:
         lengths = {len(row) for row in inputs.rows}
         if inputs.together > 1 and len(lengths) == 1:
-            inputs.attention.append(Attention(causal=False))
+            inputs.attention.append(AttentionChange(causal=False))
 
     bench.feed(change)
 

@@ -27,7 +27,7 @@ LARGE = 0.5  # of a weight: a move so large is no small change of it, and may be
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class FaultPlace:
     """A weight, or several, with its evidence."""
 
     name: str
@@ -190,7 +190,7 @@ class Change:
     rank: int | None = None
     delta: Array | None = None
     errors: Array | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[FaultPlace, ...] = ()
     rivals: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -227,7 +227,7 @@ def locate(
     values = (rest @ basis.T).ravel()
     unit = float(np.median(np.linalg.norm(experiment.answers[list(rows)], axis=1)))
     scale = noise * unit / np.sqrt(rest.shape[1])
-    places: list[Place] = []
+    places: list[FaultPlace] = []
     layers: dict[int, Array] = {}
     everything = np.zeros((len(values), len(values)))
     found = trace(bench, given, np.broadcast_to(basis, (len(given), *basis.shape)), projections)
@@ -237,9 +237,9 @@ def locate(
         everything += matrix
         layers[p.layer] = layers.get(p.layer, 0) + matrix
         evidence, tau = weigh(matrix, values, scale)
-        places.append(Place(key_of(p), p.layer, evidence, tau))
-    by_layer = [Place(f"layer {k}", k, *weigh(m, values, scale)) for k, m in layers.items()]
-    whole = Place("everything", None, *weigh(everything, values, scale))
+        places.append(FaultPlace(key_of(p), p.layer, evidence, tau))
+    by_layer = [FaultPlace(f"layer {k}", k, *weigh(m, values, scale)) for k, m in layers.items()]
+    whole = FaultPlace("everything", None, *weigh(everything, values, scale))
     ordered = sorted(places, key=lambda p: -p.evidence)
     top = ordered[0]
     second = ordered[1].evidence if len(ordered) > 1 else -np.inf

@@ -473,7 +473,7 @@ def _move(
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class SolvedUpdate:
     """A change with its update, where that is determined; and whether more rows might do so."""
 
     change: Change
@@ -494,7 +494,7 @@ def contenders(experiment: Experiment, change: Change) -> list[Projection]:
 
 def with_rank(
     experiment: Experiment, rows: Sequence[int], change: Change, noise: float, rng: Any
-) -> Solved:
+) -> SolvedUpdate:
     """The change with the rank and the numbers of its update, where answers determine them.
 
     Weights that evidence does not tell apart are all tried, and kept as rivals where rows that were
@@ -504,10 +504,10 @@ def with_rank(
              for p in contenders(experiment, change)]  # fmt: skip
     fits = [(p, update) for p, update in found if update is not None]
     if not fits:
-        return Solved(change, False, bool(found))
+        return SolvedUpdate(change, False, bool(found))
     projection, update = min(fits, key=lambda pair: float(np.sum(pair[1].held)))
     if not update.explains:
-        return Solved(change, False, update.helps)
+        return SolvedUpdate(change, False, update.helps)
     rivals = [p.name for p, other in fits if p is not projection
               and not is_less(update.held, other.held)]  # fmt: skip
     size = np.linalg.norm(update.delta) / float(projection.matrix.norm())
@@ -521,7 +521,7 @@ def with_rank(
         delta=update.delta,
         errors=update.errors,
     )
-    return Solved(solved, True, True)
+    return SolvedUpdate(solved, True, True)
 
 
 def measure(

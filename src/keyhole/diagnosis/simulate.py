@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.diagnosis.attention import Attention, attending
+from keyhole.diagnosis.attention import AttentionChange, attending
 from keyhole.diagnosis.readout import Readout
 from keyhole.diagnosis.reference import Reference, counts_from_padding
 from keyhole.oracles.torch import default_adapter, first_tensor
@@ -41,7 +41,7 @@ class Inputs:
     shift: int = 0  # of positions
     token_type: int | None = None
     together: int = 1  # rows that came in this call
-    attention: list[Attention] = field(default_factory=list)  # changed for this call alone
+    attention: list[AttentionChange] = field(default_factory=list)  # changed for this call alone
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Bench:
     format: str = ""  # that weights are rounded to
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _inputs: list[Callable[[Inputs], None]] = field(default_factory=list)
-    _attention: list[Attention] = field(default_factory=list)
+    _attention: list[AttentionChange] = field(default_factory=list)
     _inside: frozenset[int] | None = None  # ids of the modules of the one layer that is changed
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Bench:
 
     def attend(self, **changes: Any) -> None:
         """Changes attention; see `Attention` for what can be changed."""
-        self._attention.append(Attention(inside=self._inside, **changes))
+        self._attention.append(AttentionChange(inside=self._inside, **changes))
 
     def feed(self, change: Callable[[Inputs], None]) -> None:
         """Changes what goes into the model: rows, padding, masks, positions."""

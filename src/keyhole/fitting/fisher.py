@@ -19,7 +19,7 @@ from keyhole.fitting.levenberg_marquardt import AMPLE
 from keyhole.fitting.preconditioner import approximate_normal
 from keyhole.fitting.variable_projection import (
     DENSE_LIMIT,
-    Projection,
+    ProjectedFit,
     form_normal,
     multiply_normal,
     project,
@@ -30,7 +30,7 @@ POWER_STEPS = 10  # of power iteration for the largest eigenvalue
 
 
 @dataclass(frozen=True, eq=False)
-class Information:
+class FisherInformation:
     """Standard errors for unit noise on every label, and how well the scores are determined."""
 
     theta: Float[Array, "p m d"]
@@ -39,7 +39,7 @@ class Information:
     conditioning: float  # smallest / largest singular value of the scores' Jacobian, columns scaled
 
     @classmethod
-    def missing(cls, at: Projection, conditioning: float) -> "Information":
+    def missing(cls, at: ProjectedFit, conditioning: float) -> "FisherInformation":
         """No standard errors: scores are not determined, or (conditioning NaN) nobody looked."""
         return cls(
             np.full(at.theta.shape, np.inf),
@@ -48,10 +48,10 @@ class Information:
             conditioning,
         )
 
-    def scaled(self, factor: float) -> "Information":
+    def scaled(self, factor: float) -> "FisherInformation":
         """With standard errors times a factor."""
         parts = (factor * self.theta, factor * self.values, factor * self.offset)
-        return Information(*parts, self.conditioning)
+        return FisherInformation(*parts, self.conditioning)
 
     @property
     def deficient(self) -> bool:
@@ -59,7 +59,9 @@ class Information:
         return self.conditioning < 1e-7  # rounding cannot tell it from zero
 
 
-def estimate_information(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
+def estimate_information(
+    rows: Rows, at: ProjectedFit, rng: np.random.Generator
+) -> FisherInformation:
     """Standard errors for unit noise at a fit; of very many rows a sample tells them."""
     some = rows.sample(at.theta.shape[1], AMPLE, rng)
     if some is not rows:
@@ -68,22 +70,22 @@ def estimate_information(rows: Rows, at: Projection, rng: np.random.Generator) -
             return found.scaled(float(np.sqrt(some.counted / rows.counted)))
     columns = at.values.shape[0] + int(rows.offset)
     if at.basis.shape[1] < columns:  # the values themselves are not determined
-        return Information.missing(at, 0.0)
+        return FisherInformation.missing(at, 0.0)
     return _dense(rows, at) if at.theta.size <= DENSE_LIMIT else _probed(rows, at, rng)
 
 
-def _dense(rows: Rows, at: Projection) -> Information:
+def _dense(rows: Rows, at: ProjectedFit) -> FisherInformation:
     normal = form_normal(rows, at)
     unit = np.sqrt(np.diagonal(normal))
     # an entry seen this little (saturated attention) has no standard error
     if not unit.min(initial=np.inf) > 1e-100 * np.abs(at.values).max():
-        return Information.missing(at, 0.0)
+        return FisherInformation.missing(at, 0.0)
     normal /= unit[:, None]
     normal /= unit[None, :]
     try:
         lower = cholesky(normal, lower=True, check_finite=False)
     except LinAlgError:
-        return Information.missing(at, 0.0)
+        return FisherInformation.missing(at, 0.0)
     sizes = np.linalg.eigvalsh(normal)
     conditioning = float(np.sqrt(max(sizes[0], 0.0) / sizes[-1]))
     inverse = solve_triangular(lower, np.eye(len(lower)), lower=True, check_finite=False)
@@ -98,7 +100,7 @@ def _dense(rows: Rows, at: Projection) -> Information:
     return _information(at, theta.reshape(at.theta.shape), np.sqrt(values), conditioning)
 
 
-def _design(rows: Rows, at: Projection) -> tuple[Array, Array]:
+def _design(rows: Rows, at: ProjectedFit) -> tuple[Array, Array]:
     """R^-1 with Z = basis R, and the diagonal of (Z^t Z)^-1."""
     design = average_tokens(rows, at.pattern)
     if rows.offset:
@@ -107,13 +109,15 @@ def _design(rows: Rows, at: Projection) -> tuple[Array, Array]:
     return inverse, np.einsum("ij,ij->i", inverse, inverse)
 
 
-def _information(at: Projection, theta: Array, values: Array, conditioning: float) -> Information:
+def _information(
+    at: ProjectedFit, theta: Array, values: Array, conditioning: float
+) -> FisherInformation:
     wide = at.values.shape[0]
     offset = values[wide] if len(values) > wide else np.zeros(at.offset.shape)
-    return Information(theta, values[:wide], offset, conditioning)
+    return FisherInformation(theta, values[:wide], offset, conditioning)
 
 
-def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information:
+def _probed(rows: Rows, at: ProjectedFit, rng: np.random.Generator) -> FisherInformation:
     """Traces per head from random signs, shared out by the preconditioner's diagonal."""
     rows32, at32 = rows.astype(np.float32), at.astype(np.float32)
     near = approximate_normal(rows, at)
@@ -164,7 +168,7 @@ def _probed(rows: Rows, at: Projection, rng: np.random.Generator) -> Information
     return _information(at, theta, spread, conditioning)
 
 
-def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
+def _flatness(rows: Rows, at: ProjectedFit, vector: Array) -> float:
     """Conditioning along one vector; zero below what single precision can tell from zero. What
     conjugate gradients cannot reduce lies where the information is flat."""
     unit = vector / np.linalg.norm(vector)
@@ -176,7 +180,7 @@ def _flatness(rows: Rows, at: Projection, vector: Array) -> float:
     return 0.0 if share < 1e-6 else float(np.sqrt(share))
 
 
-def _extremes(rows: Rows, at: Projection, solve: Callable[[Array], Array], start: Array) -> float:
+def _extremes(rows: Rows, at: ProjectedFit, solve: Callable[[Array], Array], start: Array) -> float:
     """Conditioning from one inverse step and a few power steps: an estimate from above."""
     low = solve(start)
     small = float(np.linalg.norm(start) / max(float(np.linalg.norm(low)), TINY))

@@ -176,7 +176,7 @@ class Uncertainty:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit(Generic[P]):
+class RowsFit(Generic[P]):
     """Where a fit ended."""
 
     point: P
@@ -211,7 +211,7 @@ def fit_least_squares(
     rng: np.random.Generator | None = None,
     blocks: Blocks | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Fit[P]:
+) -> RowsFit[P]:
     """From a start to a minimum, or as far as the budget reaches; never worse than the start.
 
     Matrix-free, `blocks` are the unknowns that standard errors are pooled over, and that a scaling
@@ -263,7 +263,7 @@ def fit_least_squares(
         ending = "budget"
     except KeyboardInterrupt:
         ending = "interrupted"
-    return Fit(*best, ending, meter.evaluations, tuple(history), uncertainty)
+    return RowsFit(*best, ending, meter.evaluations, tuple(history), uncertainty)
 
 
 class _Spent(Exception):

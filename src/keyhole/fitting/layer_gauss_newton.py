@@ -48,7 +48,7 @@ DENSE_NUMBERS = 20_000_000  # if it has no more entries than this
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class LayerAnswers:
     """Queries of one length with their answers and standard errors."""
 
     tokens: Float[Array, "n length d"]
@@ -62,18 +62,18 @@ class Answered:
             return last
         return np.concatenate([last, np.ones((len(last), 1))], axis=1)
 
-    def split(self) -> "list[Answered]":
+    def split(self) -> "list[LayerAnswers]":
         """The queries in pieces, whose products stay in the processor's caches."""
         rows = max(16, 4_000_000 // self.tokens[0].size)
         return [
-            Answered(self.tokens[piece], self.answers[piece], self.errors[piece])
+            LayerAnswers(self.tokens[piece], self.answers[piece], self.errors[piece])
             for low in range(0, len(self.answers), rows)
             for piece in [slice(low, low + rows)]
         ]
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class FactoredLayer:
     """Scores with key biases (d x d or d x (d + 1)) and values (d x outputs) in factors."""
 
     scores: tuple[Factored, ...]
@@ -98,7 +98,7 @@ class Layer:
 class Polished:
     """The fitted layer, standard errors of its dense blocks, and the misfit per number."""
 
-    layer: Layer
+    layer: FactoredLayer
     score_errors: list[Array]
     value_errors: list[Array]
     offset_errors: Array
@@ -106,8 +106,8 @@ class Polished:
 
 
 def fit_layer(
-    layer: Layer,
-    data: Sequence[Answered],
+    layer: FactoredLayer,
+    data: Sequence[LayerAnswers],
     rng: np.random.Generator,
     options: FitOptions = OPTIONS,
     working: type = np.float32,
@@ -134,7 +134,7 @@ def fit_layer(
 
 def _draw_changes(
     at: Linearization,
-    layer: Layer,
+    layer: FactoredLayer,
     misfit: float,
     options: FitOptions,
     rng: np.random.Generator,
@@ -150,7 +150,7 @@ def _draw_changes(
 
 
 def _root_sum_squares(
-    layer: Layer,
+    layer: FactoredLayer,
     changes: Iterator[tuple[float, Array]],
     back: Float[Array, "outputs outputs"] | None,
 ) -> tuple[list[Array], list[Array], Array]:
@@ -173,7 +173,10 @@ def _root_sum_squares(
 
 
 def fit_rough_layer(
-    layer: Layer, data: Sequence[Answered], rng: np.random.Generator, options: FitOptions = OPTIONS
+    layer: FactoredLayer,
+    data: Sequence[LayerAnswers],
+    rng: np.random.Generator,
+    options: FitOptions = OPTIONS,
 ) -> Polished:
     """Least squares from a layer off by a few per cent. The outputs of a trained layer differ in
     size by thousands, and so do their roundings, less: combinations of outputs count by the roots
@@ -193,7 +196,7 @@ def fit_rough_layer(
     return fit_layer(layer, parts, rng, options, back=back)
 
 
-def mix_outputs(layer: Layer, matrix: Float[Array, "outputs outputs"]) -> Layer:
+def mix_outputs(layer: FactoredLayer, matrix: Float[Array, "outputs outputs"]) -> FactoredLayer:
     """The layer whose answers are multiplied by a matrix."""
     values = tuple(
         Factored.of(value.left * value.singular, value.right @ matrix, value.rank)
@@ -209,15 +212,15 @@ def multiply_out(part: Factored) -> Array:
 # -- Steps -------------------------------------------------------------------------------------
 
 
-def _shapes(layer: Layer) -> list[tuple[int, ...]]:
+def _shapes(layer: FactoredLayer) -> list[tuple[int, ...]]:
     return [shape for part in layer.maps for shape in (part.left.shape, part.right.T.shape)]
 
 
-def _sizes(layer: Layer) -> list[int]:
+def _sizes(layer: FactoredLayer) -> list[int]:
     return [int(np.prod(shape)) for shape in _shapes(layer)]
 
 
-def split_step(layer: Layer, step: Array) -> tuple[list[Array], Array]:
+def split_step(layer: FactoredLayer, step: Array) -> tuple[list[Array], Array]:
     """Steps (X, Y) of each map in turn, Y outside of the span of its right factor, and that of the
     offset."""
     parts = np.split(step, np.cumsum(_sizes(layer)))
@@ -231,7 +234,7 @@ def _outside(part: Factored, step: Array) -> Array:
     return np.asarray(step - part.right.T @ (part.right @ step))
 
 
-def move_layer(layer: Layer, step: Array) -> Layer:
+def move_layer(layer: FactoredLayer, step: Array) -> FactoredLayer:
     """The layer after a step, each map brought back to its rank."""
     steps, offset = split_step(layer, step)
     moved = [
@@ -252,7 +255,7 @@ def move_layer(layer: Layer, step: Array) -> Layer:
     )
 
 
-def change_maps(layer: Layer, step: Array) -> tuple[list[Array], list[Array], Array]:
+def change_maps(layer: FactoredLayer, step: Array) -> tuple[list[Array], list[Array], Array]:
     """A step as changes of the dense scores, the dense values and the offset."""
     steps, offset = split_step(layer, step)
     changes = [
@@ -271,11 +274,11 @@ class LayerModel:
     in `working` precision: a step need not be more exact than its start is wrong. With
     `scores_only` the values and the offset stay."""
 
-    data: tuple[Answered, ...]
+    data: tuple[LayerAnswers, ...]
     working: type = np.float32
     scores_only: bool = False
 
-    def residual(self, layer: Layer) -> Array:
+    def residual(self, layer: FactoredLayer) -> Array:
         found = []
         outs = np.concatenate([value.right for value in layer.values])
         for part in self.data:
@@ -289,7 +292,7 @@ class LayerModel:
                 found.append(((guess - piece.answers) / piece.errors[:, None]).ravel())
         return np.concatenate(found)
 
-    def linearize(self, layer: Layer) -> Linearization:
+    def linearize(self, layer: FactoredLayer) -> Linearization:
         data = [piece for part in self.data for piece in part.split()]
         parts = [_Derivative(layer, part, self.working) for part in data]
         ends = np.cumsum([0, *(part.answers.size for part in data)])
@@ -314,11 +317,11 @@ class LayerModel:
             freedom=layer.unknowns,
         )
 
-    def retract(self, layer: Layer, step: Array) -> Layer:
+    def retract(self, layer: FactoredLayer, step: Array) -> FactoredLayer:
         return move_layer(layer, step)
 
 
-def _attend(layer: Layer, part: Answered) -> tuple[Array, Array]:
+def _attend(layer: FactoredLayer, part: LayerAnswers) -> tuple[Array, Array]:
     """Weights (n, heads, length), and the weighted means (n, heads, d) of the tokens."""
     anchors = part.anchors(layer.scores[0].right.shape[1])
     directed = np.empty((len(anchors), len(layer.scores), part.tokens.shape[2]))
@@ -341,7 +344,7 @@ class _Steps:
     offset: Array
 
     @classmethod
-    def of(cls, layer: Layer, step: Array, working: type = np.float64) -> "_Steps":
+    def of(cls, layer: FactoredLayer, step: Array, working: type = np.float64) -> "_Steps":
         steps, offset = split_step(layer, step)
         steps = [part.astype(working) for part in steps]
         return cls(
@@ -353,10 +356,10 @@ class _Steps:
         )
 
     @classmethod
-    def zero(cls, layer: Layer, working: type) -> "_Steps":
+    def zero(cls, layer: FactoredLayer, working: type) -> "_Steps":
         return cls.of(layer, np.zeros(sum(_sizes(layer)) + len(layer.offset)), working)
 
-    def join(self, layer: Layer) -> Array:
+    def join(self, layer: FactoredLayer) -> Array:
         """The step as one vector, Y outside of the spans of the right factors."""
         along = np.split(self.along, np.cumsum([part.rank for part in layer.scores])[:-1], axis=1)
         down = np.split(self.down, np.cumsum([part.rank for part in layer.values])[:-1], axis=1)
@@ -370,7 +373,7 @@ class _Steps:
 class _Derivative:
     """Products with the derivative of the answers of one length, through the factors alone."""
 
-    def __init__(self, layer: Layer, part: Answered, working: type) -> None:
+    def __init__(self, layer: FactoredLayer, part: LayerAnswers, working: type) -> None:
         weights, means = _attend(layer, part)
         self.weights: Array = weights.astype(working)
         self.means: list[Array] = list(np.moveaxis(means.astype(working), 1, 0))
@@ -423,7 +426,7 @@ class _Derivative:
         total.offset[...] += rest.sum(axis=0)
 
 
-def form_derivative(layer: Layer, part: Answered) -> Float[Array, "numbers steps"]:
+def form_derivative(layer: FactoredLayer, part: LayerAnswers) -> Float[Array, "numbers steps"]:
     """The derivative of the answers of one length by the entries of a step, all of it."""
     weights, means = _attend(layer, part)
     anchors = part.anchors(layer.scores[0].right.shape[1])
@@ -478,7 +481,7 @@ class _Units:
     """Steps of scores are left Z right, symmetric matrices; those of values are scaled over all
     heads at once, which share the answers; the offset has one unit."""
 
-    layer: Layer
+    layer: FactoredLayer
     across: tuple[tuple[Array, Array], ...]
     along: tuple[tuple[Array, Array], ...]
     up: _KroneckerRoot
@@ -505,7 +508,9 @@ class _Units:
         ).join(self.layer)
 
 
-def _scale_units(layer: Layer, parts: Sequence[_Derivative], scores_only: bool = False) -> _Units:
+def _scale_units(
+    layer: FactoredLayer, parts: Sequence[_Derivative], scores_only: bool = False
+) -> _Units:
     """Units in which steps of any block change the answers about alike: blocks of the normal
     matrix, approximated by Kronecker products, to the power -1/2."""
     heads, width = len(layer.scores), layer.scores[0].left.shape[0]

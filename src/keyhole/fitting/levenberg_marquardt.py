@@ -30,7 +30,7 @@ from keyhole.fitting.solver import (
 from keyhole.fitting.solver import descend as solve_problem
 from keyhole.fitting.variable_projection import (
     DENSE_LIMIT,
-    Projection,
+    ProjectedFit,
     compute_gradient,
     form_normal,
     multiply_normal,
@@ -68,10 +68,10 @@ class DescentOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Descent:
+class DescentEnd:
     """Where one start ended."""
 
-    at: Projection
+    at: ProjectedFit
     relative: float  # squared residual relative to the labels
     iterations: int
     products: int = 0  # Gauss-Newton products spent
@@ -85,33 +85,33 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class FitState:
     """A fit on the way. precise: whether steps from here on are exact."""
 
-    at: Projection
+    at: ProjectedFit
     cost: float
     precise: bool
 
 
 def descend(
     rows: Rows, theta: Float[Array, "p m d"], options: DescentOptions | None = None
-) -> Descent:
+) -> DescentEnd:
     """From one start to a minimum, a stall, or the limits."""
     options = DescentOptions() if options is None else options
     scale, work = measure_label_power(rows), Work()
     largest = LARGEST_SCORE / max(np.abs(rows.anchors).max() * np.abs(rows.tokens).max(), TINY)
 
-    def linearize(place: Place) -> System:
+    def linearize(place: FitState) -> System:
         return make_system(rows, place, scale, options, work)
 
-    def move(place: Place, step: Array) -> Place:
+    def move(place: FitState, step: Array) -> FitState:
         moved = place.at.theta + step
         if not np.abs(moved).max() <= largest:
             return replace(place, cost=np.inf)
         trial = project(rows, moved)
         # slow progress near a solution: ill-conditioned, or at a minimum; the last steps count
         slow = place.cost <= COARSE_RESIDUAL * scale and trial.cost > 0.25 * place.cost
-        return Place(trial, trial.cost, place.precise or slow)
+        return FitState(trial, trial.cost, place.precise or slow)
 
     start = project(rows, theta)
     stopping = Stopping(
@@ -123,9 +123,9 @@ def descend(
         hasty=True,
         deadline=options.deadline,
     )
-    problem = Problem[Place](lambda place: place.cost, linearize, move)
-    end = solve_problem(problem, Place(start, start.cost, options.precise), stopping)
-    return Descent(end.state.at, end.cost / scale, end.steps, work.products)
+    problem = Problem[FitState](lambda place: place.cost, linearize, move)
+    end = solve_problem(problem, FitState(start, start.cost, options.precise), stopping)
+    return DescentEnd(end.state.at, end.cost / scale, end.steps, work.products)
 
 
 def measure_label_power(rows: Rows) -> float:
@@ -138,7 +138,7 @@ def measure_label_power(rows: Rows) -> float:
 
 
 def make_system(
-    rows: Rows, place: Place, scale: float, options: DescentOptions, work: Work
+    rows: Rows, place: FitState, scale: float, options: DescentOptions, work: Work
 ) -> System:
     """Few unknowns: normal equations; with very many rows, or many unknowns, conjugate gradients
     on all rows, preconditioned by those of a sample or by a Kronecker product."""
@@ -183,7 +183,7 @@ class _Iterative:
     def __init__(
         self,
         rows: Rows,
-        at: Projection,
+        at: ProjectedFit,
         slope: Array,
         normal: Array | None,
         dtype: type,

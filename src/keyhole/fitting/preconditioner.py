@@ -11,7 +11,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.fitting.attention_rows import Rows
-from keyhole.fitting.variable_projection import Projection
+from keyhole.fitting.variable_projection import ProjectedFit
 
 IDLE_CURVATURE = (
     1e-12  # curvature, relative to the largest, given to unknowns that have none (a dead head)
@@ -19,7 +19,7 @@ IDLE_CURVATURE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Kronecker:
+class KroneckerSolve:
     """sum_i left x right_i in eigenvector form; `scale` (m,) is the damping's unit per head."""
 
     left_vectors: Float[Array, "p p"]
@@ -42,12 +42,12 @@ class Kronecker:
             np.einsum("px,xme,mde->pmd", left, 1.0 / self.weights, right, optimize=True)
         )
 
-    def astype(self, dtype: type) -> "Kronecker":
+    def astype(self, dtype: type) -> "KroneckerSolve":
         parts = (self.left_vectors, self.right_vectors, self.weights, self.scale)
-        return Kronecker(*(part.astype(dtype) for part in parts))
+        return KroneckerSolve(*(part.astype(dtype) for part in parts))
 
 
-def approximate_normal(rows: Rows, at: Projection) -> Kronecker:
+def approximate_normal(rows: Rows, at: ProjectedFit) -> KroneckerSolve:
     """The preconditioner at a projection, without forming any row's response."""
     _n, _a, _p = rows.anchors.shape
     m, _d = at.theta.shape[1:]
@@ -60,10 +60,10 @@ def approximate_normal(rows: Rows, at: Projection) -> Kronecker:
     weights = left_sizes.clip(0)[:, None, None] * right_sizes.clip(0)[None]
     scale = weights.mean(axis=(0, 2))
     floor = IDLE_CURVATURE * max(float(scale.max()), TINY)
-    return Kronecker(left_vectors, right_vectors, weights + floor, scale + floor)
+    return KroneckerSolve(left_vectors, right_vectors, weights + floor, scale + floor)
 
 
-def _response_moment(rows: Rows, at: Projection, head: int) -> Float[Array, "d d"]:
+def _response_moment(rows: Rows, at: ProjectedFit, head: int) -> Float[Array, "d d"]:
     """sum over rows of G G^t, G = Cov_P(x) W, for one head.
 
     With C = T^t diag(P) (T W - y), y the row's output of this head, G G^t = C C^t; summing over

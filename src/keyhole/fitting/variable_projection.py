@@ -27,7 +27,7 @@ DENSE_LIMIT = 1100  # score entries up to which forming the normal matrix is wor
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class ProjectedFit:
     """The fit at one theta: best values, residual, and what its derivatives need."""
 
     theta: Float[Array, "p m d"]
@@ -38,8 +38,8 @@ class Projection:
     residual: Float[Array, "na D"]
     cost: float  # squared residual
 
-    def astype(self, dtype: type) -> "Projection":
-        return Projection(
+    def astype(self, dtype: type) -> "ProjectedFit":
+        return ProjectedFit(
             self.theta.astype(dtype),
             self.pattern.astype(dtype),
             self.basis.astype(dtype),
@@ -50,7 +50,7 @@ class Projection:
         )
 
 
-def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
+def project(rows: Rows, theta: Float[Array, "p m d"]) -> ProjectedFit:
     """Best values for these scores."""
     pattern = compute_patterns(rows, theta)
     design = average_tokens(rows, pattern)
@@ -65,7 +65,7 @@ def project(rows: Rows, theta: Float[Array, "p m d"]) -> Projection:
     wide = theta.shape[1] * theta.shape[2]
     offset = values[wide] if rows.offset else np.zeros(targets.shape[1])
     cost = float(np.einsum("ij,ij->", residual, residual))
-    return Projection(theta, pattern, basis, values[:wide], offset, residual, cost)
+    return ProjectedFit(theta, pattern, basis, values[:wide], offset, residual, cost)
 
 
 def factor_columns(design: Array) -> tuple[Array, Array, Array]:
@@ -81,19 +81,19 @@ def factor_columns(design: Array) -> tuple[Array, Array, Array]:
     return basis[:, :rank], order[:rank], upper[:rank, :rank]
 
 
-def compute_gradient(rows: Rows, at: Projection) -> Float[Array, "p m d"]:
+def compute_gradient(rows: Rows, at: ProjectedFit) -> Float[Array, "p m d"]:
     """Half the descent direction of the cost: J^t residual (exact, the projection drops out)."""
     return pull(rows, at.pattern, at.values, at.residual)
 
 
-def multiply_normal(rows: Rows, at: Projection, direction: Array) -> Array:
+def multiply_normal(rows: Rows, at: ProjectedFit, direction: Array) -> Array:
     """J^t J direction."""
     change = push(rows, at.pattern, at.values, direction)
     change -= at.basis @ (at.basis.T @ change)
     return pull(rows, at.pattern, at.values, change)
 
 
-def form_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
+def form_normal(rows: Rows, at: ProjectedFit) -> Float[Array, "pmd pmd"]:
     """J^t J of the projected residual, from the rows' Kronecker structure.
 
     A row's derivative is anchor x G: the sum over rows of (q q^t) x (G G^t) is one matrix product
@@ -117,13 +117,13 @@ def form_normal(rows: Rows, at: Projection) -> Float[Array, "pmd pmd"]:
     return np.asarray(normal - inside.T @ inside)
 
 
-def project_derivative(rows: Rows, at: Projection) -> Float[Array, "rank D pmd"]:
+def project_derivative(rows: Rows, at: ProjectedFit) -> Float[Array, "rank D pmd"]:
     """Q^t dY/dTheta: the part of the Jacobian that the values can absorb."""
     response = compute_responses(rows, at.pattern, at.values)
     return _inside(rows, at, response.reshape(len(response), -1, response.shape[3]))
 
 
-def _inside(rows: Rows, at: Projection, response: Float[Array, "na md D"]) -> Array:
+def _inside(rows: Rows, at: ProjectedFit, response: Float[Array, "na md D"]) -> Array:
     n, a, p = rows.anchors.shape
     wide, outputs = response.shape[1:]
     spread = at.basis[:, :, None] * rows.anchors.reshape(n * a, 1, p)

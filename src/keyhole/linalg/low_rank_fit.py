@@ -86,7 +86,7 @@ class Factored:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class LowRankFit:
     matrix: Factored
     residual: float  # root mean square of the weighted residuals
 
@@ -96,7 +96,7 @@ def count_unknowns(width: int, rank: int) -> int:
     return 2 * rank * width - rank * rank
 
 
-def fit(measured: Measured, start: Factored) -> Fit:
+def fit(measured: Measured, start: Factored) -> LowRankFit:
     """Gauss–Newton from a matrix of the same rank until the residual settles: a step improves it by
     less than a tenth, or what is left is rounding."""
     weights = measured.weights
@@ -116,7 +116,7 @@ def fit(measured: Measured, start: Factored) -> Fit:
         if settled:
             break
         rest = weights * (measured.products - point.predict(measured))
-    return Fit(point, residual)
+    return LowRankFit(point, residual)
 
 
 def _improve(
@@ -126,7 +126,7 @@ def _improve(
     across: Array,
     along: Array,
     residual: float,
-) -> Fit | None:
+) -> LowRankFit | None:
     """The step, shortened until it improves the fit; None if it never does."""
     share = 1.0
     for _ in range(8):
@@ -135,7 +135,7 @@ def _improve(
         trial = Factored.of(left, right, point.rank)
         found = _rms(weights * (measured.products - trial.predict(measured)))
         if found < residual:
-            return Fit(trial, found)
+            return LowRankFit(trial, found)
         share *= 0.5
     return None
 
@@ -185,7 +185,7 @@ def find_leading(measured: Measured, rest: Array, count: int, rng: np.random.Gen
     )
 
 
-def fit_by_rank(measured: Measured, highest: int, rng: np.random.Generator) -> Iterator[Fit]:
+def fit_by_rank(measured: Measured, highest: int, rng: np.random.Generator) -> Iterator[LowRankFit]:
     """Fits of rank growing by half, each starting from the one before; the caller says when to
     stop."""
     weights, rank = measured.weights, min(1, highest)

@@ -52,7 +52,7 @@ class ProbeSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class MeasuredWeights:
     """Log-odds of a batch with their standard errors, and which of them are usable."""
 
     scores: Float[Array, "n k"]
@@ -60,7 +60,7 @@ class Weights:
     saturated: Array  # (n,) some weight is 0 or 1 as far as one can see
 
 
-class LogOdds:
+class LogOddsMeter:
     """Measures log-odds with one probe set."""
 
     def __init__(self, oracle: Oracle, linear: LinearPart, probes: ProbeSet, purpose: str) -> None:
@@ -80,7 +80,7 @@ class LogOdds:
         groups: Int[Array, " n"],
         values: Float[Array, "n D"],
         lengths: Float[Array, " n"] | None = None,
-    ) -> Weights:
+    ) -> MeasuredWeights:
         """Query q: probe group groups[q] against anchor rows[q], of `count`, and its value. Where
         the anchor's `lengths` are given, a value that is small because its terms cancel is known
         to be rounded at the size of the terms.
@@ -95,7 +95,7 @@ class LogOdds:
             queries = self._queries(anchors, count, rows, groups, probes.group)
             return self._invert(self.oracle.ask(queries), queries, groups, values, reach)
         shape = (len(rows), probes.group)
-        found = Weights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
+        found = MeasuredWeights(np.zeros(shape), np.zeros(shape), np.zeros(len(rows), dtype=bool))
         for chosen, size in ((np.flatnonzero(~last), probes.group), (np.flatnonzero(last), short)):
             if len(chosen):
                 queries = self._queries(anchors, count, rows[chosen], groups[chosen], size)
@@ -121,7 +121,7 @@ class LogOdds:
 
     def _invert(
         self, answers: Array, queries: QueryBatch, groups: Array, values: Array, lengths: Array
-    ) -> Weights:
+    ) -> MeasuredWeights:
         self.noise = recognise_format(self.noise, answers)
         answers = np.asarray(answers, dtype=np.float64).reshape(len(queries), -1)
         size = queries.length - 1
@@ -158,7 +158,7 @@ class LogOdds:
             errors = fuzz / (safe * safe_own)
         else:
             errors = np.hypot(fuzz / safe, own_fuzz[:, None] / safe_own)
-        return Weights(np.log(safe / safe_own), errors, saturated)
+        return MeasuredWeights(np.log(safe / safe_own), errors, saturated)
 
     def _refuse_impossible(
         self, answers: Array, queries: QueryBatch, weights: Array, own: Array

@@ -28,7 +28,7 @@ HASTY = RetryPolicy(attempts=2)  # what is only tried is not tried for long
 
 
 @dataclass(frozen=True)
-class Dialect:
+class EmbeddingDialect:
     """How rows are put to a server, and where its reply holds the vectors."""
 
     name: str
@@ -41,15 +41,15 @@ class Dialect:
     labelled: bool = False  # an answer is a list of scores with their labels, the best first
 
 
-OPENAI = Dialect(
+OPENAI = EmbeddingDialect(
     "openai",
     "/v1/embeddings",
     {"input": "$rows", "encoding_format": "float"},
     ("data",),
     ("embedding",),
 )
-TEI = Dialect("tei", "/embed", {"inputs": "$rows", "truncate": False}, ())
-PREDICT = Dialect(  # a list of two strings would be taken for one pair
+TEI = EmbeddingDialect("tei", "/embed", {"inputs": "$rows", "truncate": False}, ())
+PREDICT = EmbeddingDialect(  # a list of two strings would be taken for one pair
     "predict",
     "/predict",
     {"inputs": "$lists", "raw_scores": True, "truncate": False},
@@ -66,7 +66,7 @@ class EmbeddingEndpoint(RowBox):
     def __init__(
         self,
         endpoint: Endpoint,
-        dialect: Dialect,
+        dialect: EmbeddingDialect,
         path: str,
         spec: RowSpec,
         model: str | None,
@@ -172,7 +172,7 @@ def marks_of(rows: list[Any]) -> dict[str, Any]:
     }
 
 
-def own_dialect(request: Any, answer: str) -> Dialect:
+def own_dialect(request: Any, answer: str) -> EmbeddingDialect:
     """The dialect of an endpoint with a JSON of its own."""
     request = read_template(request)
     text = json.dumps(request)
@@ -184,12 +184,12 @@ def own_dialect(request: Any, answer: str) -> Dialect:
         )
     single = marks[0] in ROW
     takes = (TEXT,) if marks[0] in (ROWS[1], ROW[1]) else (NUMBERS,)
-    return Dialect(
+    return EmbeddingDialect(
         "own", "", request, tuple(answer.split(".")) if answer else (), (), takes, single
     )
 
 
-def find_dialects(url: str, dialect: str | None) -> list[tuple[Dialect, str]]:
+def find_dialects(url: str, dialect: str | None) -> list[tuple[EmbeddingDialect, str]]:
     """Dialects to try at an address, with the path of each behind it: the one that is named, the
     one that the address ends with, else all."""
     if dialect is not None and dialect not in DIALECTS:

@@ -53,7 +53,7 @@ ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TokenReading:
     """What makes one vector of the states of a row: pooling, dense layers, normalisation.
     `pooling=None` takes the answer as it is: logits."""
 
@@ -110,7 +110,7 @@ class TokenModel(RowBox):
     def __init__(
         self,
         module: Any,
-        reading: Reading,
+        reading: TokenReading,
         *,
         tokenizer: Any = None,
         max_length: int | None = None,
@@ -160,7 +160,7 @@ class TokenModel(RowBox):
         numbers = [self.encode(row) if isinstance(row, str) else np.asarray(row) for row in rows]
         return self.ask_as(numbers, self.reading)
 
-    def ask_as(self, rows: Sequence[Array], reading: Reading) -> Array:
+    def ask_as(self, rows: Sequence[Array], reading: TokenReading) -> Array:
         """The answers under another reading of the same states."""
         import torch
 
@@ -183,7 +183,7 @@ class TokenModel(RowBox):
             kind = torch.float64 if answers.dtype == torch.float64 else torch.float32
             return check_row_answers(answers.to(kind).cpu().numpy(), len(rows), self.spec.identity)
 
-    def with_reading(self, reading: Reading) -> "TokenModel":
+    def with_reading(self, reading: TokenReading) -> "TokenModel":
         """The same module, read otherwise."""
         other = copy.copy(self)
         other.reading = reading
@@ -205,7 +205,7 @@ class TokenModel(RowBox):
         return other
 
 
-def list_readings(reading: Reading) -> Iterator[Reading]:
+def list_readings(reading: TokenReading) -> Iterator[TokenReading]:
     """What a folder that says nothing of pooling may be followed by."""
     for pooling in ("mean", "cls", "last", "max"):
         for normalize in (True, False):
@@ -238,15 +238,15 @@ def open_token_model(
         found = _open_folder(Path(str(target).removeprefix(FOLDER)), pooling, normalize, tokenizer)
     else:
         heads = ("logits",) if _is_classifier(target) else ()
-        plain = Reading(None) if heads else state_reading(pooling, normalize)
+        plain = TokenReading(None) if heads else state_reading(pooling, normalize)
         found = TokenModel(target, plain, tokenizer=tokenizer)
     return found if dtype is None else found.in_format(dtype)
 
 
-def state_reading(pooling: str | None, normalize: bool | None) -> Reading:
+def state_reading(pooling: str | None, normalize: bool | None) -> TokenReading:
     """What the caller says, or the usual thing, marked as a guess."""
     stated = pooling is not None
-    return Reading(pooling or "mean", normalize=bool(normalize), stated=stated)
+    return TokenReading(pooling or "mean", normalize=bool(normalize), stated=stated)
 
 
 def _is_classifier(module: Any) -> bool:
@@ -264,7 +264,7 @@ def _open_folder(
     identity = f"{FOLDER}{folder.name}:{digest_folder(inner)}"
     if parts is None and has_classifier(folder):
         module = load_classifier(folder)
-        return TokenModel(module, Reading(None), tokenizer=tokenizer, identity=identity)
+        return TokenModel(module, TokenReading(None), tokenizer=tokenizer, identity=identity)
     module = load_folder(inner)
     if parts is None:
         reading = state_reading(pooling, normalize)
@@ -346,10 +346,10 @@ def read_modules(folder: Path) -> list[dict[str, Any]] | None:
     return parts
 
 
-def read_reading(folder: Path, parts: Sequence[dict[str, Any]]) -> Reading:
+def read_reading(folder: Path, parts: Sequence[dict[str, Any]]) -> TokenReading:
     """What follows the transformer in a folder of `sentence-transformers`."""
-    reading = Reading("mean", stated=False)
-    readers: dict[str, Callable[[Path, Reading], Reading]] = {
+    reading = TokenReading("mean", stated=False)
+    readers: dict[str, Callable[[Path, TokenReading], TokenReading]] = {
         "Pooling": read_pooling,
         "Dense": read_dense,
         "Normalize": lambda _, known: replace(known, normalize=True),
@@ -368,7 +368,7 @@ def read_reading(folder: Path, parts: Sequence[dict[str, Any]]) -> Reading:
     return reading
 
 
-def read_pooling(folder: Path, known: Reading) -> Reading:
+def read_pooling(folder: Path, known: TokenReading) -> TokenReading:
     """The one pooling that the configuration names."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -389,7 +389,7 @@ def read_pooling(folder: Path, known: Reading) -> Reading:
     return replace(known, pooling=NAMES[modes[0]], stated=True)
 
 
-def read_dense(folder: Path, known: Reading) -> Reading:
+def read_dense(folder: Path, known: TokenReading) -> TokenReading:
     """A dense layer with its activation."""
     torch = need_torch()
     try:

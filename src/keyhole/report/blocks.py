@@ -74,7 +74,7 @@ def leading_range(matrix: Array, size: int) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ParameterBlock:
     """One named parameter of one part of the model."""
 
     part: str  # "Head 0", "Network", or "" for the layer as a whole
@@ -103,7 +103,7 @@ class Cells:
     high: float
 
 
-def blocks_of(model: Any, errors: Any) -> list[Block]:
+def blocks_of(model: Any, errors: Any) -> list[ParameterBlock]:
     """Every parameter in the order of the model's parts."""
     known = model.to_arrays()
     doubtful: Mapping[str, Array] = {} if errors is None else errors.to_arrays()
@@ -120,7 +120,7 @@ def blocks_of(model: Any, errors: Any) -> list[Block]:
         if uncertain is not None and uncertain.shape != values.shape:
             uncertain = None
         vector = np.ndim(known[name]) < 2
-        found.append(Block(part, label, values, uncertain, vector))
+        found.append(ParameterBlock(part, label, values, uncertain, vector))
     if {block.part for block in found} <= {"Head 0", ""}:  # a single one needs no number
         found = [replace(block, part=block.part.removesuffix(" 0")) for block in found]
     return sorted(found, key=lambda block: block.part == "")  # what all share comes last
@@ -152,7 +152,7 @@ def table(arrays: Mapping[str, Array], stem: str) -> Matrix | None:
     return Matrix(left, right)
 
 
-def reduced(block: Block, side: int, length: int) -> Cells:
+def reduced(block: ParameterBlock, side: int, length: int) -> Cells:
     """At most `side` cells each way for a table, `length` for a vector."""
     rows, columns = block.values.shape
     height = -(-rows // side)

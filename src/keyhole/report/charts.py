@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.report.blocks import Block
+from keyhole.report.blocks import ParameterBlock
 from keyhole.results import Trace
 
 EQUAL = 1e-18  # deviations below are drawn at the foot: equal to the last bit
@@ -100,7 +100,7 @@ def whole_ticks(last: int) -> tuple[Tick, ...]:
     return tuple(Tick(100.0 * (n - 1) / (last - 1), f"{n:,}") for n in numbers)
 
 
-def spectrum_chart(block: Block) -> Chart | None:
+def spectrum_chart(block: ParameterBlock) -> Chart | None:
     """Singular values of a score on a logarithmic axis, with the size of its errors."""
     values, complete = block.values.singular_values()
     if not len(values) or values[0] <= 0:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.models.base import ORIENTATION
-from keyhole.report.blocks import Block, Matrix, blocks_of, reduced
+from keyhole.report.blocks import Matrix, ParameterBlock, blocks_of, reduced
 from keyhole.report.charts import trace_chart
 from keyhole.report.pictures import PARTS_SHOWN, SIDE, parts, picture
 from keyhole.report.rows import (
@@ -130,7 +130,7 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]:
+def facts(recovery: Recovery, blocks: list[ParameterBlock]) -> list[tuple[str, str, str]]:
     """The figures a reader wants first: name, number, what it is compared with."""
     ledger, rows = recovery.ledger, []
     if ledger.paid:
@@ -175,7 +175,7 @@ def example(recovery: Recovery) -> dict[str, Any] | None:
     if found is None:
         return None
     tokens = np.atleast_2d(np.asarray(found.input, dtype=np.float64))
-    block = Block("", "counterexample", Matrix(None, tokens), None, False)
+    block = ParameterBlock("", "counterexample", Matrix(None, tokens), None, False)
     box, model = answers_apart(found)
     return {
         "reason": sentence(found.reason) if found.reason else "",

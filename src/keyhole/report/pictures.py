@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.report.blocks import Block, Cells, reduced
+from keyhole.report.blocks import Cells, ParameterBlock, reduced
 from keyhole.report.charts import Chart, spectrum_chart
 
 CELLS = 180_000  # of all pictures together: with errors, 2 MB of the file
@@ -40,7 +40,7 @@ class Part:
     open: bool
 
 
-def parts(blocks: list[Block]) -> list[Part]:
+def parts(blocks: list[ParameterBlock]) -> list[Part]:
     names = list(dict.fromkeys(block.part for block in blocks))[:PARTS_SHOWN]
     tables = sum(not block.vector for block in blocks if block.part in names)
     side = min(SIDE, int(math.sqrt(CELLS / max(1, tables))))
@@ -54,7 +54,7 @@ def parts(blocks: list[Block]) -> list[Part]:
     ]
 
 
-def part(blocks: list[Block], side: int, length: int, name: str, opened: bool) -> Part:
+def part(blocks: list[ParameterBlock], side: int, length: int, name: str, opened: bool) -> Part:
     pictures, scalars, chart = [], [], None
     for block in blocks:
         if block.vector and block.values.norm() == 0.0:
@@ -71,14 +71,14 @@ def part(blocks: list[Block], side: int, length: int, name: str, opened: bool) -
     return Part(name or "Layer", tables, vectors, tuple(scalars), chart, opened)
 
 
-def with_error(block: Block) -> str:
+def with_error(block: ParameterBlock) -> str:
     value = float(block.values.rows(0, 1)[0, 0])
     if block.errors is None:
         return signed_long(value)
     return f"{signed_long(value)} ± {float(block.errors.rows(0, 1)[0, 0]):.1e}"
 
 
-def picture(block: Block, cells: Cells) -> Picture:
+def picture(block: ParameterBlock, cells: Cells) -> Picture:
     rows, columns = cells.shape
     shape = f"{columns:,} entries" if block.vector else f"{rows:,} × {columns:,}"
     row, column = cells.place

@@ -10,7 +10,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import Counterexample
 from keyhole.models.mlp import Mlp, outer_table
-from keyhole.report.blocks import Block
+from keyhole.report.blocks import ParameterBlock
 from keyhole.results import Recovery, Verdict
 
 LISTED = 4  # numbers of an answer that are written out
@@ -36,7 +36,7 @@ class PurposeRow:
     worst: str
 
 
-def error_rows(blocks: list[Block]) -> list[ErrorRow]:
+def error_rows(blocks: list[ParameterBlock]) -> list[ErrorRow]:
     rows = []
     full_bar = 16.0  # decimal digits of float64: a full bar
     for block in blocks:
@@ -101,12 +101,12 @@ def _written(numbers: Array) -> str:
     return "  ".join(f"{x:.12g}" for x in numbers)
 
 
-def worst_error(blocks: list[Block]) -> float | None:
+def worst_error(blocks: list[ParameterBlock]) -> float | None:
     found = [error for block in blocks if (error := relative_error(block)) is not None]
     return max(found, default=None)
 
 
-def relative_error(block: Block) -> float | None:
+def relative_error(block: ParameterBlock) -> float | None:
     if block.errors is None:
         return None
     size = block.values.norm()

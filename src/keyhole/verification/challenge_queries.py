@@ -48,7 +48,7 @@ class SizeRange:
 
 
 @dataclass(frozen=True)
-class Kind:
+class QueryKind:
     """One kind of ordinary query."""
 
     reason: str  # why such a query is asked, in the words of a report
@@ -57,19 +57,21 @@ class Kind:
     together: int = 1  # so many are asked in one call
 
 
-TELLING = Kind("tokens on which a change of one parameter shows", (2, 16), "draw_telling")
+TELLING = QueryKind("tokens on which a change of one parameter shows", (2, 16), "draw_telling")
 KINDS = (
-    Kind("plain tokens", (17, LONGEST), "draw_plain"),
-    Kind("tokens with a large common part: near ties of large scores", (2, 20), "draw_shifted"),
-    Kind("long tokens", (2, 40), "draw_hard"),
-    Kind("repeated tokens", (9, 64), "draw_repeated"),
+    QueryKind("plain tokens", (17, LONGEST), "draw_plain"),
+    QueryKind(
+        "tokens with a large common part: near ties of large scores", (2, 20), "draw_shifted"
+    ),
+    QueryKind("long tokens", (2, 40), "draw_hard"),
+    QueryKind("repeated tokens", (9, 64), "draw_repeated"),
     TELLING,
-    Kind("tokens sorted by length", (5, 128), "draw_sorted"),
-    Kind("zero tokens among others, as padding is", (1, 64), "draw_padded"),
-    Kind("tokens without negative numbers", (2, 64), "draw_positive"),
-    Kind("tokens of length one, unit vectors among them", (2, 64), "draw_unit"),
-    Kind("small tokens", (2, 64), "draw_small"),
-    Kind("plain tokens, several sequences in one call", (2, 64), "draw_plain", together=4),
+    QueryKind("tokens sorted by length", (5, 128), "draw_sorted"),
+    QueryKind("zero tokens among others, as padding is", (1, 64), "draw_padded"),
+    QueryKind("tokens without negative numbers", (2, 64), "draw_positive"),
+    QueryKind("tokens of length one, unit vectors among them", (2, 64), "draw_unit"),
+    QueryKind("small tokens", (2, 64), "draw_small"),
+    QueryKind("plain tokens, several sequences in one call", (2, 64), "draw_plain", together=4),
 )
 # the first query comes again after four rounds and two queries: as the last of 59
 AGAIN, AGAIN_EVERY, AGAIN_AT = "the first fresh query, asked again", 4, 2
@@ -172,7 +174,7 @@ class Designer:
     def most_tokens(self) -> int:
         return min(self.spec.domain.max_length or self.longest, self.longest)
 
-    def draw_length(self, kind: Kind) -> int:
+    def draw_length(self, kind: QueryKind) -> int:
         """A number of tokens of the kind, or now and then any that the box accepts; not where
         several sequences are asked in one call, which would be large."""
         longest = self.most_tokens

@@ -50,7 +50,7 @@ from keyhole.oracles.wrappers.validate import Validator
 from keyhole.results import Verdict
 from keyhole.targets import FOLDER, split_gguf
 from keyhole.verification.challenge_queries import Designer
-from keyhole.verification.requests import LONGEST, Request, RowDesigner
+from keyhole.verification.requests import LONGEST, RowDesigner, RowRequest
 from keyhole.verification.statement import CONFIDENCE, share_conceded, state_hidden
 from keyhole.verification.tolerance import OTHER_SHAPE
 
@@ -234,7 +234,7 @@ def _agree_on_kind(box: RowBox, reference: RowBox) -> Sides:
     )
 
 
-def draw_requests(sides: Sides, count: int, rng: np.random.Generator) -> list[Request]:
+def draw_requests(sides: Sides, count: int, rng: np.random.Generator) -> list[RowRequest]:
     """Fresh queries that both sides take, `count` of them."""
     if sides.kind == VECTORS:
         assert sides.oracle is not None
@@ -251,16 +251,16 @@ def draw_from(
     tokens: int = 0,
     longest: int = LONGEST,
     reserved: frozenset[int] = frozenset(),
-) -> list[Request]:
+) -> list[RowRequest]:
     """Queries of vectors for a box of this spec; else rows of token numbers, or texts where there
     are no tokens."""
     if spec is not None:
         stream, left = Designer(spec, spec.width**0.5, rng).stream(), count
-        requests: list[Request] = []
+        requests: list[RowRequest] = []
         while left:
             calls = next(stream)[:left]
             together = tuple(query.tokens for query, _ in calls)
-            requests.append(Request(together, calls[0][0].reason))
+            requests.append(RowRequest(together, calls[0][0].reason))
             left -= len(calls)
         return requests
     return list(RowDesigner(rng, tokens, longest, reserved).stream(count))
@@ -346,7 +346,7 @@ class OtherShape(OracleError):
 
 
 def ask_both(
-    sides: Sides, requests: Sequence[Request]
+    sides: Sides, requests: Sequence[RowRequest]
 ) -> tuple[Float[Array, "n out"], Float[Array, "n out"], tuple[NoiseModel, NoiseModel]]:
     """Answers of box and reference to the same requests, and the number formats of both."""
     answered, expected = [], []
@@ -382,7 +382,7 @@ def read_format(answers: Array) -> NoiseModel:
     return decimals(numbers) or kind
 
 
-def compare(sides: Sides, requests: Sequence[Request], rng: np.random.Generator) -> Compared:
+def compare(sides: Sides, requests: Sequence[RowRequest], rng: np.random.Generator) -> Compared:
     """Asks both, and says how far every answer may be off."""
     sides = _settle_reading(sides, requests)
     answered, expected, (shown, before) = ask_both(sides, requests)
@@ -407,7 +407,7 @@ class Expected:
 
 def judge_answers(
     box: RowBox,
-    requests: Sequence[Request],
+    requests: Sequence[RowRequest],
     expected: Expected,
     answered: Float[Array, "n out"],
     shown: NoiseModel,
@@ -454,7 +454,7 @@ def allow_deviations(
 
 
 def measure_box_noise(
-    box: RowBox, requests: Sequence[Request], shown: NoiseModel
+    box: RowBox, requests: Sequence[RowRequest], shown: NoiseModel
 ) -> tuple[NoiseModel, int]:
     """Whether the box answers one request alike, and if not, how much it scatters; and how many
     rows that took. A request of several rows is repeated, where there is one."""
@@ -476,7 +476,7 @@ def measure_box_noise(
 
 def measure_spread(
     sides: Sides,
-    requests: Sequence[Request],
+    requests: Sequence[RowRequest],
     expected: Float[Array, "n out"],
     unit: float,
     rng: np.random.Generator,
@@ -495,7 +495,7 @@ def measure_spread(
 
 def _spread_of_vectors(
     reference: RowBox,
-    requests: Sequence[Request],
+    requests: Sequence[RowRequest],
     expected: Float[Array, "n out"],
     unit: float,
     rng: np.random.Generator,
@@ -514,7 +514,7 @@ def _spread_of_vectors(
 
 
 def _spread_of_batches(
-    reference: RowBox, requests: Sequence[Request], expected: Float[Array, "n out"]
+    reference: RowBox, requests: Sequence[RowRequest], expected: Float[Array, "n out"]
 ) -> Float[Array, " n"]:
     """Every row once more, in other company: alone where it was in a batch, else beside another.
     Where the reference is an endpoint, which may be paid for, a few of them."""
@@ -536,7 +536,7 @@ def _spread_of_batches(
     return moved
 
 
-def _settle_reading(sides: Sides, requests: Sequence[Request]) -> Sides:
+def _settle_reading(sides: Sides, requests: Sequence[RowRequest]) -> Sides:
     """Where the folder of the reference does not say how states become one vector: the way that
     fits the first answer best, which is said."""
     reading = getattr(sides.reference, "reading", None)
@@ -564,7 +564,7 @@ def _settle_reading(sides: Sides, requests: Sequence[Request]) -> Sides:
     return replace(sides, reference=model.with_reading(best), notes=(*sides.notes, note))
 
 
-def recognise_half(sides: Sides, requests: Sequence[Request], found: Compared) -> Compared:
+def recognise_half(sides: Sides, requests: Sequence[RowRequest], found: Compared) -> Compared:
     """The comparison with the tolerance of a 16-bit format, where the errors have its pattern."""
     reference = sides.reference
     if not hasattr(reference, "in_format") or sides.kind == VECTORS:
@@ -634,7 +634,7 @@ def verify_boxes(
         return judge_boxes(sides, draw_requests(sides, count, rng), rng)
 
 
-def judge_boxes(sides: Sides, requests: Sequence[Request], rng: np.random.Generator) -> Verdict:
+def judge_boxes(sides: Sides, requests: Sequence[RowRequest], rng: np.random.Generator) -> Verdict:
     """Both sides asked, and the verdict."""
     try:
         found = compare(sides, requests, rng)

@@ -53,7 +53,7 @@ ODD = (
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class RowRequest:
     """Rows that are asked together, and why."""
 
     rows: tuple[Row, ...]
@@ -73,9 +73,9 @@ class RowDesigner:
         if self.tokens and self.tokens - len(self.reserved) < 2:
             raise InvalidArgument("a vocabulary of fewer than two ordinary tokens")
 
-    def stream(self, rows: int) -> Iterator[Request]:
+    def stream(self, rows: int) -> Iterator[RowRequest]:
         """Requests of `rows` rows in all, going round the kinds."""
-        kinds: tuple[Callable[[int], Request], ...] = (
+        kinds: tuple[Callable[[int], RowRequest], ...] = (
             self.draw_short,
             self.draw_many,
             self.draw_alone,
@@ -89,7 +89,7 @@ class RowDesigner:
             request = kinds[kind](lap)
             kept = request.rows[:left]
             left -= len(kept)
-            yield Request(kept, request.reason)
+            yield RowRequest(kept, request.reason)
             if not left:
                 return
 
@@ -117,32 +117,32 @@ class RowDesigner:
             return text.upper()
         return f"{text.capitalize()}{('.', '?', '')[form - 1]}"
 
-    def draw_short(self, lap: int) -> Request:
+    def draw_short(self, lap: int) -> RowRequest:
         length = 1 if lap == 0 else self.draw_length(1, 8)
-        return Request((self.draw_row(length),), ALONE_SHORT)
+        return RowRequest((self.draw_row(length),), ALONE_SHORT)
 
-    def draw_alone(self, lap: int) -> Request:
+    def draw_alone(self, lap: int) -> RowRequest:
         length = self.longest if lap == 1 else self.draw_length(9, 128)
-        return Request((self.draw_row(length),), ALONE)
+        return RowRequest((self.draw_row(length),), ALONE)
 
-    def draw_beside(self, lap: int) -> Request:
+    def draw_beside(self, lap: int) -> RowRequest:
         short = self.draw_length(2, 24)
         longer = min(self.longest, short + self.draw_length(1, 64))
-        return Request((self.draw_row(short), self.draw_row(longer)), BESIDE)
+        return RowRequest((self.draw_row(short), self.draw_row(longer)), BESIDE)
 
-    def draw_equal(self, lap: int) -> Request:
+    def draw_equal(self, lap: int) -> RowRequest:
         length = self.draw_length(3, 32)
-        return Request(tuple(self.draw_row(length) for _ in range(3)), EQUAL)
+        return RowRequest(tuple(self.draw_row(length) for _ in range(3)), EQUAL)
 
-    def draw_many(self, lap: int) -> Request:
+    def draw_many(self, lap: int) -> RowRequest:
         rows = [self.draw_row(self.draw_length(1, 48)) for _ in range(5)]
         if not self.tokens:
             rows[2] = ODD[int(self.rng.integers(len(ODD)))]
-        return Request(tuple(rows), MANY)
+        return RowRequest(tuple(rows), MANY)
 
-    def draw_again(self, lap: int) -> Request:
+    def draw_again(self, lap: int) -> RowRequest:
         length = self.draw_length(4, 40)
         if not self.tokens:
             word = WORDS[int(self.rng.integers(len(WORDS)))]
-            return Request((" ".join([word] * max(1, length // 2)),), AGAIN)
-        return Request((np.repeat(self._draw_numbers(1), length),), AGAIN)
+            return RowRequest((" ".join([word] * max(1, length // 2)),), AGAIN)
+        return RowRequest((np.repeat(self._draw_numbers(1), length),), AGAIN)

@@ -63,7 +63,7 @@ from keyhole.verification.reference import (
     open_sides,
     read_format,
 )
-from keyhole.verification.requests import Request
+from keyhole.verification.requests import RowRequest
 from keyhole.verification.spoken_evidence import PromptPlan, describe_spoken, judge_again
 from keyhole.verification.spoken_signature import PROMPTS, Talk, compare_talk, hear, open_talker
 
@@ -99,12 +99,12 @@ class Plan:
         tokens, longest, reserved = sides.limits()
         return cls(sides.kind, seed, queries, tokens, longest, tuple(sorted(reserved)))
 
-    def draw(self) -> list[Request]:
+    def draw(self) -> list[RowRequest]:
         """The queries: the same plan draws the same ones."""
         rng = random_stream(self.seed, STREAM)
         if self.kind == PROMPTS:
             prompts = draw_prompts(self.queries, self.tokens, self.longest or None, rng)
-            return [Request((prompt,), "an ordinary prompt") for prompt in prompts]
+            return [RowRequest((prompt,), "an ordinary prompt") for prompt in prompts]
         if self.kind == VECTORS:
             domain: dict[str, Any] = dict(self.domain)
             if "max_length" in domain:
@@ -145,7 +145,7 @@ class Signature:
 
     identity: str
     plan: Plan
-    requests: tuple[Request, ...]
+    requests: tuple[RowRequest, ...]
     answers: Float[Array, "n out"]
     spread: Float[Array, " n"]
     noise: NoiseModel
@@ -311,7 +311,7 @@ def _describe_plan(plan: Plan) -> dict[str, Any]:
     return {**asdict(plan), "reserved": list(plan.reserved), "domain": dict(plan.domain)}
 
 
-def _describe_requests(requests: Sequence[Request]) -> list[dict[str, Any]]:
+def _describe_requests(requests: Sequence[RowRequest]) -> list[dict[str, Any]]:
     return [{"rows": [pack_row(r) for r in one.rows], "reason": one.reason} for one in requests]
 
 
@@ -322,9 +322,10 @@ def _read_plan(body: dict[str, Any]) -> Plan:
     return Plan(**known)
 
 
-def _read_requests(body: list[Any]) -> tuple[Request, ...]:
+def _read_requests(body: list[Any]) -> tuple[RowRequest, ...]:
     return tuple(
-        Request(tuple(unpack_row(row) for row in one["rows"]), str(one["reason"])) for one in body
+        RowRequest(tuple(unpack_row(row) for row in one["rows"]), str(one["reason"]))
+        for one in body
     )
 
 
@@ -368,7 +369,7 @@ def same_versions(versions: dict[str, str]) -> bool:
     return all(versions.get(name) == version for name, version in now.items())
 
 
-def drawn_from_seed(plan: Plan, requests: Sequence[Request], versions: dict[str, str]) -> bool:
+def drawn_from_seed(plan: Plan, requests: Sequence[RowRequest], versions: dict[str, str]) -> bool:
     """Whether these are the queries of the plan. Another version may draw others from the same
     seed: then nothing is said, and True returned."""
     if not same_versions(versions):
@@ -386,7 +387,7 @@ def drawn_from_seed(plan: Plan, requests: Sequence[Request], versions: dict[str,
 
 def choose_requests(
     signature: Signature, queries: int | None, seed: int
-) -> tuple[list[Request], Array]:
+) -> tuple[list[RowRequest], Array]:
     """All requests of a signature, or some of them that hold about so many queries; and the places
     of their rows among the answers."""
     sizes = [len(request.rows) for request in signature.requests]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from keyhole.diagnosis.readout import Readout
-from keyhole.oracles.token_models import Reading
+from keyhole.oracles.token_models import TokenReading
 
 STATES = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1))
 MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -13,7 +13,7 @@ MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last", "max", "sqrt", "weighted"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_poolings_are_those_of_token_models(pooling, normalize) -> None:
-    expected = Reading(pooling, normalize=normalize).read(STATES, MASK.long())
+    expected = TokenReading(pooling, normalize=normalize).read(STATES, MASK.long())
     assert torch.allclose(Readout(pooling, normalize)(STATES, MASK), expected)
 
 

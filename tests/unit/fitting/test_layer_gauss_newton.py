@@ -6,8 +6,8 @@ import numpy as np
 
 from keyhole.fitting.layer_gauss_newton import (
     PATIENT,
-    Answered,
-    Layer,
+    FactoredLayer,
+    LayerAnswers,
     LayerModel,
     change_maps,
     fit_layer,
@@ -21,7 +21,7 @@ from keyhole.linalg.low_rank_fit import Factored
 WIDTH, OUTPUTS, RANK = 5, 4, 2
 
 
-def drawn(rng: np.random.Generator, bias: bool = True) -> Layer:
+def drawn(rng: np.random.Generator, bias: bool = True) -> FactoredLayer:
     rows = WIDTH + 1 if bias else WIDTH
 
     def part(columns: int) -> Factored:
@@ -30,19 +30,21 @@ def drawn(rng: np.random.Generator, bias: bool = True) -> Layer:
 
     heads = range(2)
     offset = rng.standard_normal(OUTPUTS) if bias else np.zeros(OUTPUTS)
-    return Layer(
+    return FactoredLayer(
         tuple(part(rows) for _ in heads), tuple(part(OUTPUTS) for _ in heads), offset, bias
     )
 
 
-def asked(layer: Layer, rng: np.random.Generator, noise: float, count: int) -> list[Answered]:
+def asked(
+    layer: FactoredLayer, rng: np.random.Generator, noise: float, count: int
+) -> list[LayerAnswers]:
     data = []
     for length in (1, 3):
         tokens = rng.standard_normal((count, length, WIDTH))
-        blank = Answered(tokens, np.zeros((count, OUTPUTS)), np.full(count, max(noise, 1e-12)))
+        blank = LayerAnswers(tokens, np.zeros((count, OUTPUTS)), np.full(count, max(noise, 1e-12)))
         answers = LayerModel((blank,)).residual(layer).reshape(count, OUTPUTS)
         answers = answers * blank.errors[:, None] + noise * rng.standard_normal((count, OUTPUTS))
-        data.append(Answered(tokens, answers, blank.errors))
+        data.append(LayerAnswers(tokens, answers, blank.errors))
     return data
 
 
@@ -104,7 +106,7 @@ def test_noise_is_averaged_out_as_the_standard_errors_say() -> None:
     rng = np.random.default_rng(1)
     for bias in (True, False):
         truth = drawn(rng, bias)
-        start = Layer(
+        start = FactoredLayer(
             tuple(Factored(s.left, 1.001 * s.singular, s.right) for s in truth.scores),
             truth.values,
             truth.offset,
@@ -173,7 +175,7 @@ def test_a_layer_off_by_a_few_per_cent_is_fitted() -> None:
     rng = np.random.default_rng(6)
     truth = mix_outputs(drawn(rng), np.diag(np.logspace(0, -3, OUTPUTS)))
     data = asked(truth, rng, 1e-7, 100)
-    start = Layer(
+    start = FactoredLayer(
         tuple(Factored(s.left, 1.03 * s.singular, s.right) for s in truth.scores),
         tuple(Factored(v.left, 1.001 * v.singular, v.right) for v in truth.values),
         truth.offset,
@@ -192,7 +194,7 @@ def test_a_layer_off_by_a_few_per_cent_is_fitted() -> None:
 def test_queries_in_pieces_are_all_there() -> None:
     rng = np.random.default_rng(7)
     tokens, answers = rng.standard_normal((40, 500, 500)), rng.standard_normal((40, 2))
-    pieces = Answered(tokens, answers, np.arange(1.0, 41.0)).split()
+    pieces = LayerAnswers(tokens, answers, np.arange(1.0, 41.0)).split()
     assert len(pieces) == 3
     np.testing.assert_array_equal(np.concatenate([p.answers for p in pieces]), answers)
     np.testing.assert_array_equal(np.concatenate([p.errors for p in pieces]), np.arange(1.0, 41.0))

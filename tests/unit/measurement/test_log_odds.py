@@ -8,7 +8,7 @@ from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.single_head.score_table import BLOCK_GROWTH, measure_table
 from keyhole.linalg.bases import equal_overlap, random_basis
 from keyhole.measurement.linear_response import measure_values
-from keyhole.measurement.log_odds import LogOdds, ProbeSet
+from keyhole.measurement.log_odds import LogOddsMeter, ProbeSet
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention
 from keyhole.oracles.open import open_oracle
@@ -17,7 +17,9 @@ from keyhole.oracles.queries import ArrayBank, QueryBatch, ScaledBank
 WIDTH = 8
 
 
-def meter(model: Attention, length: float = 1.0, group: int = 1) -> tuple[LogOdds, CountingBox]:
+def meter(
+    model: Attention, length: float = 1.0, group: int = 1
+) -> tuple[LogOddsMeter, CountingBox]:
     """Probes of one length with equal overlap, as the learner sets them up."""
     box = CountingBox(model, WIDTH)
     oracle = open_oracle(box)
@@ -33,10 +35,10 @@ def meter(model: Attention, length: float = 1.0, group: int = 1) -> tuple[LogOdd
         length * rows @ model.heads[0].key_bias,
     )
     box.seen = 0
-    return LogOdds(oracle, linear, probes, "score"), box
+    return LogOddsMeter(oracle, linear, probes, "score"), box
 
 
-def truth(odds: LogOdds, model: Attention, anchors: np.ndarray) -> np.ndarray:
+def truth(odds: LogOddsMeter, model: Attention, anchors: np.ndarray) -> np.ndarray:
     probes = odds.probes.bank.rows(np.arange(odds.probes.count))
     return probes @ model.heads[0].score @ anchors.T
 

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from keyhole.errors import InvalidArgument, OracleError
 from keyhole.oracles.onnx_rows import open_onnx_rows
-from keyhole.oracles.token_models import Reading
+from keyhole.oracles.token_models import TokenReading
 
 TABLE = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
 ROWS = [np.array([3, 1]), np.array([5, 5, 9])]
@@ -54,7 +54,7 @@ def test_a_vector_for_each_row(tmp_path):
 
 def test_states_are_read_as_the_reference_says(tmp_path):
     path = write(tmp_path / "a.onnx", pooled=False)
-    box = open_onnx_rows(path, reading=Reading("mean"))
+    box = open_onnx_rows(path, reading=TokenReading("mean"))
     expected = [TABLE[row].mean(axis=0) for row in ROWS]
     np.testing.assert_allclose(box.ask(ROWS), expected, rtol=1e-5)
     with pytest.raises(OracleError, match="answers at every position"):

@@ -10,7 +10,7 @@ import transformers
 from keyhole.errors import FileFormatError, InvalidArgument
 from keyhole.oracles.token_models import (
     POOLINGS,
-    Reading,
+    TokenReading,
     has_classifier,
     has_decoder,
     list_readings,
@@ -107,7 +107,7 @@ def test_what_is_not_understood_is_said(tmp_path):
     with pytest.raises(FileFormatError, match="no list of modules"):
         open_token_model(tmp_path)
     with pytest.raises(InvalidArgument, match="pooling must be one of"):
-        Reading("median")
+        TokenReading("median")
 
 
 def test_a_module_of_torch(tmp_path):

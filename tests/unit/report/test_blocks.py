@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from keyhole.models.attention import Attention, Head
 from keyhole.models.random import attention, block, stack
-from keyhole.report.blocks import FULL_SPECTRUM, LEADING, Block, Matrix, blocks_of, reduced
+from keyhole.report.blocks import FULL_SPECTRUM, LEADING, Matrix, ParameterBlock, blocks_of, reduced
 from recoveries import recovery
 
 
@@ -55,7 +55,9 @@ def test_blocks_of_transformer_blocks_and_stacks() -> None:
 def test_a_cell_shows_its_largest_entry(rows: int, columns: int, side: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, errors = rng.standard_normal((2, rows, columns))
-    cells = reduced(Block("", "x", Matrix(None, values), Matrix(None, errors), False), side, side)
+    cells = reduced(
+        ParameterBlock("", "x", Matrix(None, values), Matrix(None, errors), False), side, side
+    )
     assert max(cells.values.shape) <= side
     for i in range(cells.values.shape[0]):
         for j in range(cells.values.shape[1]):
@@ -76,7 +78,7 @@ def test_factors_look_like_their_product() -> None:
     left, right = rng.standard_normal((40, 3)), rng.standard_normal((3, 40))
     factored, whole = Matrix(left, right), Matrix(None, left @ right)
     assert factored.norm() == pytest.approx(whole.norm())
-    seen = [reduced(Block("", "score", m, None, False), 16, 16) for m in (factored, whole)]
+    seen = [reduced(ParameterBlock("", "score", m, None, False), 16, 16) for m in (factored, whole)]
     np.testing.assert_allclose(seen[0].values, seen[1].values)
     values, complete = factored.singular_values()
     assert complete

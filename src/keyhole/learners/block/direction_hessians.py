@@ -33,10 +33,10 @@ from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.learners.block.direction_fit import Directed, with_one
 from keyhole.learners.mlp import (
     HESSIAN_GROWTH,
+    HessianSketch,
     HessianSteps,
     HessianTable,
     NotEnough,
-    Sketch,
     axes_for,
     find_span,
     rank_ones,
@@ -292,7 +292,7 @@ def extend_rows(places: list[Place], outer: Float[Array, "p m"]) -> Float[Array,
 
 
 def join_network(
-    sketch: Sketch,
+    sketch: HessianSketch,
     name: str,
     radius: float,
     points: Float[Array, "n k"],
@@ -339,7 +339,7 @@ def turn_around(net: Directed) -> Directed:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def read_directions(ask: Ask, width: int, unit: float, rng: np.random.Generator) -> Sketch:
+def read_directions(ask: Ask, width: int, unit: float, rng: np.random.Generator) -> HessianSketch:
     """Neurons of a network from the directions of its answers on the unit sphere of R^width, as
     many numbers; raises NotEnough."""
     steps = two_sided(unit)
@@ -368,7 +368,7 @@ def read_directions(ask: Ask, width: int, unit: float, rng: np.random.Generator)
         look_around(ask, axes, rest, slopes[0], outer, vectors, steps, rng) for _ in range(count)
     ]
     rows = vectors @ axes + extend_rows(places, outer) @ rest
-    return Sketch(
+    return HessianSketch(
         rows[None],
         outer,
         np.vstack([table.places, np.array([place.point for place in places]) @ axes]),

@@ -32,7 +32,7 @@ from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.levenberg_marquardt import (
-    Descent,
+    DescentEnd,
     DescentOptions,
     descend,
     measure_label_power,
@@ -210,7 +210,7 @@ def ask_contexts(
     return Rows(ones, tokens, None, ones[:, :, 0], targets, offset=True)
 
 
-def drop_heads(rows: Rows, best: Descent, enough: float, options: DescentOptions) -> Descent:
+def drop_heads(rows: Rows, best: DescentEnd, enough: float, options: DescentOptions) -> DescentEnd:
     """Heads without which the others still explain the answers leave: a descent that had ended
     elsewhere may have needed one more than there are."""
     heads = best.at.theta.shape[1]

@@ -25,7 +25,7 @@ from keyhole.fitting.fisher import estimate_information
 from keyhole.fitting.initial_guess import solve_one_head
 from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
 from keyhole.fitting.variable_projection import DENSE_LIMIT, project
-from keyhole.learners.examples.restarts import Chain, ChainRunner, Effort
+from keyhole.learners.examples.restarts import Chain, ChainRunner, RestartEffort
 
 SETTLING_STARTS = 2  # independent starts that must reach the same minimum before it counts
 HASTY = DescentOptions(stall_window=10, stall_share=0.1, conjugate_steps=60)  # most starts are vain
@@ -86,7 +86,7 @@ def search_heads(
 
 
 @dataclass
-class Tally:
+class HeadTally:
     """Everything found with one number of heads."""
 
     heads: int
@@ -122,7 +122,7 @@ class HeadSearch:
         self.runner, self.progress = runner, progress
         self.begin = time.monotonic()
         self.deadline = self.begin + options.seconds
-        self.tallies: dict[int, Tally] = {}
+        self.tallies: dict[int, HeadTally] = {}
         self.restarts = 0
         self.numbers = rows.counted * rows.outputs
         known = options.heads
@@ -140,7 +140,7 @@ class HeadSearch:
         best = self.best()
         return self.conclude(best, "noise" if self.is_settled(best) else "spent")
 
-    def sweep(self) -> Tally | None:
+    def sweep(self) -> HeadTally | None:
         """Each number of heads once, until one is exact or cross-validation got worse twice."""
         hasty = replace(HASTY, deadline=self.deadline)
         for heads in self.ladder():
@@ -163,7 +163,7 @@ class HeadSearch:
             heads = 2 * heads if wide else heads + 1
         yield self.last
 
-    def take_turns(self) -> Tally | None:
+    def take_turns(self) -> HeadTally | None:
         """More and more chains, where they promise most."""
         turn, patient = 0, DescentOptions(deadline=self.deadline)
         hasty = replace(HASTY, deadline=self.deadline)
@@ -180,10 +180,10 @@ class HeadSearch:
         exact = [tally for tally in self.tallies.values() if self.is_exact(tally)]
         return self.prune(min(exact, key=attrgetter("heads"))) if exact else None
 
-    def is_exact(self, tally: Tally) -> bool:
+    def is_exact(self, tally: HeadTally) -> bool:
         return tally.relative <= self.options.solved
 
-    def accept(self, tally: Tally) -> Tally | None:
+    def accept(self, tally: HeadTally) -> HeadTally | None:
         """An exact fit without the heads it does not need. None where it may be chance, with
         nearly as many unknowns as numbers, or is one of many: then fewer heads come first."""
         fewer = self.prune(tally)
@@ -209,7 +209,7 @@ class HeadSearch:
         leader = min(unsolved, key=self.cross_validate).heads
         due = {}
         for heads in range(self.first, min(leader + 1, self.last) + 1):
-            tally = self.tallies.get(heads, Tally(heads))
+            tally = self.tallies.get(heads, HeadTally(heads))
             if self.is_exact(tally):
                 continue
             # the most promising gets three times the work of others; little is left to do where
@@ -225,7 +225,7 @@ class HeadSearch:
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline or self.restarts >= self.options.restarts
 
-    def is_settled(self, best: Tally) -> bool:
+    def is_settled(self, best: HeadTally) -> bool:
         """Whether the rest is noise: one minimum from two starts, and more heads are no help."""
         if not self.may_be_noise(best) or best.hits < SETTLING_STARTS:
             return False
@@ -233,16 +233,16 @@ class HeadSearch:
         tried = above is not None and len(above.chains) >= SETTLING_STARTS
         return best.heads >= self.last or tried
 
-    def share_of_unknowns(self, tally: Tally) -> float:
+    def share_of_unknowns(self, tally: HeadTally) -> float:
         """Unknowns over numbers; below one, so that criteria stay finite."""
         return float(min(self.rows.unknowns(tally.heads) / self.numbers, 1 - 1e-6))
 
-    def may_be_noise(self, tally: Tally) -> bool:
+    def may_be_noise(self, tally: HeadTally) -> bool:
         """Whether what is left is no more than noise is allowed to be, unknowns taken off."""
         noise = self.options.noise * (1 - self.share_of_unknowns(tally))
         return not self.is_exact(tally) and tally.relative <= noise
 
-    def weigh(self, tally: Tally) -> float:
+    def weigh(self, tally: HeadTally) -> float:
         """Fit against size: a head must explain more than one that is fitted to noise does."""
         # per unknown; a head chosen to fit noise was seen to explain 2.4 numbers per unknown
         per_unknown = 4.0
@@ -250,18 +250,18 @@ class HeadSearch:
         fit = np.log(max(tally.relative, TINY))
         return float(fit - penalty * np.log(1 - self.share_of_unknowns(tally)))
 
-    def cross_validate(self, tally: Tally) -> float:
+    def cross_validate(self, tally: HeadTally) -> float:
         """Generalised cross-validation: what the fit would leave of labels it has not seen."""
         return tally.relative / (1 - self.share_of_unknowns(tally)) ** 2
 
-    def best(self) -> Tally:
+    def best(self) -> HeadTally:
         return min(self.tallies.values(), key=self.weigh)
 
-    def run_chains(self, heads: int, chains: int, hops: int, descent: DescentOptions) -> Tally:
+    def run_chains(self, heads: int, chains: int, hops: int, descent: DescentOptions) -> HeadTally:
         """Some chains with so many heads, until one is exact; the tally that is left of them."""
-        tally = self.tallies.setdefault(heads, Tally(heads))
+        tally = self.tallies.setdefault(heads, HeadTally(heads))
         known = None if hops else self.find_foundation(heads)
-        effort = Effort(hops, self.options.solved, descent, known)
+        effort = RestartEffort(hops, self.options.solved, descent, known)
         if heads == 1 and not tally.chains:
             start = solve_one_head(self.rows)
             if start is not None:
@@ -277,7 +277,7 @@ class HeadSearch:
                 break
         return self.slim(tally)
 
-    def count(self, tally: Tally, chain: Chain) -> None:
+    def count(self, tally: HeadTally, chain: Chain) -> None:
         tally.add(chain)
         self.restarts += 1
         if self.progress is not None:
@@ -285,14 +285,14 @@ class HeadSearch:
             seconds = time.monotonic() - self.begin
             self.progress(Progress(tally.heads, self.restarts, residual, seconds))
 
-    def slim(self, tally: Tally) -> Tally:
+    def slim(self, tally: HeadTally) -> HeadTally:
         """What is left of a fit that does as well without some heads: with them, the descent's last
         part is long and flat."""
         fewer = tally if self.is_exact(tally) else self.prune(tally)
         if fewer.heads == tally.heads:
             return tally
         assert fewer.theta is not None
-        other = self.tallies.setdefault(fewer.heads, Tally(fewer.heads))
+        other = self.tallies.setdefault(fewer.heads, HeadTally(fewer.heads))
         other.add(Chain(fewer.theta, fewer.relative, 0.0))
         return other
 
@@ -303,7 +303,7 @@ class HeadSearch:
         below = self.tallies.get(heads - 1)
         return below.theta if below is not None and below.relative <= 1e-3 else None
 
-    def prune(self, tally: Tally) -> Tally:
+    def prune(self, tally: HeadTally) -> HeadTally:
         """A fit without the heads it does not need (only if their number was not given)."""
         smaller = True
         while smaller and tally.heads > self.first:
@@ -323,7 +323,7 @@ class HeadSearch:
                     break
         return tally
 
-    def conclude(self, best: Tally, ending: Ending) -> Found:
+    def conclude(self, best: HeadTally, ending: Ending) -> Found:
         assert best.theta is not None
         residuals = {heads: tally.relative for heads, tally in sorted(self.tallies.items())}
         seconds = time.monotonic() - self.begin

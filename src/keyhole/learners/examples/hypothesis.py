@@ -7,9 +7,9 @@ import numpy as np
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.attention_rows import Rows, average_tokens, compute_patterns
-from keyhole.fitting.fisher import Information, estimate_information
+from keyhole.fitting.fisher import FisherInformation, estimate_information
 from keyhole.fitting.levenberg_marquardt import DescentOptions, descend, measure_label_power
-from keyhole.fitting.variable_projection import DENSE_LIMIT, Projection
+from keyhole.fitting.variable_projection import DENSE_LIMIT, ProjectedFit
 from keyhole.learners.base import Diagnostics, Hypothesis
 from keyhole.learners.examples.data import Examples
 from keyhole.learners.examples.head_count import Ending, Found
@@ -148,7 +148,7 @@ def fit_layer(
     level = max(level, data.roundoff * power)
     # computing labels costs up to 32 roundings of double precision, which are not independent
     level = float(np.hypot(level, 32.0 * UNIT_ROUNDOFF * power))
-    spread = Information.missing(final, np.nan)
+    spread = FisherInformation.missing(final, np.nan)
     if found.ending in ("exact", "noise"):
         spread = estimate_information(rows, final, rng)
     held_out = _predict_held_out(rows, kept, at)
@@ -196,13 +196,13 @@ def fit_layer(
     )
 
 
-def _predict_held_out(rows: Rows, kept: Array, at: Projection) -> HeldOut:
+def _predict_held_out(rows: Rows, kept: Array, at: ProjectedFit) -> HeldOut:
     aside = predict(rows.with_weights(kept.astype(np.float64)), at)
     example, position = np.nonzero(kept)
     return HeldOut(example, position, rows.targets[kept], aside[kept])
 
 
-def predict(rows: Rows, at: Projection) -> Float[Array, "n a D"]:
+def predict(rows: Rows, at: ProjectedFit) -> Float[Array, "n a D"]:
     """Outputs of the fitted layer on the rows that count."""
     mixed = average_tokens(rows, compute_patterns(rows, at.theta)) @ at.values
     return np.asarray(mixed.reshape(*rows.weights.shape, -1) + at.offset)
@@ -219,14 +219,18 @@ def assemble_layer(rows: Rows, theta: Array, values: Array, offset: Array, form:
     return Attention(heads, offset[0] if form == "scalar" else offset)
 
 
-def _assemble_errors(rows: Rows, spread: Information, level: float, form: str) -> Attention | None:
+def _assemble_errors(
+    rows: Rows, spread: FisherInformation, level: float, form: str
+) -> Attention | None:
     if not np.isfinite(spread.theta).all():
         return None
     parts = (level * spread.theta, level * spread.values, level * spread.offset)
     return assemble_layer(rows, *parts, form)
 
 
-def measure_amplification(rows: Rows, at: Projection, spread: Information, power: float) -> float:
+def measure_amplification(
+    rows: Rows, at: ProjectedFit, spread: FisherInformation, power: float
+) -> float:
     """Largest relative standard error of a block for relative noise 1 on the labels. Scores of a
     head that attends to all tokens alike are relative to the faintest that would show."""
     d = rows.width

@@ -23,7 +23,7 @@ from keyhole.processes import end_with_parent
 
 
 @dataclass(frozen=True, eq=False)
-class Effort:
+class RestartEffort:
     """Where one chain starts, and how much it may do."""
 
     hops: int  # without gain, after which the chain ends
@@ -41,7 +41,7 @@ class Chain:
     work: float  # iterations, weighted by what one costs
 
 
-def run_chain(rows: Rows, heads: int, seed: int, effort: Effort) -> Chain:
+def run_chain(rows: Rows, heads: int, seed: int, effort: RestartEffort) -> Chain:
     """One random start and its hops."""
     rng = np.random.default_rng(seed)
     theta = draw_led_start(rows, heads, rng)
@@ -89,7 +89,7 @@ class ChainRunner:
         if self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
 
-    def map(self, heads: int, seeds: list[int], effort: Effort) -> Iterator[Chain]:
+    def map(self, heads: int, seeds: list[int], effort: RestartEffort) -> Iterator[Chain]:
         if self.executor is None:
             for seed in seeds:
                 yield run_chain(self.rows, heads, seed, effort)
@@ -112,5 +112,5 @@ def _remember(rows: Rows) -> None:
     threadpool_limits(1, "blas")
 
 
-def _run_remembered(heads: int, seed: int, effort: Effort) -> Chain:
+def _run_remembered(heads: int, seed: int, effort: RestartEffort) -> Chain:
     return run_chain(_ROWS[0], heads, seed, effort)

@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.errors import Counterexample, WrongFamily
 from keyhole.learners.label_only.score_thresholds import Thresholds
-from keyhole.learners.label_only.value_direction import Reader
+from keyhole.learners.label_only.value_direction import LabelReader
 from keyhole.models.base import perturb_model
 from keyhole.models.sign_attention import LabelledAttention
 from keyhole.oracles.queries import QueryBatch
@@ -47,7 +47,10 @@ def refuse_other_pairs(
 
 
 def refuse_other_sequences(
-    reader: Reader, model: LabelledAttention, errors: LabelledAttention, rng: np.random.Generator
+    reader: LabelReader,
+    model: LabelledAttention,
+    errors: LabelledAttention,
+    rng: np.random.Generator,
 ) -> None:
     """Random sequences of several kinds, three of each, moved to both sides of the border."""
     longest = reader.asker.oracle.spec.domain.max_length
@@ -102,7 +105,7 @@ def place_beside_border(
     return pair if ((reached > 0.5 * np.abs(goal)) & (reached < 2.0 * np.abs(goal))).all() else None
 
 
-def _refuse(reader: Reader, tokens: Array, expected: float, reason: str) -> None:
+def _refuse(reader: LabelReader, tokens: Array, expected: float, reason: str) -> None:
     box, mine = (float(reader.coding.encode(np.array(s * expected))) for s in (-1.0, 1.0))
     example: Any = Counterexample(tokens, box, mine, reason)
     raise WrongFamily(f"the box's label is not that of the head fitted to it: {reason}", example)

@@ -26,7 +26,7 @@ from keyhole.learners.label_only.bisection import Brackets, bisect, find_magnitu
 from keyhole.learners.label_only.boundary_checks import refuse_other_pairs, refuse_other_sequences
 from keyhole.learners.label_only.score_thresholds import Thresholds
 from keyhole.learners.label_only.value_direction import (
-    Direction,
+    ValueDirection,
     find_roundoff,
     measure_direction,
     open_reader,
@@ -128,7 +128,9 @@ class LabelOnly:
 # -- the scale of the score --------------------------------------------------------------------
 
 
-def draw_thresholds(direction: Direction, rng: np.random.Generator, spread: float) -> Thresholds:
+def draw_thresholds(
+    direction: ValueDirection, rng: np.random.Generator, spread: float
+) -> Thresholds:
     """Fresh probes and anchors of equal overlap with the value as it is known."""
     value = direction.value
     probes, anchors = equal_overlap(rng, value[:, None]), equal_overlap(rng, value[:, None])
@@ -136,7 +138,9 @@ def draw_thresholds(direction: Direction, rng: np.random.Generator, spread: floa
     return Thresholds(direction.reader, probes, anchors, first, second, spread)
 
 
-def scout_magnitude(direction: Direction, asked: Thresholds, roundoff: float) -> tuple[float, bool]:
+def scout_magnitude(
+    direction: ValueDirection, asked: Thresholds, roundoff: float
+) -> tuple[float, bool]:
     """The order of magnitude of the entries, from six of them: the largest is rarely a small one.
     A bound and False where none was seen.
 
@@ -177,7 +181,7 @@ def choose_value_width(trial: Thresholds, bits: int) -> float:
 class LabelTable:
     """Entries probe · score · anchor, as asked, and how errors travel from there to the score."""
 
-    direction: Direction
+    direction: ValueDirection
     asked: Thresholds
     roundoff: float
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from keyhole.arrays import Array, Float, Int, digest
-from keyhole.learners.label_only.value_direction import Reader
+from keyhole.learners.label_only.value_direction import LabelReader
 from keyhole.linalg.bases import Basis
 from keyhole.oracles.queries import QueryBatch
 
@@ -61,7 +61,7 @@ class Thresholds:
     and a pair is asked with the signs that make them positive and negative.
     """
 
-    reader: Reader
+    reader: LabelReader
     probes: Basis
     anchors: Basis
     probe_overlap: Float[Array, " d"]

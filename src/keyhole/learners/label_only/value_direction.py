@@ -25,7 +25,7 @@ CHECKS = 24  # labels that are checked beside the border: a multiple of the numb
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class LabelReader:
     """Translates labels into signs."""
 
     asker: Asker
@@ -82,7 +82,7 @@ def find_radius(domain: Domain) -> float:
     return float(INSIDE * domain.radius)
 
 
-def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
+def open_reader(oracle: Oracle, rng: np.random.Generator) -> LabelReader:
     """Finds the coding; raises where the labels of x and -x show that this is no such head."""
     size = find_radius(oracle.spec.domain)
     lengths = (1.0, 2.0**-8, 2.0**-16, 4.0)  # of tokens: an offset shows when they are short
@@ -118,7 +118,7 @@ def open_reader(oracle: Oracle, rng: np.random.Generator) -> Reader:
                 "labels of a token and its opposite",
             ),
         )
-    return Reader(asker, coding, size)
+    return LabelReader(asker, coding, size)
 
 
 def _read_coding(tie: float, negative: float, positive: float) -> Coding | None:
@@ -127,10 +127,10 @@ def _read_coding(tie: float, negative: float, positive: float) -> Coding | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Direction:
+class ValueDirection:
     """The value's direction: signed ratios to its largest component, as brackets."""
 
-    reader: Reader
+    reader: LabelReader
     signs: Float[Array, " d"]
     pivot: int
     ratios: Brackets
@@ -151,10 +151,10 @@ class Direction:
         tangent = np.eye(len(single)) - np.outer(self.value, self.value)
         return np.sqrt(tangent**2 @ single**2) / size
 
-    def refine(self, width: float) -> "Direction":
+    def refine(self, width: float) -> "ValueDirection":
         """Ratios known to `width`, continuing where they stand."""
         brackets = bisect(self._above, self.ratios, width)
-        return Direction(self.reader, self.signs, self.pivot, brackets)
+        return ValueDirection(self.reader, self.signs, self.pivot, brackets)
 
     def _above(self, index: Int[Array, " n"], at: Float[Array, " n"]) -> Float[Array, " n"]:
         return self.reader.tokens(self.tokens(index, at), PURPOSE_VALUE)
@@ -168,7 +168,7 @@ class Direction:
         return tokens
 
 
-def measure_direction(reader: Reader, width: float) -> Direction:
+def measure_direction(reader: LabelReader, width: float) -> ValueDirection:
     """2 d - 1 queries for signs and the largest component, then one bit per query."""
     d = reader.asker.width
     signs = reader.tokens(reader.length * np.eye(d), PURPOSE_VALUE)
@@ -182,10 +182,12 @@ def measure_direction(reader: Reader, width: float) -> Direction:
     high = np.abs(signs)
     low = np.where(np.arange(d) == pivot, 1.0, 0.0)
     flat = np.full(d, 1e3)  # a spread far above the brackets: nothing else is known
-    return Direction(reader, signs, pivot, Brackets(low, high, np.zeros(d), flat)).refine(width)
+    return ValueDirection(reader, signs, pivot, Brackets(low, high, np.zeros(d), flat)).refine(
+        width
+    )
 
 
-def _find_largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, " n"]) -> int:
+def _find_largest(reader: LabelReader, signs: Float[Array, " d"], alive: Int[Array, " n"]) -> int:
     """The component of largest size, by knock-out: half of those left go in each round."""
     while len(alive) > 1:
         half = len(alive) // 2
@@ -197,7 +199,7 @@ def _find_largest(reader: Reader, signs: Float[Array, " d"], alive: Int[Array, "
     return int(alive[0])
 
 
-def find_roundoff(found: Direction, roundoff: float, rng: np.random.Generator) -> float:
+def find_roundoff(found: ValueDirection, roundoff: float, rng: np.random.Generator) -> float:
     """The roundoff of the box's number format; raises WrongFamily where no format explains it.
 
     Both ends of every bracket again, with tokens of other lengths, then random tokens of several
@@ -231,7 +233,7 @@ def _choose_further(roundoff: float, margin: float) -> float | None:
     return next(enough, None)
 
 
-def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> bool:
+def _has_offset(found: ValueDirection, roundoff: float, rng: np.random.Generator) -> bool:
     """Whether short tokens beside the border have the label of their opposites. Rounding treats
     both alike, and at this roundoff it cannot make a tie of them."""
     lengths = np.full(CHECKS // 3, min(NEAR_LENGTHS) * found.reader.length)
@@ -242,7 +244,7 @@ def _has_offset(found: Direction, roundoff: float, rng: np.random.Generator) -> 
 
 
 def _check_ends(
-    found: Direction, roundoff: float, rng: np.random.Generator
+    found: ValueDirection, roundoff: float, rng: np.random.Generator
 ) -> tuple[float, Counterexample | None]:
     """Ends of the brackets, asked again: the slack given, and a label that has changed."""
     ratios = found.ratios
@@ -257,7 +259,7 @@ def _check_ends(
 
 
 def _check_beside(
-    found: Direction, roundoff: float, rng: np.random.Generator
+    found: ValueDirection, roundoff: float, rng: np.random.Generator
 ) -> tuple[float, Counterexample | None]:
     """Random tokens beside the border: their margin, and a wrong label."""
     reader = found.reader
@@ -269,7 +271,7 @@ def _check_beside(
 
 
 def _find_wrong(
-    reader: Reader, tokens: Float[Array, "n d"], side: Float[Array, " n"]
+    reader: LabelReader, tokens: Float[Array, "n d"], side: Float[Array, " n"]
 ) -> Counterexample | None:
     wrong = reader.tokens(tokens, PURPOSE_CHECK) == -side
     if not wrong.any():
@@ -279,13 +281,13 @@ def _find_wrong(
     return Counterexample(tokens[k : k + 1], box, mine, "a token beside the border")
 
 
-def _margin(found: Direction, roundoff: float) -> float:
+def _margin(found: ValueDirection, roundoff: float) -> float:
     error = found.error(roundoff)
     return REJECTION * float(np.linalg.norm(error)) / float(np.sqrt(len(error)))
 
 
 def _place_beside(
-    found: Direction, roundoff: float, lengths: Float[Array, " n"], rng: np.random.Generator
+    found: ValueDirection, roundoff: float, lengths: Float[Array, " n"], rng: np.random.Generator
 ) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
     """Random tokens on alternating sides of the border, a few standard errors from it."""
     value = found.value

@@ -2,9 +2,9 @@
 
 from keyhole.learners.mlp.hessians import GROWTH as HESSIAN_GROWTH
 from keyhole.learners.mlp.hessians import (
+    HessianSketch,
     HessianTable,
     NotEnough,
-    Sketch,
     axes_for,
     find_span,
     likely_activations,
@@ -32,6 +32,7 @@ from keyhole.network.weights import Weights, chosen, hidden_layer, random_start,
 
 __all__ = [
     "HESSIAN_GROWTH",
+    "HessianSketch",
     "HessianSteps",
     "HessianTable",
     "InputRegion",
@@ -41,7 +42,6 @@ __all__ = [
     "NotEnough",
     "RedundancyOptions",
     "ReluNetworkLearner",
-    "Sketch",
     "Weights",
     "axes_for",
     "chosen",

@@ -73,20 +73,20 @@ class FarField:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class FarPiece:
     """A line that F follows around `at`, its slope measured up to `at + window`."""
 
     at: float
     value: Float[Array, " k"]
     slope: Float[Array, " k"]
     window: float
-    parents: "tuple[Piece, Piece] | None" = None  # between which it was asked
+    parents: "tuple[FarPiece, FarPiece] | None" = None  # between which it was asked
 
     def __call__(self, t: float) -> Array:
         return self.value + self.slope * (t - self.at)
 
-    def moved(self, t: float, value: Array) -> "Piece":
-        return Piece(t, value, self.slope, self.window, self.parents)
+    def moved(self, t: float, value: Array) -> "FarPiece":
+        return FarPiece(t, value, self.slope, self.window, self.parents)
 
     def rounding(self, distance: float, one: float) -> float:
         """How far off the line may be at some distance, if one answer may be off by `one`."""
@@ -99,7 +99,7 @@ class Breakpoint:
     jump: Float[Array, " k"]
 
 
-Pair = tuple[Piece, Piece]
+Pair = tuple[FarPiece, FarPiece]
 
 
 class Segment:
@@ -135,8 +135,8 @@ class Segment:
         """All breakpoints; where two may lie in one window, once more with a smaller one."""
         window = self.options.window
         ends = self.values([0.0, window, 1.0 - window, 1.0])
-        first = Piece(0.0, ends[0], (ends[1] - ends[0]) / window, window)
-        last = Piece(1.0, ends[3], (ends[3] - ends[2]) / window, -window)
+        first = FarPiece(0.0, ends[0], (ends[1] - ends[0]) / window, window)
+        last = FarPiece(1.0, ends[3], (ends[3] - ends[2]) / window, -window)
         pieces, found, waiting = [first, last], [], [(first, last)]
         for _ in range(self.options.repairs):
             while waiting:
@@ -160,7 +160,7 @@ class Segment:
                 return found
         raise Unresolved("breakpoints too close to be told apart")
 
-    def between(self, left: Piece, right: Piece) -> Breakpoint | bool | None:
+    def between(self, left: FarPiece, right: FarPiece) -> Breakpoint | bool | None:
         """The breakpoint between two pieces, None where they are one, False where there are
         more."""
         length = right.at - left.at
@@ -185,7 +185,7 @@ class Segment:
         ):  # an intersection in three dimensions is proof
             return good
         asked: list[float] = []
-        owners: list[tuple[int, Piece]] = []
+        owners: list[tuple[int, FarPiece]] = []
         for k in points:
             result = results[k]
             for piece in pairs[k]:
@@ -197,7 +197,7 @@ class Segment:
             good[k] = good[k] and bool(np.linalg.norm(value - piece(t)) <= allowed)
         return good
 
-    def split(self, pairs: list[Pair], pieces: list[Piece], window: float) -> list[Pair]:
+    def split(self, pairs: list[Pair], pieces: list[FarPiece], window: float) -> list[Pair]:
         """Every pair split in the middle; new lines join the pieces."""
         if not pairs:
             return []
@@ -217,12 +217,14 @@ class Segment:
         if fresh:
             beside = self.values([t + w for _, _, t, _, w in fresh])
             for (left, right, t, value, w), near in zip(fresh, beside, strict=True):
-                piece = Piece(t, value, (near - value) / w, w, (left, right))
+                piece = FarPiece(t, value, (near - value) / w, w, (left, right))
                 pieces.append(piece)
                 halves += [(left, piece), (piece, right)]
         return halves
 
-    def beside_ends(self, ends: list[Piece], pieces: list[Piece], window: float) -> list[Pair]:
+    def beside_ends(
+        self, ends: list[FarPiece], pieces: list[FarPiece], window: float
+    ) -> list[Pair]:
         """The first and the last piece over a new window, each with its neighbour."""
         if not ends:
             return []
@@ -230,20 +232,22 @@ class Segment:
         ways = [np.sign(p.window) * window for p in ends]
         values = self.values([p.at + w for p, w in zip(ends, ways, strict=True)])
         for piece, w, value in zip(ends, ways, values, strict=True):
-            fresh = Piece(piece.at, piece.value, (value - piece.value) / w, w)
+            fresh = FarPiece(piece.at, piece.value, (value - piece.value) / w, w)
             others = [p for p in pieces if p is not piece]
             nearest = others[int(np.argmin([abs(p.at - piece.at) for p in others]))]
             pairs.append((fresh, nearest) if w > 0 else (nearest, fresh))
         return pairs
 
-    def doubtful(self, found: list[Breakpoint], pieces: list[Piece], window: float) -> list[Pair]:
+    def doubtful(
+        self, found: list[Breakpoint], pieces: list[FarPiece], window: float
+    ) -> list[Pair]:
         """Pairs to be searched again: breakpoints at both ends of a window that are not one, or at
         the end of the first and last."""
         times = np.array([b.at for b in found])
         if not len(times):
             return []
         pairs: list[Pair] = []
-        ends: list[Piece] = []
+        ends: list[FarPiece] = []
         for piece in pieces:
             reach = 1e-3 * abs(piece.window)
             if np.abs(times - piece.at - piece.window).min() >= reach:
@@ -266,7 +270,7 @@ def _is_point(result: object, sure: bool) -> TypeGuard[Breakpoint]:
 
 
 def merged(
-    found: list[Breakpoint], pieces: list[Piece], bend: float, rounding: float, sine: float
+    found: list[Breakpoint], pieces: list[FarPiece], bend: float, rounding: float, sine: float
 ) -> list[Breakpoint]:
     """A breakpoint inside the window of a slope, or closer to an answer than its bend is wide, was
     met twice, with parallel jumps."""

@@ -204,7 +204,7 @@ class HessianTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class HessianSpan:
     """The span of Hessians and the identity: orthonormal bases of it and of its complement."""
 
     inside: Float[Array, "r P"]
@@ -222,7 +222,7 @@ class Span:
         return min(8.0 / self.gap, 0.02 if self.gap > 12.0 else 0.12)
 
 
-def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Span | None:
+def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> HessianSpan | None:
     """The span if its dimension, at most `most`, shows as a gap in the singular values."""
     s = hessians.shape[-1]
     stack = flat(hessians.reshape(-1, s, s))
@@ -242,11 +242,11 @@ def find_span(hessians: Float[Array, "k D s s"], most: int, clear: float) -> Spa
     rank, gap = low + best, float(ratios[best])
     if gap < clear:
         return None
-    return Span(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
+    return HessianSpan(vectors[:, : rank + 1].T, unflat(vectors[:, rank + 1 :].T, s), gap)
 
 
 def rank_ones(
-    span: Span, count: int, rng: np.random.Generator, allowed: float | None = None
+    span: HessianSpan, count: int, rng: np.random.Generator, allowed: float | None = None
 ) -> Float[Array, "m s"]:
     """Unit vectors whose squares lie in the span: `count` of them, or as many as are found.
     `allowed`: what of a square may lie outside."""
@@ -273,7 +273,7 @@ def rank_ones(
 
 
 def _starts(
-    span: Span, found: Array, count: int, plain: bool, rng: np.random.Generator
+    span: HessianSpan, found: Array, count: int, plain: bool, rng: np.random.Generator
 ) -> Float[Array, "k s"]:
     """Extreme eigenvectors of random elements of the span, orthogonal to what was found."""
     s = span.outside.shape[-1]
@@ -329,7 +329,7 @@ def _polished(
     return np.concatenate(done), np.concatenate(off)
 
 
-def gated_pairs(span: Span, count: int, rng: np.random.Generator) -> Float[Array, "2 m s"]:
+def gated_pairs(span: HessianSpan, count: int, rng: np.random.Generator) -> Float[Array, "2 m s"]:
     """Pairs g, u of orthogonal unit vectors with gg and gu + ug in the span: `count` of them, or
     as many as are found. Rank-one elements alone are degenerate here: gg + ε(gu + ug) is one too,
     to second order. Both together are regular."""
@@ -435,7 +435,7 @@ def outer_directions(
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class HessianSketch:
     """All that is linear. `rows`: of each neuron w / |Uw| for a plain network; for a gated one
     ĝ = g / |Ug| and û, the part of u that is orthogonal to g in U. `outer`: direction of the outer
     weights. `curvature` and `slope`: what the neuron adds to second and first derivatives at every
@@ -455,7 +455,7 @@ def read_sphere(
     rng: np.random.Generator,
     gated: bool | None = None,
     inside: bool = False,
-) -> Sketch:
+) -> HessianSketch:
     """Neurons of a network from answers on the unit sphere of R^width, or inside it; whether they
     are gated is found out unless it is given."""
     steps = Steps.of(unit, width)
@@ -489,7 +489,7 @@ def grown_span(
     steps: Steps,
     rng: np.random.Generator,
     inside: bool = False,
-) -> tuple[HessianTable, Span, int]:
+) -> tuple[HessianTable, HessianSpan, int]:
     """Hessians until their span is clearly smaller than what they could span."""
     width = len(frame)
     usual = 3  # number in GROWTH that the split into U and X makes room for
@@ -555,7 +555,7 @@ def around(
     curvature: Float[Array, "b m k"],
     steps: Steps,
     rng: np.random.Generator,
-) -> Sketch:
+) -> HessianSketch:
     """Places in U: bends there, and the parts of the rows outside U."""
     blocks, neurons, _ = found.shape
     outputs = len(outer)
@@ -612,7 +612,7 @@ def around(
     if len(rest):
         seen = slope[:, len(base_gradient) :].T
         rows = rows + _coefficients(seen, repeated, np.array(beside), identity=True) @ rest
-    return Sketch(
+    return HessianSketch(
         rows.reshape(blocks, neurons, -1),
         outer,
         np.vstack([table.places, places @ u_axes]),
@@ -659,7 +659,7 @@ class Bends:
     left: Float[Array, "f m"]
 
 
-def likely_activations(sketch: Sketch, names: Sequence[str]) -> list[str]:
+def likely_activations(sketch: HessianSketch, names: Sequence[str]) -> list[str]:
     """Activations that explain the bends of most neurons, best first: with few digits several do
     (GELU and its tanh approximation), and only the refinement tells which."""
     if len(names) == 1:
@@ -675,7 +675,7 @@ def likely_activations(sketch: Sketch, names: Sequence[str]) -> list[str]:
     return [names[i] for i in order if scores[i] <= 1.5 * scores[order[0]]]
 
 
-def fit_bends(sketch: Sketch, name: str, some: Array) -> Bends:
+def fit_bends(sketch: HessianSketch, name: str, some: Array) -> Bends:
     """Least squares in s and b: curvature = κ s f'(a), slope = κ (f(a) - f(a at the first place)),
     a = s t + b; f is s φ' for a plain network, with the factor s in κ, and φ for a gate."""
     phi = ACTIVATIONS[name]
@@ -733,7 +733,7 @@ def fit_bends(sketch: Sketch, name: str, some: Array) -> Bends:
     return Bends(*(np.take_along_axis(part, order, axis=0) for part in (scale, bias, size, left)))
 
 
-def weights_of(sketch: Sketch, name: str) -> tuple[Weights, Int[Array, " c"]]:
+def weights_of(sketch: HessianSketch, name: str) -> tuple[Weights, Int[Array, " c"]]:
     """The network on the unit sphere (its affine part zero: it is linear and fitted later). A
     neuron that several fits explain is there several times, least squares with all of them tells
     which; the numbers say which rows belong to one neuron."""
@@ -763,7 +763,7 @@ def weights_of(sketch: Sketch, name: str) -> tuple[Weights, Int[Array, " c"]]:
 
 
 def _ungated(
-    sketch: Sketch, name: str, which: Array, scale: Array, bias: Array, size: Array
+    sketch: HessianSketch, name: str, which: Array, scale: Array, bias: Array, size: Array
 ) -> Float[Array, "m e"]:
     """The other factor u = û + ρ ĝ and its bias: linear least squares in ρ and the bias from
     curvature = κ (s² φ'' u + 2 ρ s φ'), slope = κ (s φ' u + ρ φ)."""

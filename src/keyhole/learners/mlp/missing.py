@@ -29,7 +29,7 @@ from keyhole.network.weights import Weights, hidden_layer, with_one
 
 
 @dataclass(frozen=True, eq=False)
-class Completed:
+class CompletedNetwork:
     """The network, and the points and answers with those that were asked for it."""
 
     weights: Weights
@@ -58,7 +58,7 @@ def add_missing(
     ask: Callable[[Array], Array],
     rng: np.random.Generator,
     options: MissingOptions | None = None,
-) -> Completed:
+) -> CompletedNetwork:
     """The network with further neurons, each of which takes at least half of what was left without
     it. Gated networks stay as they are."""
     options = MissingOptions() if options is None else options
@@ -91,7 +91,7 @@ def add_missing(
             weights.affine,
             weights.activation,
         )
-    return Completed(weights, points, answers)
+    return CompletedNetwork(weights, points, answers)
 
 
 def other_bends(

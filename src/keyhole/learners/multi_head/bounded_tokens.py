@@ -93,7 +93,7 @@ class BoundedProblem:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class SlopePoint:
     """A point u next to the anchor, and the differences of the answers around it."""
 
     at: Float[Array, " d"]
@@ -141,18 +141,18 @@ def attempt_with_eigenvalues(
     return *drop_spurious_biases(*with_offset(ask, layer, bars)), maps, answers
 
 
-def measure_slopes(box: BoundedProblem, rng: np.random.Generator) -> Point:
+def measure_slopes(box: BoundedProblem, rng: np.random.Generator) -> SlopePoint:
     """Differences of F around a random point, by one-sided steps."""
     width = box.ask.width
     at = box.radius / 3 * random_directions(rng, 1, width)[0]
     moved = np.concatenate([at[None], at + box.step * box.frame])
     last = np.broadcast_to(box.anchor, (len(moved), 1, width))
     answers = box.ask(np.concatenate([last + moved[:, None], last], axis=1), "slopes")
-    return Point(at, box.frame.T @ ((answers[1:] - answers[0]) / box.step))
+    return SlopePoint(at, box.frame.T @ ((answers[1:] - answers[0]) / box.step))
 
 
 def correct_slopes(
-    box: BoundedProblem, point: Point, scores: Array, biases: Array, maps: ValueMaps
+    box: BoundedProblem, point: SlopePoint, scores: Array, biases: Array, maps: ValueMaps
 ) -> Float[Array, "d outputs"]:
     """The slopes, less the error that differences of this size make on the model."""
     keys, products = scores @ box.anchor + biases, maps.products

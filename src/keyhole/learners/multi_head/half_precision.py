@@ -29,7 +29,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.errors import Counterexample
 from keyhole.fitting.gauss_newton import FitOptions
-from keyhole.fitting.layer_gauss_newton import Answered, Layer, Polished, fit_layer
+from keyhole.fitting.layer_gauss_newton import FactoredLayer, LayerAnswers, Polished, fit_layer
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.multi_head.least_squares import estimate_answer_errors, replace_layer
 from keyhole.learners.multi_head.validation import (
@@ -86,7 +86,7 @@ def learn_half_precision(
     hard = find_hard_size(problem, single)
     if isinstance(hard, Inconclusive):
         return hard
-    soft: SoftAnswers | None = None
+    soft: SoftSequences | None = None
     level = 0.0
     trouble = Inconclusive("no bag of long tokens showed the heads")
     for _ in range(options.bags):
@@ -96,7 +96,7 @@ def learn_half_precision(
             continue
         length = choose_length(problem, maps)
         if soft is None or soft.length > length:
-            soft = SoftAnswers.draw(problem, single, length)
+            soft = SoftSequences.draw(problem, single, length)
         soft = soft.extend(problem, count_start_queries(problem, maps, soft.length))
         longer = soft.lengthen(problem, count_further_queries(problem, maps, soft))
         start = solve_scores(single, maps, soft)
@@ -183,7 +183,7 @@ def measure_single_tokens(problem: HalfPrecisionProblem) -> SingleTokens | Refut
 
 
 @dataclass(frozen=True, eq=False)
-class Bag:
+class DecidedBag:
     """Tokens before an anchor, and the answer, less the offset."""
 
     tokens: Float[Array, "n d"]
@@ -258,19 +258,19 @@ def measure_value_maps(
 
 def draw_decided_bag(
     problem: HalfPrecisionProblem, single: SingleTokens, size: float
-) -> Bag | None:
+) -> DecidedBag | None:
     for _ in range(4):
         bags = draw_bags(problem, 2, size)
         tokens, answers = ask_bags(problem, single, np.concatenate([bags, 2.0 * bags]))
         decided = np.flatnonzero(is_decided(problem, answers[:2], answers[2:]))
         if len(decided):
             chosen = tokens[2 + decided[0]]
-            return Bag(chosen[:-1], chosen[-1], answers[2 + decided[0]])
+            return DecidedBag(chosen[:-1], chosen[-1], answers[2 + decided[0]])
     return None
 
 
 def name_tokens_in_use(
-    problem: HalfPrecisionProblem, single: SingleTokens, bag: Bag
+    problem: HalfPrecisionProblem, single: SingleTokens, bag: DecidedBag
 ) -> Int[Array, " k"]:
     """Tokens without which the answer is another, by halving groups of them."""
 
@@ -383,7 +383,7 @@ def shorten_moves(
 
 
 @dataclass(frozen=True, eq=False)
-class SoftAnswers:
+class SoftSequences:
     """Random sequences of one length, and their answers."""
 
     size: float  # of the entries of tokens
@@ -397,7 +397,7 @@ class SoftAnswers:
     @classmethod
     def draw(
         cls, problem: HalfPrecisionProblem, single: SingleTokens, length: int
-    ) -> "SoftAnswers":
+    ) -> "SoftSequences":
         """Sequences of a size at which attention is as soft as wished: the answer then lies
         between the mean of what the tokens give alone, and one of them."""
         sequences, size, factor = problem.draw(8, length), 1.0, 2.0
@@ -418,13 +418,13 @@ class SoftAnswers:
         near = [part for part in found if 0.6 < part[0] / size < 1.7]
         return cls(size, np.concatenate([p[1] for p in near]), np.concatenate([p[2] for p in near]))
 
-    def lengthen(self, problem: HalfPrecisionProblem, count: int) -> "SoftAnswers":
+    def lengthen(self, problem: HalfPrecisionProblem, count: int) -> "SoftSequences":
         """Fresh sequences of more and longer tokens: attention is harder there, and tells more."""
         length = int(min(2 * self.length, problem.ask.oracle.spec.domain.max_length or np.inf))
         empty = np.zeros((0, length, problem.width)), np.zeros((0, self.answers.shape[1]))
-        return SoftAnswers(1.2 * self.size, *empty).extend(problem, count)
+        return SoftSequences(1.2 * self.size, *empty).extend(problem, count)
 
-    def extend(self, problem: HalfPrecisionProblem, count: int) -> "SoftAnswers":
+    def extend(self, problem: HalfPrecisionProblem, count: int) -> "SoftSequences":
         missing = count - len(self.tokens)
         if missing <= 0:
             return self
@@ -436,7 +436,7 @@ class SoftAnswers:
         )
 
 
-def measure_rounding(problem: HalfPrecisionProblem, soft: SoftAnswers, model: Attention) -> float:
+def measure_rounding(problem: HalfPrecisionProblem, soft: SoftSequences, model: Attention) -> float:
     """Standard deviation of the rounding of a soft answer: neighbours of its tokens in the number
     format are rounded otherwise. The model says what else the neighbours change, which is hardly
     more than rounding itself: a rough model will do."""
@@ -465,7 +465,7 @@ def count_start_queries(problem: HalfPrecisionProblem, maps: list[Array], length
 
 
 def count_further_queries(
-    problem: HalfPrecisionProblem, maps: list[Array], soft: "SoftAnswers"
+    problem: HalfPrecisionProblem, maps: list[Array], soft: "SoftSequences"
 ) -> int:
     """Up to so many numbers per unknown, and one at least."""
     width, outputs = maps[0].shape
@@ -474,7 +474,7 @@ def count_further_queries(
     return int(np.ceil(max(floor, problem.options.floors * floor - len(soft.tokens))))
 
 
-def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> Layer:
+def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftSequences) -> FactoredLayer:
     """Scores with key biases from the log-ratios of weights, each to the largest of its query."""
     weights, errors = solve_weights(single, maps, soft)
     width, outputs = maps[0].shape
@@ -494,11 +494,11 @@ def solve_scores(single: SingleTokens, maps: list[Array], soft: SoftAnswers) -> 
         dense = fit_bilinear(apart, anchors, np.log(own / first), trust)
         scores.append(Factored.of(np.eye(width), dense, score_rank))
     values = [Factored.of(np.eye(width), part, rank) for part in maps]
-    return Layer(tuple(scores), tuple(values), single.offset)
+    return FactoredLayer(tuple(scores), tuple(values), single.offset)
 
 
 def solve_weights(
-    single: SingleTokens, maps: list[Array], soft: SoftAnswers
+    single: SingleTokens, maps: list[Array], soft: SoftSequences
 ) -> tuple[Float[Array, "n heads length"], Float[Array, "n heads length"]]:
     """Weights of every head by linear least squares, each head's of sum one, and their standard
     errors: rounding, and errors of the maps, are as large as what the answers leave unexplained."""
@@ -558,19 +558,19 @@ def fit_bilinear(
 
 
 def fit_soft_answers(
-    problem: HalfPrecisionProblem, start: Layer, soft: tuple[SoftAnswers, ...]
+    problem: HalfPrecisionProblem, start: FactoredLayer, soft: tuple[SoftSequences, ...]
 ) -> tuple[Polished, float]:
     """The layer fitted to all soft answers, and the typical standard error that these have by the
     sizes of their terms: how much larger than the rounding that is, the misfit tells."""
     model, data = build_attention(start), []
     for part in soft:
         errors = estimate_answer_errors(problem.ask, model, part.tokens)
-        data.append(Answered(part.tokens, part.answers, errors))
+        data.append(LayerAnswers(part.tokens, part.answers, errors))
     fit = fit_layer(start, data, problem.rng, FIT)
     return fit, float(np.sqrt(np.mean(np.concatenate([part.errors for part in data]) ** 2)))
 
 
-def build_attention(layer: Layer) -> Attention:
+def build_attention(layer: FactoredLayer) -> Attention:
     heads = []
     for keys, value in zip(layer.scores, layer.values, strict=True):
         score = (keys.left * keys.singular) @ keys.right
@@ -579,7 +579,7 @@ def build_attention(layer: Layer) -> Attention:
 
 
 def describe(
-    problem: HalfPrecisionProblem, start: Layer, fit: Polished, prior: PriorKnowledge
+    problem: HalfPrecisionProblem, start: FactoredLayer, fit: Polished, prior: PriorKnowledge
 ) -> Hypothesis:
     """The fitted layer as a hypothesis."""
     layer = fit.layer

@@ -254,7 +254,7 @@ class IsolatedHeads:
 
 
 @dataclass(frozen=True, eq=False)
-class Progress(IsolatedHeads):
+class KnownKeys(IsolatedHeads):
     """What is known after a stage."""
 
     tables: tuple[KeyTable, ...]  # one per head that chooses
@@ -616,7 +616,7 @@ def seems_shared(isolated: IsolatedHeads, head: int, first: SoftProbes) -> bool:
     return misfit > 100 * isolated.problem.suspicion * float((errors[0] + used * errors[1])[0])
 
 
-def measure_first_keys(found: SeparatedHeads, rng: np.random.Generator) -> Progress:
+def measure_first_keys(found: SeparatedHeads, rng: np.random.Generator) -> KnownKeys:
     """The keys at the anchor: d probes per head, their length found on the way."""
     width, sizes = found.problem.width, dict(found.sizes)
     tables: list[KeyTable] = []
@@ -633,7 +633,7 @@ def measure_first_keys(found: SeparatedHeads, rng: np.random.Generator) -> Progr
             got = got.join(found.probe(np.full(len(rows), head), probes, "first keys"))
         tables.append(start_table(found, head, got))
         sizes[head] = float(np.linalg.norm(tables[-1].first))
-    progress = Progress(found.problem, found.values, found.isolation, tuple(tables))
+    progress = KnownKeys(found.problem, found.values, found.isolation, tuple(tables))
     return correct_leaks(progress, 0)
 
 
@@ -645,7 +645,7 @@ def start_table(isolated: IsolatedHeads, head: int, got: SoftProbes) -> KeyTable
     return KeyTable((column,), isolated.problem.rank, isolated.problem.rank is None)
 
 
-def correct_leaks(progress: Progress, place: int) -> Progress:
+def correct_leaks(progress: KnownKeys, place: int) -> KnownKeys:
     """Where separators hold only just, what leaks through them is computed and removed."""
     isolation = progress.isolation
     if not isinstance(isolation, SeparatorIsolation):
@@ -698,7 +698,7 @@ def compute_leakage(
 # --- stage 2: separators of least norm, and what they allow to measure better ---------------------
 
 
-def redesign_separators(progress: Progress) -> Progress:
+def redesign_separators(progress: KnownKeys) -> KnownKeys:
     """Separators that hold around the anchor, from the measured keys."""
     problem = progress.problem
     if progress.isolation.alone:
@@ -717,7 +717,7 @@ def redesign_separators(progress: Progress) -> Progress:
     return replace(progress, isolation=isolation, separator_norm=norm, step=step)
 
 
-def measure_again(progress: Progress, rng: np.random.Generator) -> Progress:
+def measure_again(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """Values and first keys once more, where errors behind huge tokens are too large: designed
     separators are a hundred times shorter, and so are the errors. (H - 1) d and H d queries."""
     if progress.values.uniform is None and len(progress.values.choosing) > 1:
@@ -729,7 +729,7 @@ def measure_again(progress: Progress, rng: np.random.Generator) -> Progress:
     return redesign_separators(progress)
 
 
-def measure_values_again(progress: Progress, rng: np.random.Generator) -> Progress:
+def measure_values_again(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """Every separator but the last moved along all directions, as far as all heads stay isolated;
     the last head has what the others leave of the sum."""
     problem, isolation = progress.problem, progress.isolation
@@ -758,7 +758,7 @@ def measure_values_again(progress: Progress, rng: np.random.Generator) -> Progre
     return replace(progress, values=values, isolation=isolation)
 
 
-def measure_first_keys_again(progress: Progress, rng: np.random.Generator) -> Progress:
+def measure_first_keys_again(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """The keys at the anchor, with probes whose effect is known roughly: none disturbs a head that
     is isolated."""
     problem, plans = progress.problem, []
@@ -775,7 +775,7 @@ def measure_first_keys_again(progress: Progress, rng: np.random.Generator) -> Pr
     return correct_leaks(replace(progress, tables=tuple(tables)), 0)
 
 
-def check_single_heads(progress: Progress) -> None:
+def check_single_heads(progress: KnownKeys) -> None:
     """Doubles the probes of each head that tell most: two heads behind one separator would answer
     otherwise. The same queries before the separators were designed cannot tell heads that differ
     little."""
@@ -804,7 +804,7 @@ def check_single_heads(progress: Progress) -> None:
 # --- stage 3: keys at the other anchors -----------------------------------------------------------
 
 
-def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress:
+def measure_other_keys(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """The keys at the remaining anchors, closer to the first where the separators demand it."""
     problem = progress.problem
     start = problem.anchor
@@ -822,7 +822,7 @@ def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress
         near = start + choose_distance(progress) * (anchor - start)
         for _ in range(8):
             result = measure_keys_at(progress, near, rng)
-            if isinstance(result, Progress):
+            if isinstance(result, KnownKeys):
                 progress = result
                 break
             trouble = result or trouble
@@ -832,7 +832,7 @@ def measure_other_keys(progress: Progress, rng: np.random.Generator) -> Progress
     return progress
 
 
-def forecast_keys(progress: Progress, anchors: int) -> tuple[int | None, int]:
+def forecast_keys(progress: KnownKeys, anchors: int) -> tuple[int | None, int]:
     """Queries for the keys at so many anchors: expected once all ranks are known, and at most."""
     width = progress.problem.width
     ranks = [table.rank for table in progress.tables]
@@ -841,7 +841,7 @@ def forecast_keys(progress: Progress, anchors: int) -> tuple[int | None, int]:
     return expected, 2 * anchors * width * len(ranks)  # an anchor may be tried twice
 
 
-def choose_distance(progress: Progress) -> float:
+def choose_distance(progress: KnownKeys) -> float:
     """How far the next anchor may lie from the first, in planned steps: as far as the separators
     can be expected to hold, judged by how much keys have moved so far."""
     if progress.isolation.alone:
@@ -861,7 +861,9 @@ def choose_distance(progress: Progress) -> float:
     return float(np.clip(0.8 / (2.5 * worst), 0.02, 2.0))
 
 
-def choose_lengths(progress: Progress, head: int, rows: Array, anchor: Array) -> Float[Array, " n"]:
+def choose_lengths(
+    progress: KnownKeys, head: int, rows: Array, anchor: Array
+) -> Float[Array, " n"]:
     """How long to probe along each row at a new anchor, from what the key is expected to be."""
     table, problem = progress.tables[head], progress.problem
     width, columns = problem.width, table.columns
@@ -884,7 +886,7 @@ def choose_lengths(progress: Progress, head: int, rows: Array, anchor: Array) ->
     return np.asarray(np.minimum(TARGET / expected, most / (others.max(axis=1) + TINY)))
 
 
-def lean(progress: Progress, head: int) -> Float[Array, " d"]:
+def lean(progress: KnownKeys, head: int) -> Float[Array, " d"]:
     """The value's direction without its part along the first key, which would saturate."""
     value = progress.values.choosing[head]
     value = value / np.linalg.norm(value)
@@ -918,7 +920,7 @@ class ProbePlan(NamedTuple):
 
 
 def plan_probes(
-    progress: Progress, head: int, anchor: Float[Array, " d"], rng: np.random.Generator
+    progress: KnownKeys, head: int, anchor: Float[Array, " d"], rng: np.random.Generator
 ) -> ProbePlan:
     table, alone, ask = progress.tables[head], progress.isolation.alone, progress.problem.ask
     known = table.span_range(alone)
@@ -936,8 +938,8 @@ def plan_probes(
 
 
 def measure_keys_at(
-    progress: Progress, anchor: Float[Array, " d"], rng: np.random.Generator
-) -> Progress | Unexplained | None:
+    progress: KnownKeys, anchor: Float[Array, " d"], rng: np.random.Generator
+) -> KnownKeys | Unexplained | None:
     """The progress with one more key of every head; where the separators did not hold at the
     anchor, the answer that shows it, or None where the keys show it."""
     alone = progress.isolation.alone
@@ -982,7 +984,7 @@ def probe_all(isolated: IsolatedHeads, plans: list[Array]) -> list[SoftProbes]:
     return isolated.probe(heads, probes, "keys", rounds).split(counts)
 
 
-def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
+def lies_in_range(progress: KnownKeys, head: int, got: SoftProbes) -> bool:
     """Whether a key lies in the range of those before it, judged by more probes than that range has
     dimensions."""
     table, alone = progress.tables[head], progress.isolation.alone
@@ -1002,7 +1004,7 @@ def lies_in_range(progress: Progress, head: int, got: SoftProbes) -> bool:
 # --- stage 4: parameters with standard errors -----------------------------------------------------
 
 
-def draw_conclusion(progress: Progress, rng: np.random.Generator) -> Draft:
+def draw_conclusion(progress: KnownKeys, rng: np.random.Generator) -> Draft:
     """Parameters, and their root mean square deviation over bootstrap samples."""
     problem, values = progress.problem, progress.values
     scores, biases = compute_parameters(progress, values.choosing, None)
@@ -1068,7 +1070,7 @@ def perturb_values(
 
 
 def compute_parameters(
-    progress: Progress, values: Float[Array, "h d"], rng: np.random.Generator | None
+    progress: KnownKeys, values: Float[Array, "h d"], rng: np.random.Generator | None
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d"]]:
     """Scores and key biases; with `rng`, from these values and answers perturbed by their
     errors, to first order around what was measured: leaks stay corrected."""

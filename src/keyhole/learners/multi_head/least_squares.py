@@ -31,8 +31,8 @@ from keyhole.fitting.layer_gauss_newton import (
     OPTIONS,
     PATIENT,
     THOROUGH,
-    Answered,
-    Layer,
+    FactoredLayer,
+    LayerAnswers,
     Polished,
     fit_layer,
     fit_rough_layer,
@@ -157,7 +157,7 @@ def polish_draft(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Res
             (more,) = draw_independent_tokens(found.model, count, ask, rng)
             tokens = more if not len(tokens) else np.concatenate([tokens, more])
             answers = np.concatenate([answers, ask(more, "refinement") + ask.offset])
-        data = [Answered(tokens, answers, estimate_answer_errors(ask, found.model, tokens))]
+        data = [LayerAnswers(tokens, answers, estimate_answer_errors(ask, found.model, tokens))]
         fit = fit_layer(layer, data, rng, PATIENT, working=np.float64)
         misfit = min(misfit, fit.misfit)
         if fit.misfit < MISFIT:
@@ -168,20 +168,20 @@ def polish_draft(ask: Asker, found: Hypothesis, rng: np.random.Generator) -> Res
     return Inconclusive(f"least squares leave {misfit:.2g} of what rounding allows")
 
 
-def give_full_ranks(found: Hypothesis) -> Layer:
+def give_full_ranks(found: Hypothesis) -> FactoredLayer:
     """The hypothesis in factors of full rank, with key biases and an offset."""
     model: Attention = found.model
     width, outputs = model.width, model.outputs or 1
     scores = [np.column_stack([head.score, head.key_bias]) for head in model.heads]
     values = [head.value.reshape(width, outputs) for head in model.heads]
-    return Layer(
+    return FactoredLayer(
         tuple(Factored.of(np.eye(width), part, width) for part in scores),
         tuple(Factored.of(np.eye(width), part, min(width, outputs)) for part in values),
         np.array(model.offset).reshape(outputs),
     )
 
 
-def simplify(fit: Polished, data: list[Answered], rng: np.random.Generator) -> Polished:
+def simplify(fit: Polished, data: list[LayerAnswers], rng: np.random.Generator) -> Polished:
     """The fit without biases, and with maps of lower rank, where what is left out is no more than
     its error and the answers do not miss it."""
     layer, width = fit.layer, len(fit.layer.scores[0].left)
@@ -224,7 +224,7 @@ def simplify(fit: Polished, data: list[Answered], rng: np.random.Generator) -> P
         fit = shorter
 
 
-def cut_map(layer: Layer, place: int) -> Layer:
+def cut_map(layer: FactoredLayer, place: int) -> FactoredLayer:
     """The layer with one map, scores before values, of a rank less by one."""
     maps = [*layer.scores, *layer.values]
     maps[place] = maps[place].cut(maps[place].rank - 1)
@@ -239,7 +239,7 @@ def estimate_edge(errors: Array) -> float:
 
 
 def fit_simpler(
-    fit: Polished, fewer: Layer, data: list[Answered], rng: np.random.Generator
+    fit: Polished, fewer: FactoredLayer, data: list[LayerAnswers], rng: np.random.Generator
 ) -> Polished:
     """The layer of fewer unknowns fitted to the same answers, unless these miss what it lacks: of a
     right layer the cost grows by one unit of noise for each unknown that is gone, and by more where
@@ -264,7 +264,7 @@ def is_seen(block: Array, errors: Array) -> bool:
 # -- Layers and hypotheses -----------------------------------------------------------------------
 
 
-def factor_layer(found: Hypothesis) -> Layer:
+def factor_layer(found: Hypothesis) -> FactoredLayer:
     """The hypothesis in factors of its own ranks."""
     model: Attention = found.model
     assert isinstance(found.diagnostics, MultiHeadDiagnostics)
@@ -279,7 +279,7 @@ def factor_layer(found: Hypothesis) -> Layer:
         values.append(Factored.of(np.eye(width), head.value.reshape(width, outputs), value_rank))
     offset = np.array(model.offset).reshape(outputs)
     # a token of zeros shows the offset alone: where it was answered by zero there is none
-    return Layer(tuple(scores), tuple(values), offset, bool(offset.any()))
+    return FactoredLayer(tuple(scores), tuple(values), offset, bool(offset.any()))
 
 
 def draw_soft_queries(
@@ -323,7 +323,7 @@ def draw_short_moves(
     return [batch for batch in batches if len(batch)]
 
 
-def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
+def collect_answers(ask: Asker, model: Attention) -> list[LayerAnswers]:
     """All recorded answers by length, with their standard errors."""
     data = []
     longest_sequence = 64  # tokens in a query that takes part in the fit
@@ -334,7 +334,7 @@ def collect_answers(ask: Asker, model: Attention) -> list[Answered]:
             huge = 1e3 * model.natural_length()
             telling &= np.linalg.norm(tokens, axis=2).max(axis=1) < huge
         if telling.any():
-            data.append(Answered(tokens[telling], answers[telling], errors[telling]))
+            data.append(LayerAnswers(tokens[telling], answers[telling], errors[telling]))
     return data
 
 

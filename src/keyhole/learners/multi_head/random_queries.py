@@ -51,7 +51,7 @@ def learn_random(
     if isinstance(size, Refuted):
         return size
     length = min(LENGTH, domain.max_length or LENGTH)
-    examples = Examples(
+    examples = RandomQueries(
         ask, size, length, free, np.zeros((0, length, ask.width)), np.zeros((0, outputs))
     )
     biases: tuple[bool, ...] = (False, True)  # key biases and an offset, the likelier first
@@ -138,7 +138,7 @@ def has_bias(ask: Asker, size: float, rng: np.random.Generator) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class RandomQueries:
     """Random queries of one length, and their answers."""
 
     ask: Asker
@@ -148,7 +148,7 @@ class Examples:
     tokens: Float[Array, "n length d"]
     answers: Float[Array, "n outputs"]
 
-    def extend(self, count: int, rng: np.random.Generator) -> "Examples":
+    def extend(self, count: int, rng: np.random.Generator) -> "RandomQueries":
         """At least so many."""
         missing = count - len(self.tokens)
         if missing <= 0:
@@ -164,7 +164,7 @@ class Examples:
 
 
 def fit_examples(
-    examples: Examples, heads: int, bias: bool, prior: PriorKnowledge, rng: np.random.Generator
+    examples: RandomQueries, heads: int, bias: bool, prior: PriorKnowledge, rng: np.random.Generator
 ) -> Result:
     """The layer of up to so many heads that reproduces the examples."""
     ask, answers = examples.ask, examples.answers
@@ -212,7 +212,7 @@ def fit_examples(
     return check_mirror_images(replace(fit.learned, floor=floor, notes=notes), examples.length)
 
 
-def explains_longer(examples: Examples, model: Attention, rng: np.random.Generator) -> bool:
+def explains_longer(examples: RandomQueries, model: Attention, rng: np.random.Generator) -> bool:
     """Whether the layer nearly explains a query that is much longer than the examples: a window or
     a mask does not show in those. Only asked where tokens may be of any size."""
     ask, domain = examples.ask, examples.ask.oracle.spec.domain

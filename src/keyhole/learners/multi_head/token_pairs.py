@@ -49,7 +49,7 @@ from keyhole.learners.multi_head.isolated_heads import (
     Draft,
     HeadValues,
     IsolatedHeads,
-    Progress,
+    KnownKeys,
     ScalarProblem,
     attempt_with_separators,
     draft_uniform,
@@ -530,7 +530,7 @@ def measure_first_keys_by_pairs(
     found: SweptHeads,
     signs: Float[Array, " h"],
     rng: np.random.Generator,
-) -> Progress:
+) -> KnownKeys:
     """The keys at the anchor, with the long pivots from the sweep: d probes per head."""
     width = problem.width
     reach = np.sin(found.angles[:, None] - found.angles) * found.sharpness
@@ -548,10 +548,10 @@ def measure_first_keys_by_pairs(
         tables.append(start_table(isolated, head, got))
     if not isolation.holds(np.stack([table.first for table in tables])):
         raise IllConditioned("a head that was to be isolated reacted to a probe")
-    return Progress(problem, values, isolation, tuple(tables))
+    return KnownKeys(problem, values, isolation, tuple(tables))
 
 
-def measure_values_by_pairs(progress: Progress, rng: np.random.Generator) -> Progress:
+def measure_values_by_pairs(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """Values once more, now that it is known who attends to a huge token: any direction is an exact
     equation, and the best of many are better conditioned than the small shifts before."""
     problem, keys = progress.problem, progress.first_keys
@@ -577,7 +577,7 @@ def measure_values_by_pairs(progress: Progress, rng: np.random.Generator) -> Pro
     return replace(progress, values=values)
 
 
-def redesign_pivots(progress: Progress, rng: np.random.Generator) -> Progress:
+def redesign_pivots(progress: KnownKeys, rng: np.random.Generator) -> KnownKeys:
     """Shorter pivots, from the measured keys, and with them the first keys once more: their errors
     weigh most, because all other anchors lie close to the first."""
     problem, values, keys = progress.problem, progress.values, progress.first_keys

@@ -33,7 +33,7 @@ from keyhole.learners.single_head import Calibration, RankSearch, Score
 from keyhole.linalg.bases import DenseBasis
 from keyhole.linalg.low_rank_fit import (
     Factored,
-    Fit,
+    LowRankFit,
     Measured,
     count_unknowns,
     fit,
@@ -121,7 +121,7 @@ def measure_fixed_set(
 
 @dataclass(frozen=True, eq=False)
 class _Accepted:
-    fit: Fit
+    fit: LowRankFit
     how: str
     details: dict[str, Any]
 
@@ -252,7 +252,9 @@ class _FixedSet:
             "(method='adaptive')"
         )
 
-    def _fits_of_growing_rank(self, search: Measured, highest: int, attempt: int) -> Iterator[Fit]:
+    def _fits_of_growing_rank(
+        self, search: Measured, highest: int, attempt: int
+    ) -> Iterator[LowRankFit]:
         """From all measurements; in later attempts from a random part of them."""
         if attempt == 0:
             yield from fit_by_rank(search, highest, self.rng)
@@ -261,7 +263,7 @@ class _FixedSet:
         for rough in fit_by_rank(search.part(chosen), highest, self.rng):
             yield fit(search, rough.matrix)
 
-    def _fits(self, search: Measured, held: Measured, found: Fit) -> bool:
+    def _fits(self, search: Measured, held: Measured, found: LowRankFit) -> bool:
         return all(self.misfit(part, found.matrix) <= 1.0 for part in (held, search))
 
     def misfit(self, measured: Measured, matrix: Factored) -> float:
@@ -272,7 +274,7 @@ class _FixedSet:
             limit = np.hypot(limit, self.tolerance * np.sqrt(np.mean(measured.products**2)))
         return float(np.sqrt(np.mean((rest / limit) ** 2)))
 
-    def trim(self, search: Measured, held: Measured, found: Fit) -> Fit:
+    def trim(self, search: Measured, held: Measured, found: LowRankFit) -> LowRankFit:
         """Without singular values that are no larger than six times their errors."""
         noise = max(float(c.singular[0]) for c in scatter(search, found.matrix, 2, self.rng))
         rank = max(1, count_above(found.matrix.singular, 6.0 * noise))
@@ -283,7 +285,9 @@ class _FixedSet:
 
     # -- the result ------------------------------------------------------------------------
 
-    def assemble(self, everything: Measured, final: Fit, found: _Accepted, factor: float) -> Score:
+    def assemble(
+        self, everything: Measured, final: LowRankFit, found: _Accepted, factor: float
+    ) -> Score:
         matrix, rank = final.matrix, final.matrix.rank
         left, right = self._as_score(matrix.left * matrix.singular, factor), matrix.right
         rest = float(np.sqrt(np.mean((everything.products - matrix.predict(everything)) ** 2)))

@@ -32,9 +32,9 @@ from keyhole.measurement.log_odds import (
     STEEPEST,
     TARGET_SPREAD,
     UNSEEN,
-    LogOdds,
+    LogOddsMeter,
+    MeasuredWeights,
     ProbeSet,
-    Weights,
 )
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
@@ -206,8 +206,8 @@ class _ZeroAnchor:
         bank = ArrayBank(self.basis.combine(coordinates[None]))
         return ProbeSet(bank, 1, 1, coordinates[None] @ self.values, np.zeros(1))
 
-    def ask(self, probes: ProbeSet, groups: Int[Array, " n"]) -> Weights:
-        meter = LogOdds(self.oracle, self.linear, probes, "key bias")
+    def ask(self, probes: ProbeSet, groups: Int[Array, " n"]) -> MeasuredWeights:
+        meter = LogOddsMeter(self.oracle, self.linear, probes, "key bias")
         zero = ArrayBank(np.zeros((1, self.basis.width)))
         rows = np.zeros(len(groups), dtype=np.int64)
         found = meter.ask(zero, 1, rows, groups, np.zeros((len(groups), self.values.shape[1])))
@@ -370,18 +370,20 @@ class Calibration:
         value = np.ascontiguousarray(self.linear.value.T)
         return np.ascontiguousarray(anchors.coordinates(value).T)
 
-    def meter(self, purpose: str = "score", bias_error: float = 0.0) -> LogOdds:
+    def meter(self, purpose: str = "score", bias_error: float = 0.0) -> LogOddsMeter:
         """Log-odds of all probes, without forming them."""
         values = self.probes.products(np.ascontiguousarray(self.linear.value.T))
         group = min(self.group, self.width)
         probes = ProbeSet(self.probes.bank, self.width, group, values, self.bias, bias_error)
-        return LogOdds(self.oracle, self.linear, probes, purpose)
+        return LogOddsMeter(self.oracle, self.linear, probes, purpose)
 
-    def meter_of(self, tokens: Float[Array, "n d"], group: int, purpose: str = "score") -> LogOdds:
+    def meter_of(
+        self, tokens: Float[Array, "n d"], group: int, purpose: str = "score"
+    ) -> LogOddsMeter:
         """Log-odds with these tokens as the probes."""
         values, bias = self.linear.at(tokens), tokens @ self.key_bias
         probes = ProbeSet(ArrayBank(tokens), len(tokens), group, values, bias, self.bias_error)
-        return LogOdds(self.oracle, self.linear, probes, purpose)
+        return LogOddsMeter(self.oracle, self.linear, probes, purpose)
 
     def draw_anchors(self, rng: np.random.Generator) -> Basis:
         """Random anchors that begin with the one whose scale is known; or, all but the first

@@ -34,7 +34,7 @@ from scipy.linalg import lu_factor, lu_solve, qr
 from keyhole.arrays import Array, Float, Int
 from keyhole.learners.single_head.calibration import Calibration
 from keyhole.learners.single_head.hypothesis import Score
-from keyhole.learners.single_head.score_table import Table, measure_table
+from keyhole.learners.single_head.score_table import OddsTable, measure_table
 from keyhole.linalg.bases import Basis, complement_rows, reflect_rows
 from keyhole.linalg.low_rank import RangeFinder
 from keyhole.linalg.low_rank_fit import count_unknowns
@@ -160,7 +160,7 @@ class CrossApproximation:
 
     def _ask(
         self, probes: Array, anchors: Array, spread: float, seen: int = 1, certain: bool = False
-    ) -> Table:
+    ) -> OddsTable:
         """Unit probes against unit anchors; products in units of the probes' length."""
         calibration, linear = self.calibration, self.calibration.linear
         return measure_table(
@@ -234,7 +234,7 @@ class CrossApproximation:
         error = np.sqrt(np.mean(errors**2, axis=0)) / length
         return self.probes.left.T @ products / length + self.crosses.t.T @ known, error
 
-    def _rounding(self, table: Table, row: bool = False) -> float:
+    def _rounding(self, table: OddsTable, row: bool = False) -> float:
         """A product that is small because its terms cancel is rounded at the size of the terms:
         those of the score, of the anchor's product with a key bias, and, where long anchors are
         not orthogonal to the rows so far, of the anchor's score with itself. The factors are

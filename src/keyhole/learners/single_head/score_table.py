@@ -19,7 +19,14 @@ from keyhole.learners.single_head.calibration import Calibration
 from keyhole.learners.single_head.hypothesis import Score
 from keyhole.linalg.bases import Basis
 from keyhole.measurement.linear_response import answer_noise
-from keyhole.measurement.log_odds import LOOSE, ROUNDS, SHRINK, STEEPEST, TARGET_SPREAD, LogOdds
+from keyhole.measurement.log_odds import (
+    LOOSE,
+    ROUNDS,
+    SHRINK,
+    STEEPEST,
+    TARGET_SPREAD,
+    LogOddsMeter,
+)
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import ArrayBank, ScaledBank, TokenBank
 
@@ -27,7 +34,7 @@ BLOCK_GROWTH = 4  # times the answers so far that are asked next, while the scal
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class OddsTable:
     """Measured probe_i · score · anchor_j."""
 
     product: Float[Array, "n m"]
@@ -38,7 +45,7 @@ class Table:
 
 
 def measure_table(
-    meter: LogOdds,
+    meter: LogOddsMeter,
     anchors: TokenBank,
     anchor_values: Float[Array, "m D"],
     spread: float,
@@ -46,7 +53,7 @@ def measure_table(
     certain: bool = False,
     anchor_bias: Float[Array, " m"] | None = None,
     seen: int = 1,
-) -> Table:
+) -> OddsTable:
     """Every probe of the meter against every anchor; `anchors` has unit rows.
 
     `spread` is the expected root mean square of probe · score · anchor, known from so many
@@ -106,7 +113,7 @@ def measure_table(
     raise IllConditioned("the scores span more decades than the box's precision can show")
 
 
-def solve_table(calibration: Calibration, anchors: Basis, table: Table) -> Score:
+def solve_table(calibration: Calibration, anchors: Basis, table: OddsTable) -> Score:
     """The score from a table of all probes against a whole basis."""
     probes = calibration.probes
     score = anchors.combine(probes.solve(table.product.T).T)
@@ -123,7 +130,7 @@ class _Filling:
 
     def __init__(
         self,
-        meter: LogOdds,
+        meter: LogOddsMeter,
         anchors: TokenBank,
         anchor_values: Array,
         anchor_bias: Array,
@@ -189,10 +196,10 @@ class _Filling:
         with np.errstate(divide="ignore"):
             return np.where(top * goal > STEEPEST, 2.0 / top, goal)
 
-    def finish(self) -> Table:
+    def finish(self) -> OddsTable:
         count, n = len(self.values), self.meter.probes.count
         inverse = 1.0 / (self.unit * self.length.astype(np.float64))
-        return Table(
+        return OddsTable(
             self.product.reshape(-1, count)[:n],
             (self.error * inverse[:, None]).reshape(-1, count)[:n],
             np.sqrt(np.mean(inverse**2, axis=0)),

@@ -63,7 +63,7 @@ def softmax_means(
     return softmax(np.einsum("ntk,nk->nt", tokens, keys)), tokens
 
 
-class Projection:
+class KeyProjection:
     """The value maps eliminated at these keys: features, maps, residual."""
 
     def __init__(
@@ -116,17 +116,17 @@ def fit_keys(
     answers: Array,
     steps: int,
     target: float,
-) -> Projection:
+) -> KeyProjection:
     """Damped steps of the keys; `target`: root mean square residual that is as good as zero."""
     problem = Problem(
         lambda state: state.cost,
         lambda state: JacobianSystem(state.residual.ravel(), state.jacobian()),
-        lambda state, step: Projection(
+        lambda state, step: KeyProjection(
             state.keys + step.reshape(keys.shape), context, anchor, answers
         ),
     )
     stopping = Stopping(steps=steps, target=target**2 * answers.size, window=7, share=0.2)
-    return descend(problem, Projection(keys, context, anchor, answers), stopping).state
+    return descend(problem, KeyProjection(keys, context, anchor, answers), stopping).state
 
 
 def find_heads(
@@ -145,7 +145,7 @@ def find_heads(
     if scale < options.explained * doubt:
         raise Unclear("no head changes the answers")
     target = options.explained * doubt
-    best: Projection | None = None
+    best: KeyProjection | None = None
     while len(keys) < options.most:
         more = count_contexts(shallow, len(keys) + 1, options) - len(asked.anchors)
         if more > 0:
@@ -226,7 +226,7 @@ def ask_contexts(
     return shallow.ask(context, np.tile(anchor, (count, 1)), "heads")
 
 
-def merge_heads(best: Projection, target: float, options: HeadOptions) -> Projection:
+def merge_heads(best: KeyProjection, target: float, options: HeadOptions) -> KeyProjection:
     """Heads that attend alike become one, heads without a value leave, while that explains the
     answers: softmax weights of different keys are independent, so no other head is spare."""
     while len(best.keys) > 1:

@@ -30,7 +30,7 @@ from keyhole.arrays import Array, Float, Int
 from keyhole.learners.block import Unclear
 from keyhole.learners.stack.heads import softmax_means
 from keyhole.learners.stack.neurons import slopes_of
-from keyhole.learners.stack.scores import Scores, WideHead
+from keyhole.learners.stack.scores import WideHead, WideScores
 from keyhole.learners.stack.shallow import Shallow, Terms, repeat_terms
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
 
@@ -92,7 +92,7 @@ def project(anchors: Float[Array, "n k"], width: int) -> Float[Array, "n k k"]:
 
 def find_order(
     shallow: Shallow,
-    scores: Scores,
+    scores: WideScores,
     network: Mlp,
     rng: np.random.Generator,
     shift: Float[Array, " d"] | None = None,

@@ -25,7 +25,7 @@ from keyhole.linalg.softmax import softmax
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class KeyOptions:
     """What a person might tune: tokens of a context, numbers per unknown, anchors beyond those
     needed, how far they lie from the first one (relative to it), steps of a fit, residual in units
     of the answers' error that explains them."""
@@ -52,7 +52,7 @@ class WideHead:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class WideScores:
     """All heads, and what was asked: contexts, and for each of them its anchor alone."""
 
     heads: tuple[WideHead, ...]
@@ -81,7 +81,7 @@ def solve_keys(
     context: Array,
     anchor: Array,
     answers: Float[Array, "n d"],
-    options: ScoreOptions,
+    options: KeyOptions,
 ) -> tuple[Float[Array, "h k"], float]:
     """Keys at an anchor, and the root mean square residual."""
 
@@ -104,10 +104,10 @@ def find_scores(
     found: AnchoredHeads,
     doubt: float,
     rng: np.random.Generator,
-    options: ScoreOptions | None = None,
-) -> Scores:
+    options: KeyOptions | None = None,
+) -> WideScores:
     """Scores of all heads; raises Unclear."""
-    options = ScoreOptions() if options is None else options
+    options = KeyOptions() if options is None else options
     _, heads, width = found.keys.shape
     count = int(options.redundant * heads * width / shallow.numbers) + 2
     anchors, keys = list(found.anchors), list(found.keys)
@@ -138,7 +138,7 @@ def find_scores(
         solution, *_ = np.linalg.lstsq(table, own, rcond=None)
         wide.append(split_score(solution[:-1].T, solution[-1], found.maps[h], reach, doubt))
     asked, alone = (sum_terms([pair[i] for pair in kept]) for i in (0, 1))
-    return Scores(tuple(wide), asked + found.asked, alone + found.alone)
+    return WideScores(tuple(wide), asked + found.asked, alone + found.alone)
 
 
 def extrapolate_keys(

@@ -20,7 +20,7 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
 from keyhole.learners.token_attention.contexts import Contexts
-from keyhole.learners.token_attention.multiplicities import Pair
+from keyhole.learners.token_attention.multiplicities import ProportionPair
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Maps:
         return len(self.values)
 
 
-def predict_mixture(pairs: Sequence[Pair], counts: Sequence[int], anchors: int) -> Array:
+def predict_mixture(pairs: Sequence[ProportionPair], counts: Sequence[int], anchors: int) -> Array:
     """Answer (less that of the anchor alone) to several tokens of pairs with one anchor."""
     weights = np.array(
         [np.log(count) + pair.odds for pair, count in zip(pairs, counts, strict=True)]
@@ -47,10 +47,10 @@ def predict_mixture(pairs: Sequence[Pair], counts: Sequence[int], anchors: int) 
     return np.einsum("ph,phd->d", weights[1:], moves)
 
 
-def order_heads(pair: Pair, order: Sequence[int]) -> Pair:
+def order_heads(pair: ProportionPair, order: Sequence[int]) -> ProportionPair:
     """The pair with its heads in another order."""
     chosen = list(order)
-    return Pair(
+    return ProportionPair(
         pair.odds[chosen],
         pair.moves[chosen],
         pair.odds_errors[chosen],
@@ -59,7 +59,9 @@ def order_heads(pair: Pair, order: Sequence[int]) -> Pair:
     )
 
 
-def match_heads(reference: Pair, others: Sequence[Pair], answer: Float[Array, " d"]) -> list[Pair]:
+def match_heads(
+    reference: ProportionPair, others: Sequence[ProportionPair], answer: Float[Array, " d"]
+) -> list[ProportionPair]:
     """The others with their heads in the order of the reference: the one that predicts the answer
     to a prompt with each of the tokens once."""
     orders = list(permutations(range(len(reference.odds))))
@@ -73,7 +75,9 @@ def match_heads(reference: Pair, others: Sequence[Pair], answer: Float[Array, " 
     return found
 
 
-def solve_values(steps: Float[Array, "p d"], pairs: Sequence[Pair]) -> Float[Array, "H d d"]:
+def solve_values(
+    steps: Float[Array, "p d"], pairs: Sequence[ProportionPair]
+) -> Float[Array, "H d d"]:
     """A_h from A_h step = move over all pairs, weighted by the errors of the moves."""
     found = []
     for head in range(len(pairs[0].odds)):

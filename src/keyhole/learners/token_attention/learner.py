@@ -41,7 +41,7 @@ from keyhole.learners.token_attention.algebra import (
 from keyhole.learners.token_attention.contexts import Contexts, CountedPrompts
 from keyhole.learners.token_attention.coordinates import Coordinates, find_coordinates
 from keyhole.learners.token_attention.multiplicities import (
-    Pair,
+    ProportionPair,
     choose_proportions,
     count_heads,
     exceeds_attention,
@@ -110,14 +110,14 @@ class TokenAttentionLearner:
     def expected_queries(self, spec: Spec) -> int | None:
         return None  # the width is found first; then `attempt` tells
 
-    def count_rest(self, box: "Box", heads: int) -> int:
+    def count_rest(self, box: "CoordinateBox", heads: int) -> int:
         """Queries for pairs, mixed prompts and contexts of so many heads."""
         width = box.coordinates.width
         pairs = (width + 1) * (heads + box.more_proportions)
         mixed = 0 if heads == 1 else (width + 1) // (2 if heads <= 4 else 1) + 1
         return pairs + mixed + self.count_contexts(box, max(1, width // heads))
 
-    def count_contexts(self, box: "Box", others: int) -> int:
+    def count_contexts(self, box: "CoordinateBox", others: int) -> int:
         """Contexts of so many tokens beside the anchor that determine the scores. Where answers are
         not precise, twice as many: errors of the scores shrink faster than the root of few
         contexts."""
@@ -126,7 +126,7 @@ class TokenAttentionLearner:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         prompts = open_prompts(oracle, rng)
-        box = Box(prompts, find_coordinates(prompts, rng))
+        box = CoordinateBox(prompts, find_coordinates(prompts, rng))
         return run_strategies([("attention on tokens", lambda: attempt(box, self, rng))])
 
 
@@ -154,7 +154,7 @@ def open_prompts(oracle: Oracle, rng: np.random.Generator) -> CountedPrompts:
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class CoordinateBox:
     """The box in coordinates of its output space."""
 
     prompts: CountedPrompts
@@ -190,18 +190,18 @@ class Box:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AskedContexts:
     """Prompts and their answers."""
 
     contexts: Contexts
     answers: Float[Array, "n d"]
 
-    def joined(self, other: "Asked") -> "Asked":
+    def joined(self, other: "AskedContexts") -> "AskedContexts":
         answers = np.concatenate([self.answers, other.answers])
-        return Asked(self.contexts.joined(other.contexts), answers)
+        return AskedContexts(self.contexts.joined(other.contexts), answers)
 
 
-def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
+def attempt(box: CoordinateBox, options: TokenAttentionLearner, rng: np.random.Generator) -> Result:
     """The steps of the statement, in their order."""
     expect = box.prompts.asker.oracle.expect
     if not box.coordinates.tied:  # then tokens alone are most of all queries: two heads or others
@@ -234,7 +234,11 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
 
 
 def fit_contexts(
-    box: Box, values: Array, asked: Asked, options: TokenAttentionLearner, rng: np.random.Generator
+    box: CoordinateBox,
+    values: Array,
+    asked: AskedContexts,
+    options: TokenAttentionLearner,
+    rng: np.random.Generator,
 ) -> RefinedMaps:
     """Contexts that determine the scores, and all answers at once. The more tokens a context has,
     the more an error of the values weighs in its weights: where no fit is reached from there, more
@@ -250,19 +254,19 @@ def fit_contexts(
 
 
 def fit_more(
-    box: Box,
+    box: CoordinateBox,
     values: Array,
-    asked: Asked,
+    asked: AskedContexts,
     others: int,
     options: TokenAttentionLearner,
     rng: np.random.Generator,
-) -> tuple[RefinedMaps, Asked]:
+) -> tuple[RefinedMaps, AskedContexts]:
     """The fit with further contexts of so many tokens beside the anchor, and all that was asked."""
     count, every = options.count_contexts(box, others), np.arange(box.prompts.tokens)
     contexts = choose_contexts(values, box.tokens, every, count, others, rng)
     answers = box.ask(contexts, CONTEXTS)
     scores = solve_scores(values, box.tokens, contexts, answers, box.sigma)
-    asked = asked.joined(Asked(contexts, answers))
+    asked = asked.joined(AskedContexts(contexts, answers))
     sigma, errors = box.coordinates.sigma, box.coordinates.errors
     data = AnsweredPrompts(asked.contexts, asked.answers, box.tokens, sigma, errors)
     return fit(Maps(values, scores), data, options, box.precise, rng), asked
@@ -327,7 +331,7 @@ def spare_heads(best: RefinedMaps, data: AnsweredPrompts, rng: np.random.Generat
 # -- Positions, proportions -----------------------------------------------------------------------
 
 
-def check_order(box: Box, rng: np.random.Generator) -> Refuted | None:
+def check_order(box: CoordinateBox, rng: np.random.Generator) -> Refuted | None:
     """Copies of a token are alike and the order before the last does not matter, unless the box
     knows positions."""
     one, other, last = (int(token) for token in rng.choice(box.prompts.tokens, 3, replace=False))
@@ -356,7 +360,7 @@ def check_order(box: Box, rng: np.random.Generator) -> Refuted | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Pilot:
+class FirstContexts:
     """An anchor and a token in many proportions."""
 
     anchor: int
@@ -367,24 +371,26 @@ class Pilot:
     heads: int
 
 
-def ask_proportions(box: Box, anchor: int, token: int, count: int) -> Pilot:
+def ask_proportions(box: CoordinateBox, anchor: int, token: int, count: int) -> FirstContexts:
     both = choose_proportions(count, box.prompts.longest)
     contexts = Contexts.of([[(anchor, one), (token, copies)] for copies, one in both])
     answers = box.ask(contexts, PAIRS)
     proportions = np.array([copies / one for copies, one in both])
     # sums over long prompts round more than those of a token alone
     heads = count_heads(answers, 30.0 * box.sigma)
-    return Pilot(anchor, token, contexts, proportions, answers, heads)
+    return FirstContexts(anchor, token, contexts, proportions, answers, heads)
 
 
-def ask_pilots(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) -> list[Pilot]:
+def ask_pilots(
+    box: CoordinateBox, options: TokenAttentionLearner, rng: np.random.Generator
+) -> list[FirstContexts]:
     """Several anchors, each with a token in more proportions than there may be heads."""
     chosen = rng.choice(box.prompts.tokens, (options.anchors, 2), replace=False)
     heads = options.most_heads if options.heads is None else options.heads
     return [ask_proportions(box, int(a), int(s), heads + 2) for a, s in chosen]
 
 
-def judge_smoothness(box: Box, pilot: Pilot, heads: int) -> Result:
+def judge_smoothness(box: CoordinateBox, pilot: FirstContexts, heads: int) -> Result:
     """Whether any number of heads explains the answers to one pair in many proportions."""
     many = ask_proportions(box, pilot.anchor, pilot.token, 32)
     width = box.coordinates.width
@@ -415,8 +421,8 @@ def judge_smoothness(box: Box, pilot: Pilot, heads: int) -> Result:
 
 
 def ask_pairs(
-    box: Box, pilots: list[Pilot], heads: int, rng: np.random.Generator
-) -> tuple[list[Pair], Array, Asked]:
+    box: CoordinateBox, pilots: list[FirstContexts], heads: int, rng: np.random.Generator
+) -> tuple[list[ProportionPair], Array, AskedContexts]:
     """The pairs of the best anchor with their heads in one order, the steps from the anchor to
     their tokens, and all prompts with their answers."""
     solved = [solve_pair(p.proportions, p.answers, heads, rng) for p in pilots]
@@ -430,12 +436,14 @@ def ask_pairs(
     prompts = Contexts.of(
         [[(anchor, one), (int(token), copies)] for token in drawn for copies, one in both]
     )
-    own = Asked(prompts, box.ask(prompts, PAIRS))
+    own = AskedContexts(prompts, box.ask(prompts, PAIRS))
     pairs = [
         solve_pair(proportions, answers, heads, rng)
         for answers in own.answers.reshape(len(drawn), len(both), -1)
     ]
-    asked = reduce(Asked.joined, [*(Asked(p.contexts, p.answers) for p in pilots), own])
+    asked = reduce(
+        AskedContexts.joined, [*(AskedContexts(p.contexts, p.answers) for p in pilots), own]
+    )
     if heads > 1:
         pairs, mixed = order_pairs(box, pilot, reference, drawn, pairs)
         asked = asked.joined(mixed)
@@ -444,8 +452,12 @@ def ask_pairs(
 
 
 def order_pairs(
-    box: Box, pilot: Pilot, reference: Pair, drawn: Array, pairs: list[Pair]
-) -> tuple[list[Pair], Asked]:
+    box: CoordinateBox,
+    pilot: FirstContexts,
+    reference: ProportionPair,
+    drawn: Array,
+    pairs: list[ProportionPair],
+) -> tuple[list[ProportionPair], AskedContexts]:
     """Heads in the order of the reference, by prompts that mix its token with two of the others
     (one, where there are many orders)."""
     size = 2 if len(reference.odds) <= 4 else 1
@@ -456,8 +468,8 @@ def order_pairs(
             for group in groups
         ]
     )
-    mixed = Asked(prompts, box.ask(prompts, MIXED))
-    ordered: list[Pair] = []
+    mixed = AskedContexts(prompts, box.ask(prompts, MIXED))
+    ordered: list[ProportionPair] = []
     for group, answer in zip(groups, mixed.answers, strict=True):
         ordered += match_heads(reference, [pairs[k] for k in group], answer)
     return ordered, mixed
@@ -466,7 +478,7 @@ def order_pairs(
 # -- The model ------------------------------------------------------------------------------------
 
 
-def describe(box: Box, refined: RefinedMaps) -> Hypothesis:
+def describe(box: CoordinateBox, refined: RefinedMaps) -> Hypothesis:
     """The tables, their standard errors, and what to say about them."""
     tokens, basis = box.tokens, box.coordinates.basis
     values, scores = refined.point[::2], refined.point[1::2]
@@ -519,7 +531,7 @@ def describe(box: Box, refined: RefinedMaps) -> Hypothesis:
 Steps = list[tuple[Array, Array]]  # of the two factors of a map, drawn from its errors
 
 
-def describe_values(part: LowRankMap, steps: Steps, box: Box) -> tuple[Table, Table]:
+def describe_values(part: LowRankMap, steps: Steps, box: CoordinateBox) -> tuple[Table, Table]:
     """What every token adds to the logits, and the standard errors."""
     tokens, basis, noise = box.tokens, box.coordinates.basis, box.coordinates.errors[:, None]
     left, right, lefts, rights = share_singular_values(part, steps)
@@ -527,7 +539,7 @@ def describe_values(part: LowRankMap, steps: Steps, box: Box) -> tuple[Table, Ta
     return Table(tokens @ right, (basis @ left).T), Table(rows, _rms(basis @ lefts).T)
 
 
-def describe_scores(part: LowRankMap, steps: Steps, box: Box) -> tuple[Table, Table]:
+def describe_scores(part: LowRankMap, steps: Steps, box: CoordinateBox) -> tuple[Table, Table]:
     """How every token scores every other, and the standard errors."""
     tokens, noise = box.tokens, box.coordinates.errors[:, None]
     left, right, lefts, rights = share_singular_values(part, steps)
@@ -554,6 +566,6 @@ def _size(columns: Float[Array, "d r"]) -> Float[Array, " r"]:
     return np.asarray(np.linalg.norm(columns, axis=0))
 
 
-def fitted_noise(box: Box) -> NoiseModel:
+def fitted_noise(box: CoordinateBox) -> NoiseModel:
     """The number format of the box; its sums round a little more than one number does."""
     return box.prompts.noise

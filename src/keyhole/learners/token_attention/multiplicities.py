@@ -25,7 +25,7 @@ from keyhole.linalg.rank import count_above, noise_edge
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ProportionPair:
     """What two tokens in changing proportions tell: `odds` log e_h and `moves` R_h of each head,
     with the standard errors of both for unit noise, and the root mean square residual."""
 
@@ -65,7 +65,7 @@ def solve_pair(
     heads: int,
     rng: np.random.Generator,
     starts: int = 8,
-) -> Pair:
+) -> ProportionPair:
     """The heads behind answers (less that of the anchor alone) to these proportions."""
     left, singular, _ = np.linalg.svd(answers, full_matrices=False)
     few = left * singular  # the same problem in as many columns as there are proportions
@@ -87,7 +87,7 @@ def solve_pair(
     moves = np.linalg.lstsq(weights, answers, rcond=None)[0]
     odds_errors, move_errors = _unit_errors(weights, moves)
     size = float(np.sqrt(2.0 * best / max(answers.size - moves.size - heads, 1)))
-    return Pair(found, moves, odds_errors, move_errors, size)
+    return ProportionPair(found, moves, odds_errors, move_errors, size)
 
 
 def guess_odds(

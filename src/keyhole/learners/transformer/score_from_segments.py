@@ -77,7 +77,7 @@ class Segments(NamedTuple):
     product: Float[Array, " n"]
 
 
-class LogOdds(NamedTuple):
+class SegmentOdds(NamedTuple):
     """Log-odds of the first token, their standard errors, and which must be measured again."""
 
     value: Float[Array, " n"]
@@ -210,14 +210,14 @@ class SegmentProbe:
         directions: Float[Array, "n d"],
         sizes: Array,
         bias: Array,
-    ) -> LogOdds:
+    ) -> SegmentOdds:
         """Entries direction . score anchor, supposed to be of the given sizes."""
         segments = self.choose_segments(anchors, directions, sizes, np.abs(directions @ bias))
         odds, error, doubtful = self.read_log_odds(segments)
         value = (odds - segments.step @ bias) / segments.product
-        return LogOdds(value, error / np.abs(segments.product), doubtful)
+        return SegmentOdds(value, error / np.abs(segments.product), doubtful)
 
-    def probe_anywhere(self, rng: np.random.Generator) -> tuple[LogOdds, Float[Array, " n"]]:
+    def probe_anywhere(self, rng: np.random.Generator) -> tuple[SegmentOdds, Float[Array, " n"]]:
         """Log-odds of one random probe against zero, along which the network changes."""
         for _ in range(40):  # a random direction is a level set, or turns back, once in a while
             direction = rng.standard_normal(self.network.width)
@@ -230,7 +230,7 @@ class SegmentProbe:
 
     def probe_from_zero(
         self, directions: Float[Array, "n d"], sizes: Array
-    ) -> tuple[LogOdds, Float[Array, " n"]]:
+    ) -> tuple[SegmentOdds, Float[Array, " n"]]:
         """Log-odds along the best segments from zero in the given directions, and their lengths."""
         segments = self.choose_segments(None, directions, sizes, np.zeros(len(sizes)))
         return self.read_log_odds(segments), segments.product
@@ -262,7 +262,7 @@ class SegmentProbe:
             raise NotIdentifiable(FLAT_NETWORK)
         return Segments(at[:, None] * begin, by[:, None] * directions, at * by)
 
-    def read_log_odds(self, segments: Segments) -> LogOdds:
+    def read_log_odds(self, segments: Segments) -> SegmentOdds:
         """Asks the pairs; doubtful is what lies where the segment says little."""
         start, step, _ = segments
         tokens = np.stack([start + step, start], axis=1)
@@ -275,7 +275,7 @@ class SegmentProbe:
         mean_speed = np.linalg.norm(whole.reshape(len(start), -1), axis=1)
         doubtful = reading.slope < self.options.flat * mean_speed
         doubtful |= np.abs(odds) > self.options.largest_log_odds
-        return LogOdds(odds, errors, doubtful)
+        return SegmentOdds(odds, errors, doubtful)
 
 
 # -- a known network along segments --------------------------------------------------------------
@@ -336,7 +336,7 @@ def skip_table(network: ReluNetwork) -> Float[Array, "d k"]:
     return network.skip if network.skip.ndim == 2 else network.skip[:, None]
 
 
-class Reading(NamedTuple):
+class SegmentReading(NamedTuple):
     """Weights of the first token, how well each is known, how far answers are off the segment."""
 
     weight: Float[Array, " n"]
@@ -349,11 +349,11 @@ def read_weights(
     start: Float[Array, "n d"],
     step: Float[Array, "n d"],
     answers: Float[Array, "n k"],
-) -> Reading:
+) -> SegmentReading:
     """The weight at which each segment's polyline comes closest to the answer."""
     rows = [find_nearest(network, *each) for each in zip(start, step, answers, strict=True)]
     weight, slope, off = np.array(rows).reshape(-1, 3).T
-    return Reading(weight, slope, off)
+    return SegmentReading(weight, slope, off)
 
 
 def find_nearest(

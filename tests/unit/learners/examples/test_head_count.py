@@ -7,7 +7,7 @@ from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.levenberg_marquardt import measure_label_power
 from keyhole.fitting.variable_projection import project
 from keyhole.learners.examples.data import build_examples
-from keyhole.learners.examples.head_count import HeadSearch, SearchOptions, Tally, search_heads
+from keyhole.learners.examples.head_count import HeadSearch, HeadTally, SearchOptions, search_heads
 from keyhole.learners.examples.restarts import Chain, ChainRunner
 from keyhole.models.attention import every_position
 
@@ -46,7 +46,7 @@ def test_a_fit_with_a_head_too_many_sheds_it() -> None:
     search = searching(rows)
     theta = np.concatenate([theta, theta[:, :1]], axis=1)
     theta = theta + 1e-4 * np.random.default_rng(1).standard_normal(theta.shape)
-    search.tallies[3] = Tally(3, theta, project(rows, theta).cost / measure_label_power(rows))
+    search.tallies[3] = HeadTally(3, theta, project(rows, theta).cost / measure_label_power(rows))
     assert not search.is_exact(search.tallies[3])
     slim = search.slim(search.tallies[3])
     assert slim.heads == 2
@@ -59,7 +59,7 @@ def test_work_goes_where_it_promises_most() -> None:
     search = searching(rows)
     for heads, relative in ((1, 0.5), (2, 0.01), (3, 0.4)):
         chain = Chain(np.repeat(theta[:, :1], heads, axis=1), relative, 100.0)
-        search.count(search.tallies.setdefault(heads, Tally(heads)), chain)
+        search.count(search.tallies.setdefault(heads, HeadTally(heads)), chain)
     assert search.choose_heads() == 2
     for _ in range(2):
         search.count(search.tallies[2], Chain(theta, 0.01, 100.0))
@@ -72,7 +72,9 @@ def test_budgets_and_settled_minima_end_the_search() -> None:
     rows, theta = labelled(26, 2)
     search = searching(rows, noise=0.1)
     for heads, relative in ((2, 0.01), (2, 0.01), (3, 0.0099)):
-        search.count(search.tallies.setdefault(heads, Tally(heads)), Chain(theta, relative, 1.0))
+        search.count(
+            search.tallies.setdefault(heads, HeadTally(heads)), Chain(theta, relative, 1.0)
+        )
     assert search.best().heads == 2
     assert search.find_undecided() == 3
     assert not search.is_settled(search.best())

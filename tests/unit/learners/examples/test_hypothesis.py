@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from example_layers import boolean, layer
-from keyhole.fitting.fisher import Information
+from keyhole.fitting.fisher import FisherInformation
 from keyhole.fitting.variable_projection import project
 from keyhole.learners.examples.data import build_examples
 from keyhole.learners.examples.head_count import Found
@@ -71,5 +71,5 @@ def test_amplification_is_relative_to_each_block() -> None:
     truth, X = layer(rng, 4, 1), boolean(rng, 30, 3, 4)
     rows = build_examples(X, every_position(truth, X)).rows
     at = project(rows, truth.heads[0].score.T[:, None, :])
-    spread = Information(0.1 * np.abs(at.theta), 0.3 * np.abs(at.values), at.offset, 1.0)
+    spread = FisherInformation(0.1 * np.abs(at.theta), 0.3 * np.abs(at.values), at.offset, 1.0)
     assert measure_amplification(rows, at, spread, 2.0) == pytest.approx(0.6)

@@ -9,10 +9,10 @@ from example_layers import boolean, layer
 from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.levenberg_marquardt import DescentOptions
 from keyhole.learners.examples.data import build_examples
-from keyhole.learners.examples.restarts import ChainRunner, Effort, draw_led_start, run_chain
+from keyhole.learners.examples.restarts import ChainRunner, RestartEffort, draw_led_start, run_chain
 from keyhole.models.attention import every_position
 
-EFFORT = Effort(hops=3, solved=1e-18, descent=DescentOptions())
+EFFORT = RestartEffort(hops=3, solved=1e-18, descent=DescentOptions())
 
 
 def labelled(heads: int, scale: float = 1.0, count: int = 40) -> tuple[Rows, np.ndarray]:

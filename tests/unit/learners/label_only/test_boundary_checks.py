@@ -11,7 +11,7 @@ from keyhole.learners.label_only.boundary_checks import (
     refuse_other_sequences,
 )
 from keyhole.learners.label_only.score_thresholds import Thresholds
-from keyhole.learners.label_only.value_direction import Reader
+from keyhole.learners.label_only.value_direction import LabelReader
 from keyhole.linalg.bases import equal_overlap
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
@@ -36,8 +36,8 @@ def errors() -> LabelledAttention:
     return LabelledAttention(Attention([wrong], 0.0), NO_ERROR)
 
 
-def reader(part: Head) -> Reader:
-    return Reader(Asker(Labels(keyhole.open_oracle(Attention([part])))), Coding(), np.inf)
+def reader(part: Head) -> LabelReader:
+    return LabelReader(Asker(Labels(keyhole.open_oracle(Attention([part])))), Coding(), np.inf)
 
 
 @pytest.mark.parametrize("length", [3, 7, 24])

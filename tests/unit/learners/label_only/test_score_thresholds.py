@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from keyhole.learners.label_only.score_thresholds import Thresholds
-from keyhole.learners.label_only.value_direction import Reader
+from keyhole.learners.label_only.value_direction import LabelReader
 from keyhole.linalg.bases import equal_overlap
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention
@@ -22,7 +22,7 @@ def asked(model: Attention, radius: float) -> tuple[Thresholds, np.ndarray]:
     value = value / np.linalg.norm(value)
     probes, anchors = (equal_overlap(rng, value[:, None]) for _ in range(2))
     overlaps = [b.coordinates(value[None])[0] for b in (probes, anchors)]
-    reader = Reader(Asker(Labels(keyhole.open_oracle(model))), Coding(), radius)
+    reader = LabelReader(Asker(Labels(keyhole.open_oracle(model))), Coding(), radius)
     queries = Thresholds(reader, probes, anchors, overlaps[0], overlaps[1], spread=0.4)
     index = np.arange(WIDTH)
     table = probes.rows(index) @ model.heads[0].score @ anchors.rows(index).T

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from keyhole.learners.mlp.hessians import (
+    HessianSpan,
     NotEnough,
-    Span,
     Steps,
     find_span,
     gated_pairs,
@@ -23,7 +23,7 @@ def span_of(matrices, gap=1e6):
     s = matrices.shape[-1]
     table = np.vstack([flat(matrices), flat(np.eye(s)[None])])
     _, _, right = np.linalg.svd(table, full_matrices=True)
-    return Span(right[: len(table)], unflat(right[len(table) :], s), gap)
+    return HessianSpan(right[: len(table)], unflat(right[len(table) :], s), gap)
 
 
 def directions(rng, count, s):

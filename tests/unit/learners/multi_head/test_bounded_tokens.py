@@ -7,7 +7,7 @@ from keyhole.errors import IllConditioned
 from keyhole.learners.base import Hypothesis, Inconclusive
 from keyhole.learners.multi_head.bounded_tokens import (
     BoundedProblem,
-    Point,
+    SlopePoint,
     cluster_eigenvectors,
     correct_slopes,
     find_disjoint_windows,
@@ -84,7 +84,7 @@ def test_the_model_predicts_the_error_of_its_differences() -> None:
     slopes = np.stack([(forward(at + step * row) - forward(at)) / step for row in frame])
     exact = jacobian(maps, keys, at)
     problem = BoundedProblem(asker(lambda x: x[:, 0], WIDTH), frame, maps.total, 3.0, anchor, step)
-    corrected = correct_slopes(problem, Point(at, slopes), scores, biases, maps)
+    corrected = correct_slopes(problem, SlopePoint(at, slopes), scores, biases, maps)
     assert np.abs(slopes - exact).max() > 1e-4
     np.testing.assert_allclose(corrected, exact, atol=1e-11)
 

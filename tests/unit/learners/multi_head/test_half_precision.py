@@ -11,7 +11,7 @@ from keyhole.fitting.layer_gauss_newton import multiply_out
 from keyhole.learners.multi_head.half_precision import (
     MovedToken,
     SingleTokens,
-    SoftAnswers,
+    SoftSequences,
     fit_bilinear,
     shorten_moves,
     solve_scores,
@@ -99,7 +99,7 @@ def test_weights_of_soft_answers_tell_the_scores(size: float) -> None:
     maps = [head.value for head in model.heads]
     tokens = size * rng.standard_normal((200, 5, width))
     answers = model(tokens) + 1e-3 * rng.standard_normal((200, width))
-    soft = SoftAnswers(size, tokens, answers)
+    soft = SoftSequences(size, tokens, answers)
     single = SingleTokens(np.zeros(width), sum(maps))
     weights, errors = solve_weights(single, maps, soft)
     scores = [np.einsum("nld,nd->nl", tokens, head.keys(tokens[:, -1])) for head in model.heads]

@@ -11,7 +11,7 @@ from keyhole.learners.multi_head.isolated_heads import (
     Draft,
     KeyColumn,
     KeyTable,
-    Progress,
+    KnownKeys,
     ScalarProblem,
     assemble,
     choose_distance,
@@ -63,7 +63,7 @@ def keys_at(model: Attention, anchor: np.ndarray) -> np.ndarray:
     return np.stack([h.score @ anchor + h.key_bias for h in model.heads])
 
 
-def know(model: Attention, problem: ScalarProblem, margin: float = 100.0) -> Progress:
+def know(model: Attention, problem: ScalarProblem, margin: float = 100.0) -> KnownKeys:
     """What is known once the first keys are: all of it exact, separators with this margin."""
     values = problem.build_values(
         np.stack([h.value[:, None] for h in model.heads]), np.zeros((WIDTH * len(model.heads), 0))
@@ -84,7 +84,7 @@ def know(model: Attention, problem: ScalarProblem, margin: float = 100.0) -> Pro
         seen = np.linalg.solve(probes, np.log(ratio / (1 - ratio)))
         column = KeyColumn(problem.anchor, probes, changes, np.full(WIDTH, 1e-15), seen)
         tables.append(KeyTable((column,), None, True))
-    return Progress(problem, values, isolation, tuple(tables))
+    return KnownKeys(problem, values, isolation, tuple(tables))
 
 
 # --- algebra --------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_one_more_anchor_gives_one_more_key() -> None:
     progress = redesign_separators(know(model, problem))
     anchor = problem.anchor * 1.1
     more = measure_keys_at(progress, anchor, rng)
-    assert isinstance(more, Progress)
+    assert isinstance(more, KnownKeys)
     assert [len(table.columns) for table in more.tables] == [2, 2]
     assert [len(table.columns) for table in progress.tables] == [1, 1]
     found = np.stack([table.columns[1].key for table in more.tables])
@@ -213,7 +213,7 @@ def test_separators_give_way_far_from_their_anchor() -> None:
     problem, rng = pose(model), np.random.default_rng(11)
     progress = redesign_separators(know(model, problem))
     other = problem.anchor + np.linalg.norm(problem.anchor) * 20 * rng.standard_normal(WIDTH)
-    assert not isinstance(measure_keys_at(progress, other, rng), Progress)
+    assert not isinstance(measure_keys_at(progress, other, rng), KnownKeys)
 
 
 def test_a_key_inside_the_range_ends_the_search_for_the_rank() -> None:

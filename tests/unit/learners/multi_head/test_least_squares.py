@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.fitting.layer_gauss_newton import Layer
+from keyhole.fitting.layer_gauss_newton import FactoredLayer
 from keyhole.learners.base import Hypothesis, Inconclusive
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.multi_head.least_squares import (
@@ -221,5 +221,5 @@ def test_ranks_and_biases_are_cut_to_what_is_seen() -> None:
     assert not is_seen(block, np.ones_like(block))
     assert estimate_edge(np.full((4, 9), 2.0)) == pytest.approx(10.0)
     part = Factored.of(np.eye(6), rng.standard_normal((6, 6)), 3)
-    layer = cut_map(Layer((part, part), (part, part), np.zeros(6)), 2)
+    layer = cut_map(FactoredLayer((part, part), (part, part), np.zeros(6)), 2)
     assert [each.rank for each in (*layer.scores, *layer.values)] == [3, 3, 2, 3]

@@ -8,7 +8,7 @@ import pytest
 import keyhole
 from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.multi_head.random_queries import (
-    Examples,
+    RandomQueries,
     check_mirror_images,
     choose_size,
     count_random_queries,
@@ -137,7 +137,7 @@ def test_a_fit_says_how_it_ended() -> None:
     model = attention(rng, 3, heads=1)
     ask = asker(model, 3, domain=domain)
     ask(np.zeros((1, 1, 3)), "values")
-    empty = Examples(ask, 1.0, 4, True, np.zeros((0, 4, 3)), np.zeros((0, 1)))
+    empty = RandomQueries(ask, 1.0, 4, True, np.zeros((0, 4, 3)), np.zeros((0, 1)))
     examples = empty.extend(40, rng)
     assert examples.extend(30, rng) is examples
     found = fit_examples(examples, 1, False, Prior(), rng)
@@ -145,7 +145,9 @@ def test_a_fit_says_how_it_ended() -> None:
     assert found.floor == 3 * 3 + 3
     other = asker(lambda tokens: np.sin(5 * tokens).sum(axis=(1, 2)), 3, domain=domain)
     other(np.zeros((1, 1, 3)), "values")
-    strange = Examples(other, 1.0, 4, True, np.zeros((0, 4, 3)), np.zeros((0, 1))).extend(40, rng)
+    strange = RandomQueries(other, 1.0, 4, True, np.zeros((0, 4, 3)), np.zeros((0, 1))).extend(
+        40, rng
+    )
     assert isinstance(fit_examples(strange, 1, False, Prior(), rng), Refuted | Inconclusive)
     noted = check_mirror_images(found, 2)
     assert len(noted.notes) == len(found.notes) + 1

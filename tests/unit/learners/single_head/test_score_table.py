@@ -11,7 +11,7 @@ from keyhole.learners.single_head.calibration import (
     draw_probes,
     measure_key_bias,
 )
-from keyhole.learners.single_head.score_table import Table, measure_table, solve_table
+from keyhole.learners.single_head.score_table import OddsTable, measure_table, solve_table
 from keyhole.linalg.bases import Basis
 from keyhole.measurement.linear_response import measure_values
 from keyhole.models.attention import Attention, Head
@@ -33,7 +33,7 @@ def prepare(model: Attention) -> tuple[Calibration, Basis, CountingBox]:
     return calibration, calibration.draw_anchors(rng), box
 
 
-def fill(calibration: Calibration, anchors: Basis, spread: float) -> Table:
+def fill(calibration: Calibration, anchors: Basis, spread: float) -> OddsTable:
     return measure_table(
         calibration.meter(), anchors, calibration.values_of(anchors), spread, calibration.longest
     )
@@ -48,7 +48,7 @@ def test_exact_products_give_the_score(outputs: int | None, bias: bool) -> None:
     product = calibration.probes.rows(everything) @ model.heads[0].score
     product = product @ anchors.rows(everything).T
     error, inverse = np.full((WIDTH, WIDTH), 1e-3), np.ones(WIDTH)
-    table = Table(product, error, inverse, NoiseModel(), 1.0)
+    table = OddsTable(product, error, inverse, NoiseModel(), 1.0)
     score = solve_table(calibration, anchors, table)
     np.testing.assert_allclose(score.matrix, model.heads[0].score, atol=1e-12)
     assert score.unknowns == WIDTH**2

@@ -33,7 +33,7 @@ from keyhole.learners.stack.refinement import (
     refine_stack,
     split_stack,
 )
-from keyhole.learners.stack.scores import Scores, WideHead, find_scores, split_score
+from keyhole.learners.stack.scores import WideHead, WideScores, find_scores, split_score
 from keyhole.learners.stack.shallow import Shallow, measure_doubt, repeat_terms
 from keyhole.models.canonical import canonical_stack
 from keyhole.models.mlp import Mlp, outer_table, turned
@@ -161,7 +161,7 @@ def order_of(secret: Stack, shallow: Shallow) -> tuple[Order, tuple[WideHead, ..
     anchors = shallow.points(rng, 4)
     alone = repeat_terms(shallow.ask_alone(anchors, "test"), 3)
     asked = shallow.ask(shallow.points(rng, 12, 2), np.repeat(anchors, 3, axis=0), "test")
-    order, single = find_order(shallow, Scores(heads, asked, alone), network, rng)
+    order, single = find_order(shallow, WideScores(heads, asked, alone), network, rng)
     return order, heads, Union(network, single)
 
 

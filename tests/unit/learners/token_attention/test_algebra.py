@@ -9,7 +9,7 @@ from keyhole.learners.token_attention.algebra import (
     solve_values,
 )
 from keyhole.learners.token_attention.contexts import Contexts
-from keyhole.learners.token_attention.multiplicities import Pair
+from keyhole.learners.token_attention.multiplicities import ProportionPair
 from keyhole.learners.token_attention.refinement import AnsweredPrompts, AttentionModel, LowRankMap
 
 RNG = np.random.default_rng(0)
@@ -17,10 +17,10 @@ VALUES, SCORES = 0.5 * RNG.standard_normal((2, 2, 6, 6))
 TOKENS = RNG.standard_normal((30, 6))
 
 
-def pair(anchor: int, token: int) -> Pair:
+def pair(anchor: int, token: int) -> ProportionPair:
     step = TOKENS[token] - TOKENS[anchor]
     ones = np.ones(2)
-    return Pair(TOKENS[anchor] @ SCORES @ step, VALUES @ step, ones, ones, 0.0)
+    return ProportionPair(TOKENS[anchor] @ SCORES @ step, VALUES @ step, ones, ones, 0.0)
 
 
 def answers_to(contexts: Contexts) -> np.ndarray:

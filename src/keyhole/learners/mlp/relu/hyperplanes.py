@@ -81,7 +81,7 @@ def clearance(line: LineFit) -> Array:
     return np.asarray(np.minimum(gaps[:-1], gaps[1:]))
 
 
-class Pair(NamedTuple):
+class PlanePair(NamedTuple):
     """Values and gradients on both sides of some breakpoints, and the hyperplanes that follow. All
     directions, the line's own first, have the same length, and gradients are per that length."""
 
@@ -110,7 +110,7 @@ class PatchPairs:
     def times(self, after: int) -> Array:
         return np.asarray(self.breakpoints + (2 * after - 1) * self.side)
 
-    def measure(self) -> Pair:
+    def measure(self) -> PlanePair:
         """Asks both sides; steps that crossed the own hyperplane are asked again, shorter."""
         n, width = len(self.breakpoints), self.frame.width
         bases = [self.frame.points(self.times(after)) for after in (0, 1)]
@@ -129,7 +129,9 @@ class PatchPairs:
             if len(rows) == 0:
                 break
             steps[rows, columns] *= CLOSER
-        return Pair(values, slopes, steps, jump, normal, self.find_meeting(values, slopes, jump))
+        return PlanePair(
+            values, slopes, steps, jump, normal, self.find_meeting(values, slopes, jump)
+        )
 
     def find_meeting(self, values: Array, slopes: Array, jump: Array) -> Array:
         """When the affine pieces of the two sides have the same value on the line."""
@@ -138,7 +140,7 @@ class PatchPairs:
         square = np.maximum((jump**2).sum(axis=1), TINY)
         return np.asarray(np.einsum("nk,nk->n", before - after, jump) / square)
 
-    def check(self, pair: Pair, unit: Array, bends: Array, rng: np.random.Generator) -> Array:
+    def check(self, pair: PlanePair, unit: Array, bends: Array, rng: np.random.Generator) -> Array:
         """Which breakpoints explain fresh answers, up to rounding and known bends."""
         passed = np.abs(pair.breakpoint - self.breakpoints) <= self.side
         for _ in range(2):  # random directions
@@ -151,7 +153,9 @@ class PatchPairs:
             passed &= self.explains(pair, shift, along, unit, bends)
         return np.asarray(passed)
 
-    def explains(self, pair: Pair, shift: Array, along: Array, unit: Array, bends: Array) -> Array:
+    def explains(
+        self, pair: PlanePair, shift: Array, along: Array, unit: Array, bends: Array
+    ) -> Array:
         """Whether answers beside the line agree: within the two patches, on the hyperplane, and a
         little before and behind it, where hyperplanes that passed for one are told apart."""
         n = len(shift)
@@ -177,7 +181,7 @@ class PatchPairs:
             passed &= gap <= check_tolerance * (base + lever) + bends
         return passed
 
-    def build_neurons(self, pair: Pair, error: Array, chosen: Array) -> Hyperplanes:
+    def build_neurons(self, pair: PlanePair, error: Array, chosen: Array) -> Hyperplanes:
         square = float(self.frame.direction @ self.frame.direction)
         normal = pair.normal[chosen] @ self.basis / square
         bias = -np.einsum("nd,nd->n", normal, self.frame.points(pair.breakpoint[chosen]))

@@ -19,7 +19,7 @@ from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import ROUNDINGS, NoiseModel
+from keyhole.oracles.noise import NoiseModel
 
 CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
 
@@ -108,7 +108,7 @@ class Exactness:
     @property
     def allowed(self) -> float:
         """Difference between network and box that is still rounding."""
-        return max(1e-7 * self.scale, ROUNDINGS * self.unit)
+        return max(1e-7 * self.scale, 100 * self.unit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -362,10 +362,10 @@ def is_generic(pieces: list[AffinePiece]) -> bool:
 
 Pair = tuple[AffinePiece, AffinePiece]
 Request = Generator[list[float], list[Array], list[Pair]]
-Answer = Generator[list[float], list[Array], "AffinePiece | Step"]
+Answer = Generator[list[float], list[Array], "AffinePiece | IntervalStep"]
 
 
-class Step(Enum):
+class IntervalStep(Enum):
     """What a query about an interval led to, where it did not lead to a new piece."""
 
     SETTLED = "the breakpoints inside are known"
@@ -483,7 +483,7 @@ class LineSearch:
 
     def resolve(self, left: AffinePiece, right: AffinePiece) -> Request:
         """Settles what lies between two pieces; returns the intervals this opens."""
-        step: AffinePiece | Step
+        step: AffinePiece | IntervalStep
         while True:
             a, b = left.right, right.left
             if self.too_short(left, right) is not None:
@@ -501,7 +501,7 @@ class LineSearch:
                 if self.late and not lies_inside(a, b, t):
                     return (yield from self.scatter(left, right, t))
                 step = yield from self.look_between(left, right, t)
-            if step is Step.SETTLED:
+            if step is IntervalStep.SETTLED:
                 return []
             if isinstance(step, AffinePiece):
                 self.pieces.append(step)
@@ -517,7 +517,7 @@ class LineSearch:
             return (yield from self.split(left, right, t))
         if self.trusted and self.evidence.proves_one(left, right, t):
             self.found += 1
-            return Step.SETTLED
+            return IntervalStep.SETTLED
         return (yield from self.check(left, right, t))
 
     def too_short(self, left: AffinePiece, right: AffinePiece) -> AffinePiece | None:
@@ -541,7 +541,7 @@ class LineSearch:
         grown = left if short is left else right
         if self.evidence.on(grown, s, value):
             grown.add(s, value)
-            return Step.SHRUNK
+            return IntervalStep.SHRUNK
         t = s + onward * self.options.step * far
         (partner,) = yield [t]
         return AffinePiece([s, t], [value, partner])
@@ -605,14 +605,14 @@ class LineSearch:
         if side > room / 4:
             if self.options.reliable and left.checked and right.checked:
                 self.found += 1  # as much as the answers' digits can say
-                return Step.SETTLED
+                return IntervalStep.SETTLED
             return (yield from self.split(left, right, middle(left.right, right.left)))
         one, two = t - side, t + side
         tangent = self.options.step * room
         first, *more = yield ([one] if self.patient else [one, two])
         if self.evidence.on(right, one, first):
             right.add(one, first)
-            return Step.SHRUNK
+            return IntervalStep.SHRUNK
         if not self.evidence.on(left, one, first):
             (partner,) = yield [one - tangent]
             return AffinePiece([one - tangent, one], [partner, first])
@@ -623,10 +623,10 @@ class LineSearch:
         if self.evidence.on(right, two, second):
             right.add(two, second)
             self.found += 1
-            return Step.SETTLED
+            return IntervalStep.SETTLED
         if self.evidence.on(left, two, second):
             left.add(two, second)
-            return Step.SHRUNK
+            return IntervalStep.SHRUNK
         (partner,) = yield [two + tangent]
         return AffinePiece([two, two + tangent], [second, partner])
 
@@ -640,12 +640,12 @@ class LineSearch:
         for piece in (left, right):
             if self.evidence.on(piece, s, first):
                 piece.add(s, first)
-                return Step.SHRUNK
+                return IntervalStep.SHRUNK
         between = self.evidence.proves_two(left, right, s, first) if self.trusted else None
         if between is not None:
             self.pieces.append(between)
             self.found += 2
-            return Step.SETTLED
+            return IntervalStep.SETTLED
         if not more:
             more = yield [s + step]
         return AffinePiece([s, s + step], [first, more[0]])
