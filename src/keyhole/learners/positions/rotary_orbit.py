@@ -31,6 +31,7 @@ from keyhole.oracles.noise import DETECTION, REJECTION
 
 HALVINGS = 12  # times that tokens come nearer to the anchors until no weight vanishes
 ANCHOR = 0.5  # entries of the anchors
+TYPICAL = 0.2  # standard deviation of a log-ratio in its stated error, which is a bound
 
 
 STEPS = (
@@ -184,7 +185,7 @@ def solve_held(
     """Least squares solutions for a right side with this standard error, of vectors whose entries
     are of the size of others like them: what rows hardly show stays small."""
     sizes = np.sqrt((like**2).mean(axis=0))
-    held = np.concatenate([rows * sizes, 0.2 * error * np.eye(rows.shape[1])])
+    held = np.concatenate([rows * sizes, TYPICAL * error * np.eye(rows.shape[1])])
     full = np.concatenate([right, np.zeros((rows.shape[1], right.shape[1]))])
     return np.asarray(sizes[:, None] * np.linalg.lstsq(held, full, rcond=None)[0])
 
