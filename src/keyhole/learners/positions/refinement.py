@@ -11,10 +11,11 @@ Algebra.    Gauss-Newton steps (`fitting.solver`) by conjugate gradients on prod
             derivative (`forward`) in single precision, residuals in double. What turns keys is a
             free matrix for each head, A in e^(A D): pairs that hardly turn within the sequences
             could else be mixed with each other almost for nothing, along a valley that is long and
-            curved, while A is determined as well as scores are. The first step has units from
-            Kronecker factors (`fitting.kronecker`), the others for what makes scores the triangle
-            of their exact information. The gauge is left free: steps of least norm do not move
-            along it. Standard errors: the step that noise of the size of the misfit causes.
+            curved, while A is determined as well as scores are; so is what key biases add by place,
+            a row of A. The first step has units from Kronecker factors, the others for what makes
+            scores the triangle of their exact information. The gauge is left free: steps of least
+            norm do not move along it. Standard errors: the step that noise of the size of the
+            misfit causes.
 When it fails.  From a start in another valley the residual stays above the noise: `Fit.level`. What
             the answers do not determine keeps its start and has wide standard errors. The triangles
             take 4 (2 r (d + 1) + r^2)^2 bytes for each head.

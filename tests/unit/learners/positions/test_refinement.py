@@ -95,12 +95,14 @@ def test_random_queries_have_their_lengths() -> None:
     assert all(group.last == group.tokens.shape[1] - 1 for group in groups)
 
 
-@pytest.mark.parametrize("kind", ["linear bias", "bias by distance"])
-def test_a_layer_in_float32_is_recovered(kind: str) -> None:
-    truth = placed_layer(kind, 16, 4, 3).astype(np.float32)
+@pytest.mark.parametrize(
+    ("kind", "width"), [("linear bias", 16), ("bias by distance", 16), ("rotary", 32)]
+)
+def test_a_layer_in_float32_is_recovered(kind: str, width: int) -> None:
+    truth = placed_layer(kind, width, 4, 3).astype(np.float32)
     found = keyhole.recover(truth, seed=1)
     assert found.outcome is keyhole.Outcome.RECOVERED
-    tokens = np.random.default_rng(0).standard_normal((20, 12, 16))
-    exact = placed_layer(kind, 16, 4, 3)(tokens)
+    tokens = np.random.default_rng(0).standard_normal((20, 12, width))
+    exact = placed_layer(kind, width, 4, 3)(tokens)
     assert np.abs(found.model(tokens) - exact).max() < 1e-4 * exact.std()
     assert found.ledger.paid < 6 * found.ledger.floor
