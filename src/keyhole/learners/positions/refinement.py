@@ -58,6 +58,7 @@ SHORTER = (1.0, 0.5, 0.2, 0.05)  # parts of a step that are tried, until the cos
 NEARLY = 0.05  # share of the residual left by a step below which its units serve for the next one
 DAMPING = 1e-4  # of the first step with exact units, which columns have the norm one
 STEPS = 40  # with exact units; from a start off by a few per cent about four
+MOST = 300  # products for standard errors: along the gauge they would grow for ever
 ENOUGH = 1.5  # misfit in standard errors from which a further step would gain next to nothing
 
 
@@ -409,7 +410,7 @@ class Settling:
         """A step that noise of the size of the misfit would cause."""
         at = self.linearize(fit, near=1.0)
         noise = fit.level * self.rng.standard_normal(len(fit.residual))
-        step = self.solve(at, 0.0, noise, Ending(window=20, growth=0.02)).step
+        step = self.solve(at, 0.0, noise, Ending(window=20, growth=0.02, most=MOST)).step
         return at.linear.blocks.split(step)
 
 
