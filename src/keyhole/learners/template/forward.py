@@ -131,6 +131,8 @@ class Residuals:
             for one in data
         ]  # fmt: skip
         self.numbers = sum(one.answers.size for one in data)
+        squares = sum(float(np.sum((one.answers / one.errors) ** 2)) for one in data)
+        self.size = squares / max(self.numbers, 1)  # mean square of the answers
 
     def _one(self, vector: Any, tokens: Any, answers: Any, errors: Any) -> Any:
         weights = self.forward.split(vector)

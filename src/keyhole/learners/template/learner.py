@@ -30,7 +30,7 @@ from keyhole.models.template import TemplateModel, digest_of
 from keyhole.oracles.base import Oracle, Spec
 
 SHORT = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # sizes of tokens; numbers asked per unknown
-ORDINARY = ((1.0, 4.0), (2.0, 0.5))  # where there are hidden layers, which short tokens hide
+ORDINARY = ((1.0, 5.0), (2.0, 0.5))  # where there are hidden layers, which short tokens hide
 LENGTHS = (1, 2, 3, 5)
 MOST = 8.0  # numbers asked per unknown, at most
 LONGEST = 16  # length up to which it is found out what the template takes
@@ -148,10 +148,15 @@ class _Answers:
     asked: int = 0
 
     def ask(self, size: float, rows: float) -> list[Answered]:
-        """Sequences with so many numbers per unknown in their answers, all lengths alike."""
+        """Sequences with so many numbers per unknown in their answers, single tokens twice."""
         outputs = count_outputs(self.forward, self.box.width, self.lengths[0])
-        count = int(np.ceil(rows * self.forward.unknowns / outputs / len(self.lengths)))
-        return [self._ask(size, count, length, "template") for length in self.lengths]
+        shares = np.array([2.0 if length == 1 else 1.0 for length in self.lengths])
+        each = rows * self.forward.unknowns / outputs * shares / shares.sum()
+        counts = np.ceil(each).astype(int)
+        return [
+            self._ask(size, count, length, "template")
+            for count, length in zip(counts, self.lengths, strict=True)
+        ]
 
     def ask_fresh(self) -> list[Answered]:
         """A few sequences of other sizes, for no fit to see."""

@@ -25,7 +25,7 @@ from keyhole.learners.template.widening import Neuron, Pair
 
 RIDGE = 1e-11  # of H, over its mean diagonal entry: symmetries leave H singular
 TRIED = 3  # neurons, before the fit goes on with all of them
-AS_GOOD = 10.0  # loss without a neuron over that with it, at most
+AS_GOOD = 2.0  # loss without a neuron over that with it, at most
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def prune(
     *,
     free: Array | None = None,
     force: bool = True,
+    level: float = 0.0,
 ) -> Pruned:
     """Takes neurons away until each pair has as many as the template.
 
@@ -59,6 +60,7 @@ def prune(
         out_of_time: then the cheapest go without a fit.
         free: which weights move; None for all.
         force: whether neurons go that cost something, where there are too many left.
+        level: loss that is small enough as long as there are too many.
     """
     free = np.ones(len(fitted.weights), dtype=bool) if free is None else free
     state = Pruned(fitted, free, list(neurons))
@@ -71,10 +73,11 @@ def prune(
             ended = refit(trial.fitted.weights, trial.free, False)
             if best is None or ended.loss < best.fitted.loss:
                 best = replace(trial, fitted=ended)
-            if ended.loss <= AS_GOOD * state.fitted.loss:
+            if ended.loss <= max(AS_GOOD * state.fitted.loss, level):
                 break
         assert best is not None
-        if best.fitted.loss <= AS_GOOD * state.fitted.loss or (force and not patience):
+        good = best.fitted.loss <= max(AS_GOOD * state.fitted.loss, level)
+        if good or (force and not patience):
             state = best
         elif patience:
             patience -= 1

@@ -28,7 +28,8 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.template.descent import Fitted, fit
 from keyhole.learners.template.forward import Answered, Forward, Residuals
-from keyhole.learners.template.pruning import prune
+from keyhole.learners.template.pruning import Pruned, prune
+from keyhole.learners.template.turning import pull_leaks
 from keyhole.learners.template.widening import (
     WIDER,
     Neuron,
@@ -44,8 +45,11 @@ from keyhole.oracles.noise import ROUNDINGS
 
 EXPLAINED = ROUNDINGS**2  # mean square residual in units of rounding: as good as exact
 PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which it is carried on
-POOR = 1e-3  # a start that is above it after a few steps is given up
-PRUNED = 1e-9  # from which surplus neurons go
+POOR = 5e-3  # a start that is above it after a few steps is given up
+PRUNED = 1e-7  # from which surplus neurons go
+SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
+DEEP = 1e-18  # to which the fit goes before leaks become signs
+TURNS = 3  # patterns of signs that are tried
 SHARPNESS = (2.0, 6.0, 20.0, 60.0)  # of what stands for ReLU, stage by stage
 
 
@@ -65,7 +69,7 @@ class Effort:
     starts: int = 8
     short: int = 45
     long: int = 200
-    refit: int = 12
+    refit: int = 60
     at_most: bool = False
     watch: Callable[[float], None] | None = None
     begun: float = field(default_factory=time.process_time)
@@ -124,22 +128,20 @@ def search(
         rounds += 1
         chosen: Fitted | None = None
         for _ in range(effort.starts):
-            start = wide.fit(draw_wide(wide.forward, rng))
+            start = wide.fit(rng, starts)
             starts += 1
             chosen = start if chosen is None or start.loss < chosen.loss else chosen
-            if chosen.loss <= PROMISING * wide.size or effort.over:
+            if chosen.loss <= wide.promising or effort.over:
                 break
         assert chosen is not None
-        if chosen.loss > PROMISING * wide.size and wide.may_be_given_up:
+        if chosen.loss > wide.promising and wide.may_be_given_up:
             continue
-        if pairs or effort.at_most:
-            chosen = wide.carry_on(chosen)
-        if chosen.loss > PRUNED * wide.size and wide.may_be_given_up:
+        ended = wide.end(chosen, easy, rng)
+        if ended.loss > PRUNED * easy.size and wide.may_be_given_up:
             continue
-        weights = wide.narrow(chosen) if pairs or effort.at_most else chosen.weights
-        free = find_free(forward, pairs, weights)
-        ended = carry_on(easy, weights, effort, free=free)
-        ended = carry_on(whole, ended.weights, effort, free=free)
+        ended = carry_on(
+            whole, ended.weights, effort, free=find_free(forward, pairs, ended.weights)
+        )
         best = ended if best is None or ended.loss < best.loss else best
     return Search(best.weights, best.loss, rounds, starts)
 
@@ -155,18 +157,17 @@ class Wide:
         self.stages = [widen(template, pairs, WIDER, sharp) for sharp in SHARPNESS if kinked]
         self.stages.append(widen(template, pairs, WIDER))
         self.forward = self.stages[0]
-        numbers = sum(one.answers.size for one in data)
-        self.size = sum(float(np.sum((one.answers / one.errors) ** 2)) for one in data) / numbers
+        self.residuals = Residuals(self.forward, data)
+        least = min(one.tokens.shape[1] for one in data)
+        self.single = Residuals(
+            self.forward, [one for one in data if one.tokens.shape[1] == least == 1]
+        )
+        self.size = self.residuals.size
 
-    def fit(self, start: Array) -> Fitted:
-        """A start, as long as a few steps take most of the loss away."""
-        residuals, effort = Residuals(self.forward, self.data), self.effort
-        before, now = np.inf, run(residuals, start, effort, effort.short)
-        while self.pairs and PRUNED * self.size < now.loss < 0.2 * before and not effort.over:
-            if now.loss > POOR * self.size:
-                break
-            before, now = now.loss, run(residuals, now.weights, effort, effort.short)
-        return now
+    @property
+    def promising(self) -> float:
+        """Loss of a start from which it is carried on."""
+        return (PRUNED if self.pairs else PROMISING) * self.size
 
     @property
     def may_be_given_up(self) -> bool:
@@ -174,39 +175,98 @@ class Wide:
         not where the time is nearly up."""
         return len(self.stages) == 1 and bool(self.pairs) and not self.effort.late
 
-    def carry_on(self, start: Fitted) -> Fitted:
-        """A start on through all stages, until surplus neurons may go or nothing is gained."""
-        for stage in self.stages:
-            residuals = Residuals(stage, self.data)
-            start = carry_on(residuals, start.weights, self.effort, target=PRUNED * self.size)
-        return start
+    def fit(self, rng: np.random.Generator, number: int) -> Fitted:
+        """A start, as long as a few steps take enough of the loss away. Every other start sees
+        single tokens alone at first, among which no attention is needed."""
+        start = draw_wide(self.forward, rng)
+        if not self.pairs:
+            return run(self.residuals, start, self.effort, self.effort.short)
+        if self.single.numbers and number % 2 == 0:
+            shown = np.asarray(self.single.jacobian(start).any(axis=0))
+            level = PROMISING * self.single.size
+            single = self.descend(self.single, start, level, level / PROMISING, shown)
+            unseen = self.forward.draw(rng, SPREADS[number // 2 % len(SPREADS)])
+            start = np.where(shown, single.weights, unseen)
+        return self.descend(self.residuals, start, PRUNED * self.size, POOR * self.size)
 
-    def narrow(self, fitted: Fitted) -> Float[Array, " unknowns"]:
-        """A fit without its surplus neurons, as weights of the template."""
-        stage, effort = self.stages[-1], self.effort
+    def descend(
+        self,
+        residuals: Residuals,
+        start: Array,
+        target: float,
+        most: float,
+        free: Array | None = None,
+    ) -> Fitted:
+        """Short runs to a target, as long as each halves the loss, and none ends above `most`."""
+        before, now = np.inf, run(residuals, start, self.effort, self.effort.short, target, free)
+        while target < now.loss < min(0.5 * before, most) and not self.effort.over:
+            before = now.loss
+            now = run(residuals, now.weights, self.effort, self.effort.short, target, free)
+        return now
+
+    def end(self, start: Fitted, easy: Residuals, rng: np.random.Generator) -> Fitted:
+        """A start on as the template itself, to the same answers.
+
+        Args:
+            start: of the wide template.
+            easy: residuals of the template.
+            rng: draws signs of neurons.
+        """
+        if not (self.pairs or self.effort.at_most):
+            return carry_on(easy, start.weights, self.effort)
+        for stage in self.stages if start.loss > PRUNED * self.size or self.stages[1:] else []:
+            residuals = Residuals(stage, self.data)
+            start = carry_on(residuals, start.weights, self.effort, PRUNED * self.size)
+        pruned = self.prune(start)
+        if pruned.fitted.loss > POOR * self.size and self.may_be_given_up:
+            return pruned.fitted
+        stage, effort, best = self.stages[-1], self.effort, None
+        residuals = Residuals(stage, self.data)
+        kept = [one for one in pruned.neurons if one.pair < len(self.pairs)]
+        for turn in range(TURNS):
+            pull = pull_leaks(
+                residuals, pruned.fitted.weights, kept, self.pairs, rng if turn else None
+            )
+            weights = pruned.fitted.weights
+            if pull is not residuals:
+                weights = carry_on(pull, weights, effort, DEEP * self.size, pruned.free).weights
+            weights = narrow(self.template, stage, self.pairs, weights, kept)
+            free = find_free(self.template, self.pairs, weights)
+            ended = carry_on(easy, weights, effort, free=free)
+            best = ended if best is None or ended.loss < best.loss else best
+            if best.loss <= EXPLAINED or pull is residuals or effort.over:
+                break
+        assert best is not None
+        return best
+
+    def prune(self, fitted: Fitted) -> Pruned:
+        """A fit without its surplus neurons, and heads if they may go, carried on."""
+        stage, effort, level = self.stages[-1], self.effort, PRUNED * self.size
         residuals = Residuals(stage, self.data)
 
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
-            steps = effort.long // 2 if deep else effort.refit
-            return run(residuals, weights, effort, steps, free=free)
+            steps = effort.long if deep else effort.refit
+            return run(residuals, weights, effort, steps, level, free)
 
-        def out_of_time() -> bool:
-            return effort.over
+        def refit_exactly(weights: Array, free: Array, deep: bool) -> Fitted:
+            return run(residuals, weights, effort, effort.long, free=free)
 
         neurons = find_neurons(stage, self.pairs)
-        pruned = prune(residuals, fitted, neurons, self.pairs, refit, out_of_time)
+        pruned = prune(
+            residuals, fitted, neurons, self.pairs, refit, lambda: effort.over, level=level
+        )
+        deep = carry_on(residuals, pruned.fitted.weights, effort, DEEP * self.size, pruned.free)
+        pruned = replace(pruned, fitted=deep)
         if effort.at_most and not effort.over:
             heads = find_heads(stage, len(self.pairs))
             parts = [*pruned.neurons, *(one for layer in heads for one in layer)]
             none = [replace(pair, neurons=0) for pair in self.pairs]
             none += [Pair("", "", 0, 0.0, False) for _ in heads]
             pruned = prune(
-                residuals, pruned.fitted, parts, none, refit, out_of_time,
+                residuals, deep, parts, none, refit_exactly, lambda: effort.over,
                 free=pruned.free, force=False,
             )  # fmt: skip
-        deep = refit(pruned.fitted.weights, pruned.free, True)
-        kept = [one for one in pruned.neurons if one.pair < len(self.pairs)]
-        return narrow(self.template, stage, self.pairs, deep.weights, kept)
+        return pruned
 
 
 def find_free(forward: Forward, pairs: Sequence[Pair], weights: Array) -> Array:
@@ -250,6 +310,6 @@ def carry_on(
     while now.loss > target and now.loss < 0.1 * before and not effort.over:
         before = now.loss
         now = run(residuals, now.weights, effort, effort.long, target, free)
-    if now.loss <= EXPLAINED:  # a few steps more, down to where rounding ends it
+    if now.loss <= EXPLAINED >= target:  # a few steps more, down to where rounding ends it
         now = run(residuals, now.weights, effort, effort.short, 1.0, free)
     return now
