@@ -1,9 +1,10 @@
 """A layer with positions as a forward model: its answers and their derivative, as products.
 
 Algebra.    y = offset + sum_h xbar_h A_h B_h, xbar_h = sum_i w_hi x_i; the weights are a softmax of
-            scores that are bilinear in keys K_h [x; 1] and queries Q_h [a; 1], turned in pairs by
-            the distance, with what places add. `push` is the derivative, `pull` and `gather` its
-            adjoint: each costs about as much as the answers.
+            scores that are bilinear in keys K_h [x; 1] and queries Q_h [a; 1], with e^(A_h D) of
+            the distance D between them and what places add. `push` is the derivative, `pull` and
+            `gather` its adjoint: each costs about as much as the answers. Pairs that turn are a
+            choice of coordinates in which A_h consists of turns (`find_pairs`, `turn_pairs`).
 """
 
 from collections.abc import Mapping, Sequence

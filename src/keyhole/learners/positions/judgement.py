@@ -88,18 +88,18 @@ def refine_candidate(
     lengths = choose_lengths(ask, values.ranks[0], window)
     drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
     answered = [*values.answered, *candidate.answered, *drawn]
-    refined = refine(start, answered, rng.spawn(1)[0])
+    refined, settling = refine(start, answered, rng.spawn(1)[0])
     if refined.level <= ROUNDINGS and "turns" in start.parts:
         paired = hold_turns(refined.layer, ask.noise)
         if paired is None:
             return Inconclusive("the fit to all answers ends at scores that do not turn")
-        refined = refine(paired, answered, rng.spawn(1)[0])
+        refined, settling = refine(paired, answered, rng.spawn(1)[0])
     if refined.level > ROUNDINGS:
         return Inconclusive(
             f"the fit to all answers ends {refined.level:.0f} times above their rounding"
         )
     model = to_model(refined.layer, candidate.model)
-    doubts = Doubts.of(refined, rng.spawn(1)[0])
+    doubts = Doubts.of(refined, settling)
     errors = measure_errors(doubts, candidate.errors, model)
     return replace(candidate, model=model, errors=errors)
 

@@ -11,10 +11,11 @@ Algebra.    Gauss-Newton steps (`fitting.solver`) by conjugate gradients on prod
             derivative (`forward`) in single precision, residuals in double. What turns keys is a
             free matrix for each head, A in e^(A D): pairs that hardly turn within the sequences
             could else be mixed with each other almost for nothing, along a valley that is long and
-            curved, while A is determined as well as scores are. The first step has units from
-            Kronecker factors (`fitting.kronecker`), the others for what makes scores the triangle
-            of their exact information. The gauge is left free: steps of least norm do not move
-            along it. Standard errors: the step that noise of the size of the misfit causes.
+            curved, while A is determined as well as scores are; so is what key biases add by place,
+            a row of A. The first step has units from Kronecker factors, the others for what makes
+            scores the triangle of their exact information. The gauge is left free: steps of least
+            norm do not move along it. Standard errors: the step that noise of the size of the
+            misfit causes.
 When it fails.  From a start in another valley the residual stays above the noise: `Fit.level`. What
             the answers do not determine keeps its start and has wide standard errors. The triangles
             take 4 (2 r (d + 1) + r^2)^2 bytes for each head.
@@ -56,7 +57,8 @@ MATRICES = ("keys", "queries", "ins", "outs")  # one for each head; the derivati
 SHORTER = (1.0, 0.5, 0.2, 0.05)  # parts of a step that are tried, until the cost falls
 NEARLY = 0.05  # share of the residual left by a step below which its units serve for the next one
 DAMPING = 1e-4  # of the first step with exact units, which columns have the norm one
-STEPS = 20  # with exact units; from a start off by a few per cent about four
+STEPS = 40  # with exact units; from a start off by a few per cent about four
+MOST = 300  # products for standard errors: along the gauge they would grow for ever
 ENOUGH = 1.5  # misfit in standard errors from which a further step would gain next to nothing
 
 
@@ -391,9 +393,10 @@ class Settling:
         problem = Problem(lambda fit: fit.cost, self.linearize, lambda fit, step: fit.move(step))
         return descend(problem, begin, stopping).state
 
-    def linearize(self, fit: Fit) -> "Linearized":
+    def linearize(self, fit: Fit, near: float = NEARLY) -> "Linearized":
+        """The linear problem at a fit; units are found anew if a step left more than `near`."""
         linear = Linear.of(fit.layer, fit.every)
-        if self.information is None or fit.share > NEARLY:
+        if self.information is None or fit.share > near:
             self.information = linear.inform(self.rng, self.together)
         return Linearized(self, fit, linear)
 
@@ -405,9 +408,9 @@ class Settling:
 
     def doubt(self, fit: Fit) -> Parts:
         """A step that noise of the size of the misfit would cause."""
-        at = self.linearize(fit)
+        at = self.linearize(fit, near=1.0)
         noise = fit.level * self.rng.standard_normal(len(fit.residual))
-        step = self.solve(at, 0.0, noise, self.ending).step
+        step = self.solve(at, 0.0, noise, Ending(window=20, growth=0.02, most=MOST)).step
         return at.linear.blocks.split(step)
 
 
@@ -426,8 +429,10 @@ class Linearized:
         return self.settling.solve(self, damping, -self.fit.residual, ending)
 
 
-def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator) -> Fit:
-    """The least squares solution near the start."""
+def refine(
+    start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator
+) -> tuple[Fit, Settling]:
+    """The least squares solution near the start, and what its last steps were found with."""
     begin = Fit.of(start, join_alike(groups))
     target = ENOUGH**2 * begin.freedom
     rough = Stopping(steps=1, target=target, damping=0.0)
@@ -435,7 +440,8 @@ def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Genera
     fine = Stopping(
         steps=STEPS, target=target, tolerance=1e-3, window=2, share=0.1, damping=DAMPING
     )
-    return Settling(rng, True, Ending(window=25, least=0.01)).settle(fit, fine)
+    settling = Settling(rng, True, Ending(window=25, least=0.01))
+    return settling.settle(fit, fine), settling
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,8 +452,7 @@ class Doubts:
     changes: tuple[Parts, ...]
 
     @classmethod
-    def of(cls, fit: Fit, rng: np.random.Generator, probes: int = 1) -> "Doubts":
-        settling = Settling(rng, True, Ending(window=20, growth=0.02))
+    def of(cls, fit: Fit, settling: Settling, probes: int = 1) -> "Doubts":
         return cls(fit.layer, tuple(settling.doubt(fit) for _ in range(probes)))
 
     def spread(self, measure: Callable[[PlacedLayer], Array]) -> Array:

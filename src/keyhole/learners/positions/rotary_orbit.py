@@ -31,6 +31,7 @@ from keyhole.oracles.noise import DETECTION, REJECTION
 
 HALVINGS = 12  # times that tokens come nearer to the anchors until no weight vanishes
 ANCHOR = 0.5  # entries of the anchors
+TYPICAL = 0.2  # standard deviation of a log-ratio in its stated error, which is a bound
 
 
 STEPS = (
@@ -162,7 +163,7 @@ def solve_head(
     along = np.array([head.met[k] @ powers[rank - d] for k, d in enumerate(seen.own)])  # F K^T
     keys = np.linalg.lstsq(seen.frame, along, rcond=None)[0].T  # (r, d)
     rows = np.array([(keys @ seen.steps[i]) @ powers[rank + i + 1] for i in range(rank)])
-    others = np.linalg.lstsq(rows, seen.few[number].T, rcond=None)[0].T
+    others = solve_held(rows, seen.few[number].T, error, head.found).T
     every = np.concatenate([head.found, others])
     places = np.column_stack([seen.anchors, np.ones(len(seen.anchors))])
     queries = np.linalg.solve(places, every).T
@@ -176,6 +177,17 @@ def solve_head(
     cut = max(10.0 * error, 1e-6)
     constant = np.linalg.lstsq(np.array(lines), np.array(rest), rcond=cut)[0]
     return balance(basis.T @ np.column_stack([keys, constant]), inverse @ queries)
+
+
+def solve_held(
+    rows: Float[Array, "n r"], right: Float[Array, "n k"], error: float, like: Float[Array, "m r"]
+) -> Float[Array, "r k"]:
+    """Least squares solutions for a right side with this standard error, of vectors whose entries
+    are of the size of others like them: what rows hardly show stays small."""
+    sizes = np.sqrt((like**2).mean(axis=0))
+    held = np.concatenate([rows * sizes, TYPICAL * error * np.eye(rows.shape[1])])
+    full = np.concatenate([right, np.zeros((rows.shape[1], right.shape[1]))])
+    return np.asarray(sizes[:, None] * np.linalg.lstsq(held, full, rcond=None)[0])
 
 
 def rotate(frequencies: Float[Array, " n"], distance: int) -> Float[Array, "r r"]:

@@ -51,15 +51,15 @@ def test_a_start_near_the_truth_is_led_to_the_noise() -> None:
     rng, noise = np.random.default_rng(3), 1e-6
     truth = make_truth()
     group = ask(truth, 120, noise, rng)
-    found = refine(disturb(truth, 0.01, rng), [group], rng)
+    found, _ = refine(disturb(truth, 0.01, rng), [group], rng)
     assert 0.5 < found.level < 1.6
     paired = find_pairs(found.layer)
     assert paired is not None
     layer, rates = paired
     assert np.abs(rates - 1j * np.array([1.0, 0.01])).max() < 1e-4
-    held = refine(turn_pairs(layer, np.array([1.0, 0.01])), [group], rng)
+    held, settling = refine(turn_pairs(layer, np.array([1.0, 0.01])), [group], rng)
     off = multiply_values(held.layer) - multiply_values(truth)
-    errors = Doubts.of(held, rng).spread(multiply_values)
+    errors = Doubts.of(held, settling).spread(multiply_values)
     assert np.mean(np.abs(off) < 3.0 * errors) > 0.9
     fresh = ask(truth, 20, noise, rng)
     assert np.abs(compute(held.layer, fresh).answers - fresh.answers).max() < 1e-4
@@ -75,7 +75,7 @@ def test_slow_pairs_that_are_mixed_are_told_apart() -> None:
     mix = np.eye(4) + 0.3 * rng.standard_normal((4, 4))
     mixed.parts["keys"][:, :4] = mix.T @ slow.parts["keys"][:, :4]
     mixed.parts["queries"][:, :4] = np.linalg.solve(mix, slow.parts["queries"][:, :4])
-    found = refine(mixed, [group], rng)
+    found, _ = refine(mixed, [group], rng)
     paired = find_pairs(found.layer)
     assert paired is not None
     assert np.abs(paired[1].imag - np.array([0.02, 0.005])).max() < 1e-4
@@ -95,12 +95,14 @@ def test_random_queries_have_their_lengths() -> None:
     assert all(group.last == group.tokens.shape[1] - 1 for group in groups)
 
 
-@pytest.mark.parametrize("kind", ["linear bias", "bias by distance"])
-def test_a_layer_in_float32_is_recovered(kind: str) -> None:
-    truth = placed_layer(kind, 16, 4, 3).astype(np.float32)
+@pytest.mark.parametrize(
+    ("kind", "width"), [("linear bias", 16), ("bias by distance", 16), ("rotary", 32)]
+)
+def test_a_layer_in_float32_is_recovered(kind: str, width: int) -> None:
+    truth = placed_layer(kind, width, 4, 3).astype(np.float32)
     found = keyhole.recover(truth, seed=1)
     assert found.outcome is keyhole.Outcome.RECOVERED
-    tokens = np.random.default_rng(0).standard_normal((20, 12, 16))
-    exact = placed_layer(kind, 16, 4, 3)(tokens)
+    tokens = np.random.default_rng(0).standard_normal((20, 12, width))
+    exact = placed_layer(kind, width, 4, 3)(tokens)
     assert np.abs(found.model(tokens) - exact).max() < 1e-4 * exact.std()
     assert found.ledger.paid < 6 * found.ledger.floor
