@@ -98,12 +98,12 @@ def measure_box(
 
 
 def write_page(path: Path, lines: list[dict[str, Any]]) -> None:
-    """A table of all rows that were measured."""
-    heads = ["row", "template", "recovered", "worst error of these", "worst error of the others"]
-    heads += ["queries", "numbers per weight", "CPU seconds"]
+    """A table of all rows that were measured, by the time that their boxes were given."""
+    heads = ["row", "template", "seconds allowed", "recovered", "worst error of these"]
+    heads += ["worst error of the others", "queries", "numbers per weight", "CPU seconds"]
     table = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in dict.fromkeys(line["row"] for line in lines):
-        boxes = [line for line in lines if line["row"] == row]
+    for row, allowed in dict.fromkeys((line["row"], line["seconds"]) for line in lines):
+        boxes = [line for line in lines if (line["row"], line["seconds"]) == (row, allowed)]
         good = [line for line in boxes if line["outcome"] == "RECOVERED"]
         rest = [line for line in boxes if line["outcome"] != "RECOVERED"]
         errors = [f"{max(x['error'] for x in part):.0e}" if part else "–" for part in (good, rest)]
@@ -113,7 +113,7 @@ def write_page(path: Path, lines: list[dict[str, Any]]) -> None:
             spans.append(f"{values[0]}" + (f" to {values[-1]}" if len(values) > 1 else ""))
         kind = "wrong" if boxes[0]["wrong"] else "right"
         count = f"{len(good)} of {len(boxes)}"
-        table.append("| " + " | ".join([row, kind, count, *errors, *spans]) + " |")
+        table.append("| " + " | ".join([row, kind, f"{allowed:g}", count, *errors, *spans]) + " |")
     start, end = "<!-- table -->", "<!-- end of table -->"
     text = path.read_text()
     head, tail = text[: text.index(start)], text[text.index(end) :]
