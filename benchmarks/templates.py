@@ -42,6 +42,8 @@ ROWS: dict[str, Callable[[], Any]] = {
     "pre-norm": lambda: Encoder(6, 6, 2, 8, 6, norm_first=True),
     "small": lambda: Encoder(4, 4, 2, 4, 4),
     "small scalar": lambda: Encoder(4, 4, 2, 4, 1),
+    "post-norm 16": lambda: Encoder(16, 16, 4, 32, 16),
+    "post-norm wide": lambda: Encoder(4, 16, 2, 32, 2),
     "relu": lambda: Encoder(6, 6, 2, 8, 6, activation="relu"),
 }
 
