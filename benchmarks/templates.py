@@ -44,14 +44,17 @@ ROWS: dict[str, Callable[[], Any]] = {
     "small scalar": lambda: Encoder(4, 4, 2, 4, 1),
     "post-norm 16": lambda: Encoder(16, 16, 4, 32, 16),
     "post-norm wide": lambda: Encoder(4, 16, 2, 32, 2),
+    "two layers": lambda: Encoder(6, 6, 2, 8, 6, layers=2),
+    "positions": lambda: Encoder(6, 6, 2, 8, 6, longest=8),
     "relu": lambda: Encoder(6, 6, 2, 8, 6, activation="relu"),
 }
 
 
 def measure_error(box: Any, model: Any, width: int, rng: np.random.Generator) -> float:
-    """Worst difference on fresh inputs over the spread of the answers."""
+    """Worst difference on fresh inputs, of lengths that the box takes, over the spread of the
+    answers."""
     truth, given = [], []
-    for length in range(1, 21):
+    for length in range(1, (getattr(box, "longest", 0) or 20) + 1):
         sizes = np.exp(rng.uniform(np.log(0.3), np.log(3.0), (25, 1, 1)))
         tokens = sizes * rng.standard_normal((25, length, width))
         with torch.no_grad():
