@@ -137,7 +137,7 @@ def search(
             if chosen.loss <= wide.promising or effort.over:
                 break
         assert chosen is not None
-        if chosen.loss > wide.promising and wide.may_be_given_up:
+        if chosen.loss > POOR * wide.size and wide.may_be_given_up:
             continue
         ended = wide.end(chosen, easy, rng)
         if ended.loss > PRUNED * easy.size and wide.may_be_given_up:
@@ -220,6 +220,8 @@ class Wide:
         for stage in self.stages if start.loss > PRUNED * self.size or self.stages[1:] else []:
             residuals = Residuals(stage, self.data)
             start = carry_on(residuals, start.weights, self.effort, PRUNED * self.size)
+        if start.loss > PROMISING * self.size and self.may_be_given_up:
+            return start
         pruned = self.prune(start)
         if pruned.fitted.loss > POOR * self.size and self.may_be_given_up:
             return pruned.fitted
