@@ -36,7 +36,7 @@ import numpy as np
 
 from baselines.projected_hessians import projected_hessians
 from keyhole.learners.mlp.learner import MlpLearner
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.models.canonical import aligned_mlp, distance, plain_mlp
 from keyhole.models.mlp import Mlp
 from keyhole.oracles.open import open_oracle

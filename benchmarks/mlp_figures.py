@@ -11,9 +11,10 @@ import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF
 from keyhole.learners.mlp.far_field import FarFieldOptions, Segment
-from keyhole.learners.mlp.hessians import HessianTable, Steps, flat, spread_places
+from keyhole.learners.mlp.hessians import HessianTable, Steps, spread_places
 from keyhole.learners.mlp.redundancy import RedundancyOptions, random_start
 from keyhole.learners.mlp.refinement import descend
+from keyhole.linalg.symmetric import flat
 from keyhole.models.mlp import Mlp
 
 mpl.use("svg")

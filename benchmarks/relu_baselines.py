@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.models.relu_network import ReluNetwork
 from relu_boxes import Box, function_error, random_network
 

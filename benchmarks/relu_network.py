@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from keyhole.errors import KeyholeError
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.models.transformer import TransformerModel

@@ -12,7 +12,7 @@ from scipy.special import erf
 
 from keyhole.learners.base import Learner
 from keyhole.learners.label_only import LabelOnly
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer

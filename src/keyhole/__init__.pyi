@@ -56,7 +56,7 @@ from keyhole.learners.multi_head.learner import MultiHead as MultiHead
 from keyhole.learners.multi_head.known_subspaces import OrthogonalHeads as OrthogonalHeads
 from keyhole.learners.label_only.learner import LabelOnly as LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner as MlpLearner
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner as ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner as ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer as Transformer
 from keyhole.learners.transformer.ffn import FfnLearner as FfnLearner
 from keyhole.learners.block.learner import BlockLearner as BlockLearner

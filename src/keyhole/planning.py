@@ -21,7 +21,7 @@ from keyhole.learners.base import Learner
 from keyhole.learners.block import BlockLearner, count_block_queries
 from keyhole.learners.label_only import LabelOnly
 from keyhole.learners.mlp.learner import MlpLearner
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import LowRank, SingleHead

@@ -33,7 +33,12 @@ from keyhole.linalg.decisions import Tally, record_decisions
 from keyhole.measurement.limits import Within, tell_limits
 from keyhole.measurement.noise import LOOKS, decimal_step, noise_of_type, recognise_format
 from keyhole.models.attention import Attention
-from keyhole.models.base import multiply_out_scores, replace_parameters, takes_numbers
+from keyhole.models.base import (
+    multiply_out_scores,
+    natural_length,
+    replace_parameters,
+    takes_numbers,
+)
 from keyhole.models.canonical import distance, product_norm
 from keyhole.models.language_model import OutputLayer
 from keyhole.oracles.base import Oracle
@@ -73,6 +78,10 @@ OUTCOMES: dict[type[KeyholeError], Outcome] = {
 SEARCHING = (NotIdentifiable, BudgetExhausted, IllConditioned, Unsupported)
 # what a drifting box is also taken for
 BLAMED = (WrongFamily, NotIdentifiable, IllConditioned, Unsupported)
+CONTINUE = {  # how a stopped run goes on, with a journal and without
+    True: "run again with the same journal to continue",
+    False: "with journal= a stopped run can be continued",
+}
 
 
 @dataclass(frozen=True)
@@ -278,22 +287,11 @@ class _Run:
             if self.learned.shortfall:
                 error = IllConditioned(self.learned.shortfall)
             elif self.check:
-                outcome, reason = self._judge(self.learned)
-                if outcome is Outcome.REJECTED and not is_by_algebra(self.learned.model):
-                    outcome, reason = self._reconsider(self.learned, reason)
-                if outcome is Outcome.REJECTED:
-                    error = self._disagreement(reason)
-                elif outcome is Outcome.ILL_CONDITIONED:
-                    error = IllConditioned(reason)
+                outcome, reason, error = self._compare(self.learned)
             self._same_box()
         except KeyboardInterrupt:
             error = Interrupted(
-                f"stopped after {self.counting.paid} queries; "
-                + (
-                    "run again with the same journal to continue"
-                    if self.journal
-                    else "with journal= a stopped run can be continued"
-                )
+                f"stopped after {self.counting.paid} queries; {CONTINUE[self.journal is not None]}"
             )
         except (ArithmeticError, np.linalg.LinAlgError, NotFinite, ImpossibleModel) as broken:
             error = IllConditioned.after(broken)
@@ -307,6 +305,17 @@ class _Run:
             reason = str(error)
             self._explain(error)
         return self._recovery(outcome, reason, error), error
+
+    def _compare(self, learned: Hypothesis) -> tuple[Outcome, str, KeyholeError | None]:
+        """What the verification came to, and the error that this is, if it is one."""
+        outcome, reason = self._judge(learned)
+        if outcome is Outcome.REJECTED and not is_by_algebra(learned.model):
+            outcome, reason = self._reconsider(learned, reason)
+        if outcome is Outcome.REJECTED:
+            return outcome, reason, self._disagreement(reason)
+        if outcome is Outcome.ILL_CONDITIONED:
+            return outcome, reason, IllConditioned(reason)
+        return outcome, reason, None
 
     def _search(self) -> Hypothesis:
         """The learner's hypothesis. A search that came to none but models which answers contradict
@@ -342,44 +351,21 @@ class _Run:
         return replace(learned, notes=(*learned.notes, *told))
 
     def _judge(self, learned: Hypothesis) -> tuple[Outcome, str]:
-        left = self.asked.remaining
-        few = Outcome.UNVERIFIED, "the budget left too few queries for verification"
-        known = learned.noise or self.box.spec.precision
-        spare = 1 if known else 1 + LOOKS  # an old query again, and the noise where it is not known
-        wanted = self._count_fresh()
-        count = wanted if left is None else min(wanted, left - spare)
-        least_queries = min(4, wanted)  # below which a model counts as not verified
-        if count < least_queries:
-            return few
-        try:
-            if self.reader is not None:  # past answers are no log-probabilities: look here
-                self.watch.look()
-            asked, model, errors = self._spare_questions(learned)
-            past = self.oracle.past if self.reader is None else []
-            self.oracle.stop()
-            self.verdict = verify_model(
-                asked,
-                model,
-                errors=errors,
-                queries=count,
-                seed=self.seed,
-                past=past,
-                precision=learned.noise,
-            )
-        except BudgetExhausted:  # the precision of the box was not known, and had to be measured
-            return few
-        if not is_by_algebra(learned.model) and explains_little(self.verdict):
+        verdict = self._verify(learned)
+        if verdict is None:
+            return Outcome.UNVERIFIED, "the budget left too few queries for verification"
+        self.verdict, example = verdict, verdict.counterexample
+        if not is_by_algebra(learned.model) and explains_little(verdict):
             return Outcome.ILL_CONDITIONED, (
-                f"the model that was fitted contradicts {self.verdict.contradicted:,} of "
-                f"{self.verdict.replayed:,} answers that it was made from: the search ended in a "
+                f"the model that was fitted contradicts {verdict.contradicted:,} of "
+                f"{verdict.replayed:,} answers that it was made from: the search ended in a "
                 "wrong place, or the box is something else. Another seed, a learner that is told "
                 "the family, or more digits may help"
             )
-        example = self.verdict.counterexample
         if example is not None and not learned.refutes and example.reason != REASON:
             return Outcome.ILL_CONDITIONED, (
                 f"the model explains the answers that it was fitted to; others differ by up to "
-                f"{self.verdict.difference:.1e} of their size ({example.reason}). The model is "
+                f"{verdict.difference:.1e} of their size ({example.reason}). The model is "
                 "there, and predicts that well. More seconds, starts or another seed may help"
             )
         if example is not None:
@@ -390,14 +376,43 @@ class _Run:
             return Outcome.ILL_CONDITIONED, (
                 f"the standard error of some parameter block is {loose:.0%} of the block itself"
             )
-        if not self.verdict.agrees:
-            return Outcome.UNVERIFIED, self.verdict.bound
-        if self.verdict.tolerance >= 1.0:
+        if not verdict.agrees:
+            return Outcome.UNVERIFIED, verdict.bound
+        if verdict.tolerance >= 1.0:
             return Outcome.ILL_CONDITIONED, (
                 "noise and the standard errors of the parameters let ordinary answers differ by "
-                f"{self.verdict.tolerance:.2g} times their size: agreement within that says nothing"
+                f"{verdict.tolerance:.2g} times their size: agreement within that says nothing"
             )
         return Outcome.RECOVERED, ""
+
+    def _verify(self, learned: Hypothesis) -> Verdict | None:
+        """The model against past answers and as many fresh ones as the budget leaves; None where
+        these are too few."""
+        left = self.asked.remaining
+        known = learned.noise or self.box.spec.precision
+        spare = 1 if known else 1 + LOOKS  # an old query again, and the noise where it is not known
+        wanted = self._count_fresh()
+        count = wanted if left is None else min(wanted, left - spare)
+        least_queries = min(4, wanted)  # below which a model counts as not verified
+        if count < least_queries:
+            return None
+        try:
+            if self.reader is not None:  # past answers are no log-probabilities: look here
+                self.watch.look()
+            asked, model, errors = self._spare_questions(learned)
+            past = self.oracle.past if self.reader is None else []
+            self.oracle.stop()
+            return verify_model(
+                asked,
+                model,
+                errors=errors,
+                queries=count,
+                seed=self.seed,
+                past=past,
+                precision=learned.noise,
+            )
+        except BudgetExhausted:  # the precision of the box was not known, and had to be measured
+            return None
 
     def _reconsider(self, learned: Hypothesis, reason: str) -> tuple[Outcome, str]:
         """A search may end in a wrong place. A model that was searched for refutes the box only if
@@ -657,7 +672,7 @@ def move_answers(model: Any, name: str, errors: Array) -> float:
     """How far answers to ordinary queries move with one block by its standard errors, relative to
     their scatter."""
     rng = np.random.default_rng(0)
-    natural = model.natural_length() if hasattr(model, "natural_length") else model.width**0.5
+    natural = natural_length(model, model.width)
     tokens = natural / np.sqrt(model.width) * rng.standard_normal((8, 3, model.width))
     moved = model.to_arrays()[name] + errors * rng.choice([-1.0, 1.0], np.shape(errors))
     answers = np.asarray(model(tokens))

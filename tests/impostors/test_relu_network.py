@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import IllConditioned, WrongFamily
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.oracles.base import Domain
 from networks import CountingOracle, gelu, hidden, network, two_hidden_layers
 

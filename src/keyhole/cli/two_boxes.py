@@ -122,6 +122,18 @@ def is_address(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
+def _open_signed(
+    box: Box, target: str, reference: Any, dialect: str | None, stack: contextlib.ExitStack
+) -> Pair:
+    """A box beside a signature."""
+    if reference.plan.kind == "vectors":
+        opened = stack.enter_context(box.opened(reference.plan.width))
+        return Pair(opened, reference, {})
+    spoken = reference.talk is not None
+    options = collect_options(box, dialect, spoken=spoken)
+    return Pair(target, reference, options if is_address(target) or not spoken else {})
+
+
 def open_pair(box: Box, named: str, dialect: str | None, stack: contextlib.ExitStack) -> Pair:
     """Both sides, opened as far as the command line must: boxes of vectors with all the options
     that they have, others as the names that they are."""
@@ -134,7 +146,6 @@ def open_pair(box: Box, named: str, dialect: str | None, stack: contextlib.ExitS
         named, box = box.target, _exchange(box, named)  # the other way round
     reference = read_named_reference(named)
     target = box.target
-    rows = target is not None and serves_rows(target)
     claimed = getattr(reference, "model", reference)
     if hasattr(claimed, "to_arrays"):
         opened = stack.enter_context(box.opened(getattr(claimed, "width", None)))
@@ -142,17 +153,10 @@ def open_pair(box: Box, named: str, dialect: str | None, stack: contextlib.ExitS
     if target is None:
         raise typer.BadParameter("name the box: TARGET", param_hint="TARGET")
     if isinstance(reference, Signature):
-        if reference.plan.kind == "vectors":
-            opened = stack.enter_context(box.opened(reference.plan.width))
-            return Pair(opened, reference, {})
-        spoken = reference.talk is not None
-        options = collect_options(box, dialect, spoken=spoken)
-        return Pair(target, reference, options if is_address(target) or not spoken else {})
-    if not rows and (box.speaks or speaks(reference)):
+        return _open_signed(box, target, reference, dialect, stack)
+    if not serves_rows(target) and (box.speaks or speaks(reference)):
         options = collect_options(box, dialect, spoken=True)
-        if not is_address(target):
-            options = {}
-        return Pair(target, open_predictor(reference), options)
+        return Pair(target, open_predictor(reference), options if is_address(target) else {})
     options = collect_options(box, dialect, spoken=False)
     if not is_target(reference):  # a function of `package.module:attribute`
         opened = stack.enter_context(box.opened())

@@ -88,7 +88,26 @@ def attend(
     import torch
 
     changes = [c for c in _current.get() if c.inside is None or id(module) in c.inside]
+    query, key, value = _change_heads(query, key, value, changes)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = _change_scores(query @ key.transpose(-1, -2) * scale, softcap, changes)
+    scores = scores + _mask(scores, attention_mask, changes)
+    sink = any(change.sink for change in changes)
+    if sink:
+        scores = torch.cat([scores, torch.zeros_like(scores[..., :1])], -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = (weights[..., :-1] if sink else weights).to(value.dtype)
+    weights = torch.nn.functional.dropout(weights, dropout, training=module.training)
+    answer = weights @ value
+    if any(change.interleaved == "split and merge" for change in changes):
+        answer = _remerge(answer)
+    return answer.transpose(1, 2).contiguous(), weights
+
+
+def _change_heads(
+    query: Any, key: Any, value: Any, changes: list[Attention]
+) -> tuple[Any, Any, Any]:
+    """Queries, keys and values, those of a group repeated for its heads."""
     for change in changes:
         if change.interleaved:
             query, key, value = (_resplit(part) for part in (query, key, value))
@@ -98,27 +117,19 @@ def attend(
     if groups > 1:
         tiled = any(change.tiled for change in changes)
         key, value = (_repeat(part, groups, tiled) for part in (key, value))
-    scores = query @ key.transpose(-1, -2) * scale
+    return query, key, value
+
+
+def _change_scores(scores: Any, softcap: float | None, changes: list[Attention]) -> Any:
+    """Scores with all factors, then all caps, the model's own first."""
+    import torch
+
     for change in changes:
         scores = scores * change.factor if change.factor != 1 else scores
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    for change in changes:
-        if change.cap is not None:
-            scores = change.cap * torch.tanh(scores / change.cap)
-    scores = scores + _mask(scores, attention_mask, changes)
-    if any(change.sink for change in changes):
-        scores = torch.cat([scores, torch.zeros_like(scores[..., :1])], -1)
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        weights = weights[..., :-1].to(value.dtype)
-    else:
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        weights = weights.to(value.dtype)
-    weights = torch.nn.functional.dropout(weights, dropout, training=module.training)
-    answer = weights @ value
-    if any(change.interleaved == "split and merge" for change in changes):
-        answer = _remerge(answer)
-    return answer.transpose(1, 2).contiguous(), weights
+    for cap in (softcap, *(change.cap for change in changes)):
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+    return scores
 
 
 def _mask(scores: Any, given: Any, changes: list[Attention]) -> Any:

@@ -23,6 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import Array
 from keyhole.diagnosis.anatomy import Anatomy, Layer, describe
 from keyhole.errors import InvalidArgument
+from keyhole.linalg.rank import count_above, noise_edge
 from keyhole.models.canonical import distance
 from keyhole.oracles.torch import is_module
 from keyhole.results import load
@@ -218,15 +219,15 @@ def _size(a: Array, b: Array) -> float:
 def _part(name: str, a: Array, b: Array, unit: float, heads: int = 0) -> Part | None:
     """The change of an array; None where it is within rounding."""
     size = _size(a, b)
-    if size <= 4 * unit:
+    if size <= ROUNDED * unit:
         return None
     if a.ndim != 2:
         return Part(name, size, None)
     change = b - a
     values = np.linalg.svd(change, compute_uv=False)
     # singular values that rounding each number to the format can make
-    edge = 2 * unit * float(np.sqrt(np.mean(a**2))) * (np.sqrt(a.shape[0]) + np.sqrt(a.shape[1]))
-    rank = int(np.sum(values > max(edge, 1e-9 * values[0])))
+    edge = noise_edge(2 * unit * float(np.sqrt(np.mean(a**2))), a.shape)
+    rank = count_above(values, max(edge, 1e-9 * values[0]))
     return Part(name, size, rank, _moved_heads(change, a, heads, unit))
 
 
@@ -235,7 +236,7 @@ def _moved_heads(change: Array, a: Array, heads: int, unit: float) -> str:
         return ""
     rows = np.linalg.norm(change.reshape(heads, -1), axis=1)
     scale = np.linalg.norm(a.reshape(heads, -1), axis=1)
-    moved = np.flatnonzero(rows > 4 * unit * scale)
+    moved = np.flatnonzero(rows > ROUNDED * unit * scale)
     return "" if len(moved) in (0, heads) else "heads " + ", ".join(map(str, moved))
 
 
@@ -287,7 +288,7 @@ def _match_stream(
         return [], []
     (table,) = [f"{name}.weight" for name, module in anatomy.embeddings if module is found]
     a, b = mine[table], theirs[table]
-    if _size(a, b) <= 4 * unit:
+    if _size(a, b) <= ROUNDED * unit:
         return [], []
     signed = all(type(module).__name__.endswith("RMSNorm") for _, module in anatomy.norms)
     likeness = (a / np.linalg.norm(a, axis=0)).T @ (b / np.linalg.norm(b, axis=0))
@@ -363,7 +364,7 @@ def _match_heads(
 
 def _assign(a: Array, b: Array, unit: float) -> Array | None:
     """The order of b's rows that is nearest to a's; None where they stand right already."""
-    if np.linalg.norm(a - b) <= 4 * unit * np.linalg.norm(a):
+    if np.linalg.norm(a - b) <= ROUNDED * unit * np.linalg.norm(a):
         return None
     cost = np.sum(a**2, 1)[:, None] + np.sum(b**2, 1)[None, :] - 2 * a @ b.T
     order = linear_sum_assignment(cost)[1]
@@ -373,38 +374,42 @@ def _assign(a: Array, b: Array, unit: float) -> Array | None:
     return order if better else None
 
 
+# Roundoffs of their format by which the same weights may differ, relative to their norm.
+ROUNDED = 4.0
+# Pairs of projections between which a head may be turned; with rotary positions not the first.
+HEAD_MAPS = (("query", "key", "scores"), ("value", "output", "values"))
+
+
+def _head_map(
+    state: dict[str, Array], names: dict[str, str], roles: tuple[str, str], rows: slice
+) -> Array:
+    """The product of two projections of a head, which no turn between them changes."""
+    first, second = roles
+    left = _framed(state, names[first], rows)
+    if second == "output":
+        return np.asarray(left.T @ state[f"{names[second]}.weight"][:, rows].T)
+    return np.asarray(left.T @ _framed(state, names[second], rows))
+
+
 def _turned_heads(
     anatomy: Anatomy, layer: Layer, mine: dict[str, Array], theirs: dict[str, Array], unit: float
 ) -> tuple[list[str], set[str]]:
     """Heads whose queries and keys, or values and outputs, were turned against each other."""
     heads, notes, free = anatomy.heads, [], set()
-    if (
-        heads < 1
-        or heads != anatomy.key_heads
-        or not _plain(layer, ("query", "key", "value", "output"))
-    ):
+    own_keys = heads == anatomy.key_heads >= 1
+    if not (own_keys and _plain(layer, ("query", "key", "value", "output"))):
         return [], set()
     width = anatomy.head_width
     names = {role: layer.projections[role].name for role in ("query", "key", "value", "output")}
-    pairs = [] if anatomy.rotary else [("query", "key", "scores")]
-    for first, second, what in (*pairs, ("value", "output", "values")):
+    for first, second, what in HEAD_MAPS[int(bool(anatomy.rotary)) :]:
         touched = [f"{names[r]}.{end}" for r in (first, second) for end in ("weight", "bias")]
         touched = [n for n in touched if n in mine and n != f"{names['output']}.bias"]
-        if all(_size(mine[n], theirs[n]) <= 4 * unit for n in touched):
-            continue
-        gaps = []
-        for h in range(heads):
-            rows = slice(h * width, (h + 1) * width)
-            maps = []
-            for state in (mine, theirs):
-                left = _framed(state, names[first], rows)
-                if second == "output":
-                    right = state[f"{names[second]}.weight"][:, rows].T
-                else:
-                    right = _framed(state, names[second], rows)
-                maps.append(left.T @ right)
-            gaps.append(_size(maps[0], maps[1]))
-        if max(gaps) <= 16 * unit * np.sqrt(width):
+        moved = max((_size(mine[n], theirs[n]) for n in touched), default=0.0)
+        gaps = [
+            _size(*(_head_map(state, names, (first, second), rows) for state in (mine, theirs)))
+            for rows in (slice(h * width, (h + 1) * width) for h in range(heads))
+        ]
+        if moved > ROUNDED * unit and max(gaps) <= 16 * unit * np.sqrt(width):
             notes.append(f"{what} of layer {layer.index} are the same, written in another basis")
             free |= set(touched)
     return notes, free

@@ -74,16 +74,9 @@ def trace(
         owners.append(np.repeat(pack, mask.shape[1])[flat.numpy()])
         ends = [kept[n][1] for n in modules]
         along = torch.from_numpy(np.ascontiguousarray(directions[pack]))
-        each: dict[int, list] = {n: [] for n in modules}
-        for j in range(along.shape[1]):
-            pulled = torch.autograd.grad(
-                answers, ends, along[:, j].to(answers.dtype), retain_graph=True, allow_unused=True
-            )
-            for n, end, grad in zip(modules, ends, pulled, strict=True):
-                grad = torch.zeros_like(end) if grad is None else grad
-                each[n].append(grad.flatten(0, 1)[flat].numpy())
+        each = dict(zip(modules, _pull_back(answers, ends, along, flat), strict=True))
         for p in projections:
-            found = np.stack([grad[:, p.start : p.stop] for grad in each[id(p.module)]])
+            found = each[id(p.module)][:, :, p.start : p.stop]
             inputs[key_of(p)].append(kept[id(p.module)][0].flatten(0, 1)[flat].numpy())
             gradients[key_of(p)].append(found)
     row = np.concatenate(owners)
@@ -96,6 +89,21 @@ def trace(
         )
         for name in inputs
     }
+
+
+def _pull_back(answers: Any, ends: list[Any], along: Any, flat: Any) -> list[Array]:
+    """Gradients of the answers along each direction, at each of these ends: (directions, tokens,
+    features), padding left out."""
+    import torch
+
+    pulled: list[list[Array]] = [[] for _ in ends]
+    for j in range(along.shape[1]):
+        way = along[:, j].to(answers.dtype)
+        gradients = torch.autograd.grad(answers, ends, way, retain_graph=True, allow_unused=True)
+        for kept, end, gradient in zip(pulled, ends, gradients, strict=True):
+            gradient = torch.zeros_like(end) if gradient is None else gradient
+            kept.append(gradient.flatten(0, 1)[flat].numpy())
+    return [np.stack(kept) for kept in pulled]
 
 
 def key_of(projection: Projection) -> str:

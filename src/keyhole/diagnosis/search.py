@@ -253,15 +253,19 @@ class Search:
         self, hypothesis: Hypothesis, rows: list[int] | None = None, steps: int = 12
     ) -> Hypothesis:
         """Gauss-Newton on the logarithms of the free parameters, or a walk over whole numbers."""
-        free = [k for k, v in enumerate(hypothesis) if v.fault.refine == "log"]
-        whole = [k for k, v in enumerate(hypothesis) if v.fault.refine == "whole"]
         if rows is None:
             company = any(v.fault.company for v in hypothesis)
             rows = self.rows if company else self.short_rows
-        for k in whole:
-            hypothesis = self._walk(hypothesis, k)
-        if not free:
-            return hypothesis
+        for k, v in enumerate(hypothesis):
+            if v.fault.refine == "whole":
+                hypothesis = self._walk(hypothesis, k)
+        free = [k for k, v in enumerate(hypothesis) if v.fault.refine == "log"]
+        return self._descend(hypothesis, free, rows, steps) if free else hypothesis
+
+    def _descend(
+        self, hypothesis: Hypothesis, free: list[int], rows: list[int], steps: int
+    ) -> Hypothesis:
+        """Gauss-Newton steps in the logarithms of the free parameters."""
         answers = self.experiment.answers[rows]
         best, current, moves = hypothesis, np.inf, np.zeros(len(free))
         trust = np.log(10.0)

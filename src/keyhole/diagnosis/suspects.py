@@ -201,6 +201,20 @@ def find_words(tokenizer: Any, enough: int = 2000) -> tuple[dict[int, str], str]
     )
 
 
+def _is_suspect(target: Any) -> bool:
+    return hasattr(target, "ask") and not isinstance(target, (Oracle, str))
+
+
+def _open_vector_suspect(target: Any, reference: Reference) -> Suspect:
+    if _is_suspect(target):
+        return target
+    from keyhole.oracles.open import open_oracle
+
+    return VectorOracle(
+        target if isinstance(target, Oracle) else open_oracle(target, width=reference.width)
+    )
+
+
 def open_suspect(target: Any, reference: Reference, **options: Any) -> Suspect:
     """The suspect behind a target.
 
@@ -214,27 +228,22 @@ def open_suspect(target: Any, reference: Reference, **options: Any) -> Suspect:
     Raises:
         InvalidArgument: the target is none of these.
     """
-    if isinstance(target, str) and re.match(r"https?://", target, re.IGNORECASE):
-        if reference.tokens:
+    if not reference.tokens:
+        return _open_vector_suspect(target, reference)
+    if isinstance(target, str):
+        if re.match(r"https?://", target, re.IGNORECASE):
             return adapt_box(open_embedding_endpoint(target, **options), reference)
-    elif isinstance(target, str) and target.startswith("hf:") and reference.tokens:
-        return ModuleSuspect(open_token_model(target).module, reference)
-    elif isinstance(target, str) and reference.tokens:
+        if target.startswith("hf:"):
+            return ModuleSuspect(open_token_model(target).module, reference)
         from keyhole.oracles.open import load_named
         from keyhole.targets import check_target
 
         check_target(target)
         target = load_named(target)
-    if isinstance(target, RowBox) and reference.tokens:
+    if isinstance(target, RowBox):
         return adapt_box(target, reference)
-    if hasattr(target, "ask") and not isinstance(target, (Oracle, str)):
+    if _is_suspect(target):
         return target
-    if not reference.tokens:
-        from keyhole.oracles.open import open_oracle
-
-        return VectorOracle(
-            target if isinstance(target, Oracle) else open_oracle(target, width=reference.width)
-        )
     if is_module(target) and hasattr(target, "config"):
         return ModuleSuspect(target, reference)
     if callable(target):

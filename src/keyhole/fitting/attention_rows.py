@@ -130,12 +130,16 @@ def _moment(vectors: Float[Array, "n l d"]) -> Float[Array, "d d"]:
     return np.asarray(flat.T @ flat)
 
 
+def compute_scores(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
+    """Of every token by every head at every anchor."""
+    n, a, p = rows.anchors.shape
+    keys = rows.anchors.reshape(n * a, p) @ theta.reshape(p, -1)
+    return np.asarray(keys.reshape(n, a * theta.shape[1], -1) @ rows.tokens.transpose(0, 2, 1))
+
+
 def compute_patterns(rows: Rows, theta: Float[Array, "p m d"]) -> Float[Array, "n am L"]:
     """Softmax weights of every head on every row."""
-    n, a, p = rows.anchors.shape
-    m = theta.shape[1]
-    keys = rows.anchors.reshape(n * a, p) @ theta.reshape(p, -1)
-    scores = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
+    scores = compute_scores(rows, theta)
     if rows.padding is not None:
         scores += rows.padding
     return softmax(scores, overwrite=True)
@@ -155,11 +159,7 @@ def push(
     direction: Float[Array, "p m d"],
 ) -> Float[Array, "na D"]:
     """Derivative of the outputs along a direction of theta, values fixed."""
-    n, a, p = rows.anchors.shape
-    m = direction.shape[1]
-    keys = rows.anchors.reshape(n * a, p) @ direction.reshape(p, -1)
-    change = keys.reshape(n, a * m, -1) @ rows.tokens.transpose(0, 2, 1)
-    change = softmax_jvp(pattern, change)
+    change = softmax_jvp(pattern, compute_scores(rows, direction))
     return np.asarray(average_tokens(rows, change) @ values)
 
 

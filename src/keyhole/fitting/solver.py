@@ -141,15 +141,10 @@ def descend(
     system: System | None = None
     ending: Ending = "steps"
     tried = 0
-    while tried < stopping.steps:
-        if cost <= stopping.target:
-            ending = "target"
-            break
-        if _stalled(costs, stopping):
-            ending = "stalled"
-            break
-        if time.monotonic() > stopping.deadline:
-            ending = "budget"
+    while tried < stopping.steps and ending == "steps":
+        limit = _find_limit(costs, stopping)
+        if limit is not None:
+            ending = limit
             break
         system = problem.linearize(state) if system is None else system
         way = system.step(damping)
@@ -157,11 +152,9 @@ def descend(
         found = problem.cost(trial)
         tried += 1
         accepted = found < cost  # not so if NaN: the model overflowed
-        # Near a residual of zero rounding makes the model promise what no step keeps.
-        rounding = cost <= UNIT_ROUNDOFF * costs[0] and not cost - found > 0.5 * way.predicted
-        settled = rounding or way.predicted <= stopping.tolerance * cost
+        if _has_settled(costs, found, way.predicted, stopping.tolerance):
+            ending = "settled"
         if accepted:
-            settled = settled or cost - found <= stopping.tolerance * cost
             ratio = 1.0 if stopping.eager else (cost - found) / max(way.predicted, TINY)
             damping *= 1.0 / GREED if stopping.eager else shrink(min(ratio, 1.0))
             state, cost, system, growth = trial, found, None, 2.0
@@ -172,9 +165,6 @@ def descend(
             costs.append(cost)
         if watch is not None:
             watch(Trial(tried, state, cost, accepted, damping))
-        if settled:
-            ending = "settled"
-            break
     return Descent(state, cost, ending, tried)
 
 
@@ -183,9 +173,22 @@ def shrink(ratio: float) -> float:
     return float(max(0.1, 1.0 - (2.0 * ratio - 1.0) ** 3))
 
 
-def _stalled(costs: list[float], stopping: Stopping) -> bool:
+def _find_limit(costs: list[float], stopping: Stopping) -> Ending | None:
+    """Why no further step is tried, if there is a reason."""
+    if costs[-1] <= stopping.target:
+        return "target"
     window = stopping.window
-    return 0 < window < len(costs) and costs[-1] > (1.0 - stopping.share) * costs[-1 - window]
+    if 0 < window < len(costs) and costs[-1] > (1.0 - stopping.share) * costs[-1 - window]:
+        return "stalled"
+    return "budget" if time.monotonic() > stopping.deadline else None
+
+
+def _has_settled(costs: list[float], found: float, predicted: float, tolerance: float) -> bool:
+    """Whether a step that came to the cost `found` promised, or brought, next to nothing."""
+    decrease, little = costs[-1] - found, tolerance * costs[-1]
+    # Near a residual of zero rounding makes the model promise what no step keeps.
+    rounding = costs[-1] <= UNIT_ROUNDOFF * costs[0] and not decrease > 0.5 * predicted
+    return rounding or predicted <= little or 0.0 < decrease <= little
 
 
 # -- Linear problems ---------------------------------------------------------------------------

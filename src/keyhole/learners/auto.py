@@ -31,7 +31,13 @@ from keyhole.errors import (
 )
 from keyhole.learners.base import Hypothesis, Learner
 from keyhole.learners.multi_head import MultiHead, find_counterexample
-from keyhole.learners.single_head import RankSearch, SingleHead, fewest_queries, learn_head
+from keyhole.learners.single_head import (
+    RANK_SHOWN,
+    RankSearch,
+    SingleHead,
+    fewest_queries,
+    learn_head,
+)
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.families import Family
 from keyhole.measurement.family import (
@@ -82,16 +88,8 @@ class Auto:
         facts = examine_family(oracle, rng.spawn(1)[0])
         oracle = WithPrior(oracle, choose_stated_noise(facts, oracle.spec.precision))
         family = name_family(oracle, facts, rng)
-        if family is Family.LABELS:
-            from keyhole.learners.label_only import LabelOnly
-
-            choice = Choice.of(facts, family, "every answer is a label")
-            return choice.learn(LabelOnly(), oracle, rng)
-        if family is Family.POSITIONS:
-            from keyhole.learners.positions import Positions
-
-            reason = "single tokens act linearly, and the places of the others matter"
-            return Choice.of(facts, family, reason).learn(Positions(), oracle, rng)
+        if family in (Family.LABELS, Family.POSITIONS):
+            return learn_named(oracle, rng, facts, family)
         if family.has_norm or family is Family.STACK:
             return learn_block(oracle, rng, facts, family)
         if family is Family.SINK:
@@ -99,17 +97,37 @@ class Auto:
         if facts.bent:
             return learn_network(oracle, rng, facts)
         if computes_in_half(facts, oracle):
-            return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
-        learn_heads = learn_several_heads if facts.several else learn_one_head
-        try:
-            return learn_heads(oracle, rng, facts)
-        except (WrongFamily, IllConditioned, OracleError) as refused:
-            if facts.half:
-                return learn_several_heads(WithPrior(oracle, facts.noise), rng, facts)
-            if not isinstance(refused, WrongFamily):
-                raise
-            explain_bounded_scores(oracle, rng, facts, refused)
-            return learn_bent_after_all(oracle, rng, facts, refused)
+            return learn_in_half(oracle, rng, facts)
+        return learn_linear(oracle, rng, facts)
+
+
+def learn_named(
+    oracle: Oracle, rng: np.random.Generator, facts: Facts, family: Family
+) -> Hypothesis:
+    """A family whose answers leave no doubt."""
+    if family is Family.LABELS:
+        from keyhole.learners.label_only import LabelOnly
+
+        choice = Choice.of(facts, family, "every answer is a label")
+        return choice.learn(LabelOnly(), oracle, rng)
+    from keyhole.learners.positions import Positions
+
+    reason = "single tokens act linearly, and the places of the others matter"
+    return Choice.of(facts, family, reason).learn(Positions(), oracle, rng)
+
+
+def learn_linear(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Heads; where they do not explain the answers, what single tokens may have hidden."""
+    learn_heads = learn_several_heads if facts.several else learn_one_head
+    try:
+        return learn_heads(oracle, rng, facts)
+    except (WrongFamily, IllConditioned, OracleError) as refused:
+        if facts.half:
+            return learn_in_half(oracle, rng, facts)
+        if not isinstance(refused, WrongFamily):
+            raise
+        explain_bounded_scores(oracle, rng, facts, refused)
+        return learn_bent_after_all(oracle, rng, facts, refused)
 
 
 def name_family(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family:
@@ -294,7 +312,7 @@ def find_block(oracle: Oracle, facts: Facts, rng: np.random.Generator) -> Family
     tokens, and single tokens act smoothly, as only a norm or a smooth activation does. A block
     without positions sees the earlier tokens as a set; causal blocks behind one another do not."""
     spec, repeatable = oracle.spec, facts.noise.repeatable and facts.noise.error_floor == 0
-    if not (facts.smooth and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
+    if not (facts.bent and facts.outputs == spec.width and spec.domain.unbounded and repeatable):
         return None
     if spec.width < 2:  # a norm leaves nothing of a single number
         return None
@@ -386,7 +404,7 @@ def learn_piecewise_linear(oracle: Oracle, rng: np.random.Generator, facts: Fact
     the tokens that were looked at: then it is learned at its own scale."""
     from keyhole.learners.mlp.learner import MlpLearner, is_smooth_at_its_scale
     from keyhole.learners.mlp.options import THOROUGH
-    from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+    from keyhole.learners.mlp.relu.learner import NotPiecewiseLinear, ReluNetworkLearner
 
     reason = "single tokens bend, the rest of a sequence does not matter"
     choice = Choice.of(facts, Family.RELU_NETWORK, reason)
@@ -439,12 +457,17 @@ def learn_among_given_tokens(oracle: Oracle, rng: np.random.Generator) -> Hypoth
 
 def learn_several_heads(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
     reason = "single tokens act linearly, pairs not as one head would have it"
-    if oracle.spec.precision is not None and oracle.spec.precision.half:
-        reason = "single tokens act linearly, in half precision"
-    elif facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
+    if facts.singles is not None and facts.noise.repeatable and not facts.noise.error_floor:
         oracle = AffineSingles(oracle, *facts.singles)
     choice = Choice.of(facts, Family.SEVERAL_HEADS, reason)
     return choice.learn(MultiHead(), oracle, rng)
+
+
+def learn_in_half(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
+    """Heads of a box whose sums are rounded to 16 bits on the way."""
+    reason = "single tokens act linearly, in half precision"
+    choice = Choice.of(facts, Family.SEVERAL_HEADS, reason)
+    return choice.learn(MultiHead(), WithPrior(oracle, facts.noise), rng)
 
 
 def learn_one_head(oracle: Oracle, rng: np.random.Generator, facts: Facts) -> Hypothesis:
@@ -488,8 +511,7 @@ def learn_beyond_one_head(
     changed meanwhile: what it was does not matter then."""
     if not facts.still(oracle):
         raise error
-    coarse = 2.0**-20  # roundoff from which a rank cannot be told: every entry is measured instead
-    if learned is not None and facts.noise.relative <= coarse:
+    if learned is not None and facts.noise.relative <= RANK_SHOWN:
         # in the type of the box's answers, from which their precision is told
         kind = np.float32 if facts.noise.relative >= SINGLE_ROUNDOFF else np.float64
         oracle = WithPrior(oracle, single=lambda tokens: learned.model(tokens).astype(kind))

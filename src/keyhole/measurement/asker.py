@@ -170,14 +170,8 @@ class Asker:
         return self.transcript.recognise_noise(stated)
 
     def representable(self, tokens: Array) -> Array:
-        """Tokens as the box sees them, rounded to numbers of 16 bits if it computes with such, to
-        single precision if its answers are less exact than those of double precision."""
-        noise = self.noise
-        if noise.half:
-            return round_to_format(tokens, noise.relative)
-        if noise.relative > UNIT_ROUNDOFF:
-            return np.asarray(tokens.astype(np.float32), dtype=np.float64)
-        return tokens
+        """Tokens as the box sees them, rounded to the numbers that it takes."""
+        return round_to_format(tokens, self.noise.token_roundoff)
 
     @property
     def unit(self) -> float:
@@ -211,6 +205,8 @@ class Asker:
 
 def round_to_format(numbers: Array, unit: float) -> Array:
     """The nearest numbers with so many bits that half their last one is `unit`, relatively."""
+    if unit <= UNIT_ROUNDOFF:
+        return numbers
     mantissa, exponent = np.frexp(numbers)
     bits = round(-np.log2(unit))
     return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits))

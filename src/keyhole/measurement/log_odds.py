@@ -208,13 +208,14 @@ class LogOdds:
                     return clearest[1]
                 alone = len(groups) == 1
                 if saturated < narrow * length or not (alone or np.isfinite(saturated)):
-                    hardly = clearest[0] < hardly_seen and usable.all()
-                    if not (hardly and np.isinf(longest) and grow == far):
+                    nothing = clearest[0] < hardly_seen and usable.all()
+                    if not nothing or np.isfinite(longest) or grow < far:
                         return clearest[1]  # a bound: a short format may hide one score of many
-                    if not (alone and len(others)):
+                    if not len(others):
                         return None  # nothing at any length
                     # one score of many may be small by chance: look at others
-                    groups, length, unseen, saturated = others, clearest[2], 0.0, np.inf
+                    groups, others = others, others[:0]
+                    length, unseen, saturated = clearest[2], 0.0, np.inf
                     continue
                 unseen = length
                 if length >= longest:  # longer tokens might show it: all that is known is a bound
@@ -223,8 +224,12 @@ class LogOdds:
                     return None
             else:
                 saturated = length
-            if unseen > 0 and np.isfinite(saturated):
-                length = float(np.sqrt(unseen * saturated))
-            else:
-                length = min(length * (SHRINK if unseen == 0 else grow), longest)
+            length = min(_next_length(length, unseen, saturated, grow), longest)
         raise IllConditioned("at every length of the tokens, one token takes all the attention")
+
+
+def _next_length(length: float, unseen: float, saturated: float, grow: float) -> float:
+    """Between a length that is too short and one that is too long, or beyond the one known."""
+    if unseen > 0 and np.isfinite(saturated):
+        return float(np.sqrt(unseen * saturated))
+    return length * (SHRINK if unseen == 0 else grow)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import gammaincinv
 
-from keyhole.arrays import SINGLE_ROUNDOFF, TINY, UNIT_ROUNDOFF, Array, random_stream
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, random_stream
 from keyhole.errors import OracleError
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.noise import FORMATS, NoiseModel
@@ -34,11 +34,9 @@ def noise_of_type(stated: NoiseModel | None, answers: Array) -> NoiseModel:
     """The stated precision, else what the type of the answers allows."""
     if stated is not None:
         return stated
-    if answers.dtype == np.float16:
-        return NoiseModel(2.0**-11, format="float16")
-    if answers.dtype == np.float32:
-        return NoiseModel(SINGLE_ROUNDOFF, format="float32")
-    return NoiseModel(UNIT_ROUNDOFF, format="float64")
+    bits, longest = dict(FORMATS), FORMATS[-1][0]
+    kind = answers.dtype.name if answers.dtype.name in bits else longest
+    return NoiseModel(2.0 ** -bits[kind], format=kind)
 
 
 def recognise_format(known: NoiseModel, answers: Array) -> NoiseModel:

@@ -4,13 +4,14 @@ Standard errors have the structure of the model they belong to. Where a score is
 its standard errors are either entrywise (the product is then multiplied out) or in factors too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from keyhole.arrays import Array, Float
+from keyhole.errors import InvalidArgument
 from keyhole.text import html_table
 
 # how scores and values are to be read, wherever they are shown
@@ -77,6 +78,15 @@ def multiply_out_scores(
         if name.endswith("score") and name not in found and left in found:
             found[name] = found.pop(left) @ found.pop(right)
     return found
+
+
+def with_scores(model: Any) -> dict[str, Array]:
+    """All arrays of a model, scores multiplied out: their factors are not unique."""
+    arrays: dict[str, Array] = model.to_arrays()
+    for name in [name for name in arrays if name.endswith("score_left")]:
+        other = name.replace("score_left", "score_right")
+        arrays[name.replace("score_left", "score")] = arrays.pop(name) @ arrays.pop(other)
+    return arrays
 
 
 class NormalPool:
@@ -158,6 +168,45 @@ def predict(model: Any, tokens: Array, answers: Array) -> Array:
     if hasattr(model, "nearest"):
         return np.asarray(model.nearest(answers))
     return np.asarray(model(tokens))
+
+
+def last_points(points: Array, width: int, dtype: Any) -> Float[Array, "n d"]:
+    """The points that a network reads: given as such, or as the last tokens of sequences."""
+    points = np.asarray(points, dtype=dtype)
+    if points.ndim == 3 and points.shape[1] >= 1:
+        points = points[:, -1, :]
+    if points.ndim != 2 or points.shape[1] != width:
+        raise InvalidArgument(
+            f"expected points of shape (batch, {width}) or (batch, length, {width}), got "
+            f"{points.shape}"
+        )
+    return points
+
+
+HIDDEN_VALUES = 4 * 2**20  # activations of a hidden layer held at once: 32 MB
+
+
+def answer_in_parts(
+    answer: Callable[[Array], Array], points: Float[Array, "n d"], neurons: int
+) -> Array:
+    """The answers of a network, so many points at a time that the hidden layer fits into memory."""
+    step = max(1, HIDDEN_VALUES // max(1, neurons))
+    if len(points) <= step:
+        return answer(points)
+    return np.concatenate([answer(points[i : i + step]) for i in range(0, len(points), step)])
+
+
+def check_shapes(arrays: Iterable[tuple[str, Array, tuple[int, ...]]]) -> None:
+    """Raises InvalidArgument where a named array has another shape."""
+    for name, array, shape in arrays:
+        if array.shape != shape:
+            raise InvalidArgument(f"{name} must have shape {shape}, got {array.shape}")
+
+
+def natural_length(model: Any, width: int) -> float:
+    """Length of ordinary tokens: the model's own, or that of normal ones where it says none."""
+    own = getattr(model, "natural_length", None)
+    return float(width) ** 0.5 if own is None else float(own())
 
 
 def takes_numbers(model: Any) -> bool:

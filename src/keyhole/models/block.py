@@ -8,7 +8,7 @@ A parallel block adds both to x_N: y = x_N + attention(norm_1(X)) + mlp(norm_2(x
 Either part may be missing, and then its norm is too: the block is one sublayer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,13 @@ ORDERS = ("pre", "post", "none")
 ATTENTION, MLP = "attention.", "mlp."  # prefixes of the parts' parameters by name
 TAGS = {f"norm.{order}.{kind}{how}": (order, kind, bool(how))
         for order in ORDERS for kind in KINDS for how in ("", ".parallel")}  # fmt: skip
+
+
+Through = Callable[[Array], Array]
+
+
+def unchanged(stream: Array) -> Array:
+    return stream
 
 
 class Block(Shown):
@@ -66,24 +73,10 @@ class Block(Shown):
         bias: Any = None,
         parallel: bool = False,
     ) -> None:
-        parts = [part for part in (attention, mlp) if part is not None]
-        if not parts:
-            raise InvalidArgument("Block needs attention, an mlp, or both")
-        if norm not in ORDERS:
-            raise InvalidArgument(f"norm must be one of {', '.join(ORDERS)}, got {norm!r}")
-        if parallel and (norm == "post" or len(parts) < 2):
-            raise InvalidArgument(
-                "a parallel block has attention and an mlp, and its norm is not 'post'"
-            )
-        width = parts[0].width
-        for part in parts:
-            if (part.width, part.outputs) != (width, width):
-                raise InvalidArgument(
-                    f"the parts of a block of width {width} must answer with vectors of that "
-                    f"length, got {part}"
-                )
         self.attention, self.mlp, self.norm, self.kind = attention, mlp, norm, kind
         self.parallel = parallel
+        self._check_parts()
+        parts, width = self.parts, self.parts[0].width
         count = 0 if norm == "none" else len(parts)
         dtype = np.result_type(*(part.dtype for part in parts))
         gains = np.ones((count, width), dtype) if gain is None else gain
@@ -101,13 +94,42 @@ class Block(Shown):
             Norm(*one, kind=kind) for one in zip(gains, biases, sizes.tolist(), strict=True)
         )
 
+    def _check_parts(self) -> None:
+        parts, norm = self.parts, self.norm
+        if not parts:
+            raise InvalidArgument("Block needs attention, an mlp, or both")
+        if norm not in ORDERS:
+            raise InvalidArgument(f"norm must be one of {', '.join(ORDERS)}, got {norm!r}")
+        if self.parallel and (norm == "post" or len(parts) < 2):
+            raise InvalidArgument(
+                "a parallel block has attention and an mlp, and its norm is not 'post'"
+            )
+        width = parts[0].width
+        for part in parts:
+            if (part.width, part.outputs) != (width, width):
+                raise InvalidArgument(
+                    f"the parts of a block of width {width} must answer with vectors of that "
+                    f"length, got {part}"
+                )
+
     @property
-    def _parts(self) -> list[Any]:
+    def parts(self) -> list[Any]:
+        """Attention and network, or the one there is."""
         return [part for part in (self.attention, self.mlp) if part is not None]
 
     @property
+    def sublayers(self) -> list[tuple[Any, Through, Through]]:
+        """Every part, what its input goes through, and what the stream does after it."""
+        if not self.norms:
+            return [(part, unchanged, unchanged) for part in self.parts]
+        pairs = zip(self.parts, self.norms, strict=True)
+        if self.norm == "pre":
+            return [(part, norm, unchanged) for part, norm in pairs]
+        return [(part, unchanged, norm) for part, norm in pairs]
+
+    @property
     def width(self) -> int:
-        return int(self._parts[0].width)
+        return int(self.parts[0].width)
 
     @property
     def outputs(self) -> int:
@@ -115,7 +137,7 @@ class Block(Shown):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.result_type(*(part.dtype for part in self._parts))
+        return np.result_type(*(part.dtype for part in self.parts))
 
     @property
     def gain(self) -> Float[Array, "n d"]:
@@ -139,17 +161,12 @@ class Block(Shown):
     def __call__(self, tokens: Float[Array, "batch length width"]) -> Float[Array, "batch out"]:
         tokens = sequences(tokens, self.width, self.dtype)
         stream = anchor = tokens[:, -1, :]
-        pre, norms = self.norm == "pre", list(self.norms)
-        if self.attention is not None:
-            norm = norms.pop(0) if norms else None
-            seen = norm(tokens) if pre and norm is not None else tokens
-            stream = stream + self.attention(seen)
-            stream = norm(stream) if norm is not None and not pre else stream
-        if self.mlp is not None:
-            norm = norms.pop(0) if norms else None
-            seen = anchor if self.parallel else stream
-            stream = stream + self.mlp(norm(seen) if pre and norm is not None else seen)
-            stream = norm(stream) if norm is not None and not pre else stream
+        for part, read, write in self.sublayers:
+            if isinstance(part, Attention):
+                added = part(read(tokens))
+            else:
+                added = part(read(anchor if self.parallel else stream))
+            stream = write(stream + added)
         return np.asarray(stream)
 
     def astype(self, dtype: Any) -> "Block":

@@ -25,6 +25,7 @@ rows of an `ov` to all rows of `direct`, a constant may be added to a row of `qk
 order; log-probabilities know logits up to a constant.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any
@@ -114,12 +115,17 @@ def _(a: Attention, b: Any) -> float:
         return float("inf")
     if first.position is not None or second.position is not None:
         return placed_distance(first, second)
-    pairs = match_heads(first.heads, second.heads)
-    scores = max(score_norm(h) for h in second.heads)
-    biases = max(float(np.linalg.norm(h.key_bias)) for h in second.heads)
+    worst = heads_distance(first.heads, second.heads)
     values = max(float(np.linalg.norm(h.value)) for h in second.heads)
+    return max(worst, common_distance(first, second, values))
+
+
+def heads_distance(first: Sequence[Head], second: Sequence[Head]) -> float:
+    """Of heads that see no places, each compared with its like."""
+    scores = max(score_norm(h) for h in second)
+    biases = max(float(np.linalg.norm(h.key_bias)) for h in second)
     worst = 0.0
-    for mine, theirs in pairs:
+    for mine, theirs in match_heads(first, second):
         worst = max(
             worst,
             relative(score_gap(mine, theirs), score_norm(theirs) or scores),
@@ -127,12 +133,14 @@ def _(a: Attention, b: Any) -> float:
                 float(np.linalg.norm(mine.key_bias - theirs.key_bias)),
                 float(np.linalg.norm(theirs.key_bias)) or biases or scores,
             ),
-            relative(
-                float(np.linalg.norm(mine.value - theirs.value)),
-                float(np.linalg.norm(theirs.value)),
-            ),
+            value_distance(mine, theirs),
         )
-    return max(worst, common_distance(first, second, values))
+    return worst
+
+
+def value_distance(head: Head, other: Head) -> float:
+    gap = float(np.linalg.norm(head.value - other.value))
+    return relative(gap, float(np.linalg.norm(other.value)))
 
 
 def common_distance(a: Attention, b: Attention, values: float) -> float:
@@ -156,6 +164,22 @@ def placed_distance(a: Attention, b: Attention) -> float:
         return float("inf")
     compared = 17  # distances between token and anchor, from zero on, at which scores are compared
     reach = int(min(compared, mine.window or np.inf, mine.longest or np.inf))
+    cost = placed_heads_distance(a, b, reach)
+    rows, columns = linear_sum_assignment(np.minimum(cost, 2.0))
+    sinks = [spell_sinks(p.sinks, a.width) for p in (mine, theirs)]
+    worst = max(
+        float(cost[rows, columns].max()),
+        part_distance(of_heads(sinks[0], rows), of_heads(sinks[1], columns)),
+        part_distance(of_heads(mine.sink_values, rows), of_heads(theirs.sink_values, columns)),
+        part_distance(mine.vectors, theirs.vectors),
+    )
+    values = max(float(np.linalg.norm(h.value)) for h in b.heads)
+    return max(worst, common_distance(a, b, values))
+
+
+def placed_heads_distance(a: Attention, b: Attention, reach: int) -> Float[Array, "h k"]:
+    """Of every head of `a` to every head of `b`: of the scores at each of so many distances with
+    all their terms, or of the values, whichever is larger."""
     tables = [[visible_scores(m, h, reach) for h in range(len(m.heads))] for m in (a, b)]
     sizes = np.array([np.linalg.norm(t, axis=(1, 2)) for t in tables[1]])
     sizes = np.where(sizes > 0, sizes, sizes.max() or 1.0)
@@ -163,23 +187,19 @@ def placed_distance(a: Attention, b: Attention) -> float:
     for i, head in enumerate(a.heads):
         for j, other in enumerate(b.heads):
             scores = np.linalg.norm(tables[0][i] - tables[1][j], axis=(1, 2)) / sizes[j]
-            value = relative(
-                float(np.linalg.norm(head.value - other.value)), float(np.linalg.norm(other.value))
-            )
-            cost[i, j] = max(float(scores.max()), value)
-    rows, columns = linear_sum_assignment(np.minimum(cost, 2.0))
-    worst = float(cost[rows, columns].max())
-    for name, order in (("sinks", True), ("sink_values", True), ("vectors", False)):
-        one, two = (getattr(p, name) for p in (mine, theirs))
-        if name == "sinks":
-            one, two = (spell_sinks(sinks, a.width) for sinks in (one, two))
-        if (one is None) != (two is None):
-            return float("inf")
-        if one is not None and two is not None:
-            gap = np.linalg.norm(one[rows] - two[columns] if order else one - two)
-            worst = max(worst, relative(float(gap), float(np.linalg.norm(two))))
-    values = max(float(np.linalg.norm(h.value)) for h in b.heads)
-    return max(worst, common_distance(a, b, values))
+            cost[i, j] = max(float(scores.max()), value_distance(head, other))
+    return cost
+
+
+def of_heads(part: Array | None, order: Array) -> Array | None:
+    return None if part is None else part[order]
+
+
+def part_distance(one: Array | None, two: Array | None) -> float:
+    """Of two parts of positions; infinite where one of them is missing."""
+    if one is None or two is None:
+        return 0.0 if one is two else float("inf")
+    return relative(float(np.linalg.norm(one - two)), float(np.linalg.norm(two)))
 
 
 def spell_sinks(sinks: Array | None, width: int) -> Array | None:
@@ -258,7 +278,7 @@ def same_attention(a: Head, b: Head) -> bool:
     return same_bias and score_gap(a, b) <= MERGE_TOLERANCE * scale
 
 
-def match_heads(a: tuple[Head, ...], b: tuple[Head, ...]) -> list[tuple[Head, Head]]:
+def match_heads(a: Sequence[Head], b: Sequence[Head]) -> list[tuple[Head, Head]]:
     """Heads of `a` paired with heads of `b`, least total distance of their parameters."""
     if len(a) == 1 == len(b):
         return [(a[0], b[0])]
@@ -567,47 +587,23 @@ def canonical_stack(stack: Stack) -> Stack:
     if any(block.norm != "pre" or block.kind != "layer" for block in stack.blocks):
         return stack
     hidden = stack.final_norm is not None and stack.final_norm.kind == "layer"
-    blocks, total, positions = [], 0.0, stack.positions
+    total, positions = 0.0, stack.positions
     if positions is not None:
         total += float(positions.mean())
         positions = positions - positions.mean(axis=1 if hidden else None, keepdims=True)
+    blocks = []
     for block in map(canonical_block, stack.blocks):
-        attention, mlp = block.attention, block.mlp
-        if attention is not None:
-            total += float(attention.offset.mean())
-            heads = [Head(h.score_factors or h.score, h.key_bias,
-                          h.value - hidden * h.value.mean(axis=1, keepdims=True))
-                     for h in attention.heads]  # fmt: skip
-            attention = Attention(heads, attention.offset - attention.offset.mean())
-        if mlp is not None:
-            total += float(mlp.offset.mean())
-            outer = outer_table(mlp)
-            mlp = with_parts(
-                mlp,
-                offset=mlp.offset - mlp.offset.mean(),
-                outer=outer - hidden * outer.mean(axis=0),
-                linear=mlp.linear - hidden * mlp.linear.mean(axis=0),
-            )
-        blocks.append((block, attention, mlp))
+        total += float(sum(part.offset.mean() for part in block.parts))
+        blocks.append(without_means(block, hidden))
     if not hidden:
-        block, attention, mlp = blocks[-1]
-        if mlp is not None:
-            mlp = with_parts(mlp, offset=mlp.offset + total)
-        elif attention is not None:
-            attention = Attention(attention.heads, attention.offset + total)
-        blocks[-1] = (block, attention, mlp)
-    rebuilt = [
-        Block(
-            attention,
-            mlp,
-            norm=block.norm,
-            kind=block.kind,
-            epsilons=block.epsilons,
-            parallel=block.parallel,
-        )
-        for block, attention, mlp in blocks
-    ]
-    return Stack(rebuilt, stack.final_norm, causal=stack.causal, positions=positions)
+        last = blocks[-1]
+        if last.mlp is not None:
+            mlp = with_parts(last.mlp, offset=last.mlp.offset + total)
+            blocks[-1] = with_sublayers(last, last.attention, mlp)
+        elif last.attention is not None:
+            attention = Attention(last.attention.heads, last.attention.offset + total)
+            blocks[-1] = with_sublayers(last, attention, None)
+    return Stack(blocks, stack.final_norm, causal=stack.causal, positions=positions)
 
 
 def norm_distance(norm: Norm, other: Norm) -> float:
@@ -617,6 +613,47 @@ def norm_distance(norm: Norm, other: Norm) -> float:
         relative(float(np.linalg.norm(norm.gain - other.gain)), size),
         relative(float(np.linalg.norm(norm.bias - other.bias)), size),
         relative(abs(norm.epsilon - other.epsilon), other.epsilon),
+    )
+
+
+def without_means(block: Block, hidden: bool) -> Block:
+    """The block whose parts add no constant mean to the stream; no mean at all where a norm at the
+    end hides it."""
+    attention, mlp = block.attention, block.mlp
+    if attention is not None:
+        heads = [Head(h.score_factors or h.score, h.key_bias,
+                      h.value - hidden * h.value.mean(axis=1, keepdims=True))
+                 for h in attention.heads]  # fmt: skip
+        attention = Attention(heads, attention.offset - attention.offset.mean())
+    if mlp is not None:
+        outer = outer_table(mlp)
+        mlp = with_parts(
+            mlp,
+            offset=mlp.offset - mlp.offset.mean(),
+            outer=outer - hidden * outer.mean(axis=0),
+            linear=mlp.linear - hidden * mlp.linear.mean(axis=0),
+        )
+    return with_sublayers(block, attention, mlp)
+
+
+def with_sublayers(block: Block, attention: Attention | None, mlp: Mlp | None) -> Block:
+    """The same norms around other parts."""
+    return with_norms(block, attention, mlp, block.norms)
+
+
+def with_norms(
+    block: Block, attention: Attention | None, mlp: Mlp | None, norms: Sequence[Norm]
+) -> Block:
+    """A block of the same order and kind with other parts and norms."""
+    return Block(
+        attention,
+        mlp,
+        norm=block.norm,
+        kind=block.kind,
+        epsilons=[norm.epsilon for norm in norms],
+        gain=np.array([norm.gain for norm in norms]) if norms else None,
+        bias=np.array([norm.bias for norm in norms]) if norms else None,
+        parallel=block.parallel,
     )
 
 
@@ -633,62 +670,63 @@ def canonical_block(block: Block) -> Block:
     """
     plane = np.eye(block.width) if not block.norms else block.norms[0].plane
     flat = plane @ plane.T
-    attention, mlp, norms = block.attention, block.mlp, list(block.norms)
     if block.norm == "pre":
-        if attention is not None:
-            attention = attention_behind(attention, norms[0], flat)
-        if mlp is not None:
-            mlp = mlp_behind(mlp, norms[-1], flat)
-        norms = [Norm(np.ones(block.width), None, norm.epsilon, norm.kind) for norm in norms]
-        if attention is not None and mlp is not None:
-            moved = (
-                attention.offset
-                if block.parallel
-                else attention.offset @ (np.eye(block.width) - flat)
-            )
-            attention = Attention(attention.heads, attention.offset - moved)
-            mlp = with_parts(mlp, offset=mlp.offset + moved)
-    if block.norm == "post":
-        if attention is not None:
-            heads = [Head(h.score_factors or h.score, h.key_bias, h.value @ flat)
-                     for h in attention.heads]  # fmt: skip
-            attention = Attention(heads, attention.offset @ flat)
-        if mlp is not None and attention is not None:
-            first, second = norms
-            scale = float(np.sqrt(np.mean(first.gain**2)))
-            gain = first.gain / scale
-            seen = mlp_behind(mlp, first, flat)
-            # behind the first norm the network sees its direction; the maps are divided by the
-            # gain again, because the block applies it
-            mlp = with_parts(
-                seen,
-                inner=seen.inner / gain,
-                linear=flat @ seen.linear / gain / scale,
-                outer=flat @ outer_table(seen) / scale,
-                offset=flat @ (seen.offset + first.bias) / scale,
-                **({} if seen.gate is None else {"gate": seen.gate / gain}),
-            )
-            norms = [
-                Norm(gain, None, first.epsilon, first.kind),
-                Norm(second.gain, second.bias, second.epsilon / scale**2, second.kind),
-            ]
-        elif mlp is not None:
-            mlp = with_parts(
-                mlp,
-                linear=flat @ mlp.linear,
-                outer=flat @ outer_table(mlp),
-                offset=flat @ mlp.offset,
-            )
-    return Block(
-        attention,
-        mlp,
-        norm=block.norm,
-        kind=block.kind,
-        epsilons=[norm.epsilon for norm in norms],
-        gain=np.array([norm.gain for norm in norms]) if norms else None,
-        bias=np.array([norm.bias for norm in norms]) if norms else None,
-        parallel=block.parallel,
-    )
+        return canonical_pre(block, flat)
+    return canonical_post(block, flat) if block.norm == "post" else block
+
+
+def canonical_pre(block: Block, flat: Float[Array, "d d"]) -> Block:
+    """Gains and biases of the norms in the maps behind them; `flat` projects onto what a norm
+    sees."""
+    attention, mlp, norms = block.attention, block.mlp, block.norms
+    if attention is not None:
+        attention = attention_behind(attention, norms[0], flat)
+    if mlp is not None:
+        mlp = mlp_behind(mlp, norms[-1], flat)
+    if attention is not None and mlp is not None:
+        unseen = np.eye(block.width) - flat
+        moved = attention.offset if block.parallel else attention.offset @ unseen
+        attention = Attention(attention.heads, attention.offset - moved)
+        mlp = with_parts(mlp, offset=mlp.offset + moved)
+    plain = [Norm(np.ones(block.width), None, norm.epsilon, norm.kind) for norm in norms]
+    return with_norms(block, attention, mlp, plain)
+
+
+def canonical_post(block: Block, flat: Float[Array, "d d"]) -> Block:
+    """What is added loses the mean that the norm forgets; between two norms the first has no bias
+    and a gain of root mean square one."""
+    attention, mlp, norms = block.attention, block.mlp, block.norms
+    if attention is not None:
+        heads = [Head(h.score_factors or h.score, h.key_bias, h.value @ flat)
+                 for h in attention.heads]  # fmt: skip
+        attention = Attention(heads, attention.offset @ flat)
+    if mlp is not None and attention is not None:
+        first, second = norms
+        scale = float(np.sqrt(np.mean(first.gain**2)))
+        gain = first.gain / scale
+        seen = mlp_behind(mlp, first, flat)
+        # behind the first norm the network sees its direction; the maps are divided by the gain
+        # again, because the block applies it
+        mlp = with_parts(
+            seen,
+            inner=seen.inner / gain,
+            linear=flat @ seen.linear / gain / scale,
+            outer=flat @ outer_table(seen) / scale,
+            offset=flat @ (seen.offset + first.bias) / scale,
+            **({} if seen.gate is None else {"gate": seen.gate / gain}),
+        )
+        norms = (
+            Norm(gain, None, first.epsilon, first.kind),
+            Norm(second.gain, second.bias, second.epsilon / scale**2, second.kind),
+        )
+    elif mlp is not None:
+        mlp = with_parts(
+            mlp,
+            linear=flat @ mlp.linear,
+            outer=flat @ outer_table(mlp),
+            offset=flat @ mlp.offset,
+        )
+    return with_norms(block, attention, mlp, norms)
 
 
 def attention_behind(layer: Attention, norm: Norm, flat: Float[Array, "d d"]) -> Attention:

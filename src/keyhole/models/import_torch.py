@@ -216,20 +216,13 @@ def name_projections(model: Attention, like: Any) -> dict[str, Any]:
         raise InvalidArgument(f"{type(like).__name__} is no attention that can be read")
     if model.position is not None or model.skip is not None or model.outputs is None:
         raise InvalidArgument("only a layer of vectors without positions and skip can be put back")
-    inner = len(kept.query.weight) // kept.heads
-    width = kept.query.weight.shape[1]
-    answers = kept.heads * inner if kept.out is None else len(kept.out.weight)
-    if (model.width, model.outputs) != (width, answers) or len(model.heads) > kept.heads:
-        raise InvalidArgument(
-            f"{model} does not fit into {kept.heads} heads of width {width} with {answers} outputs"
-        )
-    if len(kept.key.weight) != len(kept.query.weight):
-        raise InvalidArgument("heads that share their keys cannot be told apart by answers")
+    _check_fits(model, kept)
+    inner, width = len(kept.query.weight) // kept.heads, kept.query.weight.shape[1]
     maps = layer_maps(model, inner)
     slots = range(kept.heads) if kept.out is not None else _slots(model, inner)
     scale = 1.0 if kept.scale is None else inner**-0.5 / kept.scale  # ours is in the scores
     query, key, value = (np.zeros((kept.heads * inner, width)) for _ in range(3))
-    bias, out = np.zeros(kept.heads * inner), np.zeros((answers, kept.heads * inner))
+    bias, out = np.zeros(kept.heads * inner), np.zeros((model.outputs, kept.heads * inner))
     for slot, head, one in zip(slots, model.heads, maps, strict=False):
         own = slice(slot * inner, (slot + 1) * inner)
         query[own], bias[own], key[own] = scale * one.query, scale * one.query_bias, one.key
@@ -247,6 +240,19 @@ def name_projections(model: Attention, like: Any) -> dict[str, Any]:
     else:
         parts["out"] = Linear(out, offset)
     return _under_names(parts, like)
+
+
+def _check_fits(model: Attention, kept: Projections) -> None:
+    """Raises InvalidArgument where the module has no room for the heads, or shares their keys."""
+    inner = len(kept.query.weight) // kept.heads
+    width = kept.query.weight.shape[1]
+    answers = kept.heads * inner if kept.out is None else len(kept.out.weight)
+    if (model.width, model.outputs) != (width, answers) or len(model.heads) > kept.heads:
+        raise InvalidArgument(
+            f"{model} does not fit into {kept.heads} heads of width {width} with {answers} outputs"
+        )
+    if len(kept.key.weight) != len(kept.query.weight):
+        raise InvalidArgument("heads that share their keys cannot be told apart by answers")
 
 
 def _slots(model: Attention, inner: int) -> list[int]:

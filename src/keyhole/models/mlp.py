@@ -20,7 +20,7 @@ from scipy.special import erf, expit
 
 from keyhole.arrays import Array, Float, finite_array, frozen
 from keyhole.errors import InvalidArgument
-from keyhole.models.base import Shown
+from keyhole.models.base import Shown, answer_in_parts, check_shapes, last_points
 
 ROOT_HALF = np.sqrt(0.5)
 DENSITY = 1.0 / np.sqrt(2.0 * np.pi)  # of the normal distribution at zero
@@ -249,9 +249,7 @@ class Mlp(Shown):
             checks.append(("gate_bias", self.gate_bias, (neurons,)))
         elif gate_bias is not None:
             raise InvalidArgument("gate_bias was given without a gate; give both or none")
-        for name, array, shape in checks:
-            if array.shape != shape:
-                raise InvalidArgument(f"{name} must have shape {shape}, got {array.shape}")
+        check_shapes(checks)
         if constant.shape not in ((), answer):
             raise InvalidArgument(f"offset must have shape {answer}, got {constant.shape}")
         self.offset = frozen(np.broadcast_to(constant, answer))
@@ -323,18 +321,8 @@ class Mlp(Shown):
             raise InvalidArgument(f"parameter {missing} is missing") from missing
 
     def __call__(self, points: Float[Array, "*any width"]) -> Float[Array, "batch *out"]:
-        points = np.asarray(points, dtype=self.dtype)
-        if points.ndim == 3 and points.shape[1] >= 1:
-            points = points[:, -1, :]
-        if points.ndim != 2 or points.shape[1] != self.width:
-            raise InvalidArgument(
-                f"expected points of shape (batch, {self.width}) or (batch, length, "
-                f"{self.width}), got {points.shape}"
-            )
-        chunk_values = 4 * 2**20  # hidden activations held at once: 32 MB
-        step = max(1, chunk_values // max(1, self.neurons))
-        parts = [self._answer(points[i : i + step]) for i in range(0, len(points), step)]
-        return np.concatenate(parts) if len(parts) != 1 else parts[0]
+        points = last_points(points, self.width, self.dtype)
+        return answer_in_parts(self._answer, points, self.neurons)
 
     def hidden(self, points: Float[Array, "n d"]) -> Float[Array, "n m"]:
         """What the outer weights see."""

@@ -57,6 +57,17 @@ class Position:
             if array is not None:
                 whole = frozen(finite_array(f"position {name}", array, ndim=ndim))
                 object.__setattr__(self, name, whole)
+        self._check_turning()
+        if self.sink_values is not None and self.sinks is None:
+            raise InvalidArgument("sink_values belong to sinks: give these as well")
+        for name in ("window", "masked"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise InvalidArgument(f"{name} must be at least 1, got {number}")
+        if self.masked_anchor and self.masked is None:
+            raise InvalidArgument("masked_anchor is said of masked places: give masked as well")
+
+    def _check_turning(self) -> None:
         turning = [self.frequencies, self.keys, self.queries]
         if any(part is None for part in turning) != all(part is None for part in turning):
             raise InvalidArgument("frequencies, keys and queries come together")
@@ -67,14 +78,6 @@ class Position:
                     f"keys and queries of {len(self.frequencies)} frequencies must be (heads, "
                     f"{rows}, width + 1), got {self.keys.shape} and {self.queries.shape}"
                 )
-        if self.sink_values is not None and self.sinks is None:
-            raise InvalidArgument("sink_values belong to sinks: give these as well")
-        for name in ("window", "masked"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {number}")
-        if self.masked_anchor and self.masked is None:
-            raise InvalidArgument("masked_anchor is said of masked places: give masked as well")
 
     @property
     def kind(self) -> str:

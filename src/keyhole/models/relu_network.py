@@ -14,9 +14,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float, finite_array, frozen
 from keyhole.errors import InvalidArgument
-from keyhole.models.base import Shown
-
-CHUNK_VALUES = 4 * 2**20  # hidden activations held at once: 32 MB
+from keyhole.models.base import Shown, answer_in_parts, check_shapes, last_points
 
 
 class ReluNetwork(Shown):
@@ -57,13 +55,13 @@ class ReluNetwork(Shown):
             skip = np.zeros((width, *answer), self.weight.dtype)
         self.skip = frozen(finite_array("skip", skip, ndim=(1, 2)))
         constant = finite_array("offset", offset, ndim=(0, 1)).astype(self.output.dtype)
-        for name, array, shape in (
-            ("bias", self.bias, (neurons,)),
-            ("output", self.output, (neurons, *answer)),
-            ("skip", self.skip, (width, *answer)),
-        ):
-            if array.shape != shape:
-                raise InvalidArgument(f"{name} must have shape {shape}, got {array.shape}")
+        check_shapes(
+            (
+                ("bias", self.bias, (neurons,)),
+                ("output", self.output, (neurons, *answer)),
+                ("skip", self.skip, (width, *answer)),
+            )
+        )
         if constant.shape not in ((), answer):
             raise InvalidArgument(f"offset must have shape {answer}, got {constant.shape}")
         self.offset = frozen(np.broadcast_to(constant, answer))
@@ -108,20 +106,8 @@ class ReluNetwork(Shown):
             raise InvalidArgument(f"parameter {missing} is missing") from missing
 
     def __call__(self, points: Float[Array, "*any width"]) -> Float[Array, "batch *out"]:
-        points = np.asarray(points, dtype=self.dtype)
-        if points.ndim == 3 and points.shape[1] >= 1:
-            points = points[:, -1, :]
-        if points.ndim != 2 or points.shape[1] != self.width:
-            raise InvalidArgument(
-                f"expected points of shape (batch, {self.width}) or (batch, length, "
-                f"{self.width}), got {points.shape}"
-            )
-        step = max(1, CHUNK_VALUES // max(1, self.neurons))
-        if len(points) <= step:
-            return self._answer(points)
-        return np.concatenate(
-            [self._answer(points[i : i + step]) for i in range(0, len(points), step)]
-        )
+        points = last_points(points, self.width, self.dtype)
+        return answer_in_parts(self._answer, points, self.neurons)
 
     def _answer(self, points: Array) -> Array:
         hidden = np.maximum(points @ self.weight.T + self.bias, 0)

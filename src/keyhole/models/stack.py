@@ -166,18 +166,14 @@ def answer_everywhere(
     layer = block.attention
     if layer is not None and (layer.position is not None or layer.skip is not None):
         return answer_one_by_one(block, tokens, causal)
-    norms, pre, stream = list(block.norms), block.norm == "pre", tokens
-    if layer is not None:
-        norm = norms.pop(0) if norms else None
-        seen = norm(tokens) if pre and norm is not None else tokens
-        stream = stream + attend_everywhere(layer, seen, causal)
-        stream = norm(stream) if norm is not None and not pre else stream
-    if block.mlp is not None:
-        norm = norms.pop(0) if norms else None
-        seen = tokens if block.parallel else stream
-        seen = norm(seen) if pre and norm is not None else seen
-        stream = stream + block.mlp(seen.reshape(-1, block.width)).reshape(stream.shape)
-        stream = norm(stream) if norm is not None and not pre else stream
+    stream = tokens
+    for part, read, write in block.sublayers:
+        if isinstance(part, Attention):
+            added = attend_everywhere(part, read(tokens), causal)
+        else:
+            seen = read(tokens if block.parallel else stream)
+            added = part(seen.reshape(-1, block.width)).reshape(stream.shape)
+        stream = write(stream + added)
     return np.asarray(stream)
 
 

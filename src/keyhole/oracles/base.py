@@ -149,16 +149,23 @@ class Domain:
 
     def check(self, tokens: Float[Array, "n length d"]) -> None:
         """Raises DomainError if a token or the length lies outside."""
-        if self.max_length is not None:
-            length = tokens.shape[1]
-            if self.bias is not None:
-                length = int(np.max(np.sum(tokens[:, :, 1] == 0, axis=1), initial=0))
-            if length > self.max_length:
-                raise DomainError(
-                    f"a query of length {length} exceeds max_length={self.max_length}"
-                )
+        self._check_length(tokens)
         if not np.isfinite(tokens).all():
             raise DomainError("a token holds NaN or infinity")
+        self._check_norms(tokens)
+        self._check_entries(tokens)
+        self._check_words(tokens)
+
+    def _check_length(self, tokens: Float[Array, "n length d"]) -> None:
+        if self.max_length is None:
+            return
+        length = tokens.shape[1]
+        if self.bias is not None:
+            length = int(np.max(np.sum(tokens[:, :, 1] == 0, axis=1), initial=0))
+        if length > self.max_length:
+            raise DomainError(f"a query of length {length} exceeds max_length={self.max_length}")
+
+    def _check_norms(self, tokens: Float[Array, "n length d"]) -> None:
         if self.sphere is not None:
             off = np.abs(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens)) / self.sphere - 1.0)
             if off.max(initial=0.0) > 1e-6:  # tokens may be numbers of single precision
@@ -169,12 +176,16 @@ class Domain:
             worst = float(np.sqrt(np.einsum("nld,nld->nl", tokens, tokens).max(initial=0.0)))
             if worst > self.max_norm * (1 + 1e-9):  # what is less is rounding
                 raise DomainError(f"a token of norm {worst:.6g} exceeds max_norm={self.max_norm}")
+
+    def _check_entries(self, tokens: Float[Array, "n length d"]) -> None:
         if self.low is not None and tokens.min(initial=np.inf) < self.low:
             raise DomainError(f"a token entry {tokens.min():.6g} lies below low={self.low}")
         if self.high is not None and tokens.max(initial=-np.inf) > self.high:
             raise DomainError(f"a token entry {tokens.max():.6g} lies above high={self.high}")
         if self.bias is not None and np.abs(tokens[:, :, 1]).max(initial=0.0) > self.bias:
             raise DomainError(f"a bias on a token exceeds {self.bias:g}")
+
+    def _check_words(self, tokens: Float[Array, "n length d"]) -> None:
         if self.tokens is not None:
             numbers = tokens[:, :, 0]
             numbered = (numbers == np.rint(numbers)) & (numbers >= 0) & (numbers < self.tokens)

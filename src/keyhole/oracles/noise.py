@@ -75,6 +75,14 @@ class NoiseModel:
         return self.format in ("float16", "bfloat16")
 
     @property
+    def token_roundoff(self) -> float:
+        """Unit roundoff of the numbers that the box takes: its own 16 bits, else single precision
+        where its answers are less exact than those of double precision."""
+        if self.half:
+            return self.relative
+        return SINGLE_ROUNDOFF if self.relative > UNIT_ROUNDOFF else UNIT_ROUNDOFF
+
+    @property
     def low_precision(self) -> bool:
         """Whether answers have fewer digits than single precision gives, or an error floor."""
         return self.relative > SINGLE_ROUNDOFF or self.error_floor > 0.0
@@ -93,6 +101,12 @@ class NoiseModel:
             return float(np.finfo(np.float16).smallest_subnormal)
         single = self.relative >= SINGLE_ROUNDOFF  # bfloat16 has the exponents of float32
         return float(np.finfo(np.float32 if single else np.float64).smallest_normal)
+
+    @property
+    def bound(self) -> float:
+        """How far an answer may be off, whatever its size: REJECTION standard deviations of the
+        noise, half a rounding step, and the tolerance."""
+        return REJECTION * self.additive + 0.5 * self.step + self.tolerance
 
     def sigma(self, scale: Array | float) -> Array:
         """Standard deviation of an answer whose terms are of this size."""

@@ -1,6 +1,7 @@
 """What the report says, in plain types. The template only lays it out."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -146,15 +147,20 @@ def facts(recovery: Recovery, blocks: list[Block]) -> list[tuple[str, str, str]]
         word = "agree" if verdict.agrees else "compared"
         beside = f"and {verdict.replayed:,} earlier answers" if verdict.replayed else ""
         rows.append(("Fresh queries", f"{verdict.queries:,} {word}", beside))
-    if "precision" in recovery.details and isinstance(recovery.details["precision"], str):
-        rows.append(("Box computes in", recovery.details["precision"], ""))
-    if "rank" in recovery.details and hasattr(recovery.model, "heads"):
-        rows.append(("Rank of the score", str(recovery.details["rank"]), ""))
-    if isinstance(recovery.details.get("money"), float):
-        rows.append(("Money", f"{recovery.details['money']:,.2g}", "at the price that was given"))
-    if isinstance(recovery.run.get("seconds"), float):
-        rows.append(("Time", duration(recovery.run["seconds"]), "learning and verification"))
-    return rows
+    return [*rows, *_noted_facts(recovery)]
+
+
+def _noted_facts(recovery: Recovery) -> Iterator[tuple[str, str, str]]:
+    """Those that a run has noted down, where it did."""
+    details, seconds = recovery.details, recovery.run.get("seconds")
+    if isinstance(details.get("precision"), str):
+        yield "Box computes in", details["precision"], ""
+    if "rank" in details and hasattr(recovery.model, "heads"):
+        yield "Rank of the score", str(details["rank"]), ""
+    if isinstance(details.get("money"), float):
+        yield "Money", f"{details['money']:,.2g}", "at the price that was given"
+    if isinstance(seconds, float):
+        yield "Time", duration(seconds), "learning and verification"
 
 
 def duration(seconds: float) -> str:

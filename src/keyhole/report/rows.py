@@ -11,7 +11,7 @@ from keyhole.arrays import Array
 from keyhole.errors import Counterexample
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.report.blocks import Block
-from keyhole.results import Recovery
+from keyhole.results import Recovery, Verdict
 
 LISTED = 4  # numbers of an answer that are written out
 
@@ -172,14 +172,21 @@ def box_rows(recovery: Recovery) -> list[tuple[str, str]]:
         rows.append((str(key).replace("_", " ").capitalize(), f"{limit:g}"))
     if recovery.ledger.repeated:
         rows.append(("Sent again after failures", f"{recovery.ledger.repeated:,} queries"))
-    verdict = recovery.verdict
-    if verdict is not None and math.isfinite(verdict.worst) and verdict.queries:
-        rows.append(("Largest deviation seen", f"{verdict.worst:.2g} of what is allowed"))
-        rows.append(("Allowed deviation", f"{verdict.tolerance:.2g} of the answers' size"))
-        rows.append(("The box's own precision", f"{verdict.precision:.2g} of the answers' size"))
-        for name, change in verdict.noticed.items():
-            seen = f"{change:.2g}, relative" if change <= 1.0 else "not seen by these answers"
-            rows.append((f"Smallest change noticed of {name}", seen))
+    return rows if recovery.verdict is None else [*rows, *deviation_rows(recovery.verdict)]
+
+
+def deviation_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """How far apart the answers of box and model were, and might have been."""
+    if not (math.isfinite(verdict.worst) and verdict.queries):
+        return []
+    rows = [
+        ("Largest deviation seen", f"{verdict.worst:.2g} of what is allowed"),
+        ("Allowed deviation", f"{verdict.tolerance:.2g} of the answers' size"),
+        ("The box's own precision", f"{verdict.precision:.2g} of the answers' size"),
+    ]
+    for name, change in verdict.noticed.items():
+        seen = f"{change:.2g}, relative" if change <= 1.0 else "not seen by these answers"
+        rows.append((f"Smallest change noticed of {name}", seen))
     return rows
 
 

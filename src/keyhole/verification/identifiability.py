@@ -11,7 +11,9 @@ Source. Proposition 7.1 of Bhattamishra, Shah, Hahn, Kanade, "Provably Learning 
 Queries"; docs/methods/identifiability.md.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -103,34 +105,41 @@ def identifiability(model: Attention) -> Identifiability:
         ((0, 1),)
     """
     heads = model.heads
-    groups: list[list[int]] = []
-    for i, head in enumerate(heads):
-        for group in groups:
-            if same_attention(head, heads[group[0]]):
-                group.append(i)
-                break
-        else:
-            groups.append([i])
+    groups = _group_by_attention(heads)
     largest = max(float(np.abs(head.value).max(initial=0.0)) for head in heads)
     sums = [sum(heads[i].value for i in group) for group in groups]
     silent = [float(np.abs(total).max(initial=0.0)) <= MERGE_TOLERANCE * largest for total in sums]
     dead = tuple(i for group, quiet in zip(groups, silent, strict=True) if quiet for i in group)
     live = [group for group, quiet in zip(groups, silent, strict=True) if not quiet]
-    near = []
-    near_loss = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
-    for a, first in enumerate(live):
-        for second in live[a + 1 :]:
-            apart = attention_distance(heads[first[0]], heads[second[0]])
-            if apart < 0.3:  # relative: heads this near are reported
-                error = min(1.0, near_loss * UNIT_ROUNDOFF / apart**2)
-                near.append(NearPair(first[0], second[0], apart, error))
     return Identifiability(
         heads=len(heads),
         merged=tuple(tuple(group) for group in live if len(group) > 1),
         dead=dead,
-        near=tuple(near),
+        near=tuple(_list_near(heads, [group[0] for group in live])),
         factored=tuple(i for i, head in enumerate(heads) if head.score_factors is not None),
     )
+
+
+def _group_by_attention(heads: Sequence[Head]) -> list[list[int]]:
+    """Numbers of the heads, those that attend alike together."""
+    groups: list[list[int]] = []
+    for i, head in enumerate(heads):
+        alike = [group for group in groups if same_attention(head, heads[group[0]])]
+        if alike:
+            alike[0].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _list_near(heads: Sequence[Head], live: list[int]) -> Iterator[NearPair]:
+    """Pairs of these heads that nearly agree."""
+    near_loss = 1e4  # error of a score, in rounding errors, times the squared distance of two heads
+    for first, second in combinations(live, 2):
+        apart = attention_distance(heads[first], heads[second])
+        if apart < 0.3:  # relative: heads this near are reported
+            error = min(1.0, near_loss * UNIT_ROUNDOFF / apart**2)
+            yield NearPair(first, second, apart, error)
 
 
 def attention_distance(a: Head, b: Head) -> float:

@@ -381,12 +381,17 @@ def rate_movement(
         first = np.argpartition(-plain, min(top, plain.shape[1]) - 1, axis=1)[:, :top]
         moved = np.abs(np.take_along_axis(other - plain, first, axis=1))
         return np.asarray(moved.max(axis=1))
-    first, second = find_two(plain)
-    every = np.arange(len(plain))
-    gap = plain[every, first] - plain[every, second]
-    return np.asarray(
-        np.abs(other[every, first] - other[every, second] - gap) / np.maximum(gap, TINY)
-    )
+    pair = find_two(plain)
+    gap = gap_of(plain, *pair)
+    return np.asarray(np.abs(gap_of(other, *pair) - gap) / np.maximum(gap, TINY))
+
+
+def gap_of(
+    logprobs: Float[Array, "n tokens"], first: Int[Array, " n"], second: Int[Array, " n"]
+) -> Float[Array, " n"]:
+    """By how much the first token of each row is likelier than the second."""
+    every = np.arange(len(logprobs))
+    return np.asarray(logprobs[every, first] - logprobs[every, second])
 
 
 def find_two(logprobs: Float[Array, "n tokens"]) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
@@ -485,7 +490,7 @@ def compare_language_models(
     numbers = spoken.logprobs[spoken.tokens >= 0]
     if numbers.size:
         allowed += 0.5 * decimal_step(numbers)
-        allowed += 6.0 * measure_server_noise(speaker, prompts[0], spoken)
+        allowed += REJECTION * measure_server_noise(speaker, prompts[0], spoken)
     deviations, wrong = judge_spoken(spoken, errors, expected, allowed)
     found = SpokenCompared(
         tuple(prompts),
@@ -544,8 +549,7 @@ def _race(
     """Where only the sampled token is told: a bias closes the gap of the two likeliest tokens to
     within what rounding may do, from both sides."""
     first, second = find_two(expected)
-    every = np.arange(len(expected))
-    gaps = expected[every, first] - expected[every, second]
+    gaps = gap_of(expected, first, second)
     margin = 2.0 * allowed  # both log-probabilities of a gap may be off
     said, winners = np.empty((2, 2, len(prompts)), dtype=np.int64)
     for place, (side, winner) in enumerate(((-margin, first), (margin, second))):

@@ -145,7 +145,7 @@ def takes_vectors(box: Any, reference: Any, options: Mapping[str, Any]) -> bool:
             return side.spec.domain.tokens is None
     if is_whole_folder(reference) or is_whole_folder(box) or {*options} & {"tokens", "dialect"}:
         return False
-    if any(is_module(side) and _embeds_tokens(side) for side in (box, reference)):
+    if any(_embeds_tokens(side) for side in (box, reference)):
         return False
     return not any(
         is_address(side) and serves_embeddings(side, options) for side in (box, reference)
@@ -171,9 +171,9 @@ def serves_embeddings(url: str, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def _embeds_tokens(module: Any) -> bool:
-    """Whether a module of torch is a whole model on token numbers."""
-    return hasattr(getattr(module, "config", None), "vocab_size")
+def _embeds_tokens(target: Any) -> bool:
+    """Whether a target is a module of torch that is a whole model on token numbers."""
+    return is_module(target) and hasattr(getattr(target, "config", None), "vocab_size")
 
 
 def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> RowBox:
@@ -183,15 +183,12 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
     if isinstance(target, Oracle):
         return OracleRows(target)
     spec = None if like is None else like.spec
-    tokens = None if spec is None else spec.tokens
-    longest = None if spec is None else spec.max_length
+    known = {} if spec is None else {"tokens": spec.tokens, "max_length": spec.max_length}
     if is_address(target):
         from keyhole.oracles.embeddings import open_embedding_endpoint
 
-        labels = list_labels(like)
-        given = {"tokens": tokens, "max_length": longest, "labels": labels, **options}
-        return open_embedding_endpoint(target, **given)
-    if is_whole_folder(target) or (is_module(target) and _embeds_tokens(target)):
+        return open_embedding_endpoint(target, **{"labels": list_labels(like), **known, **options})
+    if is_whole_folder(target) or _embeds_tokens(target):
         from keyhole.oracles.token_models import open_token_model
 
         return open_token_model(target)
@@ -199,19 +196,16 @@ def open_rows(target: Any, *, like: RowBox | None = None, **options: Any) -> Row
         from keyhole.oracles.open import load_named
 
         target = load_named(str(target))
-        if is_module(target) and _embeds_tokens(target):
+        if _embeds_tokens(target):
             return open_rows(target)
     if isinstance(target, (str, Path)):
         from keyhole.oracles.onnx_rows import open_onnx_rows
 
         reading = getattr(like, "reading", None)
-        return open_onnx_rows(target, tokens=tokens, max_length=longest, reading=reading)
+        return open_onnx_rows(target, reading=reading, **known)
     if callable(target) and not isinstance(target, type):
-        return CallableRows(
-            target,
-            tokens=options.get("tokens", tokens),
-            max_length=options.get("max_length", longest),
-        )
+        given = {**known, **options}
+        return CallableRows(target, tokens=given.get("tokens"), max_length=given.get("max_length"))
     raise InvalidArgument(
         f"cannot ask a {type(target).__name__} rows of tokens: expected hf:FOLDER, an embedding "
         "endpoint, an ONNX file, or a function (tokens, attention_mask) -> (batch, outputs)"
@@ -454,8 +448,8 @@ def allow_deviations(
     step: float,
 ) -> Float[Array, " n"]:
     """How far an honest answer may be off, relative to its scale: see the head of this file."""
-    numbers = np.sqrt(expected.shape[1])
-    floor = (6.0 * additive + 0.5 * step) * numbers / measure_scales(expected)
+    bound = NoiseModel(additive=additive, step=step).bound
+    floor = bound * np.sqrt(expected.shape[1]) / measure_scales(expected)
     return np.asarray(REJECTION * spread + ROUNDINGS * unit + floor)
 
 

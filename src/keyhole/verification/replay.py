@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Int
+from keyhole.errors import Counterexample
 from keyhole.linalg.softmax import softmax
 from keyhole.models.attention import Attention
 from keyhole.models.base import predict
@@ -35,7 +36,7 @@ class Replay:
 
     compared: int  # answers
     contradicted: int = 0  # of these, answers that the model cannot have given
-    contradiction: Judged | None = None  # the first of them
+    contradiction: Counterexample | None = None  # the first of them
 
 
 def replay(
@@ -50,10 +51,10 @@ def replay(
     few or many do, no more. `predicted` are answers of the model by whose sizes a small one is
     judged."""
     compared = contradicted = 0
-    first: Judged | None = None
+    first: Counterexample | None = None
     for portion in read_portions(model, past):
         for one in judge_portion(model, errors, portion, noise, rng, predicted):
-            first = first or (one if one.example is not None else None)
+            first = first or one.example
             contradicted += int(np.sum(one.ratios > 1.0))
         compared += sum(len(answers) for _, answers in portion)
         if contradicted >= MANY:

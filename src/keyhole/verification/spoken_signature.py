@@ -100,7 +100,8 @@ def compare_talk(
     largest = max((float(np.abs(part).max()) for part in told if part.size), default=0.0)
     additive = float(np.hypot(now.noise.additive, signed.noise.additive))
     step = max(now.noise.step, signed.noise.step)
-    allowed = ROUNDINGS * SINGLE_ROUNDOFF * largest + 6.0 * additive + 0.5 * step
+    bound = NoiseModel(additive=additive, step=step).bound
+    allowed = ROUNDINGS * SINGLE_ROUNDOFF * largest + bound
     deviations, compared = np.zeros(len(prompts)), 0
     expected = np.full((len(prompts), speaker.reference.tokens), -np.inf)
     for place in range(len(prompts)):

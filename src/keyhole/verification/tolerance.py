@@ -74,7 +74,7 @@ def allow_rounding(answers: Float[Array, "n *out"], noise: NoiseModel) -> Float[
     if answers.ndim == 2:  # a component may be small because its terms cancel
         largest = np.abs(answers).max(axis=1, keepdims=True)
         relative = np.maximum(relative, (rounding / 8.0 + scatter) * largest)
-    return np.asarray(relative + 6.0 * noise.additive + 0.5 * noise.step + noise.tolerance)
+    return np.asarray(relative + noise.bound)
 
 
 def allow_underflow(tokens: Array, largest: float, noise: NoiseModel) -> float:
@@ -147,6 +147,11 @@ class Judged:
         return replace(self, case=self.case.without_tokens())
 
     @property
+    def worst(self) -> float:
+        """The largest deviation in units of what is allowed."""
+        return float(self.ratios.max())
+
+    @property
     def example(self) -> Counterexample | None:
         """The first answer that is not the model's."""
         (odd,) = np.nonzero(self.ratios > 1.0)
@@ -174,33 +179,33 @@ def judge(
     more."""
     labels = hasattr(model, "margin")
     known = [case.predicted for case in cases] if answers is None else answers
-    sizes = np.concatenate([_sizes(part) for part in known])
-    typical = float(np.median(sizes))
-    largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+    typical, largest = _typical_size(known)
     lost = [allow_underflow(case.tokens, largest, noise) for case in cases]
-    found = [
-        _judge_by_rounding(case, noise, labels, part)
-        for case, part in zip(cases, lost, strict=True)
-    ]
+    found = [_judge_by_rounding(*both, noise, labels) for both in zip(cases, lost, strict=True)]
     # more opinions before an answer counts as another model's
     for draws in sorted({first, DRAWS, 4 * DRAWS}):
-        odd = [np.flatnonzero(one.ratios > 1.0) for one in found]
-        doubtful = [k for k in range(len(cases)) if len(odd[k]) and cases[k].comparable]
+        comparable = [k for k, case in enumerate(cases) if case.comparable]
+        odd = {k: np.flatnonzero(found[k].ratios > 1.0) for k in comparable}
+        doubtful = [k for k in comparable if len(odd[k])]
         if not doubtful:
             break
         tokens = [cases[k].tokens[_compact(odd[k], cases[k])] for k in doubtful]
         seen = [cases[k].answers[odd[k]] for k in doubtful]
         limits = allow(model, errors, tokens, noise, rng, draws, seen)
         for k, limit in zip(doubtful, limits, strict=True):
-            one, part = found[k], odd[k]
             limit = limit + lost[k]
-            ratios, allowed = one.ratios.copy(), one.allowed.copy()
             if draws > DRAWS and errors is not None:
-                limit = widen(limit, cases[k].predicted[part], typical, noise)
-            ratios[part] = np.minimum(ratios[part], _worst_ratio(cases[k], limit, part))
-            allowed[part] = np.maximum(allowed[part], limit)
-            found[k] = Judged(one.case, ratios, allowed, disturbed=True)
+                limit = widen(limit, cases[k].predicted[odd[k]], typical, noise)
+            found[k] = _allow_more(found[k], odd[k], limit)
     return found
+
+
+def _allow_more(one: Judged, part: Array, limit: Array) -> Judged:
+    """The same case with wider limits for a part of its answers."""
+    ratios, allowed = one.ratios.copy(), one.allowed.copy()
+    ratios[part] = np.minimum(ratios[part], _worst_ratio(one.case, limit, part))
+    allowed[part] = np.maximum(allowed[part], limit)
+    return Judged(one.case, ratios, allowed, disturbed=True)
 
 
 def _compact(chosen: Array, case: Case) -> Any:
@@ -224,7 +229,13 @@ def _sizes(answers: Array) -> Float[Array, " n"]:
     return np.asarray(np.abs(answers).reshape(len(answers), -1).max(axis=1, initial=0.0))
 
 
-def _judge_by_rounding(case: Case, noise: NoiseModel, labels: bool, lost: float) -> Judged:
+def _typical_size(answers: list[Array]) -> tuple[float, float]:
+    """The median of the sizes of answers, and the largest finite one."""
+    sizes = np.concatenate([_sizes(part) for part in answers])
+    return float(np.median(sizes)), float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+
+
+def _judge_by_rounding(case: Case, lost: float, noise: NoiseModel, labels: bool) -> Judged:
     """What is known of an old answer before disturbed models are asked; of a fresh one nothing:
     disturbed models say how far it may be off."""
     if case.reason == OLD and case.comparable and not labels:

@@ -14,7 +14,7 @@ from keyhole.arrays import TINY, Array, random_stream, whole_number
 from keyhole.errors import Counterexample, Inconsistent, InvalidArgument, OracleError
 from keyhole.measurement.noise import PURPOSE as PRECISION
 from keyhole.measurement.noise import bound_noise
-from keyhole.models.base import predict, takes_numbers
+from keyhole.models.base import natural_length, predict, takes_numbers
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.retry import Outage
 from keyhole.oracles.noise import NoiseModel
@@ -32,7 +32,7 @@ from keyhole.verification.challenge_queries import (
     can_change_parameters,
 )
 from keyhole.verification.dispatch import read_reference, verify_target
-from keyhole.verification.replay import replay
+from keyhole.verification.replay import Replay, replay
 from keyhole.verification.signature import Signature
 from keyhole.verification.statement import (
     state_contradiction,
@@ -111,10 +111,8 @@ def verify(
         return other
     before = ""
     if isinstance(model, Recovery):
-        if model.model is None:
-            raise InvalidArgument(f"this run ended without a model ({model.outcome.name})")
         before = "" if model.verdict is None else model.verdict.format
-        model, errors = model.model, model.errors if errors is None else errors
+        model, errors = _claimed(model), model.errors if errors is None else errors
     if isinstance(model, type) or not (callable(model) or hasattr(model, "nearest")):
         raise InvalidArgument(f"model must be a model, callable like the box, got {model!r}")
     with opened(box) as oracle:
@@ -134,6 +132,12 @@ FIRST_ROUND = sum(kind.together for kind in KINDS)  # queries in which every kin
 FRESH = 59  # queries that must agree until at most 5% can differ, with 95% confidence
 
 
+def _claimed(run: Recovery) -> Any:
+    if run.model is None:
+        raise InvalidArgument(f"this run ended without a model ({run.outcome.name})")
+    return run.model
+
+
 def _verdict(
     box: Oracle,
     model: Any,
@@ -144,92 +148,123 @@ def _verdict(
     precision: NoiseModel | None,
 ) -> Verdict:
     count = FRESH if queries is None else whole_number("queries", queries, 1)
-    if takes_numbers(model):
-        told = box.spec.outputs or box.spec.domain.tokens  # fewer where some were chosen
-        if model.tokens != told:
-            raise InvalidArgument(f"the model has {model.tokens} tokens, the box {told}")
-    elif getattr(model, "width", box.spec.width) != box.spec.width:
-        raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
+    _check_sizes(box, model)
     rng = random_stream(whole_number("seed", seed, 0), "verification")
-    natural = model.natural_length() if hasattr(model, "natural_length") else box.spec.width**0.5
-    designer = Designer(box.spec, natural, rng, model)
+    designer = Designer(box.spec, natural_length(model, box.spec.width), rng, model)
     # one old query again comes first, and what fresh queries are left to the end: a run that is
     # continued with a larger budget begins with the same ones
     recalled = _recall(box, past)
     fresh = _FreshQueries(box, model, designer)
     asked = fresh.ask(min(count, FIRST_ROUND))
-    noise = precision or box.spec.precision
-    if noise is None:
-        # an answer of zero to zeros says nothing about rounding
-        telling = [case.given for case, recipe in asked if KINDS[recipe.kind].draw != "draw_padded"]
-        ordinary = _choose_ordinary(designer, asked)
-        noise = bound_noise(box, ordinary, telling or [case.given for case, _ in asked], PRECISION)
+    noise = precision or box.spec.precision or _measure_noise(box, designer, asked)
     asked = asked + fresh.ask(count - len(asked))
-    answers = [case.given for case, _ in asked]
     predicted = [case.predicted for case, _ in asked]
     replayed = replay(model, errors, past, noise, rng, predicted)
-    if replayed.contradiction is not None:  # does the box stand by it?
-        recalled = _ask_again(box, replayed.contradiction.example)
-    worst, example = _compare_recalled(model, errors, recalled, noise, rng)
-    if example is None and replayed.contradiction is not None:
-        worst, example = np.inf, replayed.contradiction.example
+    contradiction = replayed.contradiction
+    if contradiction is not None:  # does the box stand by it?
+        recalled = _ask_again(box, contradiction)
+    worst, changed = _compare_recalled(model, errors, recalled, noise, rng)
+    worst = worst if contradiction is None else np.inf
     judged = _judge_fresh(model, errors, asked, designer, noise, rng)
-    example = example or next((one.example for one in judged if one.example), None)
-    worst = max([worst, *(float(one.ratios.max()) for one in judged)])
-    rates = Rates()
-    if example is None and can_change_parameters(model):
-        rates = rate_changes(model, judged, random_stream(seed, "changes"))
-    numbers = np.concatenate(answers).reshape(count, -1).astype(np.float64)
-    scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
-    sizes_seen = np.sqrt(np.mean(numbers**2, axis=1))
-    # of an ordinary answer: one to huge tokens would make every tolerance look small, and so would
-    # those of a network that is silent at most of them
-    speaking = judged
-    scale = float(np.median(sizes_seen))
-    if scale == 0.0 and sizes_seen.any():
-        speaking = [one for one in judged if one.case.answers.any()]
-        scale = float(np.median(sizes_seen[sizes_seen > 0]))
-    scale = max(scale, TINY)
-    wide = [one.allowed for one in speaking if one.disturbed] or [speaking[0].allowed]
-    allowed = _median(wide)
-    own = _median([allow_rounding(one.case.answers, noise) for one in speaking]) / scale
-    hidden = bool(noise.additive > 0 and allowed > scatter)
-    noticed = tell_noticed(rates) if example is None else {}
+    differing = [one.example for one in judged if one.example]
+    example = next((one for one in (changed, contradiction, *differing) if one), None)
+    worst = max(worst, *(one.worst for one in judged))
+    ordinary = _Ordinary.of(judged, noise)
+    hidden = bool(noise.additive > 0 and ordinary.allowed > ordinary.scatter)
+    noticed = {} if example is not None else _notice_changes(model, judged, seed)
+    tolerance = ordinary.allowed / ordinary.scale
     if example is not None:
-        changed = example.reason == CHANGED
-        differing = sum(one.example is not None for one in judged)
-        bound = state_contradiction()
-        if not changed:
-            bound = state_difference(
-                example,
-                allowed / scale,
-                differing,
-                count,
-                replayed.contradicted,
-                replayed.compared,
-            )
+        bound = _state_counterexample(example, tolerance, (len(differing), count), replayed)
     elif hidden:
         bound = state_hidden(count)
     else:
-        agreed = state_verdict(count, replayed.compared, allowed / scale, own)
+        agreed = state_verdict(count, replayed.compared, tolerance, ordinary.precision)
         bound = f"{agreed} {state_noticed(noticed)}"
-    differences = [one.case.difference for one in judged]
-    largest = [max(scale, float(np.max(np.abs(one.case.answers)))) for one in judged]
+    relative, absolute = _largest_difference(judged, ordinary.scale)
     return Verdict(
         agrees=example is None and not hidden,
         queries=count,
         replayed=replayed.compared,
         contradicted=replayed.contradicted,
         worst=worst,
-        tolerance=allowed / scale,
+        tolerance=tolerance,
         bound=bound.strip(),
         counterexample=example,
-        precision=own,
+        precision=ordinary.precision,
         noticed=noticed,
         format=noise.format,
-        difference=max((d / s for d, s in zip(differences, largest, strict=True)), default=0.0),
-        absolute=max(differences, default=0.0),
+        difference=relative,
+        absolute=absolute,
     )
+
+
+def _notice_changes(model: Any, judged: list[Judged], seed: int) -> dict[str, float]:
+    """The smallest change of each block of parameters that some answer would have shown."""
+    if not can_change_parameters(model):
+        return tell_noticed(Rates())
+    return tell_noticed(rate_changes(model, judged, random_stream(seed, "changes")))
+
+
+def _check_sizes(box: Oracle, model: Any) -> None:
+    """Raises InvalidArgument where the model takes other tokens than the box."""
+    if takes_numbers(model):
+        tokens = box.spec.outputs or box.spec.domain.tokens  # fewer where some were chosen
+        if model.tokens != tokens:
+            raise InvalidArgument(f"the model has {model.tokens} tokens, the box {tokens}")
+    elif getattr(model, "width", box.spec.width) != box.spec.width:
+        raise InvalidArgument(f"the model has width {model.width}, the box {box.spec.width}")
+
+
+def _measure_noise(box: Oracle, designer: Designer, asked: list[tuple[Case, Recipe]]) -> NoiseModel:
+    # an answer of zero to zeros says nothing about rounding
+    telling = [case.given for case, recipe in asked if KINDS[recipe.kind].draw != "draw_padded"]
+    ordinary = _choose_ordinary(designer, asked)
+    return bound_noise(box, ordinary, telling or [case.given for case, _ in asked], PRECISION)
+
+
+@dataclass(frozen=True)
+class _Ordinary:
+    """An ordinary answer: its size, how much answers differ, what it may be off, and what of that
+    is the box's own rounding, in units of its size."""
+
+    scale: float
+    scatter: float
+    allowed: float
+    precision: float
+
+    @classmethod
+    def of(cls, judged: list[Judged], noise: NoiseModel) -> "_Ordinary":
+        """Of the answers that were judged: one to huge tokens would make every tolerance look
+        small, and so would those of a network that is silent at most of them."""
+        given = np.concatenate([one.case.given for one in judged])
+        numbers = given.reshape(len(judged), -1).astype(np.float64)
+        scatter = np.sqrt(np.mean(np.var(numbers, axis=0)))
+        sizes = np.sqrt(np.mean(numbers**2, axis=1))
+        speaking, scale = judged, float(np.median(sizes))
+        if scale == 0.0 and sizes.any():
+            speaking = [one for one in judged if one.case.answers.any()]
+            scale = float(np.median(sizes[sizes > 0]))
+        scale = max(scale, TINY)
+        wide = [one.allowed for one in speaking if one.disturbed] or [speaking[0].allowed]
+        rounding = [allow_rounding(one.case.answers, noise) for one in speaking]
+        return cls(scale, scatter, _median(wide), _median(rounding) / scale)
+
+
+def _largest_difference(judged: list[Judged], scale: float) -> tuple[float, float]:
+    """The largest difference beside the answers' size, and the largest one."""
+    differences = [one.case.difference for one in judged]
+    sizes = [max(scale, float(np.max(np.abs(one.case.answers)))) for one in judged]
+    relative = [gap / size for gap, size in zip(differences, sizes, strict=True)]
+    return max(relative, default=0.0), max(differences, default=0.0)
+
+
+def _state_counterexample(
+    example: Counterexample, tolerance: float, fresh: tuple[int, int], replayed: Replay
+) -> str:
+    if example.reason == CHANGED:
+        return state_contradiction()
+    old = replayed.contradicted, replayed.compared
+    return state_difference(example, tolerance, *fresh, *old)
 
 
 def _judge_fresh(
@@ -335,8 +370,7 @@ def _recall(box: Oracle, past: Past) -> "Recalled | None":
     return Recalled(tokens, np.asarray(answers[0], dtype=np.float64), again)
 
 
-def _ask_again(box: Oracle, example: Counterexample | None) -> "Recalled":
-    assert example is not None
+def _ask_again(box: Oracle, example: Counterexample) -> "Recalled":
     tokens = np.asarray(example.input)[None]
     again = np.asarray(box.ask(QueryBatch.of(tokens, RECALL))[0])
     return Recalled(tokens, np.asarray(example.box_answer), again)

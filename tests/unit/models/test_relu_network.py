@@ -36,7 +36,7 @@ def test_many_points_are_answered_in_chunks(monkeypatch):
     net = network(0, 3, 5)
     points = np.random.default_rng(0).standard_normal((50, 3))
     whole = net(points)
-    monkeypatch.setattr("keyhole.models.relu_network.CHUNK_VALUES", 20)
+    monkeypatch.setattr("keyhole.models.base.HIDDEN_VALUES", 20)
     assert net(points) == pytest.approx(whole, abs=1e-14)
 
 

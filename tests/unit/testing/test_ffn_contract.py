@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.learners.transformer.ffn import FfnLearner
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.queries import QueryBatch

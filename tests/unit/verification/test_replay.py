@@ -70,7 +70,7 @@ def test_one_wrong_answer_among_all_is_found_with_its_query(batch: int) -> None:
     past[batch] = queries, wrong
     found = replay(model, None, past, EXACT, np.random.default_rng(0), [np.ones(1)])
     assert found.contradiction is not None
-    example = found.contradiction.example
+    example = found.contradiction
     assert example is not None
     np.testing.assert_array_equal(example.input, queries[len(queries) - 1 :].tokens()[0])
     assert example.box_answer == wrong[-1]

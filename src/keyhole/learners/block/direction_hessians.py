@@ -39,13 +39,12 @@ from keyhole.learners.mlp import (
     Sketch,
     axes_for,
     find_span,
-    flat,
     rank_ones,
     sphere_point,
     spread_places,
-    unflat,
     weights_of,
 )
+from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import ACTIVATIONS
 
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> unit vectors

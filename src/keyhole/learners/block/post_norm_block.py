@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from keyhole.arrays import Array, Float, random_stream
+from keyhole.arrays import TINY, Array, Float, random_stream
 from keyhole.learners.block.box import Box, NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
@@ -66,11 +66,13 @@ from keyhole.learners.block.scores import (
     usual_level,
 )
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
+from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
+from keyhole.oracles.noise import DETECTION
 
 
 @dataclass(frozen=True)
@@ -364,27 +366,29 @@ class SphereAnswers:
         return float(found[-1])
 
 
-def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
-    """Whether Φ curves otherwise than a norm does between kinks: four near points of a great circle
-    have directions in three dimensions where it does not. Where rounding hides that, the arcs with
-    a kink tell: a smooth Φ leaves the three dimensions by the cube of the step everywhere."""
-    p, coarse = len(sphere.whole), sphere.box.coarse
-    step = 2e-2 if coarse else sphere.box.unit ** (1.0 / 6.0)
-    count, turns = 20 if coarse else 7, np.arange(-2.0, 3.0)
-    back = np.linalg.pinv(sphere.whole)
-    size = sphere.box.unit ** (-5.0 / 8.0)
-    off = []
-    for _ in range(count):
+def is_smooth(sphere: SphereAnswers, rng: np.random.Generator, arcs: int = 20) -> bool:
+    """Whether Φ curves otherwise than a norm does between kinks: five near points of a great circle
+    then have directions outside of three dimensions by the cube of their distance, an eighth of it
+    at half the distance. With kinks they are off by the distance itself, and not at all where an
+    arc holds none."""
+    p, back = len(sphere.whole), np.linalg.pinv(sphere.whole)
+    unit = sphere.box.unit
+    step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
+    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+    found = []
+    for _ in range(arcs):
         first, second = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        path = np.cos(step * turns)[:, None] * first + np.sin(step * turns)[:, None] * second
-        tokens = sphere.box.representable(size * path @ back.T)
-        answers = sphere.box.ask(tokens[:, None], "network")
-        seen = sphere.directions(answers)
-        off.append(np.linalg.svd(seen, compute_uv=False)[3])
-    if coarse:
-        return bool(np.max(off) < 4.0 * step**3)
-    # most arcs may hold a kink; of a smooth Φ hardly one is so straight, and never two
-    return bool(np.sort(off)[1] > 1e-2 * step**3)
+        path = np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second)
+        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * path @ back.T)
+        seen = sphere.directions(sphere.box.ask(tokens[:, None], "network"))
+        found.append([np.linalg.svd(seen[some], compute_uv=False)[3]
+                      for some in ([0, 1, 3, 5, 6], [1, 2, 3, 4, 5])])  # fmt: skip
+    wide, narrow = np.array(found).T
+    shown = wide > DETECTION**2 * unit
+    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
+    smooth = shown.mean() > 0.5 and bool(eighth[shown].mean() > 0.5)
+    note_decision("the network is smooth", smooth, margin_of(float(eighth[shown].mean()), 0.5))
+    return smooth
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
@@ -472,7 +476,7 @@ def settle_directions(
     for _ in range(4):
         data = Data(with_one(sphere.points), sphere.read(net)[1])
         before = rest
-        net, rest = fit_directions(net, data, 12, target=target)
+        net, rest = refine_directions(net, data, 12, target=target)
         if rest < target or rest > 0.5 * before:
             break
     return net, rest
@@ -785,7 +789,7 @@ def find_post_norm_block(
     sphere.grow(4 * d)
     sphere.read(None)
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
-    level = 5.0 * box.unit if box.coarse else 30.0 * difference_step(box)
+    level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
     net = None
     if activations == ("relu",) and box.coarse:
         net = fit_relus(sphere, rng)

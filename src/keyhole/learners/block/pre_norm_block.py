@@ -41,7 +41,7 @@ from keyhole.learners.block.box import Box, Paid, Unclear
 from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
-from keyhole.learners.block.refinement import Pairs, settle_block
+from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
 from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
 from keyhole.learners.mlp import descend as descend_network
@@ -62,7 +62,9 @@ class AttentionOptions:
     per unknown. draws: random heads of which the best joins those found so far. steps: of its first
     fit. explained: what heads may leave of the answers, in units of their error.
     spare: answers and anchors beyond those that would just do.
-    share: of the numbers of an answer, that weights are read for at once.
+    share: of the numbers of an answer, that weights are read for at once, at most. seen: error that
+    a weight may have, and how large it is at least, for so many (`most_seen`) tokens of every
+    head.
     """
 
     context: int = 3
@@ -72,6 +74,8 @@ class AttentionOptions:
     explained: float = 30.0
     spare: int = 3
     share: float = 0.7
+    seen: float = 0.02
+    most_seen: float = 0.7
 
 
 @dataclass(frozen=True)
@@ -227,65 +231,118 @@ def find_scores(
     rng: np.random.Generator,
 ) -> list[tuple[Array, Array, Array]]:
     """For every head the score in factors (left, right) and the key bias."""
-    heads, _, k = maps.shape
-    context = max(1, int(options.share * maps.shape[1] / heads))
-    anchors = frozen.points(rng, k + 1 + options.spare)
-    keys = np.array([find_keys(frozen, maps, anchor, context, rng) for anchor in anchors])
+    anchors = frozen.points(rng, frozen.width + 1 + options.spare)
+    near, found = 1.0, []
+    for anchor in anchors:
+        found.append(find_keys(frozen, maps, anchor, near, options, rng))
+        near = found[-1].near
     table = np.column_stack([anchors, np.ones(len(anchors))])
-    found = []
-    for h in range(heads):
-        axes, sizes, _ = np.linalg.svd(keys[:, h].T, full_matrices=False)
-        drops = sizes[:-1] / np.maximum(sizes[1:], 1e-300)
-        rank = int(np.argmax(drops)) + 1 if drops.max() > 10.0 else len(sizes)
-        left = axes[:, :rank]
-        solution, *_ = np.linalg.lstsq(table, keys[:, h] @ left, rcond=None)
-        found.append((left, solution[:-1].T, left @ solution[-1]))
-    return found
+    keys, sure = np.array([one.keys for one in found]), np.array([one.sure for one in found])
+    return [factor_score(table, keys[:, h], sure[:, h]) for h in range(len(maps))]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Of all heads at one anchor, one over their errors (relative to those of weights), and how
+    near to the anchor the tokens have to be so that most weights are seen: 1 is anywhere."""
+
+    keys: Float[Array, "h k"]
+    sure: Float[Array, " h"]
+    near: float
+
+
+def factor_score(
+    table: Float[Array, "n k+1"], keys: Float[Array, "n k"], sure: Float[Array, " n"]
+) -> tuple[Array, Array, Array]:
+    """Of keys that are linear in the rows of a table, whose last entries are one."""
+    weight = (sure / sure.max())[:, None]
+    table, keys = weight * table, weight * keys
+    axes, sizes, _ = np.linalg.svd(keys.T, full_matrices=False)
+    drops = sizes[:-1] / np.maximum(sizes[1:], 1e-300)
+    rank = int(np.argmax(drops)) + 1 if drops.max() > 10.0 else len(sizes)
+    left = axes[:, :rank]
+    solution, *_ = np.linalg.lstsq(table, keys @ left, rcond=None)
+    return left, solution[:-1].T, left @ solution[-1]
 
 
 def find_keys(
     frozen: Frozen,
     maps: Float[Array, "h d k"],
     anchor: Float[Array, " k"],
-    context: int,
+    near: float,
+    options: AttentionOptions,
     rng: np.random.Generator,
-) -> Float[Array, "h k"]:
+) -> Keys:
     """Keys of all heads at an anchor: log w_hi / w_hN = (b_i - a) . key_h."""
     heads, _, k = maps.shape
     alone = frozen.ask(np.zeros((1, 0, k)), anchor[None], "scores")[0]
+    context = choose_context(frozen, maps, anchor, options, rng)
     groups = -(-(k + 2) // context)
-    tokens = np.array([best_tokens(frozen, maps, anchor, context, rng) for _ in range(groups)])
-    answers = frozen.ask(tokens, np.tile(anchor, (groups, 1)), "scores") - alone
-    odds, sure = np.empty((2, groups, context, heads))
-    for g in range(groups):
-        table = np.einsum("hdk,mk->dmh", maps, tokens[g] - anchor).reshape(len(alone), -1)
-        share, *_ = np.linalg.lstsq(table, answers[g], rcond=None)
-        share = share.reshape(context, heads)
-        own = 1.0 - share.sum(axis=0)
-        share, own = np.maximum(share, 1e-12), np.maximum(own, 1e-12)
-        odds[g] = np.log(share / own)
-        sure[g] = share * own / (share + own)  # what an error of a weight is divided by
+    while True:
+        draws = [best_tokens(frozen, maps, anchor, context, near, rng) for _ in range(groups)]
+        tokens = np.array(draws)
+        answers = frozen.ask(tokens, np.tile(anchor, (groups, 1)), "scores") - alone
+        share = read_weights(maps, tokens - anchor, answers)
+        own = 1.0 - share.sum(axis=1, keepdims=True)
+        seen = np.minimum(share, own) > options.seen
+        if seen.mean(axis=(0, 1)).min() > options.most_seen or near < options.seen:
+            break
+        near *= 0.5
+    share, own = np.maximum(share, 1e-12), np.maximum(own, 1e-12)
+    odds = np.log(share / own)
+    sure = share * own / (share + own)  # what an error of a weight is divided by
     steps = (tokens - anchor).reshape(-1, k)
-    keys = np.empty((heads, k))
+    keys, certain = np.empty((heads, k)), np.empty(heads)
     for h in range(heads):
         weight = sure[:, :, h].ravel()
-        keys[h], *_ = np.linalg.lstsq(
-            weight[:, None] * steps, weight * odds[:, :, h].ravel(), rcond=None
-        )
-    return keys
+        inverse = np.linalg.pinv(weight[:, None] * steps)
+        keys[h] = inverse @ (weight * odds[:, :, h].ravel())
+        certain[h] = 1.0 / np.linalg.norm(inverse)
+    return Keys(keys, certain, near)
+
+
+def table_of(maps: Float[Array, "h d k"], steps: Float[Array, "m k"]) -> Float[Array, "d mh"]:
+    """What the weights of all tokens and heads are multiplied by in an answer."""
+    return np.einsum("hdk,mk->dmh", maps, steps).reshape(maps.shape[1], -1)
+
+
+def read_weights(
+    maps: Float[Array, "h d k"], steps: Float[Array, "g m k"], answers: Float[Array, "g d"]
+) -> Float[Array, "g m h"]:
+    """Weights of all heads, which are linear in an answer."""
+    found = [
+        np.linalg.lstsq(table_of(maps, step), answer, rcond=None)[0]
+        for step, answer in zip(steps, answers, strict=True)
+    ]
+    return np.array(found).reshape(*steps.shape[:2], len(maps))
+
+
+def choose_context(
+    frozen: Frozen,
+    maps: Float[Array, "h d k"],
+    anchor: Float[Array, " k"],
+    options: AttentionOptions,
+    rng: np.random.Generator,
+) -> int:
+    """The most tokens whose weights one answer still tells, the maps being off by what the network
+    adds to them."""
+    doubt, most = frozen.anchor_size**-2, max(1, int(options.share * maps.shape[1] / len(maps)))
+    for context in range(most, 1, -1):
+        tokens = best_tokens(frozen, maps, anchor, context, 1.0, rng)
+        if doubt * float(np.linalg.cond(table_of(maps, tokens - anchor))) < options.seen:
+            return context
+    return 1
 
 
 def best_tokens(
-    frozen: Frozen, maps: Array, anchor: Array, context: int, rng: np.random.Generator
+    frozen: Frozen, maps: Array, anchor: Array, context: int, near: float, rng: np.random.Generator
 ) -> Float[Array, "m k"]:
-    """Of a few draws, the tokens whose weights are read best."""
-    draws = [frozen.points(rng, context) for _ in range(12)]
-
-    def condition(tokens: Array) -> float:
-        table = np.einsum("hdk,mk->dmh", maps, tokens - anchor).reshape(maps.shape[1], -1)
-        return float(np.linalg.cond(table))
-
-    return min(draws, key=condition)
+    """Of a few draws around the anchor, the tokens whose weights are read best."""
+    draws = []
+    for _ in range(12):
+        drawn = anchor + near * (frozen.points(rng, context) - anchor)
+        draws.append(drawn * np.linalg.norm(anchor) / norms(drawn))
+    return min(draws, key=lambda tokens: float(np.linalg.cond(table_of(maps, tokens - anchor))))
 
 
 # --- 3: the offset --------------------------------------------------------------------------------
@@ -734,7 +791,7 @@ def find_pre_norm_block(
     if not box.coarse:
         return [block], pairs
     # what is known least goes first; then activations that few digits do not tell apart
-    block = settle_block(block, pairs[1:], "left|read", steps=6)
+    block = trim_scores(settle_block(block, pairs[1:], "left|read", steps=6))
     alike = ("gelu", "gelu_tanh")
     names = alike if wide.activation in alike else (wide.activation,)
     assert block.mlp is not None

@@ -330,6 +330,20 @@ def settle_block(
     return join_block(state.parts, form_of(start, parts))
 
 
+def trim_scores(block: Block) -> Block:
+    """The block whose scores have the ranks behind which their singular values fall clearly: what
+    was read with errors has weak directions of its own, which a fit shows to be none."""
+    assert block.attention is not None
+    heads = []
+    for head in block.attention.heads:
+        axes, sizes, rows = np.linalg.svd(head.score)
+        rank = clear_rank(sizes)
+        left = axes[:, :rank] * sizes[:rank]
+        bias = left @ np.linalg.lstsq(left, head.key_bias, rcond=None)[0]
+        heads.append(Head((left, rows[:rank]), bias, head.value))
+    return with_attention(block, Attention(heads, block.attention.offset))
+
+
 def cancellation(block: Block, tokens: Float[Array, "n length d"]) -> Float[Array, " n"]:
     """By how much the first norm of a post-norm block enlarges the rounding of what it reads, where
     token and attention nearly cancel."""

@@ -67,16 +67,21 @@ def build_examples(inputs: Any, outputs: Any, mask: Any = None, *, bias: bool = 
     return Examples(rows, form, float(np.finfo(np.float32 if single else np.float64).eps) / 2)
 
 
+def _read_padded(inputs: Array, mask: Any) -> list[Array]:
+    """The tokens of every sequence that are no padding."""
+    if mask is None:
+        return list(finite_array("inputs", inputs, ndim=3))
+    real = _read_mask(inputs, mask)
+    inputs = np.where(real[:, :, None], inputs, 0)  # padding may hold anything, even NaN
+    array = finite_array("inputs", inputs, ndim=3)
+    return [row[keep] for row, keep in zip(array, real, strict=True)]
+
+
 def _read_sequences(inputs: Any, mask: Any) -> list[Array]:
     if hasattr(inputs, "__array__") and not isinstance(inputs, np.ndarray):
         inputs = np.asarray(inputs)  # a tensor of another library
     if isinstance(inputs, np.ndarray) and inputs.dtype != object:
-        real = None if mask is None else _read_mask(inputs, mask)
-        if real is not None:
-            inputs = np.where(real[:, :, None], inputs, 0)  # padding may hold anything, even NaN
-        array = finite_array("inputs", inputs, ndim=3)
-        keep = np.ones(array.shape[:2], bool) if real is None else real
-        parts = [array[i][keep[i]] for i in range(len(array))]
+        parts = _read_padded(inputs, mask)
     elif isinstance(inputs, (Sequence, np.ndarray)):
         if mask is not None:
             raise InvalidArgument("a mask goes with a padded array, not with a list of sequences")
@@ -109,14 +114,18 @@ def _read_mask(inputs: Array, mask: Any) -> Array:
     return keep.astype(bool)
 
 
+def _read_label_list(outputs: Sequence[Any], lengths: list[int]) -> list[Array]:
+    parts = [finite_array(f"outputs[{i}]", part, ndim=2) for i, part in enumerate(outputs)]
+    _check_lengths("outputs", [len(p) for p in parts], lengths)
+    if len({part.shape[1] for part in parts}) > 1:
+        raise InvalidArgument("outputs must share one number of columns")
+    return parts
+
+
 def _read_labels(outputs: Any, lengths: list[int], mask: Any) -> tuple[list[Array], str]:
     """One (reads, D) array per example, and the form they were written in."""
     if isinstance(outputs, (list, tuple)) and outputs and np.ndim(outputs[0]) == 2:
-        parts = [finite_array(f"outputs[{i}]", part, ndim=2) for i, part in enumerate(outputs)]
-        _check_lengths("outputs", [len(p) for p in parts], lengths)
-        if len({part.shape[1] for part in parts}) > 1:
-            raise InvalidArgument("outputs must share one number of columns")
-        return parts, "every"
+        return _read_label_list(outputs, lengths), "every"
     array = np.asarray(outputs)
     if array.ndim == 3 and mask is not None and array.shape[:2] == np.shape(mask):
         keep = np.asarray(mask, bool)

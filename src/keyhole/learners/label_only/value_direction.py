@@ -212,17 +212,17 @@ def find_roundoff(found: Direction, roundoff: float, rng: np.random.Generator) -
             margin, example = _check_beside(found, roundoff, rng)
         if example is None:
             return roundoff
-        coarser = _choose_coarser(roundoff, margin)
-        if coarser is None or _has_offset(found, coarser, rng):
+        further = _choose_further(roundoff, margin)
+        if further is None or _has_offset(found, further, rng):
             raise WrongFamily(
                 "the label of one token is the side of a plane through zero on which it lies, for "
                 "an attention head without offset; for this box it is not",
                 example,
             )
-        roundoff = coarser
+        roundoff = further
 
 
-def _choose_coarser(roundoff: float, margin: float) -> float | None:
+def _choose_further(roundoff: float, margin: float) -> float | None:
     """The next roundoff that explains wrong labels at this margin: float64 with rounding errors
     that add up, else a shorter format."""
     roundings = 16.0  # rounding errors of one answer, in units of the roundoff, at the most

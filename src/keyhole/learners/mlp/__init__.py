@@ -1,6 +1,5 @@
 """Networks with one hidden layer, from queries of one token."""
 
-from keyhole.learners.mlp.domain import InputRegion
 from keyhole.learners.mlp.hessians import GROWTH as HESSIAN_GROWTH
 from keyhole.learners.mlp.hessians import (
     HessianTable,
@@ -8,12 +7,10 @@ from keyhole.learners.mlp.hessians import (
     Sketch,
     axes_for,
     find_span,
-    flat,
     likely_activations,
     rank_ones,
     room_for_neurons,
     spread_places,
-    unflat,
     weights_of,
 )
 from keyhole.learners.mlp.hessians import Steps as HessianSteps
@@ -25,8 +22,12 @@ from keyhole.learners.mlp.redundancy import (
     thin_out,
 )
 from keyhole.learners.mlp.refinement import descend, refine
-from keyhole.learners.mlp.relu_hypothesis import NetworkDiagnostics, derive_standard_errors
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu import (
+    InputRegion,
+    NetworkDiagnostics,
+    ReluNetworkLearner,
+    derive_standard_errors,
+)
 from keyhole.network.weights import Weights, chosen, hidden_layer, random_start, with_one
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "derive_standard_errors",
     "descend",
     "find_span",
-    "flat",
     "hidden_layer",
     "likely_activations",
     "random_start",
@@ -57,7 +57,6 @@ __all__ = [
     "sphere_point",
     "spread_places",
     "thin_out",
-    "unflat",
     "weights_of",
     "with_one",
 ]

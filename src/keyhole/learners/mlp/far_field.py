@@ -222,6 +222,20 @@ class Segment:
                 halves += [(left, piece), (piece, right)]
         return halves
 
+    def beside_ends(self, ends: list[Piece], pieces: list[Piece], window: float) -> list[Pair]:
+        """The first and the last piece over a new window, each with its neighbour."""
+        if not ends:
+            return []
+        pairs: list[Pair] = []
+        ways = [np.sign(p.window) * window for p in ends]
+        values = self.values([p.at + w for p, w in zip(ends, ways, strict=True)])
+        for piece, w, value in zip(ends, ways, values, strict=True):
+            fresh = Piece(piece.at, piece.value, (value - piece.value) / w, w)
+            others = [p for p in pieces if p is not piece]
+            nearest = others[int(np.argmin([abs(p.at - piece.at) for p in others]))]
+            pairs.append((fresh, nearest) if w > 0 else (nearest, fresh))
+        return pairs
+
     def doubtful(self, found: list[Breakpoint], pieces: list[Piece], window: float) -> list[Pair]:
         """Pairs to be searched again: breakpoints at both ends of a window that are not one, or at
         the end of the first and last."""
@@ -232,20 +246,13 @@ class Segment:
         ends: list[Piece] = []
         for piece in pieces:
             reach = 1e-3 * abs(piece.window)
-            there = np.abs(times - piece.at - piece.window).min() < reach
-            if there and piece.parents is None:
+            if np.abs(times - piece.at - piece.window).min() >= reach:
+                continue
+            if piece.parents is None:
                 ends.append(piece)
-            elif there and piece.parents is not None and np.abs(times - piece.at).min() < reach:
+            elif np.abs(times - piece.at).min() < reach:
                 pairs.append(piece.parents)
-        if ends:
-            ways = [np.sign(p.window) * window for p in ends]
-            values = self.values([p.at + w for p, w in zip(ends, ways, strict=True)])
-            for piece, w, value in zip(ends, ways, values, strict=True):
-                fresh = Piece(piece.at, piece.value, (value - piece.value) / w, w)
-                others = sorted(
-                    (p for p in pieces if p is not piece), key=lambda p: abs(p.at - fresh.at)
-                )
-                pairs.append((fresh, others[0]) if w > 0 else (others[0], fresh))
+        pairs += self.beside_ends(ends, pieces, window)
         pairs.sort(key=lambda pair: pair[0].at - pair[1].at)
         kept: list[Pair] = []
         for left, right in pairs:

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
-from keyhole.arrays import TINY, Array, Float, Int
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float, Int
 from keyhole.fitting.solver import ManyProblems, Stopping, descend_many
+from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import ACTIVATIONS
 from keyhole.network.weights import Weights
 
@@ -45,37 +46,59 @@ class NotEnough(Exception):
 # Relative error of a second difference both ways, truncation and rounding balanced, from which on
 # the weakest of some dozens of neurons may be hidden by it.
 BLURRED = 1e-6
+BALANCED = 1.3  # angle of that difference, in fourth roots of four roundings
+
+
+def error_of_differences(unit: float) -> float:
+    """Relative error of a second difference both ways, truncation and rounding balanced."""
+    return float(BALANCED**2 * (4.0 * unit) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Steps:
     """How a box of some precision is looked at. second, places, first: angles of second differences
     for Hessians, of those along few directions (both ways), and of first differences: they balance
-    truncation against the rounding of the answers. room: dimensions of the symmetric matrices on U,
-    relative to the span's. spare: Hessians beyond those that the span needs, relative. gap: between
-    the singular values that count and those that do not. blurred: whether errors of the Hessians
-    hide the weakest neurons: more places and dimensions make up for them."""
+    truncation against the rounding of the answers. blur: 0 where errors of the Hessians hide no
+    neuron, 1 where they hide as much as in single precision: more places and dimensions make up
+    for them. room: dimensions of the symmetric matrices on U, relative to the span's. spare:
+    Hessians beyond those that the span needs, relative. gap: between the singular values that count
+    and those that do not."""
 
     second: float
     places: float
     first: float
     two_sided: bool
-    blurred: bool = False
+    blur: float = 0.0
     room: float = 1.25
     spare: float = 0.15
     gap: float = 6.0
+
+    @property
+    def blurred(self) -> bool:
+        return self.blur > 0.0
+
+    @property
+    def ways(self) -> tuple[float, ...]:
+        """In which pairs of axes are looked along."""
+        return (1.0, -1.0) if self.two_sided else (1.0,)
 
     @classmethod
     def of(cls, unit: float, width: int) -> "Steps":
         """Error of a second difference: θ or θ² against 4 unit / θ². The more neurons, the weaker
         the weakest among them: networks of more than 200 inputs need the better differences."""
-        both = 1.3 * (4.0 * unit) ** 0.25
-        if both**2 > BLURRED:
-            third = 0.6 * unit ** (1 / 3)
-            return cls(both, both, third, True, blurred=True, room=1.75, spare=0.9, gap=2.5)
-        if width < 200:
-            return cls(1.6 * (4.0 * unit) ** (1 / 3), both, 4.0 * unit**0.5, False)
-        return cls(both, both, 4.0 * unit**0.5, True, room=1.2)
+        error, worst = error_of_differences(unit), error_of_differences(SINGLE_ROUNDOFF)
+        blur = float(np.clip(np.log(error / BLURRED) / np.log(worst / BLURRED), 0.0, 1.0))
+        both, two_sided = error**0.5, blur > 0.0 or width >= 200
+        return cls(
+            second=both if two_sided else 1.6 * (4.0 * unit) ** (1 / 3),
+            places=both,
+            first=0.6 * unit ** (1 / 3) if blur > 0.0 else 4.0 * unit**0.5,
+            two_sided=two_sided,
+            blur=blur,
+            room=(1.2 if two_sided else 1.25) + 0.55 * blur,
+            spare=0.15 + 0.75 * blur,
+            gap=6.0 * (2.5 / 6.0) ** blur,
+        )
 
     def balanced(
         self, ask: Ask, frame: Float[Array, "n n"], unit: float, inside: bool = False
@@ -128,36 +151,37 @@ class HessianTable:
 
     def grow(self, size: int, places: Float[Array, "k p"]) -> None:
         """Asks what is missing for `size` axes at these places (the first ones being known)."""
-        theta, ways = self.steps.second, (1.0, -1.0) if self.steps.two_sided else (1.0,)
         self.places = places @ self.x_axes
-        for k, base in enumerate(self.places):
+        for k in range(len(self.places)):
             have = self.known[k] if k < len(self.known) else 0
-            if have >= size:
-                continue
-            new = [(way, i) for way in (1.0, -1.0) for i in range(have, size)]
-            both = [
-                (way, i, j) for way in ways for j in range(max(have, 1), size) for i in range(j)
-            ]
-            tangents = [theta * way * self.u_axes[i] for way, i in new]
-            tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
-            if not have:
-                tangents.append(np.zeros(len(base)))
-            values = self.ask(along(base, np.array(tangents), self.inside), "Hessians")
-            outputs = values.shape[1]
-            if not have:
-                self.known.append(0)
-                self.centre.append(values[-1])
-                self.axis.append(np.zeros((2, 0, outputs)))
-                self.pairs.append(np.zeros((len(ways), 0, 0, outputs)))
-            axis = np.zeros((2, size, outputs))
-            axis[:, :have] = self.axis[k]
-            pairs = np.zeros((len(ways), size, size, outputs))
-            pairs[:, :have, :have] = self.pairs[k]
-            for (way, i), value in zip(new, values, strict=False):
-                axis[0 if way > 0 else 1, i] = value
-            for (way, i, j), value in zip(both, values[len(new) :], strict=False):
-                pairs[0 if way > 0 else 1, i, j] = pairs[0 if way > 0 else 1, j, i] = value
+            if have < size:
+                self._grow_place(k, have, size)
+
+    def _grow_place(self, k: int, have: int, size: int) -> None:
+        """Asks one place for the axes from `have` to `size`."""
+        base, theta, ways = self.places[k], self.steps.second, self.steps.ways
+        new = [(way, i) for way in (1.0, -1.0) for i in range(have, size)]
+        both = [(way, i, j) for way in ways for j in range(max(have, 1), size) for i in range(j)]
+        tangents = [theta * way * self.u_axes[i] for way, i in new]
+        tangents += [theta * way * (self.u_axes[i] + self.u_axes[j]) for way, i, j in both]
+        if not have:
+            tangents.append(np.zeros(len(base)))
+        values = self.ask(along(base, np.array(tangents), self.inside), "Hessians")
+        outputs = values.shape[1]
+        axis = np.zeros((2, size, outputs))
+        pairs = np.zeros((len(ways), size, size, outputs))
+        for (way, i), value in zip(new, values, strict=False):
+            axis[int(way < 0), i] = value
+        for (way, i, j), value in zip(both, values[len(new) :], strict=False):
+            pairs[int(way < 0), i, j] = pairs[int(way < 0), j, i] = value
+        if have:
+            axis[:, :have], pairs[:, :have, :have] = self.axis[k], self.pairs[k]
             self.axis[k], self.pairs[k], self.known[k] = axis, pairs, size
+        else:
+            self.centre.append(values[-1])
+            self.axis.append(axis)
+            self.pairs.append(pairs)
+            self.known.append(size)
 
     def hessians(self, size: int) -> Float[Array, "k D s s"]:
         theta, found = self.steps.second, []
@@ -177,22 +201,6 @@ class HessianTable:
         return np.array(
             [(axis[0, :size] - axis[1, :size]) / (2 * self.steps.second) for axis in self.axis]
         )
-
-
-def flat(matrices: Float[Array, "k s s"]) -> Float[Array, "k P"]:
-    """Symmetric matrices as vectors with the same inner products."""
-    s = matrices.shape[-1]
-    rows, columns = np.triu_indices(s)
-    weight = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    return np.asarray(matrices[..., rows, columns] * weight)
-
-
-def unflat(vectors: Float[Array, "k P"], s: int) -> Float[Array, "k s s"]:
-    rows, columns = np.triu_indices(s)
-    weight = np.where(rows == columns, 1.0, np.sqrt(0.5))
-    matrices = np.zeros((len(vectors), s, s))
-    matrices[:, rows, columns] = matrices[:, columns, rows] = vectors * weight
-    return matrices
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Result
 from keyhole.learners.mlp.far_field import EXPLAINED
 from keyhole.learners.mlp.options import MlpOptions
-from keyhole.learners.mlp.refinement import Refined
+from keyhole.learners.mlp.refinement import RefinedNetwork
 from keyhole.learners.mlp.thinning import rows_of
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
@@ -42,7 +42,7 @@ class MlpDiagnostics(Diagnostics):
 
 def judge(
     box: Asker,
-    refined: Refined,
+    refined: RefinedNetwork,
     points: Array,
     answers: Array,
     centre: Array,
@@ -103,8 +103,13 @@ def judge(
     return Hypothesis(model, deviations, floor, (note, side), noise=noise, diagnostics=diagnostics)
 
 
+def relative_error(box: Asker, answers: Array) -> float:
+    """Of these answers: what they round, and what adds to them whatever their size."""
+    return box.unit + box.additive / max(float(np.sqrt(np.mean(answers**2))), TINY)
+
+
 def explained_residual(
-    box: Asker, refined: Refined, points: Array, answers: Array, options: MlpOptions
+    box: Asker, refined: RefinedNetwork, points: Array, answers: Array, options: MlpOptions
 ) -> float:
     """What rounding explains of a residual. A wrong network's terms may cancel too: where
     that would excuse a part of the answers as large as a wrong network leaves, the answers
@@ -115,11 +120,11 @@ def explained_residual(
         scale = min(scale, cancelled * float(np.abs(answers).max()))
     else:
         scale, roundings = min(scale, float(np.sqrt(np.mean(answers**2)))), roundings / 8.0
-    return roundings * box.unit * scale + 6.0 * box.additive
+    return roundings * box.unit * scale + REJECTION * box.additive
 
 
 def find_contradiction(
-    box: Asker, refined: Refined, centre: Array, radius: float, options: MlpOptions
+    box: Asker, refined: RefinedNetwork, centre: Array, radius: float, options: MlpOptions
 ) -> Inconclusive | None:
     """Whether an answer that was asked on the way, and not for the fit, contradicts it by more
     than the standard errors: one of too many neurons explains whatever it was made from."""
@@ -129,7 +134,7 @@ def find_contradiction(
     predicted = weights(points)
     off = np.linalg.norm(predicted - answers, axis=1)
     allowed = box.unit**options.half * sizes_of_terms(weights, points)
-    allowed += 6.0 * box.additive * np.sqrt(answers.shape[1])
+    allowed += REJECTION * box.additive * np.sqrt(answers.shape[1])
     if refined.errors is not None and (off > allowed).any():
         errors = moved_back(refined.errors, np.zeros_like(centre), radius)
         rng = np.random.default_rng(0)

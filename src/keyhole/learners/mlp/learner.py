@@ -49,18 +49,18 @@ from keyhole.learners.mlp.hessians import (
     room_for_neurons,
     weights_of,
 )
-from keyhole.learners.mlp.judgement import explained_residual, judge, unknowns
+from keyhole.learners.mlp.judgement import explained_residual, judge, relative_error, unknowns
 from keyhole.learners.mlp.missing import add_missing, awakened, other_bends
 from keyhole.learners.mlp.options import THOROUGH, MlpOptions
 from keyhole.learners.mlp.profile import find_strange_profile
 from keyhole.learners.mlp.redundancy import fit_with_redundancy, repair
 from keyhole.learners.mlp.refinement import (
-    Refined,
+    RefinedNetwork,
     RefinementOptions,
     descend,
     refine,
 )
-from keyhole.learners.mlp.relu_learner import NotPiecewiseLinear, ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import NotPiecewiseLinear, ReluNetworkLearner
 from keyhole.learners.mlp.scale import (
     Scale,
     far_exponent,
@@ -68,7 +68,7 @@ from keyhole.learners.mlp.scale import (
     is_smooth,
     widened,
 )
-from keyhole.learners.mlp.thinning import decided, without_idle, without_unseen
+from keyhole.learners.mlp.thinning import decided, refine_active, without_unseen
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
 from keyhole.models.relu_network import ReluNetwork
@@ -141,10 +141,7 @@ class MlpLearner:
         """The size of inputs at which the box bends, that of its sphere where it has one."""
         domain, width = box.oracle.spec.domain, box.width
         centre, largest = region_of(domain, width)
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + points, purpose)
-
+        ask = asking_around(box, centre)
         if domain.sphere is not None:
             entry = domain.sphere / np.sqrt(width)
             box.points(domain.drawn_in(rng.standard_normal((1, width))), "scale")
@@ -159,10 +156,7 @@ class MlpLearner:
         than Hessians cost; Hessians; redundant neurons, first where Hessians have no room."""
         domain, width = box.oracle.spec.domain, box.width
         centre, largest = region_of(domain, width)
-
-        def ask(points: Array, purpose: str) -> Array:
-            return box.points(centre + points, purpose)
-
+        ask = asking_around(box, centre)
         afar = self._is_seen_from_afar(box, scale, rng)
         # a network that is one of ReLUs at infinity has neither gates nor tanh: Hessians are then
         # a second chance, and those of the sphere are the cheaper ones
@@ -192,7 +186,9 @@ class MlpLearner:
             return False
         return abs(far_exponent(box.points, width, radius, rng) - 1.0) < 0.25
 
-    def _explained(self, box: Asker, refined: Refined, points: Array, answers: Array) -> float:
+    def _explained(
+        self, box: Asker, refined: RefinedNetwork, points: Array, answers: Array
+    ) -> float:
         return explained_residual(box, refined, points, answers, self.options)
 
     def _expected(self, width: int) -> int:
@@ -286,9 +282,11 @@ class MlpLearner:
             # a plane that passes by all points is that of a breakpoint that was misread
             bent = (np.abs(with_one(points) @ weights.inner.T) < self.options.bent).any(axis=0)
             weights = chosen(weights, bent) if bent.any() else weights
-            weights = repair(weights, points, answers, box.unit, rng) or weights
+            weights = repair(weights, points, answers, relative_error(box, answers), rng) or weights
         try:
-            refined = without_idle(weights, points, answers, box.unit, self.options.idle, rng)
+            refined = refine_active(
+                weights, points, answers, relative_error(box, answers), self.options.idle, rng
+            )
         except np.linalg.LinAlgError as failed:
             return Inconclusive(str(failed)), points, answers
         result = judge(box, refined, points, answers, np.zeros(width), 1.0, self.options)
@@ -324,7 +322,7 @@ class MlpLearner:
             points = awakened(points, weights.inner, rng)  # so many have some that hardly ever fire
         box.oracle.expect(count)
         answers = ask(points, "refinement")
-        fits: list[Refined] = []
+        fits: list[RefinedNetwork] = []
         for name in names:
             if name != names[0]:
                 weights, which = weights_of(sketch, name)
@@ -352,41 +350,55 @@ class MlpLearner:
         answers: Array,
         rng: np.random.Generator,
         thorough: bool,
-    ) -> Refined:
+    ) -> RefinedNetwork:
         """The refined network; if `thorough`, where plain steps do not lead to the answers'
         rounding, damped ones from the start, and in small networks redundant neurons for those that
         are wrong."""
         idle = self.options.idle
-        refined = without_idle(weights, points, answers, box.unit, idle, rng)
+        refined = refine_active(weights, points, answers, relative_error(box, answers), idle, rng)
         unknown = weights.inner.size * (1 if weights.gate is None else 2)
         if not thorough or unknown > RefinementOptions().grams:
             return refined
         refined = self._with_other_bends(box, refined, points, answers, rng)
         if refined.residual > self._explained(box, refined, points, answers):
-            level = box.unit * float(np.sqrt(np.mean(answers**2)))
+            level = relative_error(box, answers) * float(np.sqrt(np.mean(answers**2)))
             damped, _ = descend(weights, points, answers, ridge=1e-17, steps=60, target=level)
-            again = without_idle(damped, points, answers, box.unit, idle, rng)
+            again = refine_active(damped, points, answers, relative_error(box, answers), idle, rng)
             refined = min(refined, again, key=lambda fit: fit.residual)
         if (
             unknown <= self.options.small
             and refined.residual > self._explained(box, refined, points, answers)
-            and (repaired := repair(refined.weights, points, answers, box.unit, rng)) is not None
+            and (
+                repaired := repair(
+                    refined.weights, points, answers, relative_error(box, answers), rng
+                )
+            )
+            is not None
         ):
-            refined = without_idle(repaired, points, answers, box.unit, idle, rng)
+            refined = refine_active(
+                repaired, points, answers, relative_error(box, answers), idle, rng
+            )
         return refined
 
     def _with_other_bends(
-        self, box: Asker, refined: Refined, points: Array, answers: Array, rng: np.random.Generator
-    ) -> Refined:
+        self,
+        box: Asker,
+        refined: RefinedNetwork,
+        points: Array,
+        answers: Array,
+        rng: np.random.Generator,
+    ) -> RefinedNetwork:
         """Neurons whose bends were misread, one by one: look-alikes of the bend take their place
         while that takes off at least half of what is left."""
         while refined.residual > self._explained(box, refined, points, answers):
             least = refined.residual
             for other in other_bends(refined.weights, points, answers):
-                rival = refine(other, points, answers, box.unit, errors=False)
+                rival = refine(other, points, answers, relative_error(box, answers), errors=False)
                 if rival.residual < 0.5 * least:
                     idle = self.options.idle
-                    refined = without_idle(rival.weights, points, answers, box.unit, idle, rng)
+                    refined = refine_active(
+                        rival.weights, points, answers, relative_error(box, answers), idle, rng
+                    )
                     break
             else:
                 break
@@ -414,7 +426,9 @@ class MlpLearner:
                 continue
             if (broken := self._promise(network.neurons)) is not None:
                 return broken
-            refined = without_idle(network, points, answers, box.unit, self.options.idle, rng)
+            refined = refine_active(
+                network, points, answers, relative_error(box, answers), self.options.idle, rng
+            )
             return judge(box, refined, points, answers, centre, radius, self.options)
         return Inconclusive(
             f"no network of few more neurons than the {expected} expected explains random points"
@@ -457,6 +471,11 @@ def is_smooth_at_its_scale(oracle: Oracle, rng: np.random.Generator) -> bool:
         return box.points(centre + points, purpose)
 
     return find_scale(ask, width, box.unit, rng, largest, THOROUGH.scale).smooth
+
+
+def asking_around(box: Asker, centre: Float[Array, " d"]) -> Callable[[Array, str], Array]:
+    """Asks points by where they lie from the centre."""
+    return lambda points, purpose: box.points(centre + points, purpose)
 
 
 def region_of(domain: Domain, width: int) -> tuple[Float[Array, " d"], float]:

@@ -50,7 +50,7 @@ class RefinementOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Refined:
+class RefinedNetwork:
     """What the refinement came to."""
 
     weights: Weights
@@ -353,7 +353,7 @@ def refine(
     options: RefinementOptions | None = None,
     errors: bool = True,
     rng: np.random.Generator | None = None,
-) -> Refined:
+) -> RefinedNetwork:
     """Gauss-Newton from `weights` until the residual stops falling. `unit` is the rounding of an
     answer relative to the answers: below it there is nothing to gain."""
     options = RefinementOptions() if options is None else options
@@ -443,7 +443,7 @@ def _finished(
     steps: int,
     errors: bool,
     rng: np.random.Generator | None,
-) -> Refined:
+) -> RefinedNetwork:
     found = _with_linear_part(state)
     freedom = max(state.left - int(np.prod(state.shape)), 1)
     level = float(np.linalg.norm(state.residual) / np.sqrt(freedom))
@@ -455,7 +455,7 @@ def _finished(
         deviations = dense_errors(found, homogeneous, answers, max(level, rounding))
         if deviations is None:
             deviations = _standard_errors(state, found, len(answers), level, draws)
-    return Refined(found, level, float(np.abs(whole).max()), steps, deviations)
+    return RefinedNetwork(found, level, float(np.abs(whole).max()), steps, deviations)
 
 
 def dense_errors(

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
+from keyhole.oracles.noise import ROUNDINGS
 
 Ask = Callable[[Array, str], Array]
 
-ROUNDINGS = 16.0  # of a second difference, in those of an answer, at most
 SMALL_PART = 1e-3  # of the bends that a box of order one has, over its own size
 
 

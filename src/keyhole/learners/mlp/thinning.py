@@ -3,7 +3,7 @@
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
-from keyhole.learners.mlp.refinement import Refined, RefinementOptions, refine
+from keyhole.learners.mlp.refinement import RefinedNetwork, RefinementOptions, refine
 from keyhole.network.redundancy import Data, costs_of_leaving
 from keyhole.network.weights import Weights, chosen, with_one
 
@@ -33,15 +33,15 @@ def decided(
     return weights
 
 
-def without_idle(
+def refine_active(
     weights: Weights,
     points: Array,
     answers: Array,
     unit: float,
     idle: float,
     rng: np.random.Generator,
-) -> Refined:
-    """The refined network, neurons that change no answer left out."""
+) -> RefinedNetwork:
+    """The network refined until it has no idle neurons: those that change no answer leave."""
     while True:
         refined = refine(weights, points, answers, unit, rng=rng)
         fitted = refined.weights
@@ -53,8 +53,8 @@ def without_idle(
 
 
 def without_unseen(
-    refined: Refined, points: Array, answers: Array, unit: float, rng: np.random.Generator
-) -> Refined:
+    refined: RefinedNetwork, points: Array, answers: Array, unit: float, rng: np.random.Generator
+) -> RefinedNetwork:
     """The network without the neurons that explain no more of the answers than their numbers would
     explain of rounding, each within six standard errors."""
     while True:

@@ -1,8 +1,8 @@
 """Attention with several heads.
 
 What happens, in order: hard_attention (which token each head selects), separators (one separating
-token per head), soft_probe (one head probed, the others isolated); with these scalar_outputs and
-vector_outputs recover layers whose tokens may be of any size, and short_sequences those that take
+token per head), soft_probe (one head probed, the others isolated); with these isolated_heads and
+joint_heads recover layers whose tokens may be of any size, and token_pairs those that take
 only a few tokens. bounded_tokens and random_queries are for bounded domains, least_squares refines
 with the rest of a budget, skip finds a skip connection beside the heads, known_subspaces is for
 heads whose subspaces are given.

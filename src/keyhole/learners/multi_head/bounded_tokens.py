@@ -5,7 +5,7 @@ are recovered from about 5d vector answers with tokens of any bounded norm.
 
 Queries. (1) Length one: offset and M. (2) Pairs [x + u; x] around two points u: the Jacobian
 J of F(u) = out([x + u; x]) - out([x]) by one-sided differences, 2d + 2. (3) Soft queries as
-in vector_outputs, kept short.
+in joint_heads, kept short.
 
 Algebra. J M^-1 = sum_h s_h P_h + (rank H), P_h the projector onto the range of V_h along the
 others and s_h = sigma(u . k_h): eigenvalue s_h with an eigenspace of dimension r - 1 inside the
@@ -29,11 +29,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import Inconclusive, Result
-from keyhole.learners.multi_head.validation import (
-    PriorKnowledge,
-    find_counterexample,
-)
-from keyhole.learners.multi_head.vector_outputs import (
+from keyhole.learners.multi_head.joint_heads import (
     FEWEST,
     SoftAnswers,
     ValueMaps,
@@ -41,10 +37,15 @@ from keyhole.learners.multi_head.vector_outputs import (
     drop_spurious_biases,
     measure_soft_answers,
     report_layer,
+    with_offset,
+)
+from keyhole.learners.multi_head.validation import (
+    PriorKnowledge,
+    find_counterexample,
 )
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asker import Asker
-from keyhole.models.attention import Attention, Head
+from keyhole.models.attention import Attention
 
 
 def learn_bounded(ask: Asker, rng: np.random.Generator, prior: PriorKnowledge) -> Result:
@@ -136,11 +137,8 @@ def attempt_with_eigenvalues(
     best = (scores, biases, maps.products)
     bootstrap_samples = 4
     bars = bootstrap_errors(best, sample, bootstrap_samples)
-    offset = np.asarray(ask.offset)
-    model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
-    doubt = ask.unit * np.abs(offset) + ask.additive
-    errors = Attention([Head(*parts) for parts in zip(*bars, strict=True)], doubt)
-    return *drop_spurious_biases(model, errors), maps, answers
+    layer = assemble_heads(scores, biases, maps, answers.score_ranks)
+    return *drop_spurious_biases(*with_offset(ask, layer, bars)), maps, answers
 
 
 def measure_slopes(box: BoundedProblem, rng: np.random.Generator) -> Point:

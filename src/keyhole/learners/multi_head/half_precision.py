@@ -40,7 +40,7 @@ from keyhole.learners.multi_head.validation import (
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import REJECTION, NoiseModel
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def measure_single_tokens(problem: HalfPrecisionProblem) -> SingleTokens | Refut
     off = np.linalg.norm(answers - found.predict(tokens[:, 0]), axis=1)
     # terms of an answer may cancel: rounding is judged by the largest of them
     sizes = np.linalg.norm(tokens[:, 0], axis=1) * np.linalg.norm(linear, 2)
-    odd = off > 16.0 * problem.unit * (sizes + np.linalg.norm(zero))
+    odd = off > 2.0 * REJECTION * problem.unit * (sizes + np.linalg.norm(zero))
     if odd.any():
         k, reason = int(np.argmax(odd)), "single tokens do not act linearly"
         guess = found.predict(tokens[k])[0]
@@ -214,7 +214,7 @@ def is_decided(
 ) -> Array:
     """Which answers double with their tokens: attention is hard there."""
     gap = np.linalg.norm(doubled - 2.0 * answers, axis=1)
-    return np.asarray(gap <= 8.0 * problem.unit * np.linalg.norm(doubled, axis=1))
+    return np.asarray(gap <= REJECTION * problem.unit * np.linalg.norm(doubled, axis=1))
 
 
 def find_hard_size(problem: HalfPrecisionProblem, single: SingleTokens) -> float | Inconclusive:
@@ -242,7 +242,7 @@ def measure_value_maps(
     tokens, base = ask_bags(problem, single, tokens[None])
     count, outputs = len(used), len(single.offset)
     scale = float(np.linalg.norm(bag.answer))
-    if not count or np.linalg.norm(base[0] - bag.answer) > 16.0 * problem.unit * scale:
+    if not count or np.linalg.norm(base[0] - bag.answer) > 2.0 * REJECTION * problem.unit * scale:
         return "the tokens in use alone are answered otherwise than the bag"
     rank, rest = divmod(min(problem.width, outputs), count)
     if rest:
@@ -282,7 +282,7 @@ def name_tokens_in_use(
             tokens[place, group] = 0.0
         _, answers = ask_bags(problem, single, tokens)
         gaps = np.linalg.norm(answers - bag.answer, axis=1)
-        return (gaps > 16.0 * problem.unit * np.linalg.norm(bag.answer)).tolist()
+        return (gaps > 2.0 * REJECTION * problem.unit * np.linalg.norm(bag.answer)).tolist()
 
     active = [np.arange(len(bag.tokens))]
     while any(len(group) > 1 for group in active):
@@ -325,7 +325,7 @@ def move_token(
     """Moves of one token in all directions. As many as show the outputs of its head are made to and
     fro: a head that leaves its token on the way does so on one side only. In the other directions
     one move will do, which must stay within those outputs."""
-    rounding = 8.0 * problem.unit * float(np.linalg.norm(base))
+    rounding = REJECTION * problem.unit * float(np.linalg.norm(base))
     length = problem.options.move * float(np.linalg.norm(tokens[number]))
     frame = np.linalg.qr(problem.rng.standard_normal((problem.width, problem.width)))[0]
 

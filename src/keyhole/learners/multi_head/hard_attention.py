@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import Array, Float, Int
 from keyhole.errors import Counterexample, DomainError, NotIdentifiable, WrongFamily
 from keyhole.linalg.bases import random_directions
 from keyhole.linalg.linear_system import LinearSystem
@@ -42,6 +42,7 @@ from keyhole.linalg.sparse_moments import (
     fit_support,
 )
 from keyhole.measurement.asker import Asker
+from keyhole.oracles.noise import ROUNDINGS
 
 CANDIDATES = 256  # tokens offered: two heads share one in about H²/512 of all cases
 CROWD = 4 * CANDIDATES  # tokens offered where answers are vectors, which tell more of them apart
@@ -324,39 +325,72 @@ def halve_candidates(
     have too few digits for moments. None where no set of candidates works out, as with a head that
     attends to all tokens alike."""
     width, outputs = total.shape
-    mix = rng.standard_normal(outputs) if outputs > 1 else np.ones(1)
-    step, most = 2e-3, heads or MOST_HEADS  # a shift of this size rarely changes a choice
+    mix = np.asarray(rng.standard_normal(outputs)) if outputs > 1 else np.ones(1)
+    most = heads or MOST_HEADS
     for _ in range(CANDIDATE_SETS):
         tokens, shift = random_directions(rng, size, width), random_directions(rng, 1, width)[0]
         base = query_hard(ask, tokens[None], anchor, scale, "selected tokens")
-        output_scale = max(float(np.abs(base @ mix).max()), float(np.linalg.norm(total @ mix)))
-        silent = 30 * ask.unit / step * output_scale  # changes that may be rounding
-        groups = [(np.arange(size), float(shift @ total @ mix))]
-        asked, answers = np.zeros((0, size, width)), np.zeros((0, outputs))
-        while len(groups) and max(len(group) for group, _ in groups) > 1:
-            halves = [group[: -(-len(group) // 2)] for group, _ in groups]
-            shifted = np.repeat(tokens[None], len(halves), axis=0)
-            for place, half in enumerate(halves):
-                shifted[place, half] += step * shift
-            fresh = query_hard(ask, shifted, anchor, scale, "selected tokens")
-            changes = (fresh - base) @ mix / step
-            asked, answers = np.concatenate([asked, shifted]), np.concatenate([answers, fresh])
-            parts: list[tuple[Array, float]] = []
-            for (group, whole), half, part in zip(groups, halves, changes, strict=True):
-                parts += [(half, float(part)), (group[len(half) :], whole - float(part))]
-            groups = [(g, part) for g, part in parts if len(g) and abs(part) > silent]
-            if len(groups) > most:
-                break
-        nodes = np.sort(np.array([g[0] for g, _ in groups], dtype=int))
-        if not len(nodes) or len(nodes) > most or len(groups[0][0]) > 1:
+        search = Halving(ask, anchor, scale, tokens, shift, base, mix, total)
+        nodes = search.find_nodes(most)
+        if not len(nodes):
             continue
         system = LinearSystem.of(tokens[None][:, nodes], base)
-        system = system.add(asked[:, nodes], answers, tokens[nodes])
+        system = system.add(search.asked[:, nodes], search.answers, tokens[nodes])
         reach = np.full(len(nodes), SAFE_SHIFT)
         pattern = HardAttentionPattern(anchor, tokens[nodes], reach, scale, system, False)
         if keeps_choices(ask, pattern, base[0]):
             return pattern
     return None
+
+
+class Halving:
+    """Candidates, and what was asked of groups of them that are shifted together."""
+
+    step = 2e-3  # relative to a token: a shift of this size rarely changes a choice
+
+    def __init__(
+        self,
+        ask: Asker,
+        anchor: Float[Array, " d"],
+        scale: float,
+        tokens: Float[Array, "n d"],
+        shift: Float[Array, " d"],
+        base: Float[Array, "one outputs"],
+        mix: Float[Array, " outputs"],
+        total: Float[Array, "d outputs"],
+    ) -> None:
+        self.ask, self.anchor, self.scale = ask, anchor, scale
+        self.tokens, self.shift, self.base, self.mix = tokens, shift, base, mix
+        self.whole = float(shift @ total @ mix)  # change of the answer where all are shifted
+        output_scale = max(float(np.abs(base @ mix).max()), float(np.linalg.norm(total @ mix)))
+        self.silent = ROUNDINGS * ask.unit / self.step * output_scale
+        # smaller changes may be rounding
+        self.asked = np.zeros((0, *tokens.shape))
+        self.answers = np.zeros((0, base.shape[1]))
+
+    def find_nodes(self, most: int) -> Int[Array, " nodes"]:
+        """Numbers of the candidates that are selected; none where there are too many."""
+        groups = [(np.arange(len(self.tokens)), self.whole)]
+        while 0 < len(groups) <= most and max(len(group) for group, _ in groups) > 1:
+            groups = self.halve(groups)
+        if len(groups) > most:
+            groups = []
+        return np.sort(np.array([group[0] for group, _ in groups], dtype=int))
+
+    def halve(self, groups: list[tuple[Array, float]]) -> list[tuple[Array, float]]:
+        """The halves that change the answer, and by how much."""
+        halves = [group[: -(-len(group) // 2)] for group, _ in groups]
+        shifted = np.repeat(self.tokens[None], len(halves), axis=0)
+        for place, half in enumerate(halves):
+            shifted[place, half] += self.step * self.shift
+        fresh = query_hard(self.ask, shifted, self.anchor, self.scale, "selected tokens")
+        changes = (fresh - self.base) @ self.mix / self.step
+        self.asked = np.concatenate([self.asked, shifted])
+        self.answers = np.concatenate([self.answers, fresh])
+        parts: list[tuple[Array, float]] = []
+        for (group, whole), half, part in zip(groups, halves, changes, strict=True):
+            parts += [(half, float(part)), (group[len(half) :], whole - float(part))]
+        return [(g, part) for g, part in parts if len(g) and abs(part) > self.silent]
 
 
 # --- vector answers -------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 Statement. The canonical form of a layer (equal heads merged, heads without value dropped, order
 free) is all that can be known of it, and all of it is recovered: H(d² + d) scalar answers and a
-few more (scalar_outputs), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
-(vector_outputs).
+few more (isolated_heads), or for real layers, whose answers are vectors, about 4d + 2 - 2r of them
+(joint_heads).
 
 Queries and algebra, in short. Huge tokens: each head takes one of them, and small moves of that
 one show its value. Soft queries around an anchor: the weights of a head have log-ratios that are
 linear in its key, and keys at d anchors are its score. Vector answers keep the heads apart, so
 that all are read at once; scalar ones need a separating token for every head but one. Fresh
 queries validate, and the next anchor follows where they disagree. Sequences with no room for a
-token per head: short_sequences. Tokens of bounded norm: bounded_tokens for layers whose heads
+token per head: token_pairs. Tokens of bounded norm: bounded_tokens for layers whose heads
 share out the width, random_queries for all others. Few digits and a budget: least_squares. Boxes
 that compute in half precision: half_precision.
 
@@ -35,6 +35,8 @@ from keyhole.learners.base import (
 from keyhole.learners.multi_head.bounded_tokens import learn_bounded
 from keyhole.learners.multi_head.half_precision import learn_half_precision
 from keyhole.learners.multi_head.hard_attention import CANDIDATES, HUGE_TOKENS, Selection
+from keyhole.learners.multi_head.isolated_heads import learn_isolated_heads
+from keyhole.learners.multi_head.joint_heads import HiddenChoices, learn_joint_heads
 from keyhole.learners.multi_head.least_squares import (
     affords_least_squares,
     learn_by_least_squares,
@@ -42,10 +44,8 @@ from keyhole.learners.multi_head.least_squares import (
     refine_by_least_squares,
 )
 from keyhole.learners.multi_head.random_queries import count_random_queries, learn_random
-from keyhole.learners.multi_head.scalar_outputs import learn_scalar
-from keyhole.learners.multi_head.short_sequences import learn_short
 from keyhole.learners.multi_head.skip import learn_beside_skip
-from keyhole.learners.multi_head.vector_outputs import HiddenChoices, learn_vector
+from keyhole.learners.multi_head.token_pairs import learn_from_pairs
 from keyhole.linalg.bases import random_directions
 from keyhole.measurement.asker import Asker, few_digits
 from keyhole.oracles.base import Oracle, Spec
@@ -55,6 +55,60 @@ Strategy = tuple[str, Callable[[], Result]]
 
 PLANE_WIDTH = 2  # dimensions in which no token can be made that only one head prefers
 ROOM = 5  # tokens: two heads with their separators, a probe of one of them, and the anchor
+
+
+class Refutations:
+    """Hypotheses that answers contradicted, in turn: each leaves the family open while there is
+    another way to learn it. `fitted`: random queries are fitted if all else fails."""
+
+    def __init__(self, fitted: bool) -> None:
+        self.fitted = fitted
+        self.refuted: list[Refuted] = []
+
+    def weigh(self, strategy: Callable[[], Result]) -> Callable[[], Result]:
+        """The strategy, whose refutation counts for what it says beside the earlier ones."""
+
+        def run() -> Result:
+            result = strategy()
+            return self.add(result) if isinstance(result, Refuted) else result
+
+        return run
+
+    def add(self, result: Refuted) -> Refuted | Inconclusive:
+        self.refuted.append(result)
+        if isinstance(result, HiddenChoices):
+            return Inconclusive(result.reason)
+        if isinstance(self.refuted[0], HiddenChoices) and result.conclusive:
+            return replace(self.refuted[0], conclusive=True)
+        if self.fitted and not result.conclusive:
+            return Inconclusive(result.reason)
+        return replace(result, conclusive=True)  # nothing else is left to try
+
+    def confirm(self, result: Result) -> Result:
+        """What a fit to random queries says: if it leaves too much of them, the first refutation
+        stands."""
+        if self.refuted and isinstance(result, Refuted):
+            return replace(self.refuted[0], conclusive=True, searched=True)
+        return result
+
+    @property
+    def leave_heads_open(self) -> bool:
+        """Whether one head at a time may still be found: nothing was refuted, or only because heads
+        hid which tokens they choose."""
+        return not self.refuted or isinstance(self.refuted[0], HiddenChoices)
+
+    @property
+    def conclusive(self) -> bool:
+        return any(each.conclusive for each in self.refuted)
+
+
+def choose_polish(
+    ask: Asker, rng: np.random.Generator, vectors: bool
+) -> Callable[[Asker, Hypothesis], Result] | None:
+    """Where errors behind separating tokens are too large, soft vector answers tell more."""
+    if not vectors or ask.recording or ask.additive or ask.affords(HUGE_TOKENS):
+        return None
+    return lambda ask, draft: polish_draft(ask, draft, rng)
 
 
 @dataclass(frozen=True)
@@ -89,7 +143,8 @@ class MultiHead:
 
     def learn(self, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
         stated = oracle.spec.precision
-        if stated is not None and stated.half and oracle.spec.domain.unbounded:
+        rounding = 0.0 if stated is None else HUGE_TOKENS * stated.token_roundoff
+        if rounding >= 1.0 and oracle.spec.domain.unbounded:  # nothing is left behind huge tokens
             ask = Asker(oracle, rounding=True)
             strategy = ("half precision", lambda: learn_half_precision(ask, rng, self))
             return run_strategies([strategy])
@@ -138,67 +193,43 @@ class MultiHead:
         one before ended: they must be taken one after the other, as `run_strategies` does.
         """
         longest = ask.oracle.spec.domain.max_length or CANDIDATES + 1
-        fitted = longest > CANDIDATES and (self.heads is None or self.heads <= 2)
-        refuted: list[Refuted] = []
-
-        def weigh(strategy: Callable[[], Result]) -> Callable[[], Result]:
-            """A refuted hypothesis leaves the family open, if there is another way to learn it."""
-
-            def run() -> Result:
-                result = strategy()
-                if not isinstance(result, Refuted):
-                    return result
-                refuted.append(result)
-                if isinstance(result, HiddenChoices):
-                    return Inconclusive(result.reason)
-                if isinstance(refuted[0], HiddenChoices) and result.conclusive:
-                    return replace(refuted[0], conclusive=True)
-                if fitted and not result.conclusive:
-                    return Inconclusive(result.reason)
-                return replace(result, conclusive=True)  # nothing else is left to try
-
-            return run
+        fitted = longest > CANDIDATES and (self.heads or 2) <= 2
+        vectors, refutations = first.shape[1] > 1, Refutations(fitted)
 
         def fit_random_queries() -> Result:
             result = learn_random(ask, rng, self, most_heads=self.heads or 2)
-            if refuted and isinstance(result, Refuted):  # a fit to all of them leaves too much
-                return replace(refuted[0], conclusive=True, searched=True)
-            return result
+            return refutations.confirm(result)
 
-        # where errors behind separating tokens are too large, soft vector answers tell more
-        polish = None
-        rough = not ask.affords(HUGE_TOKENS) and not ask.additive
-        if first.shape[1] > 1 and rough and not ask.recording:
-
-            def polish(ask: Asker, draft: Hypothesis) -> Result:
-                return polish_draft(ask, draft, rng)
-
-        if longest > CANDIDATES and first.shape[1] > 1 and affords_least_squares(ask):
+        if longest > CANDIDATES and vectors and affords_least_squares(ask):
             yield (
                 "a rough start, then least squares over all answers",
                 lambda: learn_by_least_squares(ask, rng, self, frame, first),
             )
         if longest >= ROOM:
-            if first.shape[1] > 1:
+            if vectors:
                 yield (
                     "all heads at once through vector answers",
-                    weigh(lambda: learn_vector(ask, rng, self, frame, first, selected)),
+                    refutations.weigh(
+                        lambda: learn_joint_heads(ask, rng, self, frame, first, selected)
+                    ),
                 )
             # a refutation is final unless candidate tokens were too few for the heads
-            hidden = bool(refuted) and isinstance(refuted[0], HiddenChoices)
-            if longest <= CANDIDATES or hidden or not refuted:
-                if first.shape[1] > 1:  # what was expected of vector answers does not hold
+            if longest <= CANDIDATES or refutations.leave_heads_open:
+                if vectors:  # what was expected of vector answers does not hold
                     ask.oracle.expect(None)
+                polish = choose_polish(ask, rng, vectors)
                 yield (
                     "one head at a time behind separating tokens",
-                    weigh(lambda: learn_scalar(ask, rng, self, frame, first, polish)),
+                    refutations.weigh(
+                        lambda: learn_isolated_heads(ask, rng, self, frame, first, polish)
+                    ),
                 )
         if longest <= CANDIDATES:
             yield (
                 "one head at a time by queries of two tokens",
-                weigh(lambda: learn_short(ask, rng, self, frame, first)),
+                refutations.weigh(lambda: learn_from_pairs(ask, rng, self, frame, first)),
             )
-        if fitted and not any(each.conclusive for each in refuted):
+        if fitted and not refutations.conclusive:
             yield "random queries, for heads that are nearly equal", fit_random_queries
 
     def list_bounded_strategies(self, ask: Asker, rng: np.random.Generator) -> Iterator[Strategy]:

@@ -9,7 +9,7 @@ recovery of one head at a time loses most digits; a fit to soft answers, 1.6 tim
 as unknowns, gets them back, and decides about the draft before another anchor is paid for
 (`polish_draft`).
 
-Queries. Vector answers: a rough start at 1.1 times the floor (vector_outputs), then random tokens,
+Queries. Vector answers: a rough start at 1.1 times the floor (joint_heads), then random tokens,
 independent of each other, at which attention is soft: as many as a head has inner dimensions, so
 that an answer shows as many score differences as it has numbers. Scalar answers: the whole
 recovery, then short moves around random anchors. Only on boxes with few digits or noise, only with
@@ -38,12 +38,12 @@ from keyhole.fitting.layer_gauss_newton import (
     fit_rough_layer,
 )
 from keyhole.learners.base import Hypothesis, Inconclusive, Result
+from keyhole.learners.multi_head.joint_heads import drop_spurious_biases, start_with_vectors
 from keyhole.learners.multi_head.validation import (
     MultiHeadDiagnostics,
     PriorKnowledge,
     find_counterexample,
 )
-from keyhole.learners.multi_head.vector_outputs import drop_spurious_biases, start_with_vectors
 from keyhole.linalg.low_rank_fit import Factored
 from keyhole.linalg.softmax import softmax
 from keyhole.measurement.asker import Asker

@@ -26,7 +26,7 @@ from keyhole.errors import Counterexample, NotIdentifiable
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, Result
 from keyhole.learners.examples import FromExamples
 from keyhole.learners.multi_head.hard_attention import HUGE_TOKENS
-from keyhole.learners.multi_head.short_sequences import FEWEST, MIRRORED, explain_ambiguity
+from keyhole.learners.multi_head.token_pairs import FEWEST, MIRRORED, explain_ambiguity
 from keyhole.learners.multi_head.validation import PriorKnowledge, note_missing_heads
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.noise import estimate_noise, inside

@@ -49,6 +49,11 @@ class MultiHeadDiagnostics(Diagnostics):
     misfit: float | None = None  # of a least-squares refinement, in standard errors
 
 
+def graver(trouble: Exception | None, error: Exception) -> Exception:
+    """What is said if no attempt succeeds: a contradiction outlives later trouble."""
+    return trouble if isinstance(trouble, WrongFamily) else error
+
+
 def note_missing_heads(claimed: int | None, found: int) -> tuple[str, ...]:
     """The note for a reader who expected more heads than the box shows."""
     if claimed is None or found >= claimed:

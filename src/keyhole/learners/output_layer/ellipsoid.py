@@ -23,6 +23,7 @@ from scipy.linalg import qr, solve_triangular
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from keyhole.arrays import Array, Float
+from keyhole.linalg.symmetric import half_of
 
 DENSE = 64  # dimension up to which the system is formed
 
@@ -114,8 +115,7 @@ def _solver(
     """Least squares for S and b, for a right side and with an accuracy."""
     n, r = points.shape
     if r <= DENSE:
-        rows, columns = np.triu_indices(r)
-        weight = np.where(rows == columns, 1.0, np.sqrt(2.0))
+        rows, columns, weight = half_of(r)
         features = points[:, rows] * points[:, columns] * weight
         design = features if centred else np.hstack([features, points])
         turn, upper = qr(design, mode="economic", overwrite_a=True, check_finite=False)

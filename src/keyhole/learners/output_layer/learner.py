@@ -62,7 +62,7 @@ from keyhole.measurement.noise import (
 from keyhole.models.language_model import LEVELS, OutputLayer, Reading
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.language_model.restricted import Completed, Reader, complete_from_skeleton
-from keyhole.oracles.noise import DETECTION, FORMATS, ROUNDINGS, NoiseModel
+from keyhole.oracles.noise import DETECTION, FORMATS, REJECTION, ROUNDINGS, NoiseModel
 
 SPACE, GRAM = "output space", "output geometry"  # purposes of queries
 FEW = 16  # answers of the first look, and the fewest that noise is judged by
@@ -163,7 +163,10 @@ class OutputLayerLearner:
         dimension = space.rank - affine
         floor = count_unknowns(dimension) - (dimension if ellipsoid.centred else 0)
         inverse = np.linalg.inv(ellipsoid.shape)
-        if ellipsoid.spread > 8.0 * 2.0 * space.level * np.linalg.norm(inverse) / dimension**0.5:
+        if (
+            ellipsoid.spread
+            > 2.0 * REJECTION * space.level * np.linalg.norm(inverse) / dimension**0.5
+        ):
             notes.append(
                 f"The lengths of the hidden states scatter by {ellipsoid.spread:.1e} of their "
                 "square, more than noise makes them: epsilon of the norm, most likely. It limits "

@@ -8,10 +8,12 @@ Algebra.    y = offset + sum_h xbar_h A_h B_h, xbar_h = sum_i w_hi x_i; the weig
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from scipy.linalg import block_diag
 
-from keyhole.arrays import Array, Float, Int
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int
 from keyhole.linalg.softmax import softmax
 from keyhole.models.attention import Attention, Head
 from keyhole.models.position import Position
@@ -65,27 +67,91 @@ def join_alike(groups: Sequence[Answered]) -> list[Answered]:
 class PlacedLayer:
     """The unknowns of a layer as arrays by name, and what is known of it.
 
-    parts: `keys` and `queries` (heads, p, d + 1), of which the first 2n rows turn in pairs and the
-    others do not; `ins` (heads, d, r), `outs` (heads, r, D), `offset` (D,); and of these as many as
-    there are: `table` (heads, distances), `slopes` (heads,), `vectors` (places, d), of which the
-    first is zero. frequencies: of the pairs that turn. held: names of parts that are known.
+    parts: `keys` and `queries` (heads, p, d + 1), `ins` (heads, d, r), `outs` (heads, r, D),
+    `offset` (D,); and of these as many as there are: `turns` (heads, t, t), the generators of what
+    turns the first t rows of the keys by one place; `table` (heads, distances), `slopes` (heads,),
+    `vectors` (places, d), of which the first is zero. held: names of parts that are known.
+
+    Of what turns, the last row is the constant key of one, and queries have nothing there: the last
+    row of the turns is how what the biases of the keys add to scores grows with the distance. That
+    is what answers show of biases: in slow pairs not these, nor what they add at no distance.
     """
 
     parts: Parts
-    frequencies: Float[Array, " n"]
     held: frozenset[str] = frozenset()
 
     @property
     def turning(self) -> int:
-        """Rows of the keys that turn."""
-        return 2 * len(self.frequencies)
+        """Rows of the keys that turn, the constant one among them."""
+        return self.parts["turns"].shape[1] if "turns" in self.parts else 0
 
     @property
     def free(self) -> Parts:
-        return {name: part for name, part in self.parts.items() if name not in self.held}
+        return {
+            name: part
+            for name, part in self.parts.items()
+            if name not in self.held or name == "turns"
+        }
+
+    @property
+    def masks(self) -> Parts:
+        """Which entries are unknown (one, else zero), of parts in which some are known."""
+        if "turns" not in self.parts:
+            return {}
+        masks = {name: np.ones_like(self.parts[name]) for name in ("keys", "queries", "turns")}
+        last = self.turning - 1
+        masks["keys"][:, :last, -1] = masks["keys"][:, last] = masks["queries"][:, last] = 0.0
+        masks["turns"][:, :, last] = 0.0
+        if "turns" in self.held:
+            masks["turns"][:, :last] = 0.0
+        return {name: mask for name, mask in masks.items() if name in self.free}
 
     def with_parts(self, parts: Mapping[str, Array]) -> "PlacedLayer":
         return replace(self, parts={**self.parts, **parts})
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """e^(A D) of the generators of all heads, at the distances of a group.
+
+    values, vectors, inverse: of the generators. quotients: of the exponentials' differences by
+    those of the values, with which the derivative is a product of entries.
+    """
+
+    powers: Float[Array, "h m t t"]
+    vectors: Array
+    inverse: Array
+    quotients: Array
+
+    @classmethod
+    def of(cls, generators: Float[Array, "h t t"], distances: Int[Array, " m"]) -> "Turns":
+        values, vectors = np.linalg.eig(generators)
+        values, vectors = values.astype(complex), vectors.astype(complex)
+        inverse = np.linalg.inv(vectors)
+        far = distances.astype(float)[:, None]
+        grown = np.exp(values[:, None] * far)  # (h, m, t)
+        gaps = values[:, :, None] - values[:, None]
+        equal = np.abs(gaps) <= UNIT_ROUNDOFF * np.abs(values).max(initial=TINY)
+        ratio = np.expm1(gaps[:, None] * far[..., None]) / np.where(equal, 1.0, gaps)[:, None]
+        ratio = np.where(equal[:, None], far[..., None], ratio)
+        powers = (vectors[:, None] * grown[:, :, None]) @ inverse[:, None]
+        return cls(powers.real, vectors, inverse, ratio * grown[:, :, None])
+
+    def push(self, change: Float[Array, "h t t"]) -> Float[Array, "h m t t"]:
+        """The change of the powers with the generators."""
+        inner = self.inverse @ change @ self.vectors
+        found = self.vectors[:, None] @ (self.quotients * inner[:, None]) @ self.inverse[:, None]
+        return np.asarray(found.real)
+
+    def pull(self, change: Float[Array, "h m t t"]) -> Float[Array, "h t t"]:
+        """The adjoint."""
+        left, right = np.swapaxes(self.vectors, 1, 2), np.swapaxes(self.inverse, 1, 2)
+        inner = (self.quotients * (left[:, None] @ change @ right[:, None])).sum(axis=1)
+        return np.asarray((right @ inner @ left).real)
+
+    def astype(self, dtype: type) -> "Turns":
+        """Powers in another precision; slow turns have vectors that need all digits."""
+        return replace(self, powers=self.powers.astype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,44 +162,63 @@ class Seen:
     placed: Float[Array, "n m d"]
     with_one: Float[Array, "n m e"]
     keys: Float[Array, "n m h p"]
+    queries: Float[Array, "n h p"]
     turned: Float[Array, "n m h p"]  # queries turned by the distances, as keys meet them
     weights: Float[Array, "n m h"]
     means: Float[Array, "n h d"]
     inner: Float[Array, "n h r"]
     answers: Float[Array, "n D"]
-    cos: Float[Array, "m k"]
-    sin: Float[Array, "m k"]
+    turns: Turns | None
 
     @property
     def is_hard(self) -> bool:
         """Whether every head attends to one token."""
         return self.group.liked is not None
 
+    @property
+    def powers(self) -> Sequence[Array]:
+        """The turns of every head at all distances; none where nothing turns."""
+        return () if self.turns is None else tuple(self.turns.powers)
 
-def turn_queries(queries: Float[Array, "n h p"], cos: Array, sin: Array) -> Float[Array, "n m h p"]:
+    def astype(self, dtype: type) -> "Seen":
+        """The same in another precision, for products."""
+        cast: dict[str, Any] = {
+            name: getattr(self, name).astype(dtype)
+            for name in (
+                "placed",
+                "with_one",
+                "keys",
+                "queries",
+                "turned",
+                "weights",
+                "means",
+                "inner",
+                "answers",
+            )
+        }
+        return replace(self, **cast, turns=None if self.turns is None else self.turns.astype(dtype))
+
+
+def turn(
+    queries: Float[Array, "n h p"], powers: Sequence[Array], length: int
+) -> Float[Array, "n m h p"]:
     """Queries as the keys at every distance meet them: scores are sums over the products."""
-    pairs = 2 * cos.shape[1]
-    turned = np.empty((len(queries), len(cos), *queries.shape[1:]), queries.dtype)
-    real, imaginary = queries[:, None, :, 0:pairs:2], queries[:, None, :, 1:pairs:2]
-    c, s = cos[:, None], sin[:, None]
-    turned[..., 0:pairs:2] = c * real - s * imaginary
-    turned[..., 1:pairs:2] = -(s * real + c * imaginary)
-    turned[..., pairs:] = queries[:, None, :, pairs:]
+    turned = np.repeat(queries[:, None], length, axis=1)
+    for h, own in enumerate(powers):
+        size = own.shape[2]
+        flat = queries[:, h, :size] @ own.reshape(-1, size).T
+        turned[:, :, h, :size] = flat.reshape(len(queries), -1, size)
     return turned
 
 
-def turn_back(
-    turned: Float[Array, "n m h p"], cos: Array, sin: Array, pairs: int
-) -> Float[Array, "n h p"]:
-    """The adjoint of `turn_queries`."""
-    back = np.empty((len(turned), *turned.shape[2:]), turned.dtype)
-    real, imaginary = turned[..., 0:pairs:2], turned[..., 1:pairs:2]
-    back[..., 0:pairs:2] = np.einsum("nmhk,mk->nhk", real, cos)
-    back[..., 0:pairs:2] -= np.einsum("nmhk,mk->nhk", imaginary, sin)
-    back[..., 1:pairs:2] = -np.einsum("nmhk,mk->nhk", real, sin)
-    back[..., 1:pairs:2] -= np.einsum("nmhk,mk->nhk", imaginary, cos)
-    back[..., pairs:] = turned[..., pairs:].sum(axis=1)
-    return back
+def turn_back(turned: Float[Array, "n m h p"], powers: Sequence[Array]) -> Float[Array, "n h p"]:
+    """The adjoint of `turn`, by the queries."""
+    back = turned.sum(axis=1)
+    for h, own in enumerate(powers):
+        size = own.shape[2]
+        flat = turned[:, :, h, :size].reshape(len(turned), -1)
+        back[:, h, :size] = flat @ own.reshape(-1, size)
+    return np.asarray(back)
 
 
 def compute(layer: PlacedLayer, group: Answered) -> Seen:
@@ -142,11 +227,10 @@ def compute(layer: PlacedLayer, group: Answered) -> Seen:
     if "vectors" in parts:
         placed = placed + parts["vectors"][group.places]
     with_one = np.concatenate([placed, np.ones((*placed.shape[:2], 1))], axis=2)
-    angles = np.outer(group.distances, layer.frequencies)
-    cos, sin = np.cos(angles), np.sin(angles)
-    keys = np.tensordot(with_one, parts["keys"], axes=(2, 2))
-    queries = np.tensordot(with_one[:, -1], parts["queries"], axes=(1, 2))
-    turned = turn_queries(queries, cos, sin)
+    keys = apply_heads(with_one, parts["keys"])
+    queries = apply_heads(with_one[:, -1], parts["queries"])
+    turns = Turns.of(parts["turns"], group.distances) if "turns" in parts else None
+    turned = turn(queries, () if turns is None else tuple(turns.powers), placed.shape[1])
     scores = np.einsum("nmhp,nmhp->nmh", keys, turned)
     if "table" in parts:
         table = parts["table"]
@@ -160,7 +244,16 @@ def compute(layer: PlacedLayer, group: Answered) -> Seen:
     means = np.matmul(np.swapaxes(weights, 1, 2), placed)
     inner = np.einsum("nhd,hdr->nhr", means, parts["ins"], optimize=True)
     answers = np.tensordot(inner, parts["outs"], axes=((1, 2), (0, 1))) + parts["offset"]
-    return Seen(group, placed, with_one, keys, turned, weights, means, inner, answers, cos, sin)
+    return Seen(
+        group, placed, with_one, keys, queries, turned, weights, means, inner, answers, turns
+    )
+
+
+def apply_heads(
+    tokens: Float[Array, "*n e"], rows: Float[Array, "h p e"]
+) -> Float[Array, "*n h p"]:
+    flat = tokens.reshape(-1, tokens.shape[-1]) @ rows.reshape(-1, rows.shape[2]).T
+    return flat.reshape(*tokens.shape[:-1], *rows.shape[:2])
 
 
 def push(layer: PlacedLayer, seen: Seen, change: Parts) -> Float[Array, "n D"]:
@@ -168,18 +261,22 @@ def push(layer: PlacedLayer, seen: Seen, change: Parts) -> Float[Array, "n D"]:
     parts, group = layer.parts, seen.group
     scores = np.zeros_like(seen.weights)
     if "keys" in change:
-        keys = np.tensordot(seen.with_one, change["keys"], axes=(2, 2))
+        keys = apply_heads(seen.with_one, change["keys"])
         scores += np.einsum("nmhp,nmhp->nmh", keys, seen.turned)
-    queries = np.zeros((len(scores), *parts["queries"].shape[:2]))
+    queries = np.zeros_like(seen.queries)
     if "queries" in change:
-        queries += np.tensordot(seen.with_one[:, -1], change["queries"], axes=(1, 2))
-    moved = np.zeros((1, 1, seen.placed.shape[2]))
+        queries += apply_heads(seen.with_one[:, -1], change["queries"])
+    moved = np.zeros((1, 1, seen.placed.shape[2]), seen.placed.dtype)
     if "vectors" in change:
         moved = np.broadcast_to(change["vectors"][group.places], seen.placed.shape)
-        keys = np.tensordot(moved, parts["keys"][..., :-1], axes=(2, 2))
+        keys = apply_heads(moved, parts["keys"][..., :-1])
         scores += np.einsum("nmhp,nmhp->nmh", keys, seen.turned)
-        queries += np.tensordot(moved[:, -1], parts["queries"][..., :-1], axes=(1, 2))
-    turned = turn_queries(queries, seen.cos, seen.sin)
+        queries += apply_heads(moved[:, -1], parts["queries"][..., :-1])
+    length = seen.keys.shape[1]
+    turned = turn(queries, seen.powers, length)
+    if "turns" in change and seen.turns is not None:
+        powers = tuple(seen.turns.push(change["turns"]).astype(seen.keys.dtype))
+        turned[..., : layer.turning] += turn(seen.queries[..., : layer.turning], powers, length)
     scores += np.einsum("nmhp,nmhp->nmh", seen.keys, turned)
     if "table" in change:
         table = change["table"]
@@ -210,6 +307,7 @@ class Pulled:
     scores: Float[Array, "n m h"]
     keys: Float[Array, "n m h p"]
     queries: Float[Array, "n h p"]
+    turned: Float[Array, "n m h p"]
     answers: Float[Array, "n D"]
 
 
@@ -222,8 +320,7 @@ def pull(layer: PlacedLayer, seen: Seen, answers: Float[Array, "n D"]) -> Pulled
     scores -= seen.weights * scores.sum(axis=1, keepdims=True)
     keys = scores[..., None] * seen.turned
     turned = scores[..., None] * seen.keys
-    queries = turn_back(turned, seen.cos, seen.sin, layer.turning)
-    return Pulled(inner, scores, keys, queries, answers)
+    return Pulled(inner, scores, keys, turn_back(turned, seen.powers), turned, answers)
 
 
 def gather(layer: PlacedLayer, seen: Seen, pulled: Pulled, names: Sequence[str]) -> Parts:
@@ -233,6 +330,17 @@ def gather(layer: PlacedLayer, seen: Seen, pulled: Pulled, names: Sequence[str])
         found["keys"] = np.tensordot(pulled.keys, seen.with_one, axes=((0, 1), (0, 1)))
     if "queries" in names:
         found["queries"] = np.tensordot(pulled.queries, seen.with_one[:, -1], axes=(0, 0))
+    if "turns" in names and seen.turns is not None:
+        size = layer.turning
+        met = [
+            (
+                pulled.turned[:, :, h, :size].reshape(len(group.tokens), -1).T
+                @ seen.queries[:, h, :size]
+            )
+            for h in range(len(parts["keys"]))
+        ]
+        powers = np.array(met).reshape(len(met), -1, size, size)
+        found["turns"] = seen.turns.pull(powers).astype(powers.dtype)
     if "table" in names:
         table = np.zeros_like(parts["table"])
         columns = np.minimum(group.distances, table.shape[1] - 1)
@@ -264,11 +372,11 @@ def count_freedom(layer: PlacedLayer) -> int:
     """Unknowns less those that no answer can show."""
     parts, heads = layer.parts, len(layer.parts["keys"])
     free = sum(part.size for part in layer.free.values())
+    free -= int(sum((1.0 - mask).sum() for mask in layer.masks.values()))
     if "keys" in layer.free:
-        still = parts["keys"].shape[1] - layer.turning
-        free -= heads * (
-            layer.turning + still**2 + still
-        )  # and the biases of keys that do not turn
+        still, turning = parts["keys"].shape[1] - layer.turning, max(0, layer.turning - 1)
+        gauge = turning if "turns" in layer.held else turning**2
+        free -= heads * (gauge + still**2 + still)  # and the biases of keys that do not turn
     if "ins" in layer.free:
         free -= heads * parts["ins"].shape[2] ** 2
     if "vectors" in layer.free:
@@ -279,24 +387,34 @@ def count_freedom(layer: PlacedLayer) -> int:
 
 
 def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Array, "k u"]:
-    """The derivative of the answers by keys and queries of a head, in an orthonormal basis of what
-    the head adds."""
-    parts = layer.parts
+    """The derivative of the answers by keys, queries and turns of a head, in an orthonormal basis
+    of what the head adds."""
+    parts, size = layer.parts, layer.turning
     root = np.linalg.qr(parts["outs"][head].T)[1]  # (r, r)
     inner = seen.placed @ parts["ins"][head]  # (n, m, r)
     off = inner - seen.inner[:, None, head]
     errors = seen.group.errors[:, None, None]
     mixed = np.swapaxes(seen.weights[:, :, head, None] * (off @ root.T) / errors, 1, 2)  # (n, r, m)
     turned, keys = seen.turned[:, :, head], seen.keys[:, :, head]
-    by_key = turned[..., None] * seen.with_one[:, :, None]
     count, length = turned.shape[:2]
-    rows = mixed @ by_key.reshape(count, length, -1)
-    back = np.empty((count, mixed.shape[1], turned.shape[2]))
-    for row in range(mixed.shape[1]):
-        pulled = mixed[:, row, :, None] * keys
-        back[:, row] = turn_back(pulled[:, :, None], seen.cos, seen.sin, layer.turning)[:, 0]
-    by_query = back[..., None] * seen.with_one[:, -1][:, None, None]
-    both = np.concatenate([rows, by_query.reshape(count, mixed.shape[1], -1)], axis=2)
+    by_key = turned[..., None] * seen.with_one[:, :, None]
+    met = keys.copy()
+    if seen.turns is not None:
+        powers = seen.turns.powers[head]
+        met[..., :size] = np.einsum("nmp,mpq->nmq", keys[..., :size], powers)
+    by_query = (mixed @ met)[..., None] * seen.with_one[:, -1][:, None, None]
+    blocks = [mixed @ by_key.reshape(count, length, -1), by_query.reshape(*mixed.shape[:2], -1)]
+    if seen.turns is not None and "turns" in layer.free:
+        left, right = seen.turns.vectors[head], seen.turns.inverse[head]
+        outer = (keys[..., :size] @ left)[..., None] * (seen.queries[:, head, :size] @ right.T)[
+            :, None, None
+        ]
+        outer = outer * seen.turns.quotients[head]
+        found = (mixed @ outer.reshape(count, length, -1)).reshape(*mixed.shape[:2], size, size)
+        blocks.append(
+            (right.T @ found @ left.T).real.reshape(*mixed.shape[:2], -1).astype(mixed.dtype)
+        )
+    both = np.concatenate(blocks, axis=2)
     return np.asarray(both.reshape(-1, both.shape[2]))
 
 
@@ -306,17 +424,10 @@ def differentiate_scores(layer: PlacedLayer, seen: Seen, head: int) -> Float[Arr
 def to_layer(model: Attention, ins: Sequence[Array], outs: Sequence[Array]) -> PlacedLayer:
     """The unknowns of a layer whose value maps are products ins @ outs."""
     position, width = model.position or Position(), model.width
-    rank = ins[0].shape[1]
-    turning = 0 if position.keys is None else position.keys.shape[1]
-    keys = np.zeros((len(model.heads), rank, width + 1))
+    size = 0 if position.keys is None else position.keys.shape[1]
+    still, turning = ins[0].shape[1] - size, 0 if position.keys is None else size + 1
+    keys = np.zeros((len(model.heads), turning + still, width + 1))
     queries = np.zeros_like(keys)
-    if position.keys is not None and position.queries is not None:
-        keys[:, :turning], queries[:, :turning] = position.keys, position.queries
-    for number, head in enumerate(model.heads):
-        u, s, vt = np.linalg.svd(np.column_stack([head.score, head.key_bias]))
-        root = np.sqrt(s[: rank - turning])
-        keys[number, turning:, :-1] = (u[:, : rank - turning] * root).T
-        queries[number, turning:] = root[:, None] * vt[: rank - turning]
     parts = {
         "keys": keys,
         "queries": queries,
@@ -324,10 +435,68 @@ def to_layer(model: Attention, ins: Sequence[Array], outs: Sequence[Array]) -> P
         "outs": np.array(outs),
         "offset": np.array(model.offset),
     }
+    if position.keys is not None:
+        assert position.queries is not None
+        assert position.frequencies is not None
+        keys[:, :size, :-1], queries[:, :size] = position.keys[..., :-1], position.queries
+        queries[:, 1:size:2] *= -1.0
+        keys[:, size, -1] = 1.0
+        turns = np.zeros((len(keys), turning, turning))
+        turns[:, :size, :size] = generate(position.frequencies)
+        turns[:, size, :size] = position.keys[..., -1] @ generate(position.frequencies)
+        parts["turns"] = turns
+    for number, head in enumerate(model.heads):
+        u, s, vt = np.linalg.svd(np.column_stack([head.score, head.key_bias]))
+        root = np.sqrt(s[:still])
+        keys[number, turning:, :-1] = (u[:, :still] * root).T
+        queries[number, turning:] = root[:, None] * vt[:still]
     added = {"table": position.bias, "slopes": position.slopes, "vectors": position.vectors}
     parts.update({name: np.array(part) for name, part in added.items() if part is not None})
-    frequencies = np.zeros(0) if position.frequencies is None else position.frequencies
-    return PlacedLayer(parts, np.asarray(frequencies))
+    return PlacedLayer(parts)
+
+
+def generate(frequencies: Float[Array, " n"]) -> Float[Array, "t t"]:
+    """The generator of pairs that turn by these frequencies."""
+    return np.asarray(block_diag(*([[0.0, f], [-f, 0.0]] for f in frequencies)))
+
+
+def find_pairs(layer: PlacedLayer) -> tuple[PlacedLayer, Array] | None:
+    """The layer in coordinates in which the turns are those of pairs, the fastest first, and their
+    rates (heads, pairs), growth + i frequency; None where something does not turn."""
+    parts, size = layer.parts, layer.turning - 1
+    keys, queries, turns = parts["keys"].copy(), parts["queries"].copy(), parts["turns"].copy()
+    rates = np.zeros((len(turns), size // 2), complex)
+    for h, own in enumerate(turns):
+        values, vectors = np.linalg.eig(own[:size, :size])
+        order = [k for k in np.argsort(-values.imag) if values[k].imag > 0.0]
+        if 2 * len(order) != size:
+            return None
+        basis = np.empty((size, size))
+        basis[:, ::2], basis[:, 1::2] = vectors[:, order].real, vectors[:, order].imag
+        keys[h, :size] = basis.T @ keys[h, :size]
+        queries[h, :size] = np.linalg.solve(basis, queries[h, :size])
+        rates[h] = values[order]
+        own[size, :size] = own[size, :size] @ basis
+        own[:size, :size] = block_diag(
+            *([[v.real, v.imag], [-v.imag, v.real]] for v in values[order])
+        )
+    return layer.with_parts({"keys": keys, "queries": queries, "turns": turns}), rates
+
+
+def turn_pairs(layer: PlacedLayer, frequencies: Float[Array, " n"]) -> PlacedLayer:
+    """The layer with pairs that turn by these frequencies in all heads, and only turn."""
+    turns = layer.parts["turns"].copy()
+    turns[:, :-1, :-1] = generate(frequencies)
+    return replace(layer.with_parts({"turns": turns}), held=layer.held | {"turns"})
+
+
+def name_keys(layer: PlacedLayer) -> Float[Array, "h p e"]:
+    """Keys of pairs with their biases."""
+    turns, size = layer.parts["turns"], layer.turning - 1
+    keys = layer.parts["keys"][:, :size].copy()
+    grown = np.swapaxes(turns[:, size:, :size], 1, 2)
+    keys[..., -1] = np.linalg.solve(np.swapaxes(turns[:, :size, :size], 1, 2), grown)[..., 0]
+    return keys
 
 
 def multiply_scores(layer: PlacedLayer) -> Float[Array, "h d e"]:
@@ -369,8 +538,10 @@ def place(layer: PlacedLayer, like: Position | None) -> Position | None:
     parts, turning = layer.parts, layer.turning
     found = like
     if turning:
-        keys, queries = parts["keys"][:, :turning], parts["queries"][:, :turning]
-        found = replace(found, frequencies=layer.frequencies, keys=keys, queries=queries)
+        queries = parts["queries"][:, : turning - 1].copy()
+        queries[:, 1::2] *= -1.0
+        frequencies = parts["turns"][0].diagonal(1)[: turning - 1 : 2]
+        found = replace(found, frequencies=frequencies, keys=name_keys(layer), queries=queries)
     if "table" in parts:
         found = replace(found, bias=center_table(layer))
     if "slopes" in parts:

@@ -16,31 +16,29 @@ Source.     Keyhole's own; docs/methods/positions.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
 from keyhole.arrays import SINGLE_ROUNDOFF
 from keyhole.errors import Counterexample, DomainError, KeyholeError, Unsupported
-from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted, run_strategies
+from keyhole.learners.base import Hypothesis, Inconclusive, Refuted, run_strategies
 from keyhole.learners.positions.additive import learn_additive
+from keyhole.learners.positions.candidate import (
+    Candidate,
+    PositionDiagnostics,
+    assemble,
+    assemble_errors,
+    count_values,
+    place_error,
+    rotary_position,
+    shorten_table,
+)
 from keyhole.learners.positions.forward import (
     Answered,
-    center_table,
-    count_freedom,
-    multiply_scores,
-    multiply_values,
-    to_layer,
-    to_model,
 )
+from keyhole.learners.positions.judgement import conclude, judge
 from keyhole.learners.positions.kinds import BAG, PositionKind, differ, recognise_positions
 from keyhole.learners.positions.partial_rotary import learn_partial_rotary
-from keyhole.learners.positions.refinement import (
-    Refined,
-    draw_queries,
-    find_natural_size,
-    refine,
-)
 from keyhole.learners.positions.rotary import (
     contradicts_rotation,
     learn_rotary,
@@ -54,23 +52,10 @@ from keyhole.learners.positions.values import NAMING, NOTHING, ValueMaps, measur
 from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
-from keyhole.models.base import perturb_model
-from keyhole.models.factors import find_groups, tell_groups
 from keyhole.models.position import Position
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import REJECTION, ROUNDINGS, NoiseModel
+from keyhole.oracles.noise import ROUNDINGS, NoiseModel
 from keyhole.oracles.wrappers.places import BehindMasked, WithoutPlaces
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PositionDiagnostics(Diagnostics):
-    """What was found beside the layer."""
-
-    heads: int
-    ranks: tuple[int, ...]
-    positions: str
-    rotary_base: float | None = None
-    key_value_groups: int | None = None  # sets of keys and values, where heads share them
 
 
 @dataclass(frozen=True)
@@ -182,8 +167,7 @@ def learn_behind_values(
     size: float = 1.0,
 ) -> Hypothesis | Refuted | Inconclusive:
     """What `learn` makes of the value maps. Where that is nothing, heads may have shared tokens, or
-    an anchor was unlucky: another bag, and other anchors, unless a fit to all answers has come
-    near. `size`: entries of its anchor."""
+    an anchor was unlucky: another bag, and other anchors. `size`: entries of its anchor."""
     attempts = 3
     values: ValueMaps | None = None
     result: Hypothesis | Refuted | Inconclusive = Inconclusive("nothing was tried")
@@ -192,7 +176,7 @@ def learn_behind_values(
         if not isinstance(found, ValueMaps):
             return found
         values, result = found, learn(found)
-        if isinstance(result, Hypothesis | NotRefined):
+        if isinstance(result, Hypothesis):
             break
     return result
 
@@ -256,15 +240,10 @@ def judge_rotary(
 ) -> Hypothesis | Refuted | Inconclusive:
     model = assemble(values, rotary_position(best, kind.window), best.scores)
     doubt = assemble_errors(ask, values, rotary_position(errors, None), errors.scores)
-    base = rotary_base(best.frequencies)
     notes = [kind.sentence]
-    if base is not None:
-        notes.append(f"The frequencies follow the base {base:.6g}.")
     if best.single:
         notes.append("The box computes angles, cosines and sines in float32.")
-    diagnostics = PositionDiagnostics(
-        heads=values.heads, ranks=values.ranks, positions="rotary", rotary_base=base
-    )
+    diagnostics = PositionDiagnostics(heads=values.heads, ranks=values.ranks, positions="rotary")
     pairs = len(best.frequencies)
     unknowns = values.heads * (2 * pairs * (2 * (ask.width + 1)) - 2 * pairs)
     if best.scores is not None:
@@ -403,219 +382,3 @@ def learn_scores(
         )
     candidate = Candidate(model, errors, values, answered, floor, (kind.sentence,), diagnostics)
     return conclude(ask, rng, candidate, kind.window)
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A hypothesis before it is judged, and the queries that a fit to all answers may use."""
-
-    model: Attention
-    errors: Attention
-    values: ValueMaps
-    answered: tuple[Answered, ...]
-    floor: float
-    notes: tuple[str, ...]
-    diagnostics: PositionDiagnostics
-
-
-def conclude(
-    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
-) -> Hypothesis | Refuted | Inconclusive:
-    """The hypothesis, if it predicts fresh sequences; where it misses them, the same refined on
-    all answers and as many random ones as there are unknowns per number in an answer."""
-    first = judge(ask, rng, candidate, window)
-    if first.exact or len(set(candidate.values.ranks)) > 1:
-        return first.result
-    better = refine_candidate(ask, rng, candidate, window)
-    if isinstance(better, Candidate):
-        return judge(ask, rng, better, window).result
-    return better if isinstance(better, NotRefined) else first.result
-
-
-@dataclass(frozen=True)
-class NotRefined(Inconclusive):
-    """A fit to all answers that came nearer to them by much, and ended above their noise."""
-
-
-def choose_lengths(ask: Asker, rank: int, window: int | None) -> dict[int, float]:
-    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some."""
-    limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
-    shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
-    lengths: dict[int, float] = {}
-    for length, share in shares.items():
-        fits = int(min(length, limit))
-        lengths[fits] = lengths.get(fits, 0.0) + share
-    return lengths
-
-
-def refine_candidate(
-    ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None
-) -> Candidate | NotRefined | None:
-    """The candidate at the noise of the answers; None where no fit comes near it."""
-    values = candidate.values
-    start = to_layer(candidate.model, values.ins, values.outs)
-    count = int(np.ceil(count_freedom(start) / ask.outputs))
-    size = find_natural_size(start, rng.spawn(1)[0])
-    lengths = choose_lengths(ask, values.ranks[0], window)
-    drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
-    refined = refine(start, [*values.answered, *candidate.answered, *drawn], rng.spawn(1)[0])
-    nearer = 30.0  # times: the misfit of another family, or of merged heads, stays
-    if refined.fit.level > refined.begin / nearer:
-        return None
-    if refined.fit.level > ROUNDINGS:
-        return NotRefined(
-            f"the fit to all answers ends {refined.fit.level:.0f} times above their rounding"
-        )
-    model = to_model(refined.layer, candidate.model)
-    errors = measure_errors(refined, candidate.errors, model)
-    return replace(candidate, model=model, errors=errors)
-
-
-def measure_errors(refined: Refined, like: Attention, model: Attention) -> Attention:
-    """Standard errors in the structure of the model."""
-    scores, values = refined.spread(multiply_scores), refined.spread(multiply_values)
-    heads = [
-        Head(score[:, :-1], score[:, -1], value)
-        for score, value in zip(scores, values, strict=True)
-    ]
-    position, turning = model.position, refined.layer.turning
-
-    def spread(name: str) -> np.ndarray:
-        return refined.spread(lambda layer: layer.parts[name])
-
-    if position is not None:
-        position = Position(
-            frequencies=None if position.keys is None else like.position.frequencies,  # type: ignore[union-attr]
-            keys=None if position.keys is None else spread("keys")[:, :turning],
-            queries=None if position.keys is None else spread("queries")[:, :turning],
-            bias=None if position.bias is None else refined.spread(center_table),
-            slopes=None if position.slopes is None else spread("slopes"),
-            vectors=None if position.vectors is None else spread("vectors"),
-        )
-    return Attention(heads, spread("offset"), None, position)
-
-
-def place_error(ask: Asker, values: ValueMaps) -> float:
-    """Standard error of the vectors: that of what the value maps say of the anchor."""
-    total = values.total
-    size = values.error * float(np.linalg.norm(values.anchor @ total))
-    return size * float(np.linalg.norm(np.linalg.pinv(total), 2)) / ask.width**0.5
-
-
-def shorten_table(table: np.ndarray) -> np.ndarray:
-    """The table without the distances at its end over which it is constant, up to the first."""
-    last = table[:, -1:]
-    equal = 1e-6  # relative difference of two entries of a table that are one bucket
-    same = (np.abs(table - last) <= equal * np.abs(table).max()).all(axis=0)
-    constant = int(np.argmin(same[::-1])) if not same.all() else len(same)
-    return table[:, : table.shape[1] - constant + 1] if constant > 1 else table
-
-
-def rotary_position(found: Rotary, window: int | None) -> Position:
-    return Position(found.frequencies, found.keys, found.queries, window=window)
-
-
-def rotary_base(frequencies: np.ndarray) -> float | None:
-    """The base of frequencies base^(-j / n), j = 0 ... n - 1, times one number; None where they
-    are another list."""
-    count = len(frequencies)
-    power_law = 1e-6  # relative deviation of frequencies that follow one base
-    if count == 2 and abs(frequencies[0] - 1.0) < power_law:  # else two are no law
-        return float(frequencies[1] ** -2.0)
-    if count < 3 or frequencies.min() <= 0.0:  # a fit may end at a frequency that is none
-        return None
-    slope, start = np.polyfit(np.arange(count), np.log(frequencies), 1)
-    off = np.abs(np.log(frequencies) - start - slope * np.arange(count)).max()
-    return float(np.exp(-slope * count)) if off < power_law else None
-
-
-def assemble(values: ValueMaps, position: Position, scores: np.ndarray | None = None) -> Attention:
-    """The layer; heads whose score knows places alone have the score zero beside it. Scores that
-    know none are given as [W | c] of every head."""
-    width = len(values.ins[0])
-    found = np.zeros((values.heads, width, width + 1)) if scores is None else scores
-    heads = [
-        Head(keys[:, :-1], keys[:, -1], value)
-        for keys, value in zip(found, values.maps, strict=True)
-    ]
-    return Attention(heads, values.offset, None, position)
-
-
-def assemble_errors(
-    ask: Asker, values: ValueMaps, position: Position, scores: np.ndarray | None = None
-) -> Attention:
-    """Standard errors in the same structure; those of the values from their condition."""
-    width = len(values.ins[0])
-    found = np.zeros((values.heads, width, width + 1)) if scores is None else scores
-    value_loss = 10.0  # relative error of a value map, in that of what all maps predict together
-    loss = value_loss * values.error
-    heads = [
-        Head(keys[:, :-1], keys[:, -1], np.full(v.shape, loss * np.sqrt(np.mean(v**2))))
-        for keys, v in zip(found, values.maps, strict=True)
-    ]
-    return Attention(heads, ask.unit * np.abs(values.offset), None, position)
-
-
-def count_values(values: ValueMaps, ask: Asker) -> float:
-    """Unknowns of the values and the offset, per number in an answer."""
-    unknowns = sum(r * (ask.width + ask.outputs) - r**2 for r in values.ranks) + ask.outputs
-    return unknowns / ask.outputs
-
-
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """What became of a candidate; exact: whether it predicted all fresh sequences as well as one
-    can ask, not only within its standard errors."""
-
-    result: Hypothesis | Refuted | Inconclusive
-    exact: bool
-
-
-def judge(ask: Asker, rng: np.random.Generator, candidate: Candidate, window: int | None) -> Judged:
-    """The hypothesis, if it predicts fresh sequences, short and long, within its standard errors;
-    where these are so large that answers say little, nothing is said of the family."""
-    model, errors, diagnostics = candidate.model, candidate.errors, candidate.diagnostics
-    limit = ask.oracle.spec.domain.max_length
-    lengths = (7, 90, 400)  # tokens of fresh sequences
-    size = 0.7  # entries of their tokens
-    vague = 1e-2  # deviation, relative to the answers, that standard errors may explain at most
-    nearly = 1e-2  # deviation, relative to the answers, below which stages have lost digits
-    # deviation, relative to the answers, that a hypothesis may show at most
-    tolerance = max(1e-5, ROUNDINGS * ask.unit)
-    exact = True
-    for length in lengths:
-        count = length if limit is None else min(length, limit)
-        tokens = ask.representable(size * rng.standard_normal((1, count, model.width)))
-        answer, guess = ask(tokens, "validation")[0], model(tokens)[0]
-        gap, scale = float(np.abs(answer - guess).max()), float(np.abs(answer).max())
-        if gap <= tolerance * scale + ask.undetected:
-            continue
-        exact = False
-        others = islice(perturb_model(model, errors, ask.unit, rng.spawn(1)[0]), 4)
-        spread = REJECTION * max(float(np.abs(m(tokens)[0] - guess).max()) for m in others)
-        if spread > vague * scale:
-            reason = (
-                "the answers do not determine the scores: slow pairs turn too little within the "
-                "longest sequence, or weights are too small"
-            )
-            return Judged(Inconclusive(reason), False)
-        if gap > max(tolerance * scale, spread) + ask.undetected:
-            if gap < nearly * scale:
-                reason = (
-                    f"the hypothesis misses a fresh query by {gap / scale:.1e} of its answer, more "
-                    "than its standard errors explain: too close for another family, too far for "
-                    "a recovery"
-                )
-                return Judged(Inconclusive(reason), False)
-            reason = (
-                "the hypothesis disagrees with the box on a fresh query: it is not attention with "
-                f"{diagnostics.positions} positions"
-            )
-            shown = Counterexample(tokens[0], answer, guess, f"{count} random tokens")
-            return Judged(Refuted(reason, shown), False)
-    groups = find_groups(model)
-    told = tell_groups(groups)
-    if told:
-        diagnostics = replace(diagnostics, key_value_groups=len(groups))
-    notes = (*candidate.notes, *told)
-    return Judged(Hypothesis(model, errors, candidate.floor, notes, diagnostics=diagnostics), exact)

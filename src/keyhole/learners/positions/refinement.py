@@ -7,32 +7,39 @@ Queries.    Those that were paid for, and about as many random ones as there are
             in an answer (`draw_queries`): tokens of a size at which scores spread by about one, in
             sequences of a few lengths. What the algebra of the stages asks is ill-conditioned
             together; random queries beside it are what determines the layer.
-Algebra.    Damped Gauss-Newton steps (`fitting.solver`) by conjugate gradients on products with the
-            derivative (`forward`). Keys and queries of a head have the triangle of their exact
-            information as unit, in which the damping is included; each of the other matrices has
-            the Kronecker factors of its own. The gauge is left free: steps of least norm do not
-            move along it. Standard errors: the step that noise of the size of the misfit causes.
+Algebra.    Gauss-Newton steps (`fitting.solver`) by conjugate gradients on products with the
+            derivative (`forward`) in single precision, residuals in double. What turns keys is a
+            free matrix for each head, A in e^(A D): pairs that hardly turn within the sequences
+            could else be mixed with each other almost for nothing, along a valley that is long and
+            curved, while A is determined as well as scores are. The first step has units from
+            Kronecker factors (`fitting.kronecker`), the others for what makes scores the triangle
+            of their exact information. The gauge is left free: steps of least norm do not move
+            along it. Standard errors: the step that noise of the size of the misfit causes.
 When it fails.  From a start in another valley the residual stays above the noise: `Fit.level`. What
             the answers do not determine keeps its start and has wide standard errors. The triangles
-            take 8 (2 r (d + 1))^2 bytes for each head.
+            take 4 (2 r (d + 1) + r^2)^2 bytes for each head.
 Source.     Keyhole's own; George et al. (2018) for the units.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg.blas import ssyrk
 
-from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
+from keyhole.arrays import SINGLE_ROUNDOFF, TINY, Array, Float
 from keyhole.fitting.bootstrap import smooth_errors
+from keyhole.fitting.conjugate_gradients import Ending, Scaled, Solved, solve_cgls
 from keyhole.fitting.gauss_newton import Blocks
+from keyhole.fitting.kronecker import LEAST
 from keyhole.fitting.solver import Problem, Step, Stopping, descend
 from keyhole.learners.positions.forward import (
     Answered,
     Parts,
     PlacedLayer,
+    Pulled,
     Seen,
     compute,
     count_freedom,
@@ -43,7 +50,15 @@ from keyhole.learners.positions.forward import (
     push,
 )
 from keyhole.measurement.asker import Asker
-from keyhole.oracles.noise import ROUNDINGS
+
+SCORES = ("keys", "queries", "turns")  # what makes the scores of a head, in this order
+MATRICES = ("keys", "queries", "ins", "outs")  # one for each head; the derivative: outer products
+SHORTER = (1.0, 0.5, 0.2, 0.05)  # parts of a step that are tried, until the cost falls
+NEARLY = 0.05  # share of the residual left by a step below which its units serve for the next one
+DAMPING = 1e-4  # of the first step with exact units, which columns have the norm one
+STEPS = 20  # with exact units; from a start off by a few per cent about four
+ENOUGH = 1.5  # misfit in standard errors from which a further step would gain next to nothing
+
 
 # -- Units of the unknowns ---------------------------------------------------------------------
 
@@ -60,19 +75,19 @@ class Kronecker:
     def of(cls, reached: Float[Array, "n h p"], read: Float[Array, "n h e"]) -> "Kronecker":
         """reached, read: what reaches the result of the matrix and what it reads, sample by
         sample; their squares summed are its Fisher information."""
-        strong, long = (reached**2).sum(axis=2), (read**2).sum(axis=2)
-        right = np.linalg.eigh(np.einsum("nh,nhe,nhf->hef", strong, read, read, optimize=True))[1]
-        left = np.linalg.eigh(np.einsum("nh,nhp,nhq->hpq", long, reached, reached, optimize=True))[
-            1
-        ]
-        squares = np.einsum(
-            "nhp,nhe->hpe",
-            np.einsum("nhp,hpq->nhq", reached, left, optimize=True) ** 2,
-            np.einsum("nhe,hef->nhf", read, right, optimize=True) ** 2,
-            optimize=True,
-        )
-        floor = 1e-8 * squares.max(axis=(1, 2), keepdims=True)  # the gauge has no size of its own
-        return cls(left, right, 1.0 / np.sqrt(squares + floor + TINY))
+        lefts, rights, sizes = [], [], []
+        for g, a in zip(np.moveaxis(reached, 1, 0), np.moveaxis(read, 1, 0), strict=True):
+            outside = (g * (a * a).sum(axis=1, keepdims=True)).T @ g
+            inside = (a * (g * g).sum(axis=1, keepdims=True)).T @ a
+            left, right = (
+                np.linalg.eigh(gram.astype(np.float64))[1].astype(g.dtype)
+                for gram in (outside, inside)
+            )
+            squares = (((g @ left) ** 2).T @ (a @ right) ** 2).astype(np.float64)
+            lefts.append(left)
+            rights.append(right)
+            sizes.append(scale_of(squares).astype(g.dtype))
+        return cls(np.array(lefts), np.array(rights), np.array(sizes))
 
     def apply(self, z: Array) -> Array:
         return np.asarray(self.left @ (self.size * z) @ np.swapaxes(self.right, 1, 2))
@@ -81,9 +96,14 @@ class Kronecker:
         return np.asarray(self.size * (np.swapaxes(self.left, 1, 2) @ step @ self.right))
 
 
+def scale_of(squares: Array) -> Array:
+    """One over the columns' norms; the gauge has none of its own."""
+    return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * squares.max(initial=0.0)) + TINY))
+
+
 @dataclass(frozen=True, eq=False)
-class ScoreUnits:
-    """Keys and queries of each head together, in the triangle of their damped information."""
+class Triangles:
+    """What makes the scores of each head together, in the triangle of its damped information."""
 
     triangles: tuple[Array, ...]
     sizes: Float[Array, "h u"]
@@ -91,133 +111,220 @@ class ScoreUnits:
     def apply(self, z: Float[Array, "h u"]) -> Float[Array, "h u"]:
         pairs = zip(self.triangles, z, strict=True)
         solved = [solve_triangular(t, row, check_finite=False) for t, row in pairs]
-        return np.asarray(self.sizes * np.array(solved, dtype=np.float64))
+        return np.asarray(self.sizes * np.array(solved))
 
     def adjoint(self, step: Float[Array, "h u"]) -> Float[Array, "h u"]:
         pairs = zip(self.triangles, self.sizes * step, strict=True)
-        solved = [solve_triangular(t, row, trans=1, check_finite=False) for t, row in pairs]
-        return np.array(solved, dtype=np.float64)
+        return np.array([solve_triangular(t, row, trans=1, check_finite=False) for t, row in pairs])
 
 
 @dataclass(frozen=True, eq=False)
 class Information:
-    """What units are made of: the information of the answers on the scores of each head, scaled to
-    a diagonal of one, and units of the other parts."""
+    """What units are made of: the information of the answers on what makes the scores of each head,
+    scaled to a diagonal of one, and units of the other parts."""
 
-    normals: tuple[Array, ...]
-    sizes: Float[Array, "h u"]
-    others: Mapping[str, "Kronecker | Array"]
+    single: Mapping[str, Kronecker | Array]
+    normals: tuple[Array, ...] = ()
+    sizes: Float[Array, "h u"] | None = None
 
-    def units(self, blocks: Blocks, damping: float) -> "Units":
+    def units(self, damping: float) -> "Units":
+        if self.sizes is None:
+            return Units(self.single)
         triangles = []
         for normal in self.normals:
             damped = normal.copy()
-            damped[np.diag_indices(len(damped))] += damping + 10.0 * UNIT_ROUNDOFF * len(damped)
-            triangle = cholesky(damped, overwrite_a=True, check_finite=False)
-            triangles.append(triangle)
-        return Units(blocks, self.others, ScoreUnits(tuple(triangles), self.sizes))
+            damped[np.diag_indices(len(damped))] += damping + SINGLE_ROUNDOFF * len(damped)
+            triangles.append(cholesky(damped, overwrite_a=True, check_finite=False))
+        return Units(self.single, Triangles(tuple(triangles), self.sizes))
+
+
+def inform(layer: PlacedLayer, every: Sequence[Seen]) -> tuple[tuple[Array, ...], Array]:
+    """The information on what makes the scores of each head, and the sizes of its unknowns."""
+    normals, sizes = [], []
+    parts = {name: np.ones_like(layer.parts[name]) for name in SCORES if name in layer.free}
+    known = join_scores({**parts, **layer.masks})
+    for head in range(len(layer.parts["keys"])):
+        normal: Array | None = None
+        for seen in every:
+            if not seen.is_hard:  # such answers show values alone
+                rows = differentiate_scores(layer, seen, head) * known[head]
+                first = {} if normal is None else {"beta": 1.0, "c": normal, "overwrite_c": 1}
+                normal = ssyrk(1.0, rows.T, **first)
+        assert normal is not None
+        # what no answer shows (the key biases of what does not turn) has no size of its own
+        size = scale_of(normal.diagonal()).astype(np.float32)
+        normal *= size
+        normal *= size[:, None]
+        normals.append(normal)
+        sizes.append(size)
+    return tuple(normals), np.array(sizes)
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units of all unknowns."""
+    """The units of all unknowns: of each part its own, or of what makes the scores together."""
 
-    blocks: Blocks
-    others: Mapping[str, "Kronecker | Array"]
-    scores: ScoreUnits
+    single: Mapping[str, Kronecker | Array]
+    scores: Triangles | None = None
 
-    def apply(self, z: Array) -> Array:
+    def apply(self, z: Parts) -> Parts:
         return self._each(z, "apply")
 
-    def adjoint(self, step: Array) -> Array:
+    def adjoint(self, step: Parts) -> Parts:
         return self._each(step, "adjoint")
 
-    def measure(self, step: Array, z: Array) -> Array:
-        """A step in the metric of the damping: scores in the sizes of their columns."""
-        parts, found = self.blocks.split(step), self.blocks.split(z)
-        if "keys" in parts:
-            scaled = join_scores(parts) / self.scores.sizes
-            found = {**found, **split_scores(scaled, parts)}
-        return self.blocks.join(found)
+    def measure(self, step: Parts, z: Parts) -> Parts:
+        """A step in the metric of the damping: what makes scores in the sizes of its columns."""
+        if self.scores is None:
+            return z
+        return {**z, **split_scores(join_scores(step) / self.scores.sizes, z)}
 
-    def measure_adjoint(self, measured: Array) -> tuple[Array, Array]:
-        """The adjoint, as a step and as what units do not touch."""
-        parts = self.blocks.split(measured)
-        step = {name: np.zeros_like(part) for name, part in parts.items()}
-        rest = dict(parts)
-        if "keys" in parts:
-            step.update(split_scores(join_scores(parts) / self.scores.sizes, parts))
-            rest.update({name: np.zeros_like(parts[name]) for name in ("keys", "queries")})
-        return self.blocks.join(step), self.blocks.join(rest)
+    def measure_adjoint(self, measured: Parts) -> Parts:
+        """The adjoint, in the unknowns."""
+        if self.scores is None:
+            return measured
+        step = self.scores.adjoint(join_scores(measured) / self.scores.sizes)
+        return {**measured, **split_scores(step, measured)}
 
-    def _each(self, vector: Array, way: str) -> Array:
-        parts = self.blocks.split(vector)
+    def _each(self, parts: Parts, way: str) -> Parts:
         found = {
             name: unit * parts[name]
             if isinstance(unit, np.ndarray)
             else getattr(unit, way)(parts[name])
-            for name, unit in self.others.items()
+            for name, unit in self.single.items()
         }
-        if "keys" in parts:
+        if self.scores is not None:
             found.update(split_scores(getattr(self.scores, way)(join_scores(parts)), parts))
-        return self.blocks.join(found)
+        return found
 
 
 def join_scores(parts: Mapping[str, Array]) -> Float[Array, "h u"]:
-    both = parts["keys"], parts["queries"]
+    both = [parts[name] for name in SCORES if name in parts]
     return np.concatenate([part.reshape(len(part), -1) for part in both], axis=1)
 
 
 def split_scores(both: Float[Array, "h u"], like: Mapping[str, Array]) -> Parts:
-    one, other = np.split(both, [like["keys"][0].size], axis=1)
-    return {
-        "keys": one.reshape(like["keys"].shape),
-        "queries": other.reshape(like["queries"].shape),
-    }
+    names = [name for name in SCORES if name in like]
+    cuts = np.cumsum([like[name][0].size for name in names])[:-1]
+    split = np.split(both, cuts, axis=1)
+    return {name: part.reshape(like[name].shape) for name, part in zip(names, split, strict=True)}
 
 
-def find_information(
-    layer: PlacedLayer, every: Sequence[Seen], rng: np.random.Generator
-) -> Information:
-    """The information of the answers on each part; on the values and what places add seen through
-    random signs."""
-    names = set(layer.free) - {"keys", "queries"}
-    samples: dict[str, list[tuple[Array, Array]]] = {n: [] for n in ("ins", "outs") if n in names}
-    squares = {name: np.zeros(layer.parts[name].shape) for name in names - set(samples)}
-    probes = 2  # random signs on every answer: sums over hundreds of these even out
-    for _ in range(probes):
-        for seen in every:
-            signs = rng.choice((-1.0, 1.0), seen.answers.shape) / seen.group.errors[:, None]
-            pulled = pull(layer, seen, signs)
-            if "ins" in samples:
-                samples["ins"].append((seen.means, pulled.inner))
-            if "outs" in samples:
-                heads = seen.inner.shape[1]
-                out = np.broadcast_to(signs[:, None], (len(signs), heads, signs.shape[1]))
-                samples["outs"].append((seen.inner, out))
-            for name, part in gather(layer, seen, pulled, list(squares)).items():
-                squares[name] += part**2 / probes
-    others: dict[str, Kronecker | Array] = {}
-    for name, pairs in samples.items():
-        reached, read = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        others[name] = Kronecker.of(reached, read)
-    for name, part in squares.items():
-        floor = 1e-8 * part.max(initial=0.0)
-        others[name] = 1.0 / np.sqrt(part + floor + TINY)
-    normals, sizes = [], []
-    for head in range(len(layer.parts["keys"]) if "keys" in layer.free else 0):
-        normal = np.zeros((0, 0))
-        for seen in every:
-            if seen.is_hard:  # such answers tell values alone
-                continue
-            rows = differentiate_scores(layer, seen, head)
-            normal = rows.T @ rows if not normal.size else normal + rows.T @ rows
-        size = np.sqrt(np.diagonal(normal))
-        # what no answer shows (the key biases of what does not turn) has no size of its own
-        size = np.maximum(size, 1e-6 * size.max(initial=TINY))
-        normals.append(normal / size / size[:, None])
-        sizes.append(1.0 / size)
-    return Information(tuple(normals), np.array(sizes), others)
+# -- The linear problem ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """The derivative of all answers in their standard errors at one layer, in single precision."""
+
+    layer: PlacedLayer
+    every: tuple[Seen, ...]
+    weights: tuple[Float[Array, "n 1"], ...]  # one over the standard errors of the answers
+
+    @classmethod
+    def of(cls, layer: PlacedLayer, every: Sequence[Seen]) -> "Linear":
+        single = {name: part.astype(np.float32) for name, part in layer.parts.items()}
+        weights = [(1.0 / seen.group.errors[:, None]).astype(np.float32) for seen in every]
+        cast = tuple(seen.astype(np.float32) for seen in every)
+        return cls(layer.with_parts(single), cast, tuple(weights))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        return Blocks.of(self.layer.free)
+
+    @cached_property
+    def masks(self) -> Parts:
+        return self.layer.masks
+
+    def mask(self, change: Parts) -> Parts:
+        """A change of what is unknown alone."""
+        masks = {name: mask for name, mask in self.masks.items() if name in change}
+        return {**change, **{name: mask * change[name] for name, mask in masks.items()}}
+
+    def push(self, change: Parts) -> Float[Array, " numbers"]:
+        pairs = zip(self.every, self.weights, strict=True)
+        return np.concatenate(
+            [(push(self.layer, s, change) * weight).ravel() for s, weight in pairs]
+        )
+
+    def pull(self, vector: Float[Array, " numbers"]) -> Parts:
+        """The adjoint."""
+        names = list(self.layer.free)
+        total = {name: np.zeros_like(self.layer.parts[name]) for name in names}
+        cuts = np.cumsum([seen.answers.size for seen in self.every])[:-1]
+        parts = np.split(vector, cuts)
+        for seen, weight, part in zip(self.every, self.weights, parts, strict=True):
+            pulled = pull(self.layer, seen, part.reshape(seen.answers.shape) * weight)
+            for name, found in gather(self.layer, seen, pulled, names).items():
+                total[name] += found
+        return total
+
+    def scaled(self, units: Units, damping: float) -> Scaled:
+        """Products with the derivative in these units, and the damping below it."""
+        blocks, root = self.blocks, np.float32(np.sqrt(damping))
+
+        def push_scaled(vector: Array) -> Array:
+            z = blocks.split(vector)
+            step = units.apply(z)
+            return np.append(self.push(self.mask(step)), root * blocks.join(units.measure(step, z)))
+
+        def pull_scaled(vector: Array) -> Array:
+            answers, held = np.split(vector, [len(vector) - blocks.size])
+            seen = blocks.join(units.adjoint(self.mask(self.pull(answers))))
+            return seen + root * blocks.join(units.measure_adjoint(blocks.split(held)))
+
+        return Scaled(push_scaled, pull_scaled)
+
+    def solve(
+        self, units: Units, damping: float, right: Array, ending: Ending
+    ) -> tuple[Array, Solved]:
+        """The step towards a right side, and how it was found."""
+        size = float(np.linalg.norm(right)) + TINY
+        rows = np.append(right / size, np.zeros(self.blocks.size)).astype(np.float32)
+        found = solve_cgls(self.scaled(units, damping), rows, ending)
+        step = self.blocks.join(self.mask(units.apply(self.blocks.split(found.z))))
+        return size * step.astype(np.float64), found
+
+    def inform(self, rng: np.random.Generator, together: bool) -> Information:
+        """Units from random signs on all answers; for what makes scores `together` the exact ones
+        of each head."""
+        together = together and "keys" in self.layer.free
+        names = [n for n in self.layer.free if not (together and n in SCORES)]
+        samples: dict[str, list[tuple[Array, Array]]] = {n: [] for n in MATRICES if n in names}
+        squares = {n: np.zeros(self.layer.parts[n].shape) for n in names if n not in samples}
+        probes = 2  # random signs on every answer: sums over hundreds of these even out
+        for _ in range(probes):
+            for seen, weight in zip(self.every, self.weights, strict=True):
+                signs = rng.choice(np.array([-1.0, 1.0], np.float32), seen.answers.shape) * weight
+                signs /= np.sqrt(np.float32(probes))
+                pulled = pull(self.layer, seen, signs)
+                for name, pairs in samples.items():
+                    pairs.append(sample(name, seen, pulled, signs))
+                for name, part in gather(self.layer, seen, pulled, list(squares)).items():
+                    squares[name] += part**2
+        squares = self.mask(squares)
+        single: dict[str, Kronecker | Array] = {
+            name: scale_of(part).astype(np.float32) for name, part in squares.items()
+        }
+        for name, pairs in samples.items():
+            reached, read = (np.concatenate(part) for part in zip(*pairs, strict=True))
+            single[name] = Kronecker.of(reached, read)
+        return Information(single, *(inform(self.layer, self.every) if together else ()))
+
+
+def sample(name: str, seen: Seen, pulled: Pulled, signs: Array) -> tuple[Array, Array]:
+    """What reaches the result of a matrix of every head, and what it reads."""
+    count, heads = seen.inner.shape[:2]
+    if name == "keys":
+        reached = pulled.keys.reshape(-1, *pulled.keys.shape[2:])
+        read = seen.with_one.reshape(-1, 1, seen.with_one.shape[2])
+        return reached, np.broadcast_to(read, (len(read), heads, read.shape[2]))
+    if name == "queries":
+        last = seen.with_one[:, -1:]
+        return pulled.queries, np.broadcast_to(last, (count, heads, last.shape[2]))
+    if name == "ins":
+        return seen.means, pulled.inner
+    return seen.inner, np.broadcast_to(signs[:, None], (count, heads, signs.shape[1]))
 
 
 # -- The fit -----------------------------------------------------------------------------------
@@ -229,6 +336,7 @@ class Fit:
 
     layer: PlacedLayer
     every: tuple[Seen, ...]
+    share: float = 1.0  # of the residual that the last step left
 
     @classmethod
     def of(cls, layer: PlacedLayer, groups: Sequence[Answered]) -> "Fit":
@@ -255,156 +363,102 @@ class Fit:
         """Root mean square residual per degree of freedom: about one where all is well."""
         return float(np.sqrt(self.cost / self.freedom))
 
-    @cached_property
-    def blocks(self) -> Blocks:
-        return Blocks.of(self.layer.free)
-
-    def push(self, step: Array) -> Float[Array, " numbers"]:
-        """The derivative of the residual along a step."""
-        change = self.blocks.split(step)
-        rows = [push(self.layer, s, change) / s.group.errors[:, None] for s in self.every]
-        return np.concatenate([row.ravel() for row in rows])
-
-    def pull(self, vector: Float[Array, " numbers"]) -> Array:
-        """The adjoint."""
-        layer, every, names = self.layer, self.every, list(self.layer.free)
-        total = {name: np.zeros(layer.parts[name].shape) for name in names}
-        cuts = np.cumsum([seen.answers.size for seen in every])[:-1]
-        for seen, part in zip(every, np.split(vector, cuts), strict=True):
-            scaled = part.reshape(seen.answers.shape) / seen.group.errors[:, None]
-            for name, found in gather(layer, seen, pull(layer, seen, scaled), names).items():
-                total[name] += found
-        return self.blocks.join(total)
-
     def move(self, step: Array) -> "Fit":
-        change = self.blocks.split(step)
-        moved = {name: part + change[name] for name, part in self.layer.free.items()}
-        return Fit.of(self.layer.with_parts(moved), [seen.group for seen in self.every])
+        """After a step, or the first part of it that lowers the cost."""
+        change = Blocks.of(self.layer.free).split(step)
+        groups, best = [seen.group for seen in self.every], self
+        for part in SHORTER:
+            moved = {name: own + part * change[name] for name, own in self.layer.free.items()}
+            best = Fit.of(self.layer.with_parts(moved), groups)
+            if best.cost < self.cost:
+                break
+        return replace(best, share=float(np.sqrt(best.cost / max(self.cost, TINY))))
 
 
 @dataclass(eq=False)
-class Solver:
-    """Damped linear problems by conjugate gradients, in units that stay as long as they serve."""
+class Settling:
+    """Damped Gauss-Newton steps, with units that stay as long as the answers are nearly linear.
+
+    together: whether what makes the scores of a head has units of its own, or each part of it.
+    """
 
     rng: np.random.Generator
+    together: bool
+    ending: Ending
     information: Information | None = None
-    enough: float = (
-        0.003  # residual, relative, from which the next step corrects more than this one
-    )
-    window: int = 20  # products that must lower the cost by
-    share: float = 0.03  # this share of it
-    patience: int = 40  # products of a solution from which units are found anew
-    most: int = 400  # products of a solution
-    stale: bool = True
-    units: tuple[float, Units] | None = None
-    iterations: int = 0
 
-    def prepare(self, at: Fit) -> "Linearized":
-        if self.information is None or self.stale:
-            self.information = find_information(at.layer, at.every, self.rng)
-            self.stale, self.units = False, None
-        return Linearized(self, at)
+    def settle(self, begin: Fit, stopping: Stopping) -> Fit:
+        problem = Problem(lambda fit: fit.cost, self.linearize, lambda fit, step: fit.move(step))
+        return descend(problem, begin, stopping).state
 
-    def choose_units(self, blocks: Blocks, damping: float) -> Units:
+    def linearize(self, fit: Fit) -> "Linearized":
+        linear = Linear.of(fit.layer, fit.every)
+        if self.information is None or fit.share > NEARLY:
+            self.information = linear.inform(self.rng, self.together)
+        return Linearized(self, fit, linear)
+
+    def solve(self, at: "Linearized", damping: float, right: Array, ending: Ending) -> Step:
+        """The step towards a right side, and how much of its square it explains."""
         assert self.information is not None
-        if self.units is None or not 0.3 < self.units[0] / max(damping, TINY) < 3.0:
-            self.units = damping, self.information.units(blocks, damping)
-        return self.units[1]
+        step, found = at.linear.solve(self.information.units(damping), damping, right, ending)
+        return Step(step, float(right @ right) * (1.0 - found.left))
 
-    def solve(self, at: Fit, right: Array, damping: float, share: float) -> Array:
-        """The step s that minimises |J s - right|^2 + damping |s|^2 in the metric of the units;
-        as far as a window of products lowers the cost by this share."""
-        units = self.choose_units(at.blocks, damping)
-        root = np.sqrt(damping)
-        z = np.zeros(at.blocks.size)
-        rest, held = right.copy(), np.zeros(len(z))
-
-        def find_gradient() -> Array:
-            step, beside = units.measure_adjoint(root * held)
-            return np.asarray(units.adjoint(at.pull(rest) + step) + beside)
-
-        gradient = find_gradient()
-        way, size = gradient.copy(), float(gradient @ gradient)
-        costs = [float(rest @ rest)]
-        goal = self.enough**2 * costs[0]
-        while len(costs) <= self.most and costs[-1] > goal and size > 0.0:
-            step = units.apply(way)
-            seen, kept = at.push(step), root * units.measure(step, way)
-            length = size / float(seen @ seen + kept @ kept)
-            z += length * way
-            rest -= length * seen
-            held -= length * kept
-            costs.append(float(rest @ rest + held @ held))
-            if len(costs) > self.window and costs[-1] > (1.0 - share) * costs[-1 - self.window]:
-                break
-            gradient = find_gradient()
-            before, size = size, float(gradient @ gradient)
-            way = gradient + size / before * way
-        self.iterations = len(costs) - 1
-        self.stale = self.stale or self.iterations > self.patience
-        return units.apply(z)
+    def doubt(self, fit: Fit) -> Parts:
+        """A step that noise of the size of the misfit would cause."""
+        at = self.linearize(fit)
+        noise = fit.level * self.rng.standard_normal(len(fit.residual))
+        step = self.solve(at, 0.0, noise, self.ending).step
+        return at.linear.blocks.split(step)
 
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
     """The linear problem at one fit."""
 
-    solver: Solver
-    at: Fit
+    settling: Settling
+    fit: Fit
+    linear: Linear
 
     def step(self, damping: float) -> Step:
-        step = self.solver.solve(self.at, -self.at.residual, damping, self.solver.share)
-        after = self.at.residual + self.at.push(step)
-        return Step(step, self.at.cost - float(after @ after))
+        # a step is solved as exactly as the last one was linear
+        share = float(np.clip(0.3 * self.fit.share, 1e-3, 0.1))
+        ending = replace(self.settling.ending, share=share)
+        return self.settling.solve(self, damping, -self.fit.residual, ending)
+
+
+def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator) -> Fit:
+    """The least squares solution near the start."""
+    begin = Fit.of(start, join_alike(groups))
+    target = ENOUGH**2 * begin.freedom
+    rough = Stopping(steps=1, target=target, damping=0.0)
+    fit = Settling(rng, False, Ending(window=25, least=0.1)).settle(begin, rough)
+    fine = Stopping(
+        steps=STEPS, target=target, tolerance=1e-3, window=2, share=0.1, damping=DAMPING
+    )
+    return Settling(rng, True, Ending(window=25, least=0.01)).settle(fit, fine)
 
 
 @dataclass(frozen=True, eq=False)
-class Refined:
-    """A layer at the noise of the answers, and changes of its parts that the noise could have made,
-    each as likely."""
+class Doubts:
+    """Changes of the parts of a layer that the noise could have made, each as likely."""
 
-    fit: Fit
-    begin: float  # level of the start
-    doubts: tuple[Parts, ...]
+    layer: PlacedLayer
+    changes: tuple[Parts, ...]
 
-    @property
-    def layer(self) -> PlacedLayer:
-        return self.fit.layer
+    @classmethod
+    def of(cls, fit: Fit, rng: np.random.Generator, probes: int = 1) -> "Doubts":
+        settling = Settling(rng, True, Ending(window=20, growth=0.02))
+        return cls(fit.layer, tuple(settling.doubt(fit) for _ in range(probes)))
 
     def spread(self, measure: Callable[[PlacedLayer], Array]) -> Array:
         """Standard errors of what is computed from the parts: the change that a doubt makes; no
         entry of a matrix is known better than the usual one."""
         own = measure(self.layer)
         square = np.zeros(own.shape)
-        for doubt in self.doubts:
+        for doubt in self.changes:
             parts = {name: self.layer.parts[name] + change for name, change in doubt.items()}
-            square += (measure(self.layer.with_parts(parts)) - own) ** 2 / len(self.doubts)
+            square += (measure(self.layer.with_parts(parts)) - own) ** 2 / len(self.changes)
         return smooth_errors(np.sqrt(square)) if square.ndim > 1 else np.sqrt(square)
-
-
-def refine(start: PlacedLayer, groups: Sequence[Answered], rng: np.random.Generator) -> Refined:
-    """The least squares solution near the start, and what noise of the size of the misfit would
-    have changed."""
-    solver = Solver(rng)
-    share = 0.1  # decrease of the misfit, relative, in a step after which there is no other
-    steps = 10  # of Gauss-Newton: from a start off by a per cent about four
-    problem = Problem(lambda fit: fit.cost, solver.prepare, lambda fit, step: fit.move(step))
-    begin = Fit.of(start, join_alike(groups))
-    target = 1.5**2 * begin.freedom  # the noise: a further step would gain next to nothing
-    stopping = Stopping(
-        steps=steps, target=target, tolerance=1e-6, window=1, share=share, damping=1e-4
-    )
-    fit = descend(problem, begin, stopping).state
-    if fit.level > ROUNDINGS:  # then it explains nothing, and has no standard errors
-        return Refined(fit, begin.level, ())
-    probes = 1  # repetitions for the standard errors
-    solver.prepare(fit)
-    doubts = []
-    for _ in range(probes):
-        noise = fit.level * rng.standard_normal(len(fit.residual))
-        step = solver.solve(fit, noise, damping=1e-12, share=0.02)
-        doubts.append(fit.blocks.split(step))
-    return Refined(fit, begin.level, tuple(doubts))
 
 
 def find_natural_size(layer: PlacedLayer, rng: np.random.Generator) -> float:

@@ -4,9 +4,10 @@ from keyhole.learners.single_head.bounded_noise import fewest_queries
 from keyhole.learners.single_head.calibration import Calibration
 from keyhole.learners.single_head.cross import RankSearch
 from keyhole.learners.single_head.hypothesis import Score
-from keyhole.learners.single_head.learner import LowRank, SingleHead, learn_head
+from keyhole.learners.single_head.learner import RANK_SHOWN, LowRank, SingleHead, learn_head
 
 __all__ = [
+    "RANK_SHOWN",
     "Calibration",
     "LowRank",
     "RankSearch",

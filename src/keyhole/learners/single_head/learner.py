@@ -56,6 +56,10 @@ Looked = tuple[NoiseModel, QueryBatch, Array]
 """The noise of a box, and the first queries and answers, where these are known."""
 
 
+# Relative error of the answers up to which a search that nobody asked for finds the rank.
+RANK_SHOWN = 2.0**-20
+
+
 @dataclass(frozen=True)
 class SingleHead:
     """Learner for one softmax attention head.
@@ -181,11 +185,8 @@ def learn_head(
     at_most_the_width(None if search is None else search.rank, width)
     if search is not None and fixed_set is not None:
         theorem_5_1.refuse_impossible(width, search.rank, fixed_set)
-    if domain.vocabulary is not None:
-        return learn_from_vocabulary(oracle, rng)
-    if domain.radius <= 0:  # no room around zero: random tokens inside serve as a vocabulary
-        tokens = sample_vocabulary(domain, width, rng, count=1000)
-        return learn_from_vocabulary(oracle, rng, tokens)
+    if domain.vocabulary is not None or domain.radius <= 0:
+        return learn_among_given(oracle, rng)
     rank: RankWanted = "full" if search is None else search.rank or "unknown"
     noisy = None if fixed_set else learn_bounded_noise(oracle, rng, accuracy, rank)
     if noisy is not None:
@@ -193,25 +194,38 @@ def learn_head(
 
     looked = estimate_noise(oracle, rng) if looked is None else looked
     if search is None:  # value, score and three queries: the rest is said when more is known
-        outputs = 1 if looked[2].ndim == 1 else looked[2].shape[1]
+        outputs = looked[2][0].size
         oracle.expect(-(-(width**2) // min(outputs, width)) + width + 3)
     linear = measure_values(oracle, rng, looked)
     overlap = draw_probes(oracle.spec, linear, rng)
     bias = measure_key_bias(oracle, linear, overlap)
     calibration = calibrate(oracle, linear, overlap, bias, rng)
     if calibration.spread is None:
-        return assemble_head(calibration, Score.zero(width))
-    if search is not None and fixed_set is not None:
+        score = Score.zero(width)
+    elif search is not None and fixed_set is not None:
         score = theorem_5_1.measure_fixed_set(calibration, rng, search, fixed_set)
-        return assemble_head(calibration, score)
-    anchors = calibration.draw_anchors(rng)
-    column, group = -(-width // calibration.group), calibration.group  # queries of one column
-    most = int(1.1 * column * width) + 2 * width  # pilots and tests of the rank included
-    if search is not None and not search.patient:
-        # Where one query tells a column, low rank saves nothing; few digits do not show a rank.
-        coarse = linear.noise.relative > 2.0**-20 or linear.noise.error_floor > 0
-        search = None if coarse or column == 1 else search
-    if search is None:
+    else:
+        score = measure_score(oracle, calibration, rng, search)
+    return assemble_head(calibration, score)
+
+
+def learn_among_given(oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
+    """From the words of the vocabulary; where there is none, and no room around zero, random tokens
+    inside the domain serve as one."""
+    domain = oracle.spec.domain
+    if domain.vocabulary is not None:
+        return learn_from_vocabulary(oracle, rng)
+    tokens = sample_vocabulary(domain, oracle.spec.width, rng, count=1000)
+    return learn_from_vocabulary(oracle, rng, tokens)
+
+
+def measure_score(
+    oracle: Oracle, calibration: Calibration, rng: np.random.Generator, search: RankSearch | None
+) -> Score:
+    """Every entry of the score, or where a search is given those that its rank needs."""
+    anchors, group, width = calibration.draw_anchors(rng), calibration.group, oracle.spec.width
+    column = -(-width // group)  # queries of one column
+    if search is None or not (search.patient or shows_rank(calibration, column)):
         oracle.expect(column * width)
         table = measure_table(
             calibration.meter(),
@@ -221,17 +235,21 @@ def learn_head(
             calibration.longest,
             anchor_bias=anchors.coordinates(calibration.key_bias[None])[0],
         )
-        score = solve_table(calibration, anchors, table)
-        del table  # as large as the score and its errors
-        return assemble_head(calibration, score)
+        return solve_table(calibration, anchors, table)
+    most = int(1.1 * column * width) + 2 * width  # pilots and tests of the rank included
     oracle.expect(None if search.rank is None else search.count(width, group), most)
     if group == 1 and width <= DENSE_LIMIT:
-        score = measure_cross(calibration, anchors, rng, search)
-    else:
-        # Where a column costs fewer than twenty queries, looking for the rank is dear beside it.
-        hasty = not search.patient and group > 1 and column < 20
-        score = sketch_range(calibration, anchors, rng, search, width // 4 if hasty else width)
-    return assemble_head(calibration, score)
+        return measure_cross(calibration, anchors, rng, search)
+    # Where a column costs fewer than twenty queries, looking for the rank is dear beside it.
+    hasty = not search.patient and group > 1 and column < 20
+    return sketch_range(calibration, anchors, rng, search, width // 4 if hasty else width)
+
+
+def shows_rank(calibration: Calibration, column: int) -> bool:
+    """Whether looking for the rank may save queries: not where one query shows a whole column, and
+    few digits do not show a rank."""
+    noise = calibration.linear.noise
+    return column > 1 and noise.relative <= RANK_SHOWN and not noise.error_floor
 
 
 def assemble_head(calibration: Calibration, score: Score) -> Hypothesis:

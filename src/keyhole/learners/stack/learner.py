@@ -48,7 +48,7 @@ from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.neurons import NoNetwork, find_neurons
 from keyhole.learners.stack.order import Order, find_order
 from keyhole.learners.stack.positions import find_positions, has_positions
-from keyhole.learners.stack.refinement import Answered, Refined, refine_stack
+from keyhole.learners.stack.refinement import AnsweredSequences, RefinedStack, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
 from keyhole.measurement.evidence import Estimate, Evidence
@@ -142,7 +142,7 @@ class StackLearner:
         start = start if places is None else start.replace(positions=places + first)
         start, small = find_epsilons(box, start, plane, 4, rng, order.repeated)
         start = decide_mask(box, start, rng)
-        data = [Answered(each.tokens, each.answers, each.enlarged) for each in small]
+        data = [AnsweredSequences(each.tokens, each.answers, each.enlarged) for each in small]
         data += ask_sequences(box, start, order.repeated, rng)
         refined = refine_stack(start, order.repeated, data, box.unit, rng)
         if not refined.level < 8.0:
@@ -233,7 +233,9 @@ def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
     return ways[int(np.argmin(gaps))]
 
 
-def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator) -> list[Answered]:
+def ask_sequences(
+    box: Box, stack: Stack, passes: int, rng: np.random.Generator
+) -> list[AnsweredSequences]:
     """Random sequences of several lengths and sizes, half as many numbers more than unknowns."""
     width = box.width
     distinct = stack.blocks[:1] if passes > 1 else stack.blocks
@@ -246,7 +248,7 @@ def ask_sequences(box: Box, stack: Stack, passes: int, rng: np.random.Generator)
     for length, size, number in kinds:
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
         answers = box.ask(tokens, "refinement")
-        batches.append(Answered(tokens, answers, np.ones(len(tokens))))
+        batches.append(AnsweredSequences(tokens, answers, np.ones(len(tokens))))
     return batches
 
 
@@ -264,7 +266,7 @@ def set_zeros(model: Stack, errors: Stack, evidence: Evidence) -> tuple[Stack, S
 
 
 def describe(
-    refined: Refined, order: Order, kind: str, box: Box, rng: np.random.Generator
+    refined: RefinedStack, order: Order, kind: str, box: Box, rng: np.random.Generator
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
     model, errors = set_zeros(refined.stack, refined.errors, Evidence(box.noise))

@@ -21,6 +21,7 @@ from keyhole.learners.stack.shallow import Shallow, Terms
 from keyhole.models.mlp import ACTIVATIONS, Mlp
 from keyhole.network.observation import Direction, Observation, Value
 from keyhole.network.redundancy import fit_network
+from keyhole.network.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,9 @@ def find_neurons(
         raise Unclear("single tokens show no neurons: stacks of attention alone are not solved")
     asked = shallow.ask_alone(exact.anchors, "neurons", 2)
     doubt = max(doubt, float(np.sqrt(np.mean((asked.limit - exact.limit) ** 2))))
-    nearly = {False: 0, True: 0}  # sizes whose neurons were nearly enough
-    # of the answers, by the last attempts with first activations; what was not tried comes in turn
-    left = {False: 0.0, True: 0.0}
-    # whether more neurons hardly left less: then there are others, however little these leave
-    stalled = {False: False, True: False}
-    too_small = set[tuple[int, bool]]()
-    attempts, late = deque(list_attempts(options, width)), deque[Trial]()
-    while attempts or late:
-        size, gated, names = attempt = (attempts or late).popleft()
-        if nearly[gated] > options.further or (size, gated) in too_small:
-            continue
-        behind = left[gated] > options.behind * left[not gated] and not stalled[not gated]
-        if attempts and behind:
-            late.append(attempt)
-            continue
+    schedule = Schedule(options, deque(list_attempts(options, width)))
+    while (attempt := schedule.choose()) is not None:
+        size, gated, names = attempt
         unknowns = size * ((width + 1) * (1 + gated) + outputs) / shallow.numbers + width + 1
         count = int(options.redundant * unknowns)
         more = count - len(asked.anchors)
@@ -101,32 +90,71 @@ def find_neurons(
         observation = observe(shallow, points)
         accepted = options.explained * doubt
         tried = fit_network(points, answers, size, names, gated, accepted, rng, observation)
-        found, first = tried.network, names == (options.gates if gated else options.activations)[0]
-        if first:
-            stalled[gated] = 0.0 < left[gated] < 2.0 * tried.left
-            left[gated] = tried.left
-        if stalled[gated] and late:
-            attempts.extendleft(reversed([one for one in late if one[1] is not gated]))
-            late = deque(one for one in late if one[1] is gated)
-        if found is None and tried.left > options.few:
-            too_small.add((size, gated))
-            continue
-        nearly[gated] += first
-        if found is None:
-            continue
-        gate = found.gate
-        network = Mlp(
-            found.inner[:, :-1],
-            found.inner[:, -1],
-            found.outer,
-            activation=found.activation,
-            linear=found.affine[:, :-1],
-            offset=found.affine[:, -1],
-            gate=None if gate is None else gate[:, :-1],
-            gate_bias=None if gate is None else gate[:, -1],
-        )
-        return Union(network, exact)
+        if tried.network is not None:
+            return Union(on_points(tried.network), exact)
+        schedule.note(attempt, tried.left)
     raise NoNetwork("no network of the sizes tried explains single tokens")
+
+
+@dataclass
+class Schedule:
+    """Which attempt is next: it and `note` alone write here. Plain and gated neurons take turns;
+    what leaves much more of the answers than the other kind does waits."""
+
+    options: NeuronOptions
+    attempts: deque[Trial]
+    late: deque[Trial] = field(default_factory=deque)
+    nearly: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    """Sizes, plain and gated, whose neurons were nearly enough."""
+    left: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    """Of the answers, by the last attempts with first activations; what was not tried comes in
+    turn."""
+    stalled: dict[bool, bool] = field(default_factory=lambda: {False: False, True: False})
+    """Whether more neurons hardly left less: then there are others, however little these leave."""
+    too_small: set[tuple[int, bool]] = field(default_factory=set)
+
+    def choose(self) -> Trial | None:
+        while self.attempts or self.late:
+            attempt = (self.attempts or self.late).popleft()
+            size, gated, _ = attempt
+            if self.nearly[gated] > self.options.further or (size, gated) in self.too_small:
+                continue
+            behind = self.left[gated] > self.options.behind * self.left[not gated]
+            if not (self.attempts and behind and not self.stalled[not gated]):
+                return attempt
+            self.late.append(attempt)
+        return None
+
+    def note(self, attempt: Trial, left: float) -> None:
+        """An attempt left so much of the answers."""
+        size, gated, names = attempt
+        first = names == (self.options.gates if gated else self.options.activations)[0]
+        if first:
+            self.stalled[gated] = 0.0 < self.left[gated] < 2.0 * left
+            self.left[gated] = left
+        if self.stalled[gated] and self.late:
+            others = [one for one in self.late if one[1] is not gated]
+            self.attempts.extendleft(reversed(others))
+            self.late = deque(one for one in self.late if one[1] is gated)
+        if left > self.options.few:
+            self.too_small.add((size, gated))
+        else:
+            self.nearly[gated] += first
+
+
+def on_points(found: Weights) -> Mlp:
+    """The network that was fitted to points with a one behind them."""
+    gate = found.gate
+    return Mlp(
+        found.inner[:, :-1],
+        found.inner[:, -1],
+        found.outer,
+        activation=found.activation,
+        linear=found.affine[:, :-1],
+        offset=found.affine[:, -1],
+        gate=None if gate is None else gate[:, :-1],
+        gate_bias=None if gate is None else gate[:, -1],
+    )
 
 
 def list_attempts(options: NeuronOptions, width: int) -> list[Trial]:

@@ -103,19 +103,8 @@ def find_order(
     options = OrderOptions() if options is None else options
     plane, heads = shallow.plane, scores.heads
     count, neurons, (outputs, width) = len(heads), network.neurons, plane.shape
-    turnable = ACTIVATIONS[network.activation].slope != 0.0 and network.gate is None
-    entries = outputs * width if shallow.final is None else width**2 - 1
+    network, turnable = turn_by_themselves(network, shallow, options)
     unseen = None if shallow.final is None else plane
-    if turnable and neurons < entries:
-        everybody = np.ones(neurons, dtype=bool)
-        try:
-            back, _ = decide_sides(network, everybody, network.linear, options, unseen)
-        except Unclear:
-            pass  # heads tell more of it
-        else:
-            network, turnable = turned(network, back), False
-    if not turnable and unseen is not None:  # all that is left are multiples of the identity
-        network = with_parts(network, linear=np.zeros_like(network.linear))
     maps = outputs * width if turnable else 0
     unknowns = count * (neurons + maps + count + width)
     pairs = [(scores.asked, scores.alone)]
@@ -151,6 +140,26 @@ def find_order(
         network = with_parts(order.network, linear=np.zeros_like(network.linear))
         order = replace(order, network=network)
     return order, alone
+
+
+def turn_by_themselves(network: Mlp, shallow: Shallow, options: OrderOptions) -> tuple[Mlp, bool]:
+    """The network with its neurons turned where their own linear part shows it, and whether that is
+    left to the heads."""
+    outputs, width = shallow.plane.shape
+    unseen = None if shallow.final is None else shallow.plane
+    entries = outputs * width if unseen is None else width**2 - 1
+    turnable = ACTIVATIONS[network.activation].slope != 0.0 and network.gate is None
+    if turnable and network.neurons < entries:
+        everybody = np.ones(network.neurons, dtype=bool)
+        try:
+            back, _ = decide_sides(network, everybody, network.linear, options, unseen)
+        except Unclear:
+            pass  # heads tell more of it
+        else:
+            network, turnable = turned(network, back), False
+    if not turnable and unseen is not None:  # all that is left are multiples of the identity
+        network = with_parts(network, linear=np.zeros_like(network.linear))
+    return network, turnable
 
 
 def write_equations(
@@ -226,7 +235,7 @@ def decide_order(
         return Order(heads, neurons, turned(network, back), max(shared, doubt), passes)
     off = before[~np.eye(len(before), dtype=bool)]
     decided = np.concatenate([reads.ravel(), off])
-    doubt = float(np.abs(decided - np.clip(np.round(decided), 0.0, 1.0)).max())
+    doubt = undecided(decided)
     if doubt > options.certain:
         raise Unclear(
             f"heads and neurons have no order: an entry of the certificate is {doubt:.1e} away "
@@ -258,6 +267,11 @@ def decide_order(
     return Order(heads, neurons, network, doubt)
 
 
+def undecided(entries: Float[Array, " n"]) -> float:
+    """How far the entries are from zero and one."""
+    return float(np.abs(entries - np.clip(np.round(entries), 0.0, 1.0)).max())
+
+
 def decide_sides(
     network: Mlp,
     own: Array,
@@ -277,7 +291,7 @@ def decide_sides(
     if table.shape[1] > table.shape[0]:
         raise Unclear("a block has more neurons than its linear part tells the sides of")
     share = np.linalg.lstsq(table, -linear.ravel(), rcond=None)[0][: int(own.sum())]
-    far = float(np.abs(share - np.clip(np.round(share), 0.0, 1.0)).max())
+    far = undecided(share)
     if far > options.certain:
         raise Unclear(f"which way neurons are turned was not seen (one is {far:.1e} off)")
     back[np.flatnonzero(own)[np.round(share) == 1.0]] = True

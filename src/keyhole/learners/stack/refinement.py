@@ -10,7 +10,7 @@ Algebra.    The exact stack in torch, in coordinates of what the norms keep, all
             that is nearly right one Jacobian serves for all steps (chords). A block that is
             passed several times has its unknowns once. Standard errors: the least squares solutions
             for random roundings.
-Fails.      At a residual above rounding: `Refined.level` tells.
+Fails.      At a residual above rounding: `RefinedStack.level` tells.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +28,7 @@ from keyhole.learners.block import inverse_of
 from keyhole.learners.stack.epsilons import rounded_size
 from keyhole.linalg.rank import count_above_share
 from keyhole.models.attention import Attention, Head
+from keyhole.models.base import with_scores
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
@@ -35,7 +36,7 @@ from keyhole.models.stack import Stack
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class AnsweredSequences:
     """Sequences of one length, the box's answers, and how much roundings are enlarged in them."""
 
     tokens: Float[Array, "n length d"]
@@ -44,7 +45,7 @@ class Answered:
 
 
 @dataclass(frozen=True, eq=False)
-class Refined:
+class RefinedStack:
     """The stack, its standard errors (scores multiplied out), and what is left of the answers: root
     mean square in units of their rounding."""
 
@@ -54,7 +55,7 @@ class Refined:
 
 
 @dataclass(frozen=True)
-class Form:
+class StackForm:
     """What is not fitted. `passes`: how often the blocks, which are one, are passed; `final`:
     whether there is a norm at the end."""
 
@@ -83,17 +84,17 @@ class Form:
         return len(self.heads)
 
 
-def form_of(stack: Stack, passes: int) -> Form:
+def form_of(stack: Stack, passes: int) -> StackForm:
     first = stack.blocks[0]
     assert first.mlp is not None
     own = stack.blocks[:1] if passes > 1 else stack.blocks
     heads = [0 if block.attention is None else len(block.attention.heads) for block in own]
-    return Form(first.kind, first.width, tuple(heads), first.mlp.activation,
+    return StackForm(first.kind, first.width, tuple(heads), first.mlp.activation,
                 first.mlp.gated, stack.causal, passes, stack.final_norm is not None,
                 stack.positions is not None)  # fmt: skip
 
 
-def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
+def split_stack(stack: Stack, form: StackForm) -> dict[str, Array]:
     """The parameters that are fitted, by name."""
     plane, shown, parts = form.plane, form.shown, dict[str, Array]()
     for number, block in enumerate(stack.blocks[: form.distinct]):
@@ -130,7 +131,7 @@ def split_stack(stack: Stack, form: Form) -> dict[str, Array]:
     return parts
 
 
-def join_stack(parts: dict[str, Array], form: Form) -> Stack:
+def join_stack(parts: dict[str, Array], form: StackForm) -> Stack:
     """The stack with these parameters."""
     plane, shown, blocks = form.plane, form.shown, []
     for number, heads in enumerate(form.heads):
@@ -162,7 +163,7 @@ def join_stack(parts: dict[str, Array], form: Form) -> Stack:
     return Stack(blocks * form.passes, norm, causal=form.causal, positions=positions)
 
 
-def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
+def forward(form: StackForm) -> Callable[[dict[str, Any], Any], Any]:
     """The answer to one query, as a torch function of the fitted parameters."""
     torch: Any = need("torch", "torch", "the refinement of a stack")
     plane, shown = torch.as_tensor(form.plane), torch.as_tensor(form.shown)
@@ -224,11 +225,11 @@ def forward(form: Form) -> Callable[[dict[str, Any], Any], Any]:
 def refine_stack(
     start: Stack,
     passes: int,
-    data: Sequence[Answered],
+    data: Sequence[AnsweredSequences],
     unit: float,
     rng: np.random.Generator,
     dense: int = 7000,
-) -> Refined:
+) -> RefinedStack:
     """`unit`: relative rounding of the box. `dense`: unknowns up to which matrices are formed."""
     form = form_of(start, passes)
     parts = split_stack(start, form)
@@ -263,18 +264,18 @@ def refine_stack(
         point = moved  # weak directions, too
     level = float(np.sqrt(np.mean(exact.residual(point) ** 2)))
     best = join_stack(blocks.split(point), form)
-    told = multiplied(best)
+    told = with_scores(best)
     names = [name for name, part in told.items() if part.size]
 
     def repeat() -> Sequence[Array]:
         """Parameters for answers that are rounded otherwise."""
         step = max(level, 1.0) * solve(rng.standard_normal(len(jacobian)))
-        other = multiplied(join_stack(blocks.split(point + step), form))
+        other = with_scores(join_stack(blocks.split(point + step), form))
         return [other[name][None] for name in names]
 
     found = bootstrap_errors([told[name][None] for name in names], repeat, 8)
     errors = {name: part[0] for name, part in zip(names, found, strict=True)}
-    return Refined(best, Stack.from_arrays({**told, **errors}), level)
+    return RefinedStack(best, Stack.from_arrays({**told, **errors}), level)
 
 
 def follow_chords(
@@ -295,12 +296,3 @@ def follow_chords(
             break
         point, left = moved, found
     return point, left
-
-
-def multiplied(stack: Stack) -> dict[str, Array]:
-    """All arrays, scores multiplied out: their factors are not unique."""
-    arrays = stack.to_arrays()
-    for name in [name for name in arrays if name.endswith("score_left")]:
-        other = name.replace("score_left", "score_right")
-        arrays[name.replace("score_left", "score")] = arrays.pop(name) @ arrays.pop(other)
-    return arrays

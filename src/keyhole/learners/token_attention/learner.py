@@ -48,9 +48,10 @@ from keyhole.learners.token_attention.multiplicities import (
     solve_pair,
 )
 from keyhole.learners.token_attention.refinement import (
-    Answered,
+    AnsweredPrompts,
     AttentionModel,
-    Refined,
+    LowRankMap,
+    RefinedMaps,
     choose_rank,
     refine,
 )
@@ -234,7 +235,7 @@ def attempt(box: Box, options: TokenAttentionLearner, rng: np.random.Generator) 
 
 def fit_contexts(
     box: Box, values: Array, asked: Asked, options: TokenAttentionLearner, rng: np.random.Generator
-) -> Refined:
+) -> RefinedMaps:
     """Contexts that determine the scores, and all answers at once. The more tokens a context has,
     the more an error of the values weighs in its weights: where no fit is reached from there, more
     contexts of half as many, once."""
@@ -255,7 +256,7 @@ def fit_more(
     others: int,
     options: TokenAttentionLearner,
     rng: np.random.Generator,
-) -> tuple[Refined, Asked]:
+) -> tuple[RefinedMaps, Asked]:
     """The fit with further contexts of so many tokens beside the anchor, and all that was asked."""
     count, every = options.count_contexts(box, others), np.arange(box.prompts.tokens)
     contexts = choose_contexts(values, box.tokens, every, count, others, rng)
@@ -263,17 +264,17 @@ def fit_more(
     scores = solve_scores(values, box.tokens, contexts, answers, box.sigma)
     asked = asked.joined(Asked(contexts, answers))
     sigma, errors = box.coordinates.sigma, box.coordinates.errors
-    data = Answered(asked.contexts, asked.answers, box.tokens, sigma, errors)
+    data = AnsweredPrompts(asked.contexts, asked.answers, box.tokens, sigma, errors)
     return fit(Maps(values, scores), data, options, box.precise, rng), asked
 
 
 def fit(
     maps: Maps,
-    data: Answered,
+    data: AnsweredPrompts,
     options: TokenAttentionLearner,
     precise: bool,
     rng: np.random.Generator,
-) -> Refined:
+) -> RefinedMaps:
     """All answers at once: of the ranks that the start shows, and of full rank where that fails;
     then of lower ranks, as long as they explain the answers as well. Heads mostly share one rank,
     which is often the width over their number."""
@@ -301,7 +302,7 @@ def fit(
     return spare_heads(best, data, rng)
 
 
-def spare_heads(best: Refined, data: Answered, rng: np.random.Generator) -> Refined:
+def spare_heads(best: RefinedMaps, data: AnsweredPrompts, rng: np.random.Generator) -> RefinedMaps:
     """Heads that explain less than a thousandth of the answers leave, weakest first, as long as the
     others explain them as well: a head too many has values of zero, and any score."""
     while len(best.point) > 2:
@@ -465,7 +466,7 @@ def order_pairs(
 # -- The model ------------------------------------------------------------------------------------
 
 
-def describe(box: Box, refined: Refined) -> Hypothesis:
+def describe(box: Box, refined: RefinedMaps) -> Hypothesis:
     """The tables, their standard errors, and what to say about them."""
     tokens, basis = box.tokens, box.coordinates.basis
     values, scores = refined.point[::2], refined.point[1::2]
@@ -476,28 +477,15 @@ def describe(box: Box, refined: Refined) -> Hypothesis:
     start = 0
     noise = box.coordinates.errors[:, None]
     for value, score in zip(values, scores, strict=True):
-        tables, errors = [], []
-        for part in (value, score):
-            steps = [part.split(step[start : start + part.unknowns]) for step in refined.draws]
-            start += part.unknowns
-            root = np.sqrt(np.maximum(part.singular, TINY))
-            first = np.array([x / root for x, _ in steps])  # of left sqrt(singular)
-            second = np.array([(y.T / root) for _, y in steps])  # of (sqrt(singular) right)'
-            left, right = part.left * root, part.right.T * root
-            outer, inner = (basis, tokens) if part is value else (tokens, tokens)
-            errors_left = np.hypot(
-                _rms(outer @ first), 0.0 if part is value else noise * _size(left)
-            )
-            errors_right = np.hypot(_rms(inner @ second), noise * _size(right))
-            if part is value:  # rows are the tokens that are seen
-                tables.append(Table(tokens @ right, (basis @ left).T))
-                errors.append(Table(errors_right, errors_left.T))
-                moved += _rms(tokens @ np.array([part.change_of(x, y).T for x, y in steps])) ** 2
-            else:
-                tables.append(Table(tokens @ left, (tokens @ right).T))
-                errors.append(Table(errors_left, errors_right.T))
-        heads.append(TokenHead(qk=tables[1], ov=tables[0]))
-        doubts.append(TokenHead(qk=errors[1], ov=errors[0]))
+        middle, end = start + value.unknowns, start + value.unknowns + score.unknowns
+        steps = [value.split(step[start:middle]) for step in refined.draws]
+        turns = [score.split(step[middle:end]) for step in refined.draws]
+        start = end
+        ov, ov_error = describe_values(value, steps, box)
+        qk, qk_error = describe_scores(score, turns, box)
+        moved += _rms(tokens @ np.array([value.change_of(x, y).T for x, y in steps])) ** 2
+        heads.append(TokenHead(qk=qk, ov=ov))
+        doubts.append(TokenHead(qk=qk_error, ov=ov_error))
     direct = Table(tokens @ kept.T, basis.T)
     outside = box.coordinates.sigma / max(float(np.linalg.norm(tokens)) / width, TINY)
     doubt = Table(
@@ -526,6 +514,36 @@ def describe(box: Box, refined: Refined) -> Hypothesis:
         noise=fitted_noise(box),
         diagnostics=diagnostics,
     )
+
+
+Steps = list[tuple[Array, Array]]  # of the two factors of a map, drawn from its errors
+
+
+def describe_values(part: LowRankMap, steps: Steps, box: Box) -> tuple[Table, Table]:
+    """What every token adds to the logits, and the standard errors."""
+    tokens, basis, noise = box.tokens, box.coordinates.basis, box.coordinates.errors[:, None]
+    left, right, lefts, rights = share_singular_values(part, steps)
+    rows = np.hypot(_rms(tokens @ rights), noise * _size(right))
+    return Table(tokens @ right, (basis @ left).T), Table(rows, _rms(basis @ lefts).T)
+
+
+def describe_scores(part: LowRankMap, steps: Steps, box: Box) -> tuple[Table, Table]:
+    """How every token scores every other, and the standard errors."""
+    tokens, noise = box.tokens, box.coordinates.errors[:, None]
+    left, right, lefts, rights = share_singular_values(part, steps)
+    rows = np.hypot(_rms(tokens @ lefts), noise * _size(left))
+    columns = np.hypot(_rms(tokens @ rights), noise * _size(right))
+    return Table(tokens @ left, (tokens @ right).T), Table(rows, columns.T)
+
+
+def share_singular_values(
+    part: LowRankMap, steps: Steps
+) -> tuple[Float[Array, "d r"], Float[Array, "d r"], Float[Array, "k d r"], Float[Array, "k d r"]]:
+    """The factors of a map, each with the roots of its singular values, and the draws of both."""
+    root = np.sqrt(np.maximum(part.singular, TINY))
+    lefts = np.array([x / root for x, _ in steps])
+    rights = np.array([y.T / root for _, y in steps])
+    return part.left * root, part.right.T * root, lefts, rights
 
 
 def _rms(draws: Float[Array, "k n r"]) -> Float[Array, "n r"]:

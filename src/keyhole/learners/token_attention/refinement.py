@@ -27,7 +27,7 @@ from keyhole.linalg.softmax import softmax
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class LowRankMap:
     """left diag(singular) right, `rest` an orthonormal complement of the rows of right."""
 
     left: Float[Array, "d r"]
@@ -36,7 +36,7 @@ class LowRank:
     rest: Float[Array, "q d"]
 
     @classmethod
-    def of(cls, matrix: Float[Array, "d d"], rank: int) -> "LowRank":
+    def of(cls, matrix: Float[Array, "d d"], rank: int) -> "LowRankMap":
         left, singular, right = np.linalg.svd(matrix)
         return cls(left[:, :rank], singular[:rank], right[:rank], right[rank:])
 
@@ -65,11 +65,11 @@ class LowRank:
         return np.asarray(first @ self.right + self.left @ second)
 
 
-Point = tuple[LowRank, ...]  # value and score of each head in turn
+Point = tuple[LowRankMap, ...]  # value and score of each head in turn
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
+class AnsweredPrompts:
     """Prompts with their answers (less that of the anchor alone), the coordinates of all tokens,
     and the standard errors of both."""
 
@@ -94,7 +94,7 @@ class Answered:
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.contexts.counts))
 
-    def disturbed(self, rng: np.random.Generator) -> "Answered":
+    def disturbed(self, rng: np.random.Generator) -> "AnsweredPrompts":
         """As it might have been: other errors of the answers and of the tokens, which all prompts
         share, and which the answers of anchors alone are taken off with."""
         moved = self.token_errors[:, None] * rng.standard_normal(self.tokens.shape)
@@ -104,9 +104,9 @@ class Answered:
 
 
 class AttentionModel:
-    """The forward model of `Answered` on points."""
+    """The forward model of `AnsweredPrompts` on points."""
 
-    def __init__(self, data: Answered) -> None:
+    def __init__(self, data: AnsweredPrompts) -> None:
         self.data = data
 
     def look(self, score: Array) -> tuple[Array, Array]:
@@ -154,7 +154,7 @@ class AttentionModel:
 
     def retract(self, point: Point, step: Array) -> Point:
         return tuple(
-            LowRank.of(part.matrix + change, part.rank)
+            LowRankMap.of(part.matrix + change, part.rank)
             for part, change in zip(point, changes_of(point, step), strict=True)
         )
 
@@ -166,7 +166,7 @@ def changes_of(point: Point, step: Array) -> list[Float[Array, "d d"]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Refined:
+class RefinedMaps:
     """The fitted maps, steps as large as their standard errors, and the misfit in units of what
     errors of answers and tokens leave."""
 
@@ -184,12 +184,16 @@ def choose_rank(matrix: Float[Array, "d d"], precise: bool) -> int:
 
 
 def refine(
-    maps: Maps, ranks: list[tuple[int, int]], data: Answered, rng: np.random.Generator, steps: int
-) -> Refined:
+    maps: Maps,
+    ranks: list[tuple[int, int]],
+    data: AnsweredPrompts,
+    rng: np.random.Generator,
+    steps: int,
+) -> RefinedMaps:
     """Least squares over all answers, from maps near enough, of given ranks (value, score)."""
-    start: list[LowRank] = []
+    start: list[LowRankMap] = []
     for value, score, (one, other) in zip(maps.values, maps.scores, ranks, strict=True):
-        start += [LowRank.of(value, one), LowRank.of(score, other)]
+        start += [LowRankMap.of(value, one), LowRankMap.of(score, other)]
     model = AttentionModel(data)
     options = FitOptions(steps=steps, dense_unknowns=4096, probes=0, tolerance=1e-6, damping=1e-6)
     point = fit_least_squares(model, tuple(start), options, rng=rng).point
@@ -199,7 +203,7 @@ def refine(
     draws = lstsq(jacobian, noise, lapack_driver="gelsy", cond=1e-15)[0]
     expected = float(np.sqrt(np.mean((noise - jacobian @ draws) ** 2)))
     level = float(np.sqrt(np.mean(residual**2))) / max(expected, TINY)
-    return Refined(point, list(max(level, 1.0) * draws.T / sizes), level)
+    return RefinedMaps(point, list(max(level, 1.0) * draws.T / sizes), level)
 
 
 def settle(model: AttentionModel, point: Point) -> tuple[Point, Array, Array, Array]:

@@ -22,7 +22,7 @@ class FfnLearner(Protocol):
     points, and standard errors that are missing or zero are replaced by what follows from it.
 
     Example:
-        >>> from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+        >>> from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
         >>> isinstance(ReluNetworkLearner(), FfnLearner)
         True
     """

@@ -240,13 +240,31 @@ def _metadata(
     datatype: str | None,
     encoding: Encoding,
 ) -> Metadata:
-    told = _fetch(endpoint, "GET", path)
     identity = clean(f"{origin_of(endpoint.url)}{path}")
+    chosen, outputs = _describe(_fetch(endpoint, "GET", path), input, identity)
+    shape = chosen["shape"]
+    _check_shape(shape, chosen["name"], identity)
+    kind = datatype or chosen.get("datatype", "FP64")
+    if kind not in FLOATS:
+        raise OracleError(
+            f"input {chosen['name']} of {identity} takes {kind}, not vectors of floating numbers"
+        )
+    only = _output(outputs, output, identity)
+    binary = encoding == "binary" or (encoding == "auto" and _speaks_binary(endpoint, path))
+    if kind == "FP16" and not binary:
+        raise OracleError(f"{identity} takes FP16, which JSON cannot carry")
+    positive = [n if n > 0 else None for n in shape] or [None, None, None]
+    name = str(chosen["name"])
+    return Metadata(path, name, only, kind, positive[2], positive[1], identity, binary)
+
+
+def _describe(told: Any, input: str | None, identity: str) -> tuple[dict[str, Any], list[str]]:
+    """The input to be asked, its shape as whole numbers, and the names of the outputs."""
     try:
         inputs = [dict(entry) for entry in told.get("inputs") or []]
         outputs = [str(entry["name"]) for entry in told.get("outputs") or []]
         chosen = _input(inputs, input, identity)
-        shape = [int(n) for n in chosen.get("shape", [])]
+        return {**chosen, "shape": [int(n) for n in chosen.get("shape", [])]}, outputs
     except InvalidArgument:
         raise
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
@@ -254,6 +272,9 @@ def _metadata(
             f"{identity} describes itself in an unknown way ({error}). An endpoint with a JSON of "
             "its own is asked with request= and answer= (--request, --answer)"
         ) from error
+
+
+def _check_shape(shape: list[int], name: Any, identity: str) -> None:
     max_side = 2**20  # width or length that an endpoint may claim: a token of 8 MB
     if any(n > max_side for n in shape):
         raise OracleError(
@@ -262,26 +283,20 @@ def _metadata(
         )
     if shape and len(shape) != 3:
         raise OracleError(
-            f"input {chosen['name']} of {identity} has shape {shape}; a sequence model takes "
+            f"input {name} of {identity} has shape {shape}; a sequence model takes "
             "(batch, length, width)"
         )
-    kind = datatype or chosen.get("datatype", "FP64")
-    if kind not in FLOATS:
-        raise OracleError(
-            f"input {chosen['name']} of {identity} takes {kind}, not vectors of floating numbers"
-        )
-    if output is not None and outputs and output not in outputs:
-        raise InvalidArgument(f"{identity} has the outputs {', '.join(outputs)}, not {output}")
-    if output is None and len(outputs) > 1:
+
+
+def _output(outputs: list[str], wanted: str | None, identity: str) -> str | None:
+    """The output that is asked for, or the only one; None where none is named."""
+    if wanted is not None and outputs and wanted not in outputs:
+        raise InvalidArgument(f"{identity} has the outputs {', '.join(outputs)}, not {wanted}")
+    if wanted is None and len(outputs) > 1:
         raise InvalidArgument(
             f"{identity} has the outputs {', '.join(outputs)}; choose one with output= (--output)"
         )
-    binary = encoding == "binary" or (encoding == "auto" and _speaks_binary(endpoint, path))
-    if kind == "FP16" and not binary:
-        raise OracleError(f"{identity} takes FP16, which JSON cannot carry")
-    positive = [n if n > 0 else None for n in shape] or [None, None, None]
-    name, only = str(chosen["name"]), output or (outputs[0] if outputs else None)
-    return Metadata(path, name, only, kind, positive[2], positive[1], identity, binary)
+    return wanted or (outputs[0] if outputs else None)
 
 
 def origin_of(url: str) -> str:

@@ -250,29 +250,39 @@ class Examiner:
         plain = self.try_(Question(prompt, {}), request)
         if plain is None:
             return "none", False, 0
-        count = self.vocabulary or 2
-        known = [t for t in plain.likeliest if isinstance(t, int)][: count // 2]
-        taken = [t for t in (*known, plain.sampled) if isinstance(t, int) and 0 <= t < count]
-        unlikely: list[int] = np.setdiff1d(np.arange(count), np.array(taken, np.int64)).tolist()
-        obeyed: list[Told] = []  # a few tokens: some have no text that a server could tell
-        for target in unlikely[:: max(1, len(unlikely) // 8)][::-1]:
-            forced = self.try_(Question(prompt, {target: MAX_BIAS}), request)
-            if forced is None:
-                return "none", False, 0
-            samples = [plain.sampled, *(one.sampled for one in obeyed)]
-            wrong = isinstance(forced.sampled, int) and forced.sampled != target
-            if not wrong and forced.sampled not in samples:
-                obeyed.append(forced)
-            if len(obeyed) == 2:
-                break
-        if len(obeyed) < 2:
+        forced = self._force(plain, request, prompt)
+        if forced is None:
             return "none", False, 0
-        forced = obeyed[0]
         biased = forced.likeliest.get(forced.sampled, forced.logprob)
         reported = biased is not None and biased > -1e-3
         # where the bias is not in it, that the token's log-probability is told tells something
         told = forced.logprob is not None and not reported
         return "reported" if reported else "sampling", told, self._find_entries(request, prompt)
+
+    def _force(self, plain: Told, request: Request, prompt: Array) -> Told | None:
+        """The answer to the largest bias on an unlikely token, where two such tokens obey."""
+        obeyed: list[
+            Told
+        ] = []  # a few tokens are tried: some have no text that a server could tell
+        for target in self._choose_unlikely(plain):
+            forced = self.try_(Question(prompt, {target: MAX_BIAS}), request)
+            if forced is None:
+                return None
+            samples = [plain.sampled, *(one.sampled for one in obeyed)]
+            wrong = isinstance(forced.sampled, int) and forced.sampled != target
+            if not wrong and forced.sampled not in samples:
+                obeyed.append(forced)
+            if len(obeyed) == 2:
+                return obeyed[0]
+        return None
+
+    def _choose_unlikely(self, plain: Told) -> list[int]:
+        """About eight tokens that a plain answer does not name, the last ones first."""
+        count = self.vocabulary or 2
+        known = [t for t in plain.likeliest if isinstance(t, int)][: count // 2]
+        taken = [t for t in (*known, plain.sampled) if isinstance(t, int) and 0 <= t < count]
+        unlikely: list[int] = np.setdiff1d(np.arange(count), np.array(taken, np.int64)).tolist()
+        return unlikely[:: max(1, len(unlikely) // 8)][::-1]
 
     def _find_entries(self, request: Request, prompt: Array) -> int:
         entries = (1024, 300, 100, 20, 5, 2, 1)  # numbers of biases that are tried

@@ -45,6 +45,10 @@ class OldQuery:
     different: int  # tokens of the query
 
 
+def _different(kept: OldQuery | None) -> int:
+    return 0 if kept is None else kept.different
+
+
 class DriftWatch(Wrapper):
     """Asks RECALLED old queries again after `first`, twice that many, … and then after every
     `every` new ones. `roundoff` tells the unit roundoff of the box from a sample of answers."""
@@ -134,11 +138,10 @@ class DriftWatch(Wrapper):
         # queries of a verification are among the last: of these, large ones are not worth holding
         if queries.purpose == VERIFICATION and 8 * queries.length * queries.width > 2**16:
             return
-        most = 0 if self._longest is None else self._longest.different
+        most = _different(self._longest)
         longer = queries.length > most and queries.different > most
         new = queries.purpose not in self._oldest and len(self._oldest) < KEPT
-        least = 0 if self._freshest is None else self._freshest.different
-        fresh = queries.purpose == VERIFICATION and queries.different > least
+        fresh = queries.purpose == VERIFICATION and queries.different > _different(self._freshest)
         if not (longer or new or fresh):
             return
         one = QueryBatch.of(queries[:1].tokens(), PURPOSE)  # lets go of the bank

@@ -6,14 +6,13 @@ from keyhole.learners.mlp.hessians import (
     Span,
     Steps,
     find_span,
-    flat,
     gated_pairs,
     likely_activations,
     rank_ones,
     read_sphere,
-    unflat,
     weights_of,
 )
+from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import Mlp
 
 UNIT = 2.0**-53

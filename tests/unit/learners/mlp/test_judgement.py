@@ -7,7 +7,7 @@ import keyhole
 from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF
 from keyhole.learners.mlp.judgement import explained_residual, moved_back, with_sides
 from keyhole.learners.mlp.options import MlpOptions
-from keyhole.learners.mlp.refinement import Refined
+from keyhole.learners.mlp.refinement import RefinedNetwork
 from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import Mlp, turned
 from keyhole.network.weights import Weights
@@ -24,7 +24,9 @@ def test_terms_that_cancel_excuse_no_residual_of_few_digits(unit):
     odd = Weights(inner, outer, weights.affine, "gelu")
     answers = odd(points)
     box = Asker(keyhole.open_oracle(lambda x: x, width=6, precision=NoiseModel(unit)))
-    allowed = explained_residual(box, Refined(odd, 0.0, 0.0, 0), points, answers, MlpOptions())
+    allowed = explained_residual(
+        box, RefinedNetwork(odd, 0.0, 0.0, 0), points, answers, MlpOptions()
+    )
     size = np.sqrt(np.mean(answers**2))
     if unit == SINGLE_ROUNDOFF:
         assert allowed < 40.0 * unit * size

@@ -18,7 +18,7 @@ from keyhole.learners.multi_head.bounded_tokens import (
     orthonormalise,
     update_ranges,
 )
-from keyhole.learners.multi_head.vector_outputs import ValueMaps
+from keyhole.learners.multi_head.joint_heads import ValueMaps
 from keyhole.models.random import attention
 from keyhole.oracles.base import Domain
 from multi_head_boxes import asker, layer_box, random_layer

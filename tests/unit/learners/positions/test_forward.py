@@ -73,11 +73,11 @@ def test_the_derivative_of_a_head_has_the_norms_of_its_products() -> None:
     layer = make_layer("rotary")
     seen = compute(layer, make_group(layer))
     rows = differentiate_scores(layer, seen, 1)
-    step = {name: np.zeros(layer.parts[name].shape) for name in ("keys", "queries")}
+    step = {name: np.zeros(layer.parts[name].shape) for name in ("keys", "queries", "turns")}
     rng = np.random.default_rng(2)
     for part in step.values():
         part[1] = rng.standard_normal(part[1].shape)
-    flat = np.concatenate([step["keys"][1].ravel(), step["queries"][1].ravel()])
+    flat = np.concatenate([part[1].ravel() for part in step.values()])
     assert np.linalg.norm(rows @ flat) == pytest.approx(
         float(np.linalg.norm(push(layer, seen, step)))
     )

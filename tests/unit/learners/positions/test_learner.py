@@ -8,8 +8,9 @@ import pytest
 import keyhole
 from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions import Positions, learner
+from keyhole.learners.positions.candidate import rotary_base, shorten_table
 from keyhole.learners.positions.kinds import PositionKind, recognise_positions
-from keyhole.learners.positions.learner import demand_digits, rotary_base, shorten_table
+from keyhole.learners.positions.learner import demand_digits
 from keyhole.measurement.asker import Asker
 from placed_layers import placed_layer
 

@@ -4,22 +4,26 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.positions.forward import Answered, PlacedLayer, compute, multiply_values
-from keyhole.learners.positions.refinement import draw_queries, find_natural_size, refine
+from keyhole.learners.positions.forward import (
+    Answered,
+    PlacedLayer,
+    compute,
+    find_pairs,
+    multiply_values,
+    to_layer,
+    turn_pairs,
+)
+from keyhole.learners.positions.refinement import Doubts, draw_queries, find_natural_size, refine
 from keyhole.measurement.asker import Asker
 from placed_layers import placed_layer
 
 
-def make_truth(rng: np.random.Generator) -> PlacedLayer:
+def make_truth() -> PlacedLayer:
     """Two heads that share out eight dimensions, two pairs each."""
-    parts = {
-        "keys": 0.5 * rng.standard_normal((2, 4, 9)),
-        "queries": 0.5 * rng.standard_normal((2, 4, 9)),
-        "ins": rng.standard_normal((2, 8, 4)),
-        "outs": rng.standard_normal((2, 4, 8)),
-        "offset": rng.standard_normal(8),
-    }
-    return PlacedLayer(parts, np.array([1.0, 0.1]))
+    truth = placed_layer("rotary", 8, 2, 3)
+    factors = [np.linalg.svd(head.value) for head in truth.heads]
+    ins = [u[:, :4] * s[:4] for u, s, _ in factors]
+    return to_layer(truth, ins, [vt[:4] for _, _, vt in factors])
 
 
 def ask(truth: PlacedLayer, count: int, noise: float, rng: np.random.Generator) -> Answered:
@@ -32,28 +36,53 @@ def ask(truth: PlacedLayer, count: int, noise: float, rng: np.random.Generator) 
     )
 
 
-def test_a_start_near_the_truth_is_led_to_the_noise() -> None:
-    rng, noise = np.random.default_rng(3), 1e-6
-    truth = make_truth(rng)
-    group = ask(truth, 120, noise, rng)
-    start = truth.with_parts(
+def disturb(truth: PlacedLayer, size: float, rng: np.random.Generator) -> PlacedLayer:
+    """The layer with all unknowns off by this much, relatively."""
+    masks = {**{name: np.ones_like(part) for name, part in truth.parts.items()}, **truth.masks}
+    return truth.with_parts(
         {
-            name: part * (1.0 + 0.01 * rng.standard_normal(part.shape))
+            name: part * (1.0 + size * masks[name] * rng.standard_normal(part.shape))
             for name, part in truth.parts.items()
         }
     )
-    found = refine(start, [group], rng)
-    assert found.begin > 1e3
-    assert 0.5 < found.fit.level < 1.6
-    off = multiply_values(found.layer) - multiply_values(truth)
-    errors = found.spread(multiply_values)
+
+
+def test_a_start_near_the_truth_is_led_to_the_noise() -> None:
+    rng, noise = np.random.default_rng(3), 1e-6
+    truth = make_truth()
+    group = ask(truth, 120, noise, rng)
+    found = refine(disturb(truth, 0.01, rng), [group], rng)
+    assert 0.5 < found.level < 1.6
+    paired = find_pairs(found.layer)
+    assert paired is not None
+    layer, rates = paired
+    assert np.abs(rates - 1j * np.array([1.0, 0.01])).max() < 1e-4
+    held = refine(turn_pairs(layer, np.array([1.0, 0.01])), [group], rng)
+    off = multiply_values(held.layer) - multiply_values(truth)
+    errors = Doubts.of(held, rng).spread(multiply_values)
     assert np.mean(np.abs(off) < 3.0 * errors) > 0.9
     fresh = ask(truth, 20, noise, rng)
-    assert np.abs(compute(found.layer, fresh).answers - fresh.answers).max() < 1e-4
+    assert np.abs(compute(held.layer, fresh).answers - fresh.answers).max() < 1e-4
+
+
+def test_slow_pairs_that_are_mixed_are_told_apart() -> None:
+    rng, noise = np.random.default_rng(4), 1e-7
+    truth = make_truth()
+    slow = turn_pairs(truth, np.array([0.02, 0.005]))
+    slow = PlacedLayer(slow.parts)
+    group = ask(slow, 150, noise, rng)
+    mixed = slow.with_parts({name: part.copy() for name, part in slow.parts.items()})
+    mix = np.eye(4) + 0.3 * rng.standard_normal((4, 4))
+    mixed.parts["keys"][:, :4] = mix.T @ slow.parts["keys"][:, :4]
+    mixed.parts["queries"][:, :4] = np.linalg.solve(mix, slow.parts["queries"][:, :4])
+    found = refine(mixed, [group], rng)
+    paired = find_pairs(found.layer)
+    assert paired is not None
+    assert np.abs(paired[1].imag - np.array([0.02, 0.005])).max() < 1e-4
 
 
 def test_the_natural_size_spreads_scores_by_one() -> None:
-    truth = make_truth(np.random.default_rng(0))
+    truth = make_truth()
     size = find_natural_size(truth, np.random.default_rng(1))
     larger = truth.with_parts({"keys": 9.0 * truth.parts["keys"]})
     assert find_natural_size(larger, np.random.default_rng(1)) < size

@@ -26,7 +26,7 @@ from keyhole.learners.stack.neurons import (
 )
 from keyhole.learners.stack.order import Order, OrderOptions, decide_order, find_order
 from keyhole.learners.stack.refinement import (
-    Answered,
+    AnsweredSequences,
     form_of,
     forward,
     join_stack,
@@ -256,7 +256,7 @@ def test_refinement_reaches_rounding() -> None:
     data = []
     for length, size in ((1, 1.0), (2, 1.0), (3, 3.0), (1, 1e-2)):
         tokens = size * rng.standard_normal((40, length, WIDTH))
-        data.append(Answered(tokens, secret(tokens), np.ones(40)))
+        data.append(AnsweredSequences(tokens, secret(tokens), np.ones(40)))
     parts = split_stack(secret, form_of(secret, 1))
     near = {n: p * (1.0 + 1e-4 * rng.standard_normal(p.shape)) for n, p in parts.items()}
     start = join_stack(near, form_of(secret, 1))

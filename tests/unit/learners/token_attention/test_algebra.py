@@ -10,7 +10,7 @@ from keyhole.learners.token_attention.algebra import (
 )
 from keyhole.learners.token_attention.contexts import Contexts
 from keyhole.learners.token_attention.multiplicities import Pair
-from keyhole.learners.token_attention.refinement import Answered, AttentionModel, LowRank
+from keyhole.learners.token_attention.refinement import AnsweredPrompts, AttentionModel, LowRankMap
 
 RNG = np.random.default_rng(0)
 VALUES, SCORES = 0.5 * RNG.standard_normal((2, 2, 6, 6))
@@ -24,8 +24,8 @@ def pair(anchor: int, token: int) -> Pair:
 
 
 def answers_to(contexts: Contexts) -> np.ndarray:
-    data = Answered(contexts, np.zeros((len(contexts), 6)), TOKENS, 1.0, np.ones(30))
-    maps = [LowRank.of(m, 6) for both in zip(VALUES, SCORES, strict=True) for m in both]
+    data = AnsweredPrompts(contexts, np.zeros((len(contexts), 6)), TOKENS, 1.0, np.ones(30))
+    maps = [LowRankMap.of(m, 6) for both in zip(VALUES, SCORES, strict=True) for m in both]
     return AttentionModel(data).predict(tuple(maps))
 
 

@@ -4,26 +4,26 @@ import pytest
 from keyhole.learners.token_attention.algebra import Maps
 from keyhole.learners.token_attention.contexts import Contexts
 from keyhole.learners.token_attention.refinement import (
-    Answered,
+    AnsweredPrompts,
     AttentionModel,
-    LowRank,
+    LowRankMap,
     changes_of,
     choose_rank,
     refine,
 )
 
 
-def problem(seed: int = 0) -> tuple[Maps, Answered, tuple[LowRank, ...]]:
+def problem(seed: int = 0) -> tuple[Maps, AnsweredPrompts, tuple[LowRankMap, ...]]:
     rng = np.random.default_rng(seed)
     left, right = rng.standard_normal((2, 4, 6, 2))
     values, scores = np.split(0.5 * left @ right.transpose(0, 2, 1), 2)
     tokens = rng.standard_normal((20, 6))
     rows = [[(int(t), int(rng.integers(1, 4))) for t in rng.choice(20, 4, replace=False)]
             for _ in range(40)]  # fmt: skip
-    point = tuple(LowRank.of(m, 2) for both in zip(values, scores, strict=True) for m in both)
-    empty = Answered(Contexts.of(rows), np.zeros((40, 6)), tokens, 1e-9, np.full(20, 1e-9))
+    point = tuple(LowRankMap.of(m, 2) for both in zip(values, scores, strict=True) for m in both)
+    empty = AnsweredPrompts(Contexts.of(rows), np.zeros((40, 6)), tokens, 1e-9, np.full(20, 1e-9))
     answers = AttentionModel(empty).predict(point)
-    data = Answered(empty.contexts, answers, tokens, 1e-9, empty.token_errors)
+    data = AnsweredPrompts(empty.contexts, answers, tokens, 1e-9, empty.token_errors)
     return Maps(values, scores), data, point
 
 

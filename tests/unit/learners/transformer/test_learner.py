@@ -4,7 +4,7 @@ from jaxtyping import TypeCheckError
 
 from keyhole.errors import DomainError, IllConditioned, InvalidArgument, NotIdentifiable
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.learners.transformer.learner import Transformer
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance

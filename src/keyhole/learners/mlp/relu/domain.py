@@ -6,8 +6,8 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import NotIdentifiable
-from keyhole.learners.mlp.gradients import Frame
-from keyhole.learners.mlp.line_search import FAR
+from keyhole.learners.mlp.relu.gradients import Frame
+from keyhole.learners.mlp.relu.line_search import FAR
 from keyhole.oracles.base import Domain
 
 OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, relative to its size
@@ -15,13 +15,13 @@ OFF_CENTRE = 0.3  # how far from the centre of a bounded domain lines pass, rela
 
 @dataclass(frozen=True, eq=False)
 class InputRegion:
-    """`scale` is the typical size of an entry; `radius` bounds the norm around `centre`, `half`
+    """`scale` is the typical size of an entry; `radius` bounds the norm around `centre`, `reach`
     the entries around `centre` (infinite where they are free)."""
 
     centre: Float[Array, " d"]
     scale: float
     radius: float
-    half: float
+    reach: float
 
     @classmethod
     def of(cls, domain: Domain, width: int, scale: float | None) -> "InputRegion":
@@ -34,26 +34,26 @@ class InputRegion:
         radius = np.inf if domain.max_norm is None else inside * domain.max_norm
         low, high = domain.low, domain.high
         if low is None and high is None:
-            middle, half = 0.0, np.inf
+            middle, reach = 0.0, np.inf
         elif low is not None and high is not None:
-            middle, half = (low + high) / 2, inside * (high - low) / 2
+            middle, reach = (low + high) / 2, inside * (high - low) / 2
         else:
             bound = low if low is not None else high
-            half = 10 * (1 + abs(bound or 0.0))
-            middle = (bound or 0.0) + (half if low is not None else -half)
-            half *= inside
-        typical = min(1.0, radius / np.sqrt(width) / 2, half / 2) if scale is None else scale
-        return cls(np.full(width, middle), typical, radius, half)
+            reach = 10 * (1 + abs(bound or 0.0))
+            middle = (bound or 0.0) + (reach if low is not None else -reach)
+            reach *= inside
+        typical = min(1.0, radius / np.sqrt(width) / 2, reach / 2) if scale is None else scale
+        return cls(np.full(width, middle), typical, radius, reach)
 
     @property
     def unbounded(self) -> bool:
-        return not (self.radius < np.inf or self.half < np.inf)
+        return not (self.radius < np.inf or self.reach < np.inf)
 
     def points(self, rng: np.random.Generator, count: int, size: float = 1.0) -> Array:
         """Normal points of the typical size, drawn into the domain where they fall outside."""
         offsets = size * self.scale * rng.standard_normal((count, len(self.centre)))
-        if self.half < np.inf:
-            offsets = np.clip(offsets, -self.half, self.half)
+        if self.reach < np.inf:
+            offsets = np.clip(offsets, -self.reach, self.reach)
         points = self.centre + offsets
         if self.radius < np.inf:
             norms = np.linalg.norm(points, axis=1, keepdims=True)
@@ -74,11 +74,11 @@ class InputRegion:
         """Random points at the edge of a bounded domain: on the sphere, or corners and sides."""
         offsets = rng.standard_normal((count, len(self.centre)))
         offsets /= np.linalg.norm(offsets, axis=1, keepdims=True)
-        if self.half == np.inf:
+        if self.reach == np.inf:
             return np.asarray(self.radius * offsets)
         corners = rng.integers(0, 2, offsets.shape) * 2.0 - 1
         corners = np.where(rng.random((count, 1)) < 0.7, corners, offsets)
-        points = self.centre + self.half * corners / np.abs(corners).max(axis=1, keepdims=True)
+        points = self.centre + self.reach * corners / np.abs(corners).max(axis=1, keepdims=True)
         norms = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points * np.minimum(1.0, self.radius / np.maximum(norms, TINY)))
 
@@ -100,9 +100,9 @@ class InputRegion:
     def stretch(self, origin: Array, direction: Array) -> tuple[float, float]:
         """Between which times the line from `origin` stays inside."""
         low, high = -np.inf, np.inf
-        if self.half < np.inf:
-            ends = (self.centre - origin)[:, None] + np.array([-self.half, self.half])
-            with np.errstate(divide="ignore", invalid="ignore"):  # along a side of the box
+        if self.reach < np.inf:
+            ends = (self.centre - origin)[:, None] + np.array([-self.reach, self.reach])
+            with np.errstate(divide="ignore", invalid="ignore"):  # along a reach of the box
                 ends = np.sort(ends / direction[:, None], axis=1)
             low, high = float(ends[:, 0].max()), float(ends[:, 1].min())
         if self.radius < np.inf:
@@ -121,8 +121,8 @@ class InputRegion:
     def room(self, points: Float[Array, "n d"], length: float) -> Float[Array, " n"]:
         """How many steps of the given length are safe in every direction."""
         free = np.full(len(points), np.inf)
-        if self.half < np.inf:
-            free = self.half - np.abs(points - self.centre).max(axis=1)
+        if self.reach < np.inf:
+            free = self.reach - np.abs(points - self.centre).max(axis=1)
         if self.radius < np.inf:
             free = np.minimum(free, self.radius - np.linalg.norm(points, axis=1))
         return np.asarray(np.maximum(free, 0.0) / length)

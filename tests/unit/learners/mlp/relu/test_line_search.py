@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.line_search import (
+from keyhole.learners.mlp.relu.line_search import (
     FAR,
     AffinePiece,
     LineEvidence,

@@ -63,6 +63,7 @@ from keyhole.learners.multi_head.validation import (
     MultiHeadDiagnostics,
     PriorKnowledge,
     find_counterexample,
+    graver,
     note_missing_heads,
 )
 from keyhole.linalg.bases import random_directions
@@ -70,6 +71,7 @@ from keyhole.linalg.rank import count_above
 from keyhole.linalg.softmax import logit, softmax
 from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
+from keyhole.oracles.noise import ROUNDINGS
 
 TARGET = 1.2  # typical log-odds of a probe: long enough to see, short enough to invert
 TILT = 0.5  # how far a probe leans towards the head's value
@@ -227,6 +229,12 @@ class IsolatedHeads:
     ) -> SoftProbes:
         return probe_heads(self.problem.ask, self.isolation, heads, probes, purpose, rounds)
 
+    def lean_probes(self, head: int, rng: np.random.Generator) -> Float[Array, "d d"]:
+        """Directions of probes of a head whose keys are unknown, all leaning towards its value."""
+        value = self.values.choosing[head]
+        rows = build_probe_basis(np.zeros((len(value), 0)), value, rng)
+        return np.asarray(rows + TILT * value / np.linalg.norm(value))
+
     def estimate_change_errors(self, head: int, probes: Float[Array, "n d"]) -> Float[Array, " n"]:
         """Standard errors of the changes: rounding of sums over all separators, and noise."""
         ask, sizes = self.problem.ask, np.linalg.norm(self.values.choosing, axis=1)
@@ -277,7 +285,7 @@ class Draft:
 # --- the strategy: anchors are tried until a hypothesis passes fresh queries ----------------------
 
 
-def learn_scalar(
+def learn_isolated_heads(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,
@@ -303,30 +311,12 @@ def try_anchors(
 ) -> Result:
     """Attempts at one random anchor after the other. With `repeat_unidentifiable` two of them must
     agree that the box is not identifiable."""
-    total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
-    offset, bias = find_bias(ask, frame, total_answers, prior.bias, rng)
-    ask = ask.subtracting(offset)
-    size = float(np.linalg.norm(frame[0]))
-    frame, centred = frame / size, (total_answers - offset) / size
-    total = frame.T @ centred
-    if prior.heads == 1 and np.abs(total).max() <= ask.undetected / size:
-        raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
-    # without biases scores shrink with the anchor, which then loses against every separator; where
-    # noise does not scale with the answer, other tokens grow in its stead
-    reach = 1.0 if bias else 1e-6 if ask.additive else 1e-4
-    rank = None if prior.rank is None else min(prior.rank + bias, ask.width)  # [W | c] has one more
+    start, offset = ask_single_tokens(ask, rng, prior, frame, first)
+    ask = start.ask
     trouble: Exception | None = None
     best: Hypothesis | None = None
     for number in range(prior.attempts):
-        mix = np.ones(1)
-        if total.shape[1] > 1:
-            mix = np.asarray(rng.standard_normal(total.shape[1]))
-        anchor = reach * random_directions(rng, 1, ask.width)[0]
-        # each new attempt looks ten times closer for two heads in one, if digits allow it
-        suspicion = 0.1**number if ask.affords(HUGE_TOKENS) else 1.0
-        problem = ScalarProblem(
-            ask, total, frame, centred, prior.heads, rank, bias, reach, anchor, mix, suspicion
-        )
+        problem = at_random_anchor(start, number, rng)
         try:
             draft = attempt(problem, rng)
         except NotIdentifiable as error:
@@ -335,7 +325,7 @@ def try_anchors(
             trouble = error
             continue
         except (IllConditioned, np.linalg.LinAlgError) as error:
-            trouble = trouble if isinstance(trouble, WrongFamily) else error
+            trouble = graver(trouble, error)
             continue
         except WrongFamily as error:
             return Refuted(str(error), error.counterexample)
@@ -351,11 +341,52 @@ def try_anchors(
             continue
         if best is not None:
             return min(best, result, key=measure_doubt)
-        # an unlucky anchor, which is no matter of heads almost alike: one more is worth its queries
-        if measure_doubt(result) <= min(2e9, 0.05 / ask.unit) or draft.separator_norm > CLOSE_HEADS:
+        if not is_unlucky(result, draft, ask.unit):
             return result
         best = result
     return best if best is not None else conclude_failure(trouble)
+
+
+def ask_single_tokens(
+    ask: Asker,
+    rng: np.random.Generator,
+    prior: PriorKnowledge,
+    frame: Float[Array, "d d"],
+    first: Float[Array, "one outputs"],
+) -> tuple[ScalarProblem, Float[Array, " outputs"]]:
+    """What single tokens say, before there is an anchor, and the offset."""
+    total_answers = np.concatenate([first, ask(frame[1:, None], "values")])
+    offset, bias = find_bias(ask, frame, total_answers, prior.bias, rng)
+    ask = ask.subtracting(offset)
+    size = float(np.linalg.norm(frame[0]))
+    frame, centred = frame / size, (total_answers - offset) / size
+    total = frame.T @ centred
+    if prior.heads == 1 and np.abs(total).max() <= ask.undetected / size:
+        raise NotIdentifiable("every answer is zero: the head has no value, so its score is free")
+    # without biases scores shrink with the anchor, which then loses against every separator; where
+    # noise does not scale with the answer, other tokens grow in its stead
+    reach = 1.0 if bias else 1e-6 if ask.additive else 1e-4
+    rank = None if prior.rank is None else min(prior.rank + bias, ask.width)  # [W | c] has one more
+    nowhere, mix = np.zeros(ask.width), np.ones(1)
+    return ScalarProblem(
+        ask, total, frame, centred, prior.heads, rank, bias, reach, nowhere, mix
+    ), offset
+
+
+def at_random_anchor(start: ScalarProblem, number: int, rng: np.random.Generator) -> ScalarProblem:
+    """The attempt of this number, from zero on, at an anchor of its own."""
+    outputs = start.total.shape[1]
+    mix = np.asarray(rng.standard_normal(outputs)) if outputs > 1 else np.ones(1)
+    anchor = start.reach * random_directions(rng, 1, start.width)[0]
+    # each new attempt looks ten times closer for two heads in one, if digits allow it
+    suspicion = 0.1**number if start.ask.affords(HUGE_TOKENS) else 1.0
+    return replace(start, anchor=anchor, mix=mix, suspicion=suspicion)
+
+
+def is_unlucky(result: Hypothesis, draft: Draft, unit: float) -> bool:
+    """Whether the anchor lost digits that another one may keep, which is no matter of heads almost
+    alike: one more anchor is worth its queries."""
+    return draft.separator_norm <= CLOSE_HEADS and measure_doubt(result) > min(2e9, 0.05 / unit)
 
 
 def conclude_failure(trouble: Exception | None) -> Refuted | Inconclusive:
@@ -422,13 +453,13 @@ def find_bias(
     token = random_directions(rng, 1, width)[0] * np.sqrt(width)
     shares = 0.5 * (frame @ token) / float(frame[0] @ frame[0])
     scale = float(np.abs(answers).max() / np.linalg.norm(frame[0])) * np.sqrt(width)
-    noise = 50 * (ask.unit * scale * np.sqrt(width) + ask.additive)
+    noise = ROUNDINGS * (ask.unit * scale * np.sqrt(width) + ask.additive)
     pair = ask(np.concatenate([token[None, None], zero], axis=1), "bias?")[0]
     if np.abs(pair - shares @ answers).max() <= noise:
         return nothing, False
     offset = ask(zero, "bias?")[0]
     even = offset + shares @ (answers - offset)
-    noise += 50 * ask.unit * float(np.abs(offset).max())
+    noise += ROUNDINGS * ask.unit * float(np.abs(offset).max())
     return offset, bool(np.abs(pair - even).max() > noise)
 
 
@@ -559,9 +590,8 @@ def probe_first(
     isolated: IsolatedHeads, head: int, guess: float, rng: np.random.Generator
 ) -> FirstProbe:
     """The first probe of a head, which also tells its scale."""
-    width, value = isolated.problem.width, isolated.values.choosing[head]
-    rows = build_probe_basis(np.zeros((width, 0)), value, rng)
-    rows = rows + TILT * value / np.linalg.norm(value)
+    width = isolated.problem.width
+    rows = isolated.lean_probes(head, rng)
     probes = rows[:1] * (TARGET * np.sqrt(width) / guess)
     got = isolated.probe(np.array([head]), probes, "first keys")
     if abs(got.log_odds[0]) < 0.02:  # worth a longer probe, up to ten orders of magnitude
@@ -878,38 +908,50 @@ def rotate_known(
     return np.concatenate([known[:, :start], known[:, start:] @ turn], axis=1)
 
 
+class ProbePlan(NamedTuple):
+    """Probes of one head at an anchor, the `first` of which are asked before the rest; `known`:
+    dimension of the range of its keys so far."""
+
+    probes: Float[Array, "d d"]
+    first: int
+    known: int
+
+
+def plan_probes(
+    progress: Progress, head: int, anchor: Float[Array, " d"], rng: np.random.Generator
+) -> ProbePlan:
+    table, alone, ask = progress.tables[head], progress.isolation.alone, progress.problem.ask
+    known = table.span_range(alone)
+    count = known.shape[1]
+    turned = rotate_known(known, alone, rng)
+    rows = build_probe_basis(turned, progress.values.choosing[head], rng)
+    rows = rows + TILT * lean(progress, head)
+    rows = rows * choose_lengths(progress, head, rows, anchor)[:, None]
+    if table.rank is not None and count >= table.rank:
+        return ProbePlan(rows, table.rank, count)
+    if table.searching:  # probes beyond the range so far tell whether it grows
+        spare = 1 if ask.affords(HUGE_TOKENS) else 3
+        return ProbePlan(rows, min(count + spare, ask.width), count)
+    return ProbePlan(rows, ask.width, count)
+
+
 def measure_keys_at(
     progress: Progress, anchor: Float[Array, " d"], rng: np.random.Generator
 ) -> Progress | Unexplained | None:
     """The progress with one more key of every head; where the separators did not hold at the
     anchor, the answer that shows it, or None where the keys show it."""
-    problem, alone = progress.problem, progress.isolation.alone
+    alone = progress.isolation.alone
     moved = replace(progress, isolation=progress.isolation.move(anchor))
-    plans, firsts, knowns = [], [], []
-    for head, table in enumerate(progress.tables):
-        known = table.span_range(alone)
-        count = known.shape[1]
-        turned = rotate_known(known, alone, rng)
-        rows = build_probe_basis(turned, progress.values.choosing[head], rng)
-        rows = rows + TILT * lean(progress, head)
-        plans.append(rows * choose_lengths(progress, head, rows, anchor)[:, None])
-        knowns.append(known)
-        if table.rank is not None and count >= table.rank:
-            firsts.append(table.rank)
-        elif table.searching:  # probes beyond the range so far tell whether it grows
-            spare = 1 if problem.ask.affords(HUGE_TOKENS) else 3
-            firsts.append(min(count + spare, problem.width))
-        else:
-            firsts.append(problem.width)
+    plans = [plan_probes(progress, head, anchor, rng) for head in range(len(progress.tables))]
     try:
-        got = probe_all(moved, [p[:n] for p, n in zip(plans, firsts, strict=True)])
+        got = probe_all(moved, [plan.probes[: plan.first] for plan in plans])
         tables, rest = [], []
-        for head, table in enumerate(progress.tables):
+        for head, (table, plan) in enumerate(zip(progress.tables, plans, strict=True)):
             done = table.rank is not None and len(table.columns) >= table.rank
             if not done and table.searching and lies_in_range(progress, head, got[head]):
-                table, done = replace(table, rank=knowns[head].shape[1]), True
+                table, done = replace(table, rank=plan.known), True
             tables.append(table)
-            rest.append(plans[head][:0] if done else plans[head][firsts[head] :])
+            rest.append(plan.probes[:0] if done else plan.probes[plan.first :])
         more = probe_all(moved, rest)
     except Unexplained as error:  # a separator gave way
         return error

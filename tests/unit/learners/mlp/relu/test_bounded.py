@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Hypothesis, Refuted
-from keyhole.learners.mlp.bounded import (
+from keyhole.learners.mlp.relu.bounded import (
     POINTS,
     RaySearch,
     draw_points,
     measure_affine_part,
     search_by_rays,
 )
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
-from keyhole.learners.mlp.relu_least_squares import keep_neurons
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.hypothesis import FoundNetwork, NetworkBox
+from keyhole.learners.mlp.relu.least_squares import keep_neurons
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain
 from networks import CountingOracle, network, two_hidden_layers

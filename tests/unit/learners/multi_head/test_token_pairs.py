@@ -6,7 +6,8 @@ import pytest
 import keyhole
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.learners.multi_head.learner import MultiHead
-from keyhole.learners.multi_head.short_sequences import (
+from keyhole.learners.multi_head.soft_probe import probe_heads
+from keyhole.learners.multi_head.token_pairs import (
     FEWEST,
     LinearArc,
     PivotIsolation,
@@ -17,7 +18,6 @@ from keyhole.learners.multi_head.short_sequences import (
     measure_uniform_value,
     sweep_angles,
 )
-from keyhole.learners.multi_head.soft_probe import probe_heads
 from keyhole.models.attention import Attention, Head
 from keyhole.models.canonical import distance
 from keyhole.models.random import attention

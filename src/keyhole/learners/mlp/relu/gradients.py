@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float, Int
-from keyhole.learners.mlp.line_search import LineFit, middle
+from keyhole.learners.mlp.relu.line_search import LineFit, middle
 
 CROSSED = 0.9  # a predicted distance to a hyperplane, in steps, that means: it was crossed
 

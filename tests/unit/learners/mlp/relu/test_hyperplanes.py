@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.gradients import Frame
-from keyhole.learners.mlp.hyperplanes import clearance, measure_hyperplanes, split_rank_one
-from keyhole.learners.mlp.line_search import search_line
+from keyhole.learners.mlp.relu.gradients import Frame
+from keyhole.learners.mlp.relu.hyperplanes import clearance, measure_hyperplanes, split_rank_one
+from keyhole.learners.mlp.relu.line_search import search_line
 from networks import network
 
 REACH = (-3.0, 3.0)

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.gradients import Gradients
-from keyhole.learners.mlp.line_search import LineFit
-from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
-from keyhole.learners.mlp.unbounded import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.gradients import Gradients
+from keyhole.learners.mlp.relu.hypothesis import FoundNetwork, NetworkBox
+from keyhole.learners.mlp.relu.line_search import LineFit
+from keyhole.learners.mlp.relu.unbounded import (
     FewDigits,
     assemble_network,
     learn_from_line,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.relu_least_squares import (
+from keyhole.learners.mlp.relu.least_squares import (
     Doubts,
     Samples,
     balance_points,
@@ -37,7 +37,7 @@ def slightly_off(net, size, seed=0):
 
 @pytest.mark.parametrize("limit", [10**6, 0])
 def test_polish_finds_the_network(monkeypatch, limit):
-    monkeypatch.setattr("keyhole.learners.mlp.relu_least_squares.DENSE_UNKNOWNS", limit)
+    monkeypatch.setattr("keyhole.learners.mlp.relu.least_squares.DENSE_UNKNOWNS", limit)
     net = network(0, 6, 10)
     rng = np.random.default_rng(1)
     points = rng.standard_normal((200, 6))

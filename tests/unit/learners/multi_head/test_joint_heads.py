@@ -8,7 +8,7 @@ import pytest
 import keyhole
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted
 from keyhole.learners.multi_head.hard_attention import Overcomplete
-from keyhole.learners.multi_head.vector_outputs import (
+from keyhole.learners.multi_head.joint_heads import (
     FEWEST,
     STEADY,
     SoftAnswer,
@@ -21,7 +21,7 @@ from keyhole.learners.multi_head.vector_outputs import (
     count_singular_values,
     drop_spurious_biases,
     find_key_rank,
-    learn_vector,
+    learn_joint_heads,
     match_marks,
     measure_responses,
     measure_soft_answers,
@@ -241,14 +241,14 @@ def test_the_strategy_returns_and_does_not_throw() -> None:
     frame, rng = np.eye(6), np.random.default_rng(16)
     good = asker(attention(np.random.default_rng(17), 6, heads=2, outputs=12), 6)
     assert isinstance(
-        learn_vector(good, rng, Prior(), frame, good(frame[:1, None], "values")), Hypothesis
+        learn_joint_heads(good, rng, Prior(), frame, good(frame[:1, None], "values")), Hypothesis
     )
     crowded = asker(attention(np.random.default_rng(18), 6, heads=3, outputs=2), 6)
-    given_up = learn_vector(crowded, rng, Prior(), frame, crowded(frame[:1, None], "values"))
+    given_up = learn_joint_heads(crowded, rng, Prior(), frame, crowded(frame[:1, None], "values"))
     assert isinstance(given_up, Inconclusive)
     assert "do not keep the heads apart" in given_up.reason
     other = asker(lambda tokens: np.tanh(tokens.mean(axis=1)), 6)
-    refuted = learn_vector(other, rng, Prior(), frame, other(frame[:1, None], "values"))
+    refuted = learn_joint_heads(other, rng, Prior(), frame, other(frame[:1, None], "values"))
     assert isinstance(refuted, Refuted | Inconclusive)
 
 
@@ -271,7 +271,7 @@ def test_a_plain_answer_with_few_decimals_is_no_pattern(seed: int) -> None:
     ]
     model = Attention(heads)
     box = asker(lambda tokens: np.round(model(tokens), 6), 6)
-    found = learn_vector(
+    found = learn_joint_heads(
         box, np.random.default_rng(seed), Prior(), frame, box(frame[:1, None], "values")
     )
     assert "no anchor led to a model" not in (getattr(found, "reason", ""))

@@ -19,16 +19,9 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Inconclusive, Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.gradients import AskPoints, Frame, Gradients, Room, measure_gradients
-from keyhole.learners.mlp.line_search import (
-    BendsEverywhere,
-    LineFit,
-    LineSearchOptions,
-    NotPiecewiseAffine,
-    search_line,
-)
-from keyhole.learners.mlp.relu_hypothesis import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.gradients import AskPoints, Frame, Gradients, Room, measure_gradients
+from keyhole.learners.mlp.relu.hypothesis import (
     Curved,
     Exactness,
     FoundNetwork,
@@ -39,14 +32,22 @@ from keyhole.learners.mlp.relu_hypothesis import (
     report_unexplained,
     validate_network,
 )
-from keyhole.learners.mlp.relu_least_squares import (
+from keyhole.learners.mlp.relu.least_squares import (
     Doubts,
     choose_informative,
     correct_doubts,
     flatten_output,
     unflatten_output,
 )
+from keyhole.learners.mlp.relu.line_search import (
+    BendsEverywhere,
+    LineFit,
+    LineSearchOptions,
+    NotPiecewiseAffine,
+    search_line,
+)
 from keyhole.models.relu_network import ReluNetwork
+from keyhole.oracles.noise import DETECTION
 
 
 class SinglePrecision(Exception):
@@ -203,7 +204,7 @@ def predict_errors_between(line: LineFit, gradients: Gradients, measured: Array)
         own = float(np.linalg.norm(slopes[start : stop + 1])) + measured[i : i + 2].max()
         inside = slice(start, stop + 1)
         errors[inside] = np.maximum(errors[inside], own / max(float(values[-1]), TINY))
-    return 5 * errors
+    return DETECTION * errors
 
 
 def correct_narrow_pieces(

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Inconclusive, Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.relu_hypothesis import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.hypothesis import (
     Exactness,
     FoundNetwork,
     NetworkBox,
@@ -13,7 +13,7 @@ from keyhole.learners.mlp.relu_hypothesis import (
     refuse,
     validate_network,
 )
-from keyhole.learners.mlp.relu_least_squares import unflatten_output
+from keyhole.learners.mlp.relu.least_squares import unflatten_output
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain
 from keyhole.oracles.noise import NoiseModel

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.learners.mlp.gradients import CROSSED, AskPoints, Frame, Room
-from keyhole.learners.mlp.line_search import LineFit
+from keyhole.learners.mlp.relu.gradients import CROSSED, AskPoints, Frame, Room
+from keyhole.learners.mlp.relu.line_search import LineFit
 
 CLOSER = 0.15  # size of a patch after a failed check, relative to the one before
 ATTEMPTS = 4  # sizes tried

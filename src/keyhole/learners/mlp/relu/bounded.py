@@ -25,17 +25,10 @@ import numpy as np
 from keyhole.arrays import TINY, Array, Float
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.gradients import AskPoints, Frame
-from keyhole.learners.mlp.hyperplanes import Hyperplanes, measure_hyperplanes
-from keyhole.learners.mlp.line_search import (
-    TOLERANCE,
-    LineSearchOptions,
-    NotPiecewiseAffine,
-    measure_rounding,
-    search_line,
-)
-from keyhole.learners.mlp.relu_hypothesis import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.gradients import AskPoints, Frame
+from keyhole.learners.mlp.relu.hyperplanes import Hyperplanes, measure_hyperplanes
+from keyhole.learners.mlp.relu.hypothesis import (
     CLEAN,
     Exactness,
     FoundNetwork,
@@ -45,13 +38,20 @@ from keyhole.learners.mlp.relu_hypothesis import (
     report_unexplained,
     validate_network,
 )
-from keyhole.learners.mlp.relu_least_squares import (
+from keyhole.learners.mlp.relu.least_squares import (
     Samples,
     join_neurons,
     keep_neurons,
     update_network,
 )
-from keyhole.learners.mlp.several_lines import MultiLineOptions, MultiLineSearch
+from keyhole.learners.mlp.relu.line_search import (
+    TOLERANCE,
+    LineSearchOptions,
+    NotPiecewiseAffine,
+    measure_rounding,
+    search_line,
+)
+from keyhole.learners.mlp.relu.several_lines import MultiLineOptions, MultiLineSearch
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.noise import REJECTION
 
@@ -500,8 +500,8 @@ def report_region(region: InputRegion, unseen: float, exactness: Exactness) -> s
     limits = []
     if region.radius < np.inf:
         limits.append(f"points of norm up to {region.radius:.3g}")
-    if region.half < np.inf:
-        limits.append(f"entries within {region.half:.3g} of {region.centre[0]:.3g}")
+    if region.reach < np.inf:
+        limits.append(f"entries within {region.reach:.3g} of {region.centre[0]:.3g}")
     where = " and ".join(limits)
     note = (
         f"Hyperplanes were looked for among {where}; one that cuts off less than about "

@@ -240,6 +240,10 @@ def split_beside(a: float, b: float, t: float | None) -> float:
     return max(centre, b - max(8 * abs(t - b), 0.01 * (b - centre)))
 
 
+def lies_inside(a: float, b: float, t: float | None) -> bool:
+    return t is not None and well_inside(a, b, t)
+
+
 def well_inside(a: float, b: float, t: float) -> bool:
     """Whether t lies between a and b, and not within 1% (in arctan t) of either: an end of a piece
     that hides a breakpoint is where its false line crosses the true one."""
@@ -484,37 +488,37 @@ class LineSearch:
             a, b = left.right, right.left
             if self.too_short(left, right) is not None:
                 step = yield from self.grow(left, right)
-                if isinstance(step, AffinePiece):
-                    self.pieces.append(step)
-                    return [(left, step), (step, right)]
-                continue
-            if self.evidence.agree(left, right):
+            elif self.evidence.agree(left, right):
                 self.merged.append((left, right))
                 return []
-            if b - a <= POINT_WIDTH * (1 + min(abs(a), abs(b))):
+            elif b - a <= POINT_WIDTH * (1 + min(abs(a), abs(b))):
                 self.accept_point(left, right)
                 return []
-            if (false := self.take_point(left, right)) is not None:
+            elif (false := self.take_point(left, right)) is not None:
                 return (yield from self.dissolve(false))
-            t = find_crossing(left, right)
-            inside = t is not None and well_inside(a, b, t)
-            if self.late and (t is None or not inside):
-                return (yield from self.scatter(left, right, t))
-            if t is None or not inside:
-                s = split_beside(a, b, t) if self.batches >= self.options.patience else middle(a, b)
-                step = yield from self.split(left, right, s)
-            elif not self.evidence.meet(left, right, t):
-                step = yield from self.split(left, right, t)
-            elif self.trusted and self.evidence.proves_one(left, right, t):
-                step = Step.SETTLED
-                self.found += 1
             else:
-                step = yield from self.check(left, right, t)
+                t = find_crossing(left, right)
+                if self.late and not lies_inside(a, b, t):
+                    return (yield from self.scatter(left, right, t))
+                step = yield from self.look_between(left, right, t)
             if step is Step.SETTLED:
                 return []
             if isinstance(step, AffinePiece):
                 self.pieces.append(step)
                 return [(left, step), (step, right)]
+
+    def look_between(self, left: AffinePiece, right: AffinePiece, t: float | None) -> Answer:
+        """One more answer between two pieces whose lines cross at t."""
+        a, b = left.right, right.left
+        if t is None or not well_inside(a, b, t):
+            s = split_beside(a, b, t) if self.batches >= self.options.patience else middle(a, b)
+            return (yield from self.split(left, right, s))
+        if not self.evidence.meet(left, right, t):
+            return (yield from self.split(left, right, t))
+        if self.trusted and self.evidence.proves_one(left, right, t):
+            self.found += 1
+            return Step.SETTLED
+        return (yield from self.check(left, right, t))
 
     def too_short(self, left: AffinePiece, right: AffinePiece) -> AffinePiece | None:
         """The piece that is known over too short a stretch to say anything across the interval."""

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Hypothesis, Inconclusive, Refuted
-from keyhole.learners.multi_head.scalar_outputs import (
+from keyhole.learners.multi_head.isolated_heads import (
     Draft,
     KeyColumn,
     KeyTable,
@@ -25,7 +25,7 @@ from keyhole.learners.multi_head.scalar_outputs import (
     factor_score,
     find_bias,
     find_ranks,
-    learn_scalar,
+    learn_isolated_heads,
     lies_in_range,
     measure_first_keys,
     measure_keys_at,
@@ -311,11 +311,11 @@ def test_the_strategy_returns_and_does_not_throw() -> None:
     model = attention(np.random.default_rng(20), WIDTH, heads=2)
     frame, rng = np.eye(WIDTH), np.random.default_rng(21)
     ask = asker(model, WIDTH)
-    found = learn_scalar(ask, rng, Prior(), frame, ask(frame[:1, None], "values"))
+    found = learn_isolated_heads(ask, rng, Prior(), frame, ask(frame[:1, None], "values"))
     assert isinstance(found, Hypothesis)
     assert ask.offset == 0.0  # what was handed in is unchanged
     three = asker(attention(np.random.default_rng(22), WIDTH, heads=3), WIDTH)
-    refused = learn_scalar(three, rng, Prior(), frame, three(frame[:1, None], "values"))
+    refused = learn_isolated_heads(three, rng, Prior(), frame, three(frame[:1, None], "values"))
     assert isinstance(refused, Refuted)
     assert refused.counterexample is not None
 

@@ -43,10 +43,9 @@ from keyhole.learners.multi_head.hard_attention import (
     NO_VALUE,
     query_hard,
 )
-from keyhole.learners.multi_head.scalar_outputs import (
+from keyhole.learners.multi_head.isolated_heads import (
     MARGIN,
     TARGET,
-    TILT,
     Draft,
     HeadValues,
     IsolatedHeads,
@@ -64,7 +63,6 @@ from keyhole.learners.multi_head.soft_probe import (
     SATURATED,
     Isolation,
     Unexplained,
-    build_probe_basis,
 )
 from keyhole.learners.multi_head.validation import PriorKnowledge
 from keyhole.linalg.bases import random_directions
@@ -88,7 +86,7 @@ FEWEST = "Queries of two tokens: of all layers that answer them alike this has t
 # --- the strategy ---------------------------------------------------------------------------------
 
 
-def learn_short(
+def learn_from_pairs(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,
@@ -542,9 +540,8 @@ def measure_first_keys_by_pairs(
     pivots = found.tokens * (margin / np.abs(reach).min(axis=1).clip(max=1e300))[:, None]
     isolation = isolate_by_pivots(problem, values, pivots, signs * reach > 0, margin)
     isolated, tables = IsolatedHeads(problem, values, isolation), []
-    for head, value in enumerate(values.choosing):
-        rows = build_probe_basis(np.zeros((width, 0)), value, rng)
-        rows = rows + TILT * value / np.linalg.norm(value)
+    for head in range(len(values.choosing)):
+        rows = isolated.lean_probes(head, rng)
         size = found.sharpness[head] * np.sqrt(width / 2)  # estimate of |k_h|
         probes = rows * (TARGET * np.sqrt(width) / size)
         got = isolated.probe(np.full(width, head), probes, "first keys")

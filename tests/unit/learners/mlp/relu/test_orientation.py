@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.orientation import orient_neurons, turn_neurons
+from keyhole.learners.mlp.relu.orientation import orient_neurons, turn_neurons
 from keyhole.models.relu_network import ReluNetwork
 from networks import network
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from keyhole.learners.base import Inconclusive
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.relu_hypothesis import FoundNetwork, NetworkBox
-from keyhole.learners.mlp.relu_least_squares import keep_neurons, unflatten_output
-from keyhole.learners.mlp.several_lines import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.hypothesis import FoundNetwork, NetworkBox
+from keyhole.learners.mlp.relu.least_squares import keep_neurons, unflatten_output
+from keyhole.learners.mlp.relu.several_lines import (
     MultiLineOptions,
     MultiLineSearch,
     relative_gaps,

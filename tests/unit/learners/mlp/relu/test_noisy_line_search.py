@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.line_search import NotPiecewiseAffine
-from keyhole.learners.mlp.noisy_line_search import search_noisy_line
+from keyhole.learners.mlp.relu.line_search import NotPiecewiseAffine
+from keyhole.learners.mlp.relu.noisy_line_search import search_noisy_line
 
 SINGLE = 2.0**-24
 

@@ -12,14 +12,14 @@ import numpy as np
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float, Int, random_stream
 from keyhole.errors import Counterexample
 from keyhole.learners.base import Diagnostics, Hypothesis, Inconclusive, Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.orientation import Orientation, orient_neurons
-from keyhole.learners.mlp.relu_least_squares import flatten_output
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.least_squares import flatten_output
+from keyhole.learners.mlp.relu.orientation import Orientation, orient_neurons
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import NoiseModel
+from keyhole.oracles.noise import ROUNDINGS, NoiseModel
 
 CLEAN = 1e-11  # rounding, relative to the answers, beyond which two answers define no line
 
@@ -108,7 +108,7 @@ class Exactness:
     @property
     def allowed(self) -> float:
         """Difference between network and box that is still rounding."""
-        return max(1e-7 * self.scale, 100 * self.unit)
+        return max(1e-7 * self.scale, ROUNDINGS * self.unit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from keyhole.errors import NotIdentifiable
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.line_search import FAR
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.line_search import FAR
 from keyhole.oracles.base import Domain
 
 DOMAINS = [

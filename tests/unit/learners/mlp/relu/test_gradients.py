@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.mlp.gradients import Frame, choose_anchors, measure_gradients
-from keyhole.learners.mlp.line_search import FAR, search_line
+from keyhole.learners.mlp.relu.gradients import Frame, choose_anchors, measure_gradients
+from keyhole.learners.mlp.relu.line_search import FAR, search_line
 from networks import network
 
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.learners.mlp.line_search import Ask, LineFit, NotPiecewiseAffine, measure_rounding
+from keyhole.learners.mlp.relu.line_search import Ask, LineFit, NotPiecewiseAffine, measure_rounding
 from keyhole.oracles.noise import REJECTION
 
 SUPPORT = 3  # answers that make a run: one more than a line needs

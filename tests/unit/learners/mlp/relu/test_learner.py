@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable
-from keyhole.learners.mlp.relu_learner import ReluNetworkLearner
+from keyhole.learners.mlp.relu.learner import ReluNetworkLearner
 from keyhole.models.canonical import distance
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.base import Domain

@@ -15,7 +15,7 @@ Algebra. V = M O⁺. Tokens are designed so that every head sees every block wel
 (linalg/token_frames). Log-ratios of weights are linear in W_h x + c_h.
 
 When it fails. More inner dimensions than outputs (sum of r over D): then heads are probed one
-at a time (scalar_outputs). Nearly dependent O_h cost digits: standard errors, by repetition of the
+at a time (isolated_heads). Nearly dependent O_h cost digits: standard errors, by repetition of the
 algebra on perturbed answers, say so.
 
 Source. Keyhole's own; docs/methods/multi_head.md.
@@ -41,12 +41,13 @@ from keyhole.learners.multi_head.hard_attention import (
     find_selected_tokens_by_vectors,
     query_hard,
 )
-from keyhole.learners.multi_head.scalar_outputs import factor_score
+from keyhole.learners.multi_head.isolated_heads import factor_score
 from keyhole.learners.multi_head.validation import (
     Disagreement,
     MultiHeadDiagnostics,
     PriorKnowledge,
     find_counterexample,
+    graver,
     note_missing_heads,
 )
 from keyhole.linalg.bases import random_directions
@@ -84,6 +85,13 @@ class SamplingPolicy:
         """So many directions or anchors for a rank."""
         return rank + max(1, int(rank * self.spare))
 
+    def count_wide_columns(self, ranks: Sequence[int], width: int) -> int:
+        """Anchors at which tokens in all directions are asked, before ranks of scores are known."""
+        goal = self.exceed(max(ranks))
+        if self.groups > 1 and 1 < len(ranks) <= 4:  # few heads, few digits: more of them
+            goal += int(0.3 * width / (2 * len(ranks) - 2))
+        return goal
+
 
 FEWEST = SamplingPolicy(0.1, 1, spare=0.125, share=1.0, groups=1, peak=2.0, anchor=1.0)
 STEADY = SamplingPolicy(0.1, 3, spare=0.4, share=0.5, groups=2, peak=1.5, anchor=0.5)
@@ -94,7 +102,7 @@ ROUGH = SamplingPolicy(0.1, 3, spare=0.15, share=1.0, groups=1, peak=1.5, anchor
 # --- the strategy ---------------------------------------------------------------------------------
 
 
-def learn_vector(
+def learn_joint_heads(
     ask: Asker,
     rng: np.random.Generator,
     prior: PriorKnowledge,
@@ -133,7 +141,7 @@ def learn_vector(
         except DomainError as error:
             return Inconclusive(str(error))
         except (IllConditioned, WrongFamily, np.linalg.LinAlgError) as error:
-            trouble = trouble if isinstance(trouble, WrongFamily) else error
+            trouble = graver(trouble, error)
             continue
         model, errors = drop_spurious_biases(model, errors)
         counterexample = find_counterexample(ask, model, errors, rng)
@@ -144,6 +152,11 @@ def learn_vector(
             "softmax attention heads",
             counterexample,
         )
+    return conclude_trouble(trouble)
+
+
+def conclude_trouble(trouble: Exception | None) -> Refuted | Inconclusive:
+    """What to say where no anchor led to a model, after the last trouble."""
     if isinstance(trouble, NeverHard):
         return HiddenChoices(str(trouble), trouble.counterexample, conclusive=False)
     if isinstance(trouble, WrongFamily):
@@ -224,11 +237,18 @@ def attempt_with_vectors(
     bars = bootstrap_errors(best, sample, bootstrap_samples)
     if not all(np.isfinite(part).all() for part in bars):
         raise IllConditioned("rounding may turn the sign of a weight")
+    heads = assemble_heads(scores, biases, maps, answers.score_ranks)
+    return *with_offset(ask, heads, bars), maps, answers
+
+
+def with_offset(
+    ask: Asker, heads: list[Head], bars: Sequence[Array]
+) -> tuple[Attention, Attention]:
+    """The layer, and its standard errors."""
     offset = np.asarray(ask.offset)
-    model = Attention(assemble_heads(scores, biases, maps, answers.score_ranks), offset)
     doubt = ask.unit * np.abs(offset) + ask.additive
-    errors = Attention([Head(*parts) for parts in zip(*bars, strict=True)], doubt)
-    return model, errors, maps, answers
+    errors = [Head(*parts) for parts in zip(*bars, strict=True)]
+    return Attention(heads, offset), Attention(errors, doubt)
 
 
 def measure_layer(
@@ -367,54 +387,73 @@ def tell_heads_apart(
 ) -> tuple[SelectedTokens, list[Array]]:
     """Selected tokens and their responses. Where two heads seem to share a token, other candidates
     are asked, and the responses of the other heads are kept."""
-    ask, direction = problem.ask, problem.frame[0]
-
-    def select() -> tuple[HardAttentionPattern, Array]:
-        whole = problem.first[0] if problem.believe_whole else None
-        return find_selected_tokens_by_vectors(ask, anchor, problem.heads, direction, rng, whole)
-
-    before = problem.selected
-    if before is not None and len(before.marks) <= (problem.heads or len(before.marks)):
-        pattern, marks = before.pattern, before.marks
-    else:
-        pattern, marks = select()
-    if not len(pattern):
-        raise WrongFamily("no head answers to the tokens before the last one: no attention")
-    selected = SelectedTokens(pattern, marks, problem.policy.reach)
-    # sets of candidates may cost 0.4 queries per dimension
-    affordable = int(0.4 * len(anchor) / (len(pattern) + 3))
-    more = min(problem.policy.candidate_sets - 1, affordable)
-    others = [select() for _ in range(more)]
-    # where a set shows more heads than the first, two had shared a token there
-    fullest = max(range(more), key=lambda k: len(others[k][0]), default=0)
-    if others and len(others[fullest][0]) > len(pattern):
-        (pattern, marks), others[fullest] = others[fullest], (pattern, marks)
-        selected = SelectedTokens(pattern, marks, problem.policy.reach)
-    selected = add_up_tokens(problem, selected, others, rng)
-    shifted = measure_shifts(problem, selected, list(range(len(pattern))))
+    selected = select_most_heads(problem, anchor, rng)
+    shifted = measure_shifts(problem, selected, list(range(len(selected.pattern))))
     ranks = [find_response_rank(problem, part, selected.reach) for part in shifted]
     if not seem_shared(ranks, problem.heads):
         return selected, shifted
     candidate_sets = 4  # asked until one shows more heads
     for _ in range(candidate_sets):
-        again = SelectedTokens(*select(), problem.policy.reach)
-        if len(again.pattern) > len(pattern):
-            break
+        again = select_tokens(problem, anchor, rng)
+        if len(again.pattern) > len(selected.pattern):
+            return again, share_responses(problem, selected, shifted, again)
+    if problem.expect_equal_ranks:
+        raise IllConditioned("two heads seem to share a token")
+    return selected, shifted
+
+
+def select_tokens(
+    problem: VectorProblem, anchor: Array, rng: np.random.Generator
+) -> SelectedTokens:
+    """Those that heads select among random candidates."""
+    whole = problem.first[0] if problem.believe_whole else None
+    pattern, marks = find_selected_tokens_by_vectors(
+        problem.ask, anchor, problem.heads, problem.frame[0], rng, whole
+    )
+    return SelectedTokens(pattern, marks, problem.policy.reach)
+
+
+def select_most_heads(
+    problem: VectorProblem, anchor: Array, rng: np.random.Generator
+) -> SelectedTokens:
+    """Of the first sets of candidates, added up where that allows longer shifts."""
+    before, policy = problem.selected, problem.policy
+    if before is not None and len(before.marks) <= (problem.heads or len(before.marks)):
+        first = SelectedTokens(before.pattern, before.marks, policy.reach)
     else:
-        if problem.expect_equal_ranks:
-            raise IllConditioned("two heads seem to share a token")
-        return selected, shifted
-    known = match_marks(ask, again.marks, marks, float(np.abs(again.marks).max()))
-    rest = [i for i in range(len(again.pattern)) if i not in known]
-    crowded = [i for i in range(len(pattern)) if i not in known.values()]
-    fresh: dict[int, Array] = {}
+        first = select_tokens(problem, anchor, rng)
+    if not len(first.pattern):
+        raise WrongFamily("no head answers to the tokens before the last one: no attention")
+    # sets of candidates may cost 0.4 queries per dimension
+    affordable = int(0.4 * len(anchor) / (len(first.pattern) + 3))
+    others = [
+        select_tokens(problem, anchor, rng)
+        for _ in range(min(policy.candidate_sets - 1, affordable))
+    ]
+    # where a set shows more heads than the first, two had shared a token there
+    fullest = max(range(len(others)), key=lambda k: len(others[k].pattern), default=0)
+    if others and len(others[fullest].pattern) > len(first.pattern):
+        first, others[fullest] = others[fullest], first
+    return add_up_tokens(problem, first, others, rng)
+
+
+def share_responses(
+    problem: VectorProblem, first: SelectedTokens, shifted: list[Array], again: SelectedTokens
+) -> list[Array]:
+    """Responses of the heads that `again` keeps apart: those measured at the `first` set where a
+    head is the same, the others asked or split off."""
+    known = match_marks(problem.ask, again.marks, first.marks, float(np.abs(again.marks).max()))
+    heads = range(len(again.pattern))
+    rest = [i for i in heads if i not in known]
+    crowded = [i for i in range(len(first.pattern)) if i not in known.values()]
+    responses = {i: shifted[k] for i, k in known.items()}
     if problem.believe_marks and len(rest) == 2 and len(crowded) == 1:
-        fresh = split_responses(problem, again, rest, shifted[crowded[0]], marks[crowded[0]])
-    rest = [i for i in rest if i not in fresh]
+        one = crowded[0]
+        responses |= split_responses(problem, again, rest, shifted[one], first.marks[one])
+    rest = [i for i in rest if i not in responses]
     if rest:
-        fresh |= dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
-    responses = [shifted[known[i]] if i in known else fresh[i] for i in range(len(again.pattern))]
-    return again, responses
+        responses |= dict(zip(rest, measure_shifts(problem, again, rest), strict=True))
+    return [responses[i] for i in heads]
 
 
 def split_responses(
@@ -452,17 +491,17 @@ def match_marks(ask: Asker, these: Array, others: Array, scale: float) -> dict[i
 def add_up_tokens(
     problem: VectorProblem,
     selected: SelectedTokens,
-    more: list[tuple[HardAttentionPattern, Array]],
+    more: list[SelectedTokens],
     rng: np.random.Generator,
 ) -> SelectedTokens:
     """Tokens selected from several sets of candidates added up, head by head: what they have in
     common is the head's own direction, so shifts may be longer before a head changes its choice."""
     pattern, marks = selected.pattern, selected.marks
     sums, used = pattern.tokens.copy(), np.ones(len(pattern))
-    for other, others in more:
-        matches = match_marks(problem.ask, marks, others, float(np.abs(marks).max()))
+    for other in more:
+        matches = match_marks(problem.ask, marks, other.marks, float(np.abs(marks).max()))
         for head, match in matches.items():
-            sums[head] += other.tokens[match]
+            sums[head] += other.pattern.tokens[match]
             used[head] += 1
     if used.min() < 2:
         return selected
@@ -744,10 +783,7 @@ def measure_soft_answers(
     size = min(policy.anchor * np.sqrt(width), radius / 2)
     anchors = [size * frame[0], np.zeros(width), *(size * frame[1:])]
 
-    goal = policy.exceed(max(ranks))
-    if policy.groups > 1 and 1 < len(ranks) <= 4:  # few heads, few digits: more wide columns
-        goal += int(0.3 * width / (2 * len(ranks) - 2))
-    goal = min(goal, len(anchors))
+    goal = min(policy.count_wide_columns(ranks, width), len(anchors))
     start = [querier.query_first(anchors[0], covering[0])]
     columns: list[tuple[SoftAnswer, ...]] = []
     while True:
@@ -757,10 +793,8 @@ def measure_soft_answers(
             start = []
         answers = SoftAnswers(tuple(querier.groups), tuple(columns), goal, ())
         keys = answers.solve_wide_keys(maps)
-        score_ranks = [
-            find_key_rank(ask, maps, part, rank if expect_ranks else None)
-            for part, rank in zip(keys, ranks, strict=True)
-        ]
+        expected = ranks if expect_ranks else [None] * len(ranks)
+        score_ranks = [find_key_rank(ask, maps, *pair) for pair in zip(keys, expected, strict=True)]
         rank, telling = max(score_ranks), goal - has_no_bias(ask, maps, keys)
         if goal >= len(anchors) or rank < telling:
             break
@@ -768,7 +802,6 @@ def measure_soft_answers(
     answers = replace(answers, score_ranks=tuple(score_ranks))
     if goal >= len(anchors):
         return answers
-
     ranges = [
         np.linalg.svd(part, full_matrices=False)[0][:, :rank]
         for part, rank in zip(keys, score_ranks, strict=True)

@@ -6,7 +6,7 @@ Statement.  Hyperplanes that a line shows badly, because others are near, anothe
 Queries.    A line and the gradients beside it (noisy_line_search, gradients), about one and a half
             per unknown; as many random points; another line while those are not explained.
 Algebra.    Neurons seen twice are sure. Of the others, those that keep their outputs when all
-            outputs are fitted to the random points (relu_least_squares); more are added while they
+            outputs are fitted to the random points (least_squares); more are added while they
             help. All parameters are then fitted together.
 Fails.      Neurons that are weak or hidden on every line leave the points unexplained.
 Source.     Ours.
@@ -18,11 +18,9 @@ import numpy as np
 
 from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.base import Inconclusive, Refuted
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.gradients import measure_gradients
-from keyhole.learners.mlp.line_search import NotPiecewiseAffine
-from keyhole.learners.mlp.noisy_line_search import search_noisy_line
-from keyhole.learners.mlp.relu_hypothesis import (
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.gradients import measure_gradients
+from keyhole.learners.mlp.relu.hypothesis import (
     Exactness,
     FoundNetwork,
     NetworkBox,
@@ -31,7 +29,7 @@ from keyhole.learners.mlp.relu_hypothesis import (
     report_unexplained,
     validate_network,
 )
-from keyhole.learners.mlp.relu_least_squares import (
+from keyhole.learners.mlp.relu.least_squares import (
     Samples,
     balance_points,
     estimate_errors,
@@ -41,7 +39,9 @@ from keyhole.learners.mlp.relu_least_squares import (
     keep_neurons,
     rate_additions,
 )
-from keyhole.learners.mlp.unbounded import assemble_network, predict_errors
+from keyhole.learners.mlp.relu.line_search import NotPiecewiseAffine
+from keyhole.learners.mlp.relu.noisy_line_search import search_noisy_line
+from keyhole.learners.mlp.relu.unbounded import assemble_network, predict_errors
 from keyhole.models.canonical import gradient_jumps
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.oracles.noise import REJECTION

@@ -7,7 +7,7 @@ Queries.    Length one. Free inputs and double precision: one random line, which
             hyperplane, and the gradients along it (unbounded). Answers with few digits: several
             lines and a fit (several_lines). Bounded inputs: rays from a centre (bounded).
 Algebra.    Jumps of the gradient are output_j weight_j; with `exact` all parameters are fitted to
-            random points (relu_least_squares). On which side of its hyperplane a neuron is active
+            random points (least_squares). On which side of its hyperplane a neuron is active
             is decided where it can be (orientation).
 Fails.      A box that bends or jumps is refused along the line, one that is piecewise affine but
             not one hidden layer by validation (WrongFamily, with a counterexample). Answers with
@@ -24,17 +24,17 @@ import numpy as np
 from keyhole.arrays import real_number, whole_number
 from keyhole.errors import IllConditioned, WrongFamily
 from keyhole.learners.base import Attempt, Hypothesis, Inconclusive, Refuted
-from keyhole.learners.mlp.bounded import LEAST_ERROR, search_by_rays
-from keyhole.learners.mlp.domain import InputRegion
-from keyhole.learners.mlp.relu_hypothesis import (
+from keyhole.learners.mlp.relu.bounded import LEAST_ERROR, search_by_rays
+from keyhole.learners.mlp.relu.domain import InputRegion
+from keyhole.learners.mlp.relu.hypothesis import (
     Curved,
     FoundNetwork,
     NetworkBox,
     build_hypothesis,
 )
-from keyhole.learners.mlp.relu_least_squares import balance_points, fit_frozen_patterns
-from keyhole.learners.mlp.several_lines import search_several_lines
-from keyhole.learners.mlp.unbounded import FewDigits, search_one_line
+from keyhole.learners.mlp.relu.least_squares import balance_points, fit_frozen_patterns
+from keyhole.learners.mlp.relu.several_lines import search_several_lines
+from keyhole.learners.mlp.relu.unbounded import FewDigits, search_one_line
 from keyhole.measurement.asker import few_digits
 from keyhole.oracles.base import Oracle, Spec
 
