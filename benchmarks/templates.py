@@ -42,14 +42,19 @@ ROWS: dict[str, Callable[[], Any]] = {
     "pre-norm": lambda: Encoder(6, 6, 2, 8, 6, norm_first=True),
     "small": lambda: Encoder(4, 4, 2, 4, 4),
     "small scalar": lambda: Encoder(4, 4, 2, 4, 1),
+    "post-norm 16": lambda: Encoder(16, 16, 4, 32, 16),
+    "post-norm wide": lambda: Encoder(4, 16, 2, 32, 2),
+    "two layers": lambda: Encoder(6, 6, 2, 8, 6, layers=2),
+    "positions": lambda: Encoder(6, 6, 2, 8, 6, longest=8),
     "relu": lambda: Encoder(6, 6, 2, 8, 6, activation="relu"),
 }
 
 
 def measure_error(box: Any, model: Any, width: int, rng: np.random.Generator) -> float:
-    """Worst difference on fresh inputs over the spread of the answers."""
+    """Worst difference on fresh inputs, of lengths that the box takes, over the spread of the
+    answers."""
     truth, given = [], []
-    for length in range(1, 21):
+    for length in range(1, (getattr(box, "longest", 0) or 20) + 1):
         sizes = np.exp(rng.uniform(np.log(0.3), np.log(3.0), (25, 1, 1)))
         tokens = sizes * rng.standard_normal((25, length, width))
         with torch.no_grad():
@@ -98,12 +103,12 @@ def measure_box(
 
 
 def write_page(path: Path, lines: list[dict[str, Any]]) -> None:
-    """A table of all rows that were measured."""
-    heads = ["row", "template", "recovered", "worst error of these", "worst error of the others"]
-    heads += ["queries", "numbers per weight", "CPU seconds"]
+    """A table of all rows that were measured, by the time that their boxes were given."""
+    heads = ["row", "template", "seconds allowed", "recovered", "worst error of these"]
+    heads += ["worst error of the others", "queries", "numbers per weight", "CPU seconds"]
     table = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in dict.fromkeys(line["row"] for line in lines):
-        boxes = [line for line in lines if line["row"] == row]
+    for row, allowed in dict.fromkeys((line["row"], line["seconds"]) for line in lines):
+        boxes = [line for line in lines if (line["row"], line["seconds"]) == (row, allowed)]
         good = [line for line in boxes if line["outcome"] == "RECOVERED"]
         rest = [line for line in boxes if line["outcome"] != "RECOVERED"]
         errors = [f"{max(x['error'] for x in part):.0e}" if part else "–" for part in (good, rest)]
@@ -113,7 +118,7 @@ def write_page(path: Path, lines: list[dict[str, Any]]) -> None:
             spans.append(f"{values[0]}" + (f" to {values[-1]}" if len(values) > 1 else ""))
         kind = "wrong" if boxes[0]["wrong"] else "right"
         count = f"{len(good)} of {len(boxes)}"
-        table.append("| " + " | ".join([row, kind, count, *errors, *spans]) + " |")
+        table.append("| " + " | ".join([row, kind, f"{allowed:g}", count, *errors, *spans]) + " |")
     start, end = "<!-- table -->", "<!-- end of table -->"
     text = path.read_text()
     head, tail = text[: text.index(start)], text[text.index(end) :]

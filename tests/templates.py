@@ -37,7 +37,7 @@ class AttentionHeads(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A projection in, encoder layers, pooling, a head out."""
+    """A projection in, learned positions up to a longest length, layers, pooling, a head out."""
 
     def __init__(
         self,
@@ -50,17 +50,28 @@ class Encoder(nn.Module):
         norm_first: bool = False,
         activation: str = "gelu",
         pooling: str = "last",
+        layers: int = 1,
+        longest: int = 0,
     ) -> None:
         super().__init__()
         self.project = nn.Linear(inputs, width)
-        self.layer = nn.TransformerEncoderLayer(
-            width, heads, neurons, 0.0, activation, batch_first=True, norm_first=norm_first
+        self.layer, *others = (
+            nn.TransformerEncoderLayer(
+                width, heads, neurons, 0.0, activation, batch_first=True, norm_first=norm_first
+            )
+            for _ in range(layers)
         )
+        self.others, self.longest = nn.Sequential(*others), longest
+        if longest:
+            self.positions = nn.Parameter(torch.zeros(longest, width))
         self.norm = nn.LayerNorm(width) if norm_first else nn.Identity()
         self.out, self.pooling = nn.Linear(width, outputs), pooling
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        stream = self.norm(self.layer(self.project(tokens)))
+        stream = self.project(tokens)
+        if self.longest:
+            stream = stream + self.positions[: tokens.shape[1]]
+        stream = self.norm(self.others(self.layer(stream)))
         return self.out(stream[:, -1] if self.pooling == "last" else stream.mean(1))
 
 

@@ -86,7 +86,8 @@ CONTINUE = {  # how a stopped run goes on, with a journal and without
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told before and after every chunk of queries.
+    """What a progress callback is told before and after every chunk of queries, and while a
+    learner computes for long between them.
 
     Attributes:
         stage: The purpose of the queries being asked.
@@ -95,6 +96,7 @@ class Progress:
         seconds: Since the start.
         under_way: Queries sent and not answered yet; none after a chunk.
         at_most: An upper bound where `expected` is not known yet.
+        note: What a learner has reached that computes between queries.
     """
 
     stage: str
@@ -103,6 +105,7 @@ class Progress:
     seconds: float
     under_way: int = 0
     at_most: int | None = None
+    note: str = ""
 
 
 def recover(
@@ -226,14 +229,18 @@ class _Run:
     def _report(self, progress: Callable[[Progress], None]) -> None:
         """Lets the counter tell how far the run has come."""
 
-        def tell(stage: str, asked: int, under_way: int = 0) -> None:
+        def tell(stage: str, asked: int, under_way: int = 0, note: str = "") -> None:
             seconds, ends = time.monotonic() - self.start, self._forecast()
-            progress(Progress(stage, asked, ends.expected, seconds, under_way, ends.at_most))
+            progress(Progress(stage, asked, ends.expected, seconds, under_way, ends.at_most, note))
 
         def opening(stage: str, count: int) -> None:
             tell(stage, self.counting.paid, count)
 
+        def noting(words: str) -> None:
+            tell("fit", self.counting.paid, note=words)
+
         self.counting.listener, self.counting.opening = tell, opening
+        self.counting.noting = noting
 
     def _forecast(self) -> Forecast:
         """What the learner expects, corrected on the way, and the queries of the verification."""

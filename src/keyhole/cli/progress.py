@@ -59,12 +59,14 @@ def searching(enabled: bool = True) -> Iterator[Told | None]:
 
 
 def asking(event: Any) -> str:
-    """score: 1,038 of about 1,160 queries, 850/s, 1 s left"""
+    """score: 1,038 of about 1,160 queries, 850/s, 1 s left; or what is computed between them"""
     expected = event.expected or 0
     of = f" of about {expected:,}" if expected >= event.asked > 0 else ""
     if not expected and (event.at_most or 0) >= event.asked > 0:
         of = f" of at most {event.at_most:,}"
     text = f"{event.stage}: {event.asked:,}{of} queries"
+    if event.note:
+        return f"{text}, {event.note}"
     settled = 0.5  # seconds before which a rate is no measurement
     if event.seconds < settled or not event.asked:
         return text

@@ -277,6 +277,10 @@ class Oracle(ABC):
         """Told by a learner that so many queries are still to come, as far as it knows (None: it
         does not), and never more than `at_most`. For the progress bar: nothing depends on it."""
 
+    def note(self, words: str) -> None:  # noqa: B027
+        """Told by a learner what it has reached where it computes for long between queries. For
+        the progress bar: nothing depends on it."""
+
     def close(self) -> None:  # noqa: B027 - most boxes hold nothing
         """Lets go of files and connections. Asking afterwards is an error."""
 
@@ -310,6 +314,9 @@ class Wrapper(Oracle):
 
     def expect(self, queries: int | None, at_most: int | None = None) -> None:
         self.inner.expect(queries, at_most)
+
+    def note(self, words: str) -> None:
+        self.inner.note(words)
 
     def close(self) -> None:
         self.inner.close()

@@ -22,6 +22,8 @@ def test_words_of_a_run() -> None:
     )
     assert asking(Progress("score", 5, None, 10.0)) == "score: 5 queries, 2.0 s each"
     assert asking(Progress("score", 200, 150, 10.0)) == "score: 200 queries, 20/s"
+    note = "answers explained to 3.1e+05 roundings"
+    assert asking(Progress("fit", 50, None, 9.0, note=note)) == f"fit: 50 queries, {note}"
     assert fitting(Search(2, 3, 1.2e-4, 12.0)) == (
         "2 heads: 3 restarts, best residual 1.2e-04, 12 s"
     )

@@ -35,6 +35,8 @@ from keyhole.learners.template.forward import Residuals
 SMALL = 1e-9  # cost over the answers' own, from which the fit follows the bottom of its valley
 LONGEST = 4.0  # of the acceleration beside the step: beyond it the step is too long to be trusted
 AHEAD = 0.1  # share of the step at which the curvature is looked up
+START = 1e-2  # damping that a fit begins with, in mean squares of a column
+ALONG = 1e-10  # the same for a fit along a valley
 ACROSS = 1e4  # damping of the steps back to the bottom of a valley over that of the step along it
 PACE = 5.0  # factor by which the damping along a valley changes
 SETTLED = 1e-9  # share of the cost: a step that promises less is none
@@ -178,7 +180,7 @@ def fit(
         move=move,
     )
     small = max(goal, SMALL * residuals.size * numbers)
-    stopping = Stopping(steps=steps, target=small, damping=1e-2, tolerance=SETTLED)
+    stopping = Stopping(steps=steps, target=small, damping=START, tolerance=SETTLED)
     settled = False
     try:
         ended = descend(problem, best, stopping, lambda trial: look(trial.state))
@@ -211,7 +213,7 @@ def follow(
         goal: cost that is as good as zero.
         look: called with the best point after each attempt.
     """
-    taken, damping = 0, 1e-10
+    taken, damping = 0, ALONG
     system: TriangularSystem | None = None
     while taken < steps and best.cost > goal and damping < 1.0:
         system = TriangularSystem(residuals, best, free) if system is None else system

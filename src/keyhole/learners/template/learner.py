@@ -122,7 +122,11 @@ class FromTemplate:
         data = [*short, *(one for part in others for one in part)]
         fresh = box.ask_fresh()
         at_most = self.widths == "at most"
-        effort = Effort(until, starts=self.starts, at_most=at_most)
+
+        def watch(loss: float) -> None:
+            oracle.note(f"answers explained to {np.sqrt(loss):.1e} roundings")
+
+        effort = Effort(until, starts=self.starts, at_most=at_most, watch=watch)
         starts = rng.spawn(1)[0]  # how many are drawn depends on the time, queries must not
         best = search(forward, pairs, box.weigh(short), box.weigh(data), effort, starts)
         while best.explained and not box.explains(best, fresh):

@@ -9,11 +9,14 @@ Algebra.    Without hidden layers starts see answers to short tokens: with these
             rounding with tokens of 0.6 times the ordinary size, on four boxes; with 0.5 to 2 times
             the ordinary size none of twelve starts did on three of eleven boxes.) Hidden layers are
             nearly linear for short tokens and leave too little trace: starts see ordinary ones.
+            Every other start of these sees single tokens alone at first, among which attention is
+            trivial; then what these do not show, queries and keys, is drawn anew, rather small.
             A round is a number of starts of few steps each, with more neurons than the template has
             (`widening.py`); the first that is promising, or the best of the round, is carried on,
-            its surplus neurons are taken away (`pruning.py`), and what is left is fitted as the
-            template itself, to the answers to short tokens and then to all. Where activations are
-            ReLU, starts see smooth ones, which become sharper before surplus neurons go.
+            its surplus neurons are taken away (`pruning.py`), its leaks become signs
+            (`turning.py`), and what is left is fitted as the template itself, to the answers to
+            short tokens and then to all. Where activations are ReLU, starts see smooth ones, which
+            become sharper before surplus neurons go.
 When it fails. All rounds end in wrong places, or in valleys too slow for the time: what is returned
             says so by its loss. A right template sticks too: a loss above rounding is no evidence
             against the template.
@@ -134,7 +137,7 @@ def search(
             if chosen.loss <= wide.promising or effort.over:
                 break
         assert chosen is not None
-        if chosen.loss > wide.promising and wide.may_be_given_up:
+        if chosen.loss > POOR * wide.size and wide.may_be_given_up:
             continue
         ended = wide.end(chosen, easy, rng)
         if ended.loss > PRUNED * easy.size and wide.may_be_given_up:
@@ -217,6 +220,8 @@ class Wide:
         for stage in self.stages if start.loss > PRUNED * self.size or self.stages[1:] else []:
             residuals = Residuals(stage, self.data)
             start = carry_on(residuals, start.weights, self.effort, PRUNED * self.size)
+        if start.loss > PROMISING * self.size and self.may_be_given_up:
+            return start
         pruned = self.prune(start)
         if pruned.fitted.loss > POOR * self.size and self.may_be_given_up:
             return pruned.fitted

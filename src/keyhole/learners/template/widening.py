@@ -9,8 +9,8 @@ Algebra.    A hidden layer is a pair of linear layers with an elementwise functi
             second's inputs), not by names. A neuron a(z) becomes a(z) + leak z. GELU, SiLU and ReLU
             obey a(z) - a(-z) = k z: a neuron that points the wrong way round is off by a linear
             function, which costs a fit two neurons or ends it, while with a leak both signs are
-            one valley; at the end a leak is 0, or -k and the neuron is turned round. ReLU, whose
-            kinks hide from derivatives, is gelu(b z) / b with growing b.
+            one valley; at the end a leak is 0, or -k and the neuron is turned round (`turning.py`).
+            ReLU, whose kinks hide from derivatives, is gelu(b z) / b with growing b.
 When it fails. The layers are written as bare parameters, or another function stands between: then
             the pair is not found, and the template is fitted as it is.
 """

@@ -63,6 +63,7 @@ class QueryCounter(Wrapper):
         self.budget = budget
         self.listener = listener  # told purpose and queries paid for, after each batch
         self.opening = opening  # told purpose and size of a batch before it goes out
+        self.noting: Callable[[str], None] | None = None  # told what a learner computes
         self.by_purpose = +Counter({OPENING: inner.opening_queries})  # no purpose without queries
         self.prompt_tokens = inner.opening_queries  # of a language model, in all prompts
         self.forecast: Forecast | None = None  # what the learner said last
@@ -80,6 +81,10 @@ class QueryCounter(Wrapper):
     def expect(self, queries: int | None, at_most: int | None = None) -> None:
         ends = (None if more is None else self.paid + more for more in (queries, at_most))
         self.forecast = Forecast(*ends)
+
+    def note(self, words: str) -> None:
+        if self.noting is not None:
+            self.noting(words)
 
     @property
     def paid(self) -> int:

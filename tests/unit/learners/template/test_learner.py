@@ -58,6 +58,19 @@ def test_templates_that_do_not_fit_the_box() -> None:
         FromTemplate("a name")
 
 
+def test_the_loss_is_told_while_it_falls() -> None:
+    told: list[str] = []
+    keyhole.recover(
+        randomise(Pooled(2), 0),
+        FromTemplate(Pooled(2)),
+        progress=lambda event: told.append(event.note),
+    )
+    levels = [float(note.split()[3]) for note in told if note]
+    assert all(note.endswith("roundings") for note in told if note)
+    assert max(levels) > 1e6
+    assert min(levels) < 100.0
+
+
 def test_a_budget_that_is_too_small() -> None:
     box = randomise(AttentionHeads(4, 2), 0)
     recovery = keyhole.recover(box, FromTemplate(AttentionHeads(4, 2)), budget=10, throw=False)
