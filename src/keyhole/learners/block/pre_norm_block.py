@@ -62,9 +62,9 @@ class AttentionOptions:
     per unknown. draws: random heads of which the best joins those found so far. steps: of its first
     fit. explained: what heads may leave of the answers, in units of their error.
     spare: answers and anchors beyond those that would just do.
-    share: of the numbers of an answer, that weights are read for at once, at most. seen: error that
-    a weight may have, and how large it is at least, for so many (`most_seen`) tokens of every
-    head.
+    share: of the numbers of an answer, that weights are read for at once, at most. told: error that
+    they may have then. seen: how large a weight and its complement are at least, for so many
+    (`most_seen`) tokens of every head.
     """
 
     context: int = 3
@@ -74,6 +74,7 @@ class AttentionOptions:
     explained: float = 30.0
     spare: int = 3
     share: float = 0.7
+    told: float = 0.006
     seen: float = 0.02
     most_seen: float = 0.7
 
@@ -329,7 +330,7 @@ def choose_context(
     doubt, most = frozen.anchor_size**-2, max(1, int(options.share * maps.shape[1] / len(maps)))
     for context in range(most, 1, -1):
         tokens = best_tokens(frozen, maps, anchor, context, 1.0, rng)
-        if doubt * float(np.linalg.cond(table_of(maps, tokens - anchor))) < options.seen:
+        if doubt * float(np.linalg.cond(table_of(maps, tokens - anchor))) < options.told:
             return context
     return 1
 
