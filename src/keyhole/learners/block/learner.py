@@ -248,8 +248,9 @@ def find_then_fit(
         try:
             starts, pairs = find()
             starts.sort(key=lambda start: misfit_of(start, pairs))
-            likely = starts if box.coarse else starts[:1]  # few digits tell after the fit only
-            refined = refine_best(likely, pairs, box.unit, rng)
+            if starts[0].attention is not None:
+                pairs = [*pairs, *ask_random(box, starts[0], rng)]
+            refined = refine_best(starts, pairs, box.unit, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
@@ -266,13 +267,17 @@ def find_then_fit(
 def refine_best(
     starts: Iterable[Block], pairs: Pairs, unit: float, rng: np.random.Generator
 ) -> Refined:
-    """The refined block that leaves the least of the answers."""
+    """The refined block of the first start, likeliest first, that leaves no more of the answers
+    than their rounding; without one, that which leaves the least."""
     found, reason = [], "nothing to start from"
     for start in starts:
         try:
             found.append(refine_start(start, pairs, unit, rng))
         except NotThisBlock as failed:
             reason = str(failed)
+            continue
+        if found[-1].level <= 1.0:
+            return found[-1]
     if not found:
         raise NotThisBlock(reason)
     return min(found, key=lambda one: one.level)

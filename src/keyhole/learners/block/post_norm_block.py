@@ -68,11 +68,12 @@ from keyhole.learners.block.scores import (
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
+from keyhole.measurement.evidence import Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
-from keyhole.oracles.noise import DETECTION
+from keyhole.oracles.noise import DETECTION, NoiseModel
 
 
 @dataclass(frozen=True)
@@ -366,13 +367,14 @@ class SphereAnswers:
         return float(found[-1])
 
 
-def is_smooth(sphere: SphereAnswers, rng: np.random.Generator, arcs: int = 20) -> bool:
+def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
     """Whether Φ curves otherwise than a norm does between kinks: five near points of a great circle
     then have directions outside of three dimensions by the cube of their distance, an eighth of it
     at half the distance. With kinks they are off by the distance itself, and not at all where an
     arc holds none."""
     p, back = len(sphere.whole), np.linalg.pinv(sphere.whole)
-    unit = sphere.box.unit
+    unit, chance = sphere.box.unit, 0.2  # that kinks on an arc look like that
+    arcs = Evidence(NoiseModel(unit)).enough(chance)
     step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
     turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
     found = []
@@ -386,9 +388,9 @@ def is_smooth(sphere: SphereAnswers, rng: np.random.Generator, arcs: int = 20) -
     wide, narrow = np.array(found).T
     shown = wide > DETECTION**2 * unit
     eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
-    smooth = shown.mean() > 0.5 and bool(eighth[shown].mean() > 0.5)
-    note_decision("the network is smooth", smooth, margin_of(float(eighth[shown].mean()), 0.5))
-    return smooth
+    share = float(np.mean(shown & eighth))
+    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
+    return share > 0.5
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
