@@ -26,9 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import eigh
+from scipy.linalg import cho_factor, cho_solve, eigh
 
-from keyhole.arrays import TINY, Array, Float
+from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.solver import NormalSystem, Problem, Stopping, descend
 from keyhole.learners.block.direction_fit import Directed, with_one
 from keyhole.learners.mlp import (
@@ -313,12 +313,16 @@ def join_network(
     affine = np.einsum("nqp,ne->nqpe", frames, x).reshape(*frames.shape[:2], -1)
     table = np.concatenate([inner, affine], axis=2).reshape(-1, unknowns)
     sizes = np.maximum(np.linalg.norm(table, axis=0), TINY)
-    gram = (table / sizes).T @ (table / sizes)
+    table /= sizes
+    gram, held = table.T @ table, len(rows)
+    # the affine part is eliminated once, whichever curves are taken
+    factor = cho_factor(gram[held:, held:] + UNIT_ROUNDOFF * unknowns * np.eye(unknowns - held))
+    taken_over = -cho_solve(factor, gram[held:, :held])
+    left = gram[:held, :held] + gram[:held, held:] @ taken_over
 
     def solve(taken: list[int]) -> tuple[float, Array]:
-        kept = np.append(np.array(taken, dtype=int), np.arange(len(rows), unknowns))
-        value, vector = eigh(gram[np.ix_(kept, kept)], subset_by_index=[0, 0])
-        return float(value[0]), vector[:, 0] / sizes[kept]
+        value, vector = eigh(left[np.ix_(taken, taken)], subset_by_index=[0, 0])
+        return float(value[0]), vector[:, 0]
 
     groups = [np.flatnonzero(which == j).tolist() for j in range(int(which.max()) + 1)]
     taken = [group[0] for group in groups]
@@ -326,7 +330,9 @@ def join_network(
         if len(group) > 1:
             trials = [[*taken[:j], one, *taken[j + 1 :]] for one in group]
             taken = min(trials, key=lambda trial: solve(trial)[0])
-    _, null = solve(taken)
+    share = solve(taken)[1]
+    null = np.concatenate([share, taken_over[:, taken] @ share])
+    null /= sizes[np.append(taken, np.arange(held, unknowns))]
     shares, flat_affine = np.split(null, [len(taken)])
     net = Directed(flat_affine.reshape(numbers, width), outer[:, taken] * shares, rows[taken], name)
     return net if np.sum(net(points) * seen) > 0 else turn_around(net)
