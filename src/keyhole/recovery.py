@@ -27,7 +27,7 @@ from keyhole.errors import (
     Unsupported,
     WrongFamily,
 )
-from keyhole.learners.base import Hypothesis, Learner
+from keyhole.learners.base import USELESS, Hypothesis, Learner
 from keyhole.learners.names import make_learner
 from keyhole.linalg.decisions import Tally, record_decisions
 from keyhole.measurement.limits import Within, tell_limits
@@ -371,8 +371,7 @@ class _Run:
         if example is not None:
             return Outcome.REJECTED, f"box and model differ on {example.reason}"
         loose = loosest(learned)
-        useless = 0.1  # standard errors beyond this fraction of a parameter block tell nothing
-        if loose > useless:
+        if loose > USELESS:
             return Outcome.ILL_CONDITIONED, (
                 f"the standard error of some parameter block is {loose:.0%} of the block itself"
             )

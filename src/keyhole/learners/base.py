@@ -14,6 +14,8 @@ from keyhole.errors import Counterexample, IllConditioned, InvalidArgument, Wron
 from keyhole.oracles.base import Oracle, Spec
 from keyhole.oracles.noise import NoiseModel
 
+USELESS = 0.1  # standard errors beyond this fraction of a parameter block tell nothing of it
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnostics:

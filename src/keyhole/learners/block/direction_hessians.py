@@ -349,6 +349,8 @@ def read_directions(ask: Ask, width: int, unit: float, rng: np.random.Generator)
     """Neurons of a network from the directions of its answers on the unit sphere of R^width, as
     many numbers; raises NotEnough."""
     steps = two_sided(unit)
+    if steps.blurred:
+        steps = steps.balanced(ask, np.linalg.qr(rng.standard_normal((width, width)))[0].T, unit)
     table, size, turns = grown_turns(ask, width, steps, rng)
     centre, gradient = np.array(table.centre), table.gradients(size)
     bent = bent_of(centre, gradient, table.hessians(size))

@@ -24,6 +24,7 @@ from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, InvalidArgument, NotIdentifiable, WrongFamily
 from keyhole.fitting.bootstrap import bootstrap_errors
 from keyhole.learners.base import (
+    USELESS,
     Diagnostics,
     Hypothesis,
     Inconclusive,
@@ -59,7 +60,6 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
 from keyhole.models.block import ORDERS, Block
 from keyhole.oracles.base import Oracle, Spec
-from keyhole.oracles.noise import REJECTION
 
 # of a norm at this place
 ATTENTION = {"pre": Family.PRE_NORM_ATTENTION, "post": Family.POST_NORM_ATTENTION}
@@ -529,7 +529,7 @@ def set_zeros(model: Block, errors: Block, zero: float = 12.0) -> tuple[Block, B
         if np.linalg.norm(parts[name]) <= zero * np.linalg.norm(doubts[name]):
             parts[name], doubts[name] = np.zeros_like(parts[name]), np.zeros_like(doubts[name])
     if "epsilons" in parts:  # one that no answer shows is none
-        unseen = parts["epsilons"] < REJECTION * doubts["epsilons"]
+        unseen = USELESS * parts["epsilons"] < doubts["epsilons"]
         for each in (parts, doubts):
             each["epsilons"] = np.where(unseen, 0.0, each["epsilons"])
     return Block.from_arrays(parts), Block.from_arrays(doubts)
