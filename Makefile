@@ -71,7 +71,7 @@ browser:
 MEASURED := single_head low_rank multi_head relu_network labels vocabulary noise examples auto \
 	verifier engines http_overhead regression block deployed mlp language_model_server tokens \
 	trained_block stack layers mlp_figures journal forecast language_model_verify papers watch doctor \
-	history two_boxes calibration templates library_attention
+	history two_boxes calibration templates library_attention map
 
 bench: $(READY)
 	$(BIN)/keyhole bench all --out docs/results

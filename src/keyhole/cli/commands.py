@@ -263,6 +263,7 @@ def check_family(oracle: Any, seed: int) -> dict[str, Any]:
     from keyhole.arrays import random_stream
     from keyhole.errors import KeyholeError
     from keyhole.learners.auto import judge_family
+    from keyhole.measured import look_up
     from keyhole.measurement.family import examine_family
     from keyhole.oracles.wrappers.count import QueryCounter
     from keyhole.oracles.wrappers.validate import Validator
@@ -277,8 +278,10 @@ def check_family(oracle: Any, seed: int) -> dict[str, Any]:
         return {"family": None, "recover": f"no: {error}"}
     family, refusal = judge_family(counter, facts, rng)
     verdict = f"will try: {family}" if family else f"no: {refusal}"
-    found = " ".join(facts.sentences)
-    return {"family": family or None, "found": found, "recover": verdict, "asked": counter.paid}
+    found = {"family": family or None, "found": " ".join(facts.sentences), "recover": verdict}
+    if family and (places := look_up(family, facts.noise.format, oracle.spec.width)):
+        found["measured"] = "; ".join(places)
+    return found | {"asked": counter.paid}
 
 
 app.command(
