@@ -137,4 +137,4 @@ class ProductSystem:
         size = np.sqrt(_square(self.residual)) + TINY
         right = (-self.residual / size).astype(np.float32)
         found = solve_cgls(self.at, right, self.ending, damping)
-        return Step(size * self.unscale(found.z), size**2 * (1.0 - found.left))
+        return Step(size * self.unscale(found.z), float(size**2 * (1.0 - found.left)))

@@ -188,7 +188,7 @@ def _has_settled(costs: list[float], found: float, predicted: float, tolerance: 
     decrease, little = costs[-1] - found, tolerance * costs[-1]
     # Near a residual of zero rounding makes the model promise what no step keeps.
     rounding = costs[-1] <= UNIT_ROUNDOFF * costs[0] and not decrease > 0.5 * predicted
-    return rounding or predicted <= little or 0.0 < decrease <= little
+    return bool(rounding or predicted <= little or 0.0 < decrease <= little)
 
 
 # -- Linear problems ---------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class Keys:
 
 
 def factor_score(
-    table: Float[Array, "n k+1"], keys: Float[Array, "n k"], sure: Float[Array, " n"]
+    table: Float[Array, "n e"], keys: Float[Array, "n k"], sure: Float[Array, " n"]
 ) -> tuple[Array, Array, Array]:
     """Of keys that are linear in the rows of a table, whose last entries are one."""
     weight = (sure / sure.max())[:, None]
