@@ -367,7 +367,7 @@ def ask_single_tokens(
     # noise does not scale with the answer, other tokens grow in its stead
     reach = 1.0 if bias else 1e-6 if ask.additive else 1e-4
     rank = None if prior.rank is None else min(prior.rank + bias, ask.width)  # [W | c] has one more
-    nowhere, mix = np.zeros(ask.width), np.ones(1)
+    nowhere, mix = np.zeros(ask.width), np.ones(total.shape[1])
     return ScalarProblem(
         ask, total, frame, centred, prior.heads, rank, bias, reach, nowhere, mix
     ), offset

@@ -221,7 +221,7 @@ class Linear:
 
     layer: PlacedLayer
     every: tuple[Seen, ...]
-    weights: tuple[Float[Array, "n 1"], ...]  # one over the standard errors of the answers
+    weights: tuple[Float[Array, "_ 1"], ...]  # one over the standard errors of the answers
 
     @classmethod
     def of(cls, layer: PlacedLayer, every: Sequence[Seen]) -> "Linear":
