@@ -159,7 +159,7 @@ class _Answers:
         counts = np.ceil(each).astype(int)
         return [
             self._ask(size, count, length, "template")
-            for count, length in zip(counts, self.lengths, strict=True)
+            for count, length in zip(counts.tolist(), self.lengths, strict=True)
         ]
 
     def ask_fresh(self) -> list[Answered]:
