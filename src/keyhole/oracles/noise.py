@@ -24,6 +24,9 @@ DETECTION = 5.0
 # Standard deviations from which an answer contradicts a hypothesis (1e-15): a run compares many
 # answers, and an honest box must not be rejected in any of a million runs.
 REJECTION = 8.0
+# Standard deviations that one of some dozens of fresh answers may be off in a verdict (2e-9 each):
+# every one more makes a verdict of few answers say less.
+VERDICT = 6.0
 # Relative standard error of a parameter that is good enough: where answers allow it, nothing is
 # asked again for more, and where they do not, more is asked.
 ACCURACY = 1e-8
@@ -104,9 +107,9 @@ class NoiseModel:
 
     @property
     def bound(self) -> float:
-        """How far an answer may be off, whatever its size: REJECTION standard deviations of the
+        """How far an answer may be off, whatever its size: VERDICT standard deviations of the
         noise, half a rounding step, and the tolerance."""
-        return REJECTION * self.additive + 0.5 * self.step + self.tolerance
+        return VERDICT * self.additive + 0.5 * self.step + self.tolerance
 
     def sigma(self, scale: Array | float) -> Array:
         """Standard deviation of an answer whose terms are of this size."""

@@ -41,7 +41,7 @@ from keyhole.oracles.language_model.interface import Interface
 from keyhole.oracles.language_model.open import open_language_model
 from keyhole.oracles.language_model.questions import UNTOLD, Replies, pack
 from keyhole.oracles.language_model.restricted import Reader
-from keyhole.oracles.noise import DETECTION, FORMATS, REJECTION, ROUNDINGS
+from keyhole.oracles.noise import DETECTION, FORMATS, REJECTION, ROUNDINGS, VERDICT
 from keyhole.oracles.queries import VERIFICATION, QueryBatch
 from keyhole.oracles.torch import is_module
 from keyhole.results import Verdict
@@ -490,7 +490,7 @@ def compare_language_models(
     numbers = spoken.logprobs[spoken.tokens >= 0]
     if numbers.size:
         allowed += 0.5 * decimal_step(numbers)
-        allowed += REJECTION * measure_server_noise(speaker, prompts[0], spoken)
+        allowed += VERDICT * measure_server_noise(speaker, prompts[0], spoken)
     deviations, wrong = judge_spoken(spoken, errors, expected, allowed)
     found = SpokenCompared(
         tuple(prompts),

@@ -5,7 +5,7 @@ from boxes import in_float32
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import replace_parameters
 from keyhole.models.random import attention
-from keyhole.oracles.noise import REJECTION, NoiseModel
+from keyhole.oracles.noise import VERDICT, NoiseModel
 from keyhole.verification.tolerance import OLD, Case, allow, judge, rate_changes, tell_noticed
 
 MODEL = attention(np.random.default_rng(0), 6, bias=True)
@@ -25,7 +25,7 @@ def test_rounding_is_covered_but_little_more() -> None:
 
 def test_noise_and_steps_add_up() -> None:
     bare = allowed()
-    np.testing.assert_allclose(allowed(additive=0.5) - bare, 0.5 * REJECTION, atol=1e-9)
+    np.testing.assert_allclose(allowed(additive=0.5) - bare, 0.5 * VERDICT, atol=1e-9)
     np.testing.assert_allclose(allowed(step=0.5) - bare, 0.25, atol=1e-9)
 
 

@@ -249,7 +249,7 @@ def shows_rank(calibration: Calibration, column: int) -> bool:
     """Whether looking for the rank may save queries: not where one query shows a whole column, and
     few digits do not show a rank."""
     noise = calibration.linear.noise
-    return column > 1 and noise.relative <= RANK_SHOWN and not noise.error_floor
+    return bool(column > 1 and noise.relative <= RANK_SHOWN and not noise.error_floor)
 
 
 def assemble_head(calibration: Calibration, score: Score) -> Hypothesis:
