@@ -7,7 +7,8 @@
 Each run is a process of its own, with nothing given; one that takes more seconds of CPU is stopped
 and counts as not ended. Runs replace those of the same layer, format, width and seed in
 src/keyhole/measured.json; --page writes the table of docs/results/map.md from that file, and runs
-nothing. Errors are those of 60 fresh sequences of six tokens, over the spread of the answers.
+nothing. Errors are those of 60 fresh sequences, of six tokens or, where places matter, of 4 to 64,
+over the spread of the answers.
 """
 
 import argparse
@@ -23,9 +24,12 @@ import torch
 
 import keyhole
 from keyhole.measured import Run, gather, read_runs, write_runs
-from library_blocks import LAYERS, make_block
+from library_attention import LAYERS as IN_PLACE
+from library_attention import PLACES, make_layer
+from library_blocks import LAYERS, LastToken, heads_of, make_block
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "map.md"
+ATTENTION = {f"attention of {name}": name for name in IN_PLACE}  # called with its own positions
 MARK = "<!-- table -->\n"
 NOT_ENDED = "not ended"
 
@@ -34,17 +38,23 @@ def recover_layer(
     layer: str, number_format: str, width: int, seed: int, initial: bool, answer: Connection
 ) -> None:
     torch.set_num_threads(1)
-    block = make_block(layer, width, seed, initial)
+    block, lengths, longest = make_box(layer, width, seed, initial)
     kind = getattr(torch, number_format)
     exact, served = copy.deepcopy(block).to(kind).double(), copy.deepcopy(block).to(kind)
     start = time.process_time()
-    end = keyhole.recover(keyhole.open_oracle(served, width=width), seed=seed, throw=False)
+    box = keyhole.open_oracle(served, width=width, max_length=longest)
+    end = keyhole.recover(box, seed=seed, throw=False)
     seconds = time.process_time() - start
-    fresh = torch.as_tensor(np.random.default_rng(seed + 10**6).standard_normal((60, 6, width)))
-    fresh = fresh.to(kind)
-    with torch.no_grad():
-        truth, told = exact(fresh.double()).numpy(), served(fresh).double().numpy()
-    off = None if end.model is None else end.model(fresh.double().numpy()) - truth
+    rng = np.random.default_rng(seed + 10**6)
+    truth, told, off = [], [], []
+    for length in lengths:
+        fresh = rng.standard_normal((60 // len(lengths), length, width))
+        fresh = torch.as_tensor(fresh).to(kind)
+        with torch.no_grad():
+            truth.append(exact(fresh.double()).numpy())
+            told.append(served(fresh).double().numpy() - truth[-1])
+        if end.model is not None:
+            off.append(end.model(fresh.double().numpy()) - truth[-1])
     floor = end.ledger.floor
     answer.send(
         Run(
@@ -54,8 +64,8 @@ def recover_layer(
             width=width,
             seed=seed,
             outcome=end.outcome.name,
-            error=None if off is None else spread_share(off, truth),
-            rounding=spread_share(told - truth, truth),
+            error=spread_share(off, truth) if off else None,
+            rounding=spread_share(told, truth),
             queries=end.ledger.paid,
             floors=end.ledger.paid / floor if floor else None,
             seconds=round(seconds, 1),
@@ -64,13 +74,28 @@ def recover_layer(
     )
 
 
+def make_box(
+    layer: str, width: int, seed: int, initial: bool
+) -> tuple[torch.nn.Module, list[int], int | None]:
+    """The layer in float64, the lengths at which it is compared, and the longest it takes."""
+    if layer not in ATTENTION:
+        return make_block(layer, width, seed, initial), [6], None
+    name = ATTENTION[layer]
+    longest = PLACES if "places" in name else None
+    lengths = np.geomspace(4, longest or 64, 6).astype(int).tolist()
+    made = make_layer(name, seed, width, heads_of(width), initial)
+    return LastToken(made).double(), lengths, longest
+
+
 def name_of(layer: str, initial: bool) -> str:
     return f"{layer}, as initialised" if initial else layer
 
 
-def spread_share(off: np.ndarray, truth: np.ndarray) -> float:
-    spread = np.sqrt(np.mean((truth - truth.mean(axis=0)) ** 2))
-    return float(np.sqrt(np.mean(off**2)) / spread)
+def spread_share(off: list[np.ndarray], truth: list[np.ndarray]) -> float:
+    """Root mean square of errors over the spread of the answers."""
+    answers, errors = np.concatenate(truth), np.concatenate(off)
+    spread = np.sqrt(np.mean((answers - answers.mean(axis=0)) ** 2))
+    return float(np.sqrt(np.mean(errors**2)) / spread)
 
 
 def run_apart(
@@ -120,7 +145,7 @@ def write_page() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layer", nargs="*", choices=LAYERS, default=list(LAYERS))
+    parser.add_argument("--layer", nargs="*", choices=[*LAYERS, *ATTENTION], default=list(LAYERS))
     parser.add_argument("--format", nargs="*", default=["float32"])
     parser.add_argument("--width", nargs="*", type=int, default=[16, 32, 64])
     parser.add_argument("--seeds", type=int, default=1)

@@ -2,7 +2,7 @@
 
 `benchmarks/map.py` recovers layers as libraries make them, with nothing given, and writes one line
 a run to measured.json beside this file. The page "what can be recovered today" is a table of it,
-and `keyhole check` looks up the place of a box.
+`keyhole check` looks up the place of a box, and `keyhole plan` takes its forecast from here.
 """
 
 import json
@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 FILE = Path(__file__).with_name("measured.json")
 
@@ -102,6 +104,61 @@ def gather(runs: Sequence[Run]) -> Cell:
         seconds=median(run.seconds for run in runs),
         gigabytes=max(run.gigabytes for run in runs),
     )
+
+
+@dataclass(frozen=True)
+class Price:
+    """What recovering a box will take, by what others like it took.
+
+    Args:
+        queries: To learn and to verify, as expected.
+        most_queries: At most, by the dearest of the layers that are like it.
+        seconds: CPU seconds of one core, as expected.
+        most_seconds: At most, likewise.
+    """
+
+    queries: int
+    most_queries: int
+    seconds: float
+    most_seconds: float
+
+
+def forecast(
+    family: str, number_format: str, width: int, runs: Sequence[Run] | None = None
+) -> Price | None:
+    """The price of a box: in the middle of the layers of its family that were recovered in its
+    number format, each between the widths at which it was, in logarithms. Up to twice beyond the
+    last of them queries grow with the width and time with its cube, as products of all answers
+    with all unknowns do. None where nothing like the box was recovered.
+
+    Args:
+        family: As `keyhole.measurement.families` names it.
+        number_format: Of the answers.
+        width: Numbers in a token.
+        runs: Those of measured.json, if not given.
+    """
+    alike = [
+        run
+        for run in (read_runs() if runs is None else runs)
+        if (run.family, run.format, run.outcome) == (family, number_format, "RECOVERED")
+    ]
+    queries: list[float] = []
+    seconds: list[float] = []
+    for layer in dict.fromkeys(run.layer for run in alike):
+        of_layer = [run for run in alike if run.layer == layer]
+        widths = sorted({run.width for run in of_layer})
+        inside = min(max(width, widths[0]), widths[-1])
+        beyond = width / inside
+        if not 0.5 <= beyond <= 2.0:
+            continue
+        for figures, name, power in ((queries, "queries", 1), (seconds, "seconds", 3)):
+            usual = [median(getattr(r, name) for r in of_layer if r.width == w) for w in widths]
+            between = np.interp(np.log(inside), np.log(widths), np.log(usual))
+            figures.append(float(np.exp(between)) * beyond**power)
+    if not queries:
+        return None
+    asked = round(median(queries)), round(max(queries))
+    return Price(*asked, round(median(seconds), 1), round(max(seconds), 1))
 
 
 def look_up(family: str, number_format: str, width: int) -> list[str]:

@@ -1,8 +1,9 @@
 """plan(): what a recovery will cost, before paying for it: queries, time, expected error.
 
-Queries come from the learners' own forecasts. Time is the box's: its speed is measured with a
-few queries. The expected error is rehearsed, not derived: the learner recovers a random model of
-its family, of a small width, behind answers as exact as those of the box.
+Queries come from the learners' own forecasts; of layers that `benchmarks/map.py` recovered, from
+what that took, and so does the time of computing. The box's time follows from its speed, which is
+measured with a few queries. The expected error is rehearsed, not derived: the learner recovers a
+random model of its family, of a small width, behind answers as exact as those of the box.
 """
 
 import math
@@ -26,6 +27,7 @@ from keyhole.learners.multi_head.learner import MultiHead
 from keyhole.learners.positions import Positions
 from keyhole.learners.single_head import LowRank, SingleHead
 from keyhole.learners.transformer.learner import Transformer
+from keyhole.measured import Price, forecast
 from keyhole.measurement.families import Family, Kind
 from keyhole.measurement.family import Facts, examine_family
 from keyhole.measurement.limits import Within
@@ -94,9 +96,10 @@ class CostEstimate:
     assumes: str
     queries: int | None  # None: depends on what is not known
     depends: str  # what would tell
-    seconds: float | None
+    seconds: float | None  # of the box
     error: float | None  # relative, of the rehearsal
     rehearsal: str  # how the rehearsal ended
+    measured: Price | None = None  # what boxes like it took, computing included
 
 
 def survey(box: Any, seed: int = 0) -> Survey:
@@ -277,6 +280,11 @@ def plan(
         if target.kind and target.kind not in candidate.kinds:
             continue
         queries = (candidate.forecast or candidate.learner.expected_queries)(spec)
+        price = None
+        if target.family is not None:
+            price = forecast(target.family, target.format, spec.width)
+        if queries is None and price is not None:
+            queries = price.queries
         error, ending = None, "not rehearsed"
         if rehearse:
             error, ending = _rehearse(name, size, target, seed)
@@ -289,6 +297,7 @@ def plan(
                 None if queries is None else target.seconds(queries),
                 error,
                 ending,
+                price,
             )
         )
     return found

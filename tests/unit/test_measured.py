@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from keyhole.measured import Run, gather, look_up, read_runs, write_runs
+import pytest
+
+from keyhole.measured import Run, forecast, gather, look_up, read_runs, write_runs
 from keyhole.measurement.families import Family
 from keyhole.oracles.noise import FORMATS
 
@@ -36,3 +38,32 @@ def test_a_place_is_that_of_the_nearest_width():
     places = look_up(Family.PRE_NORM_BLOCK, "float32", 30)
     assert any("width 32" in place for place in places)
     assert look_up(Family.PRE_NORM_BLOCK, "no format", 30) == []
+
+
+def test_a_price_lies_between_those_of_the_widths_around_it():
+    wide = replace(RUN, width=64, queries=3600, seconds=48.0)
+    dear = replace(RUN, layer="another", width=32, queries=3600, seconds=24.0)
+    runs = [RUN, wide, dear, replace(RUN, layer="a third", outcome="ILL_CONDITIONED", queries=1)]
+    price = forecast(RUN.family, RUN.format, 32, runs)
+    assert price is not None
+    assert price.queries == pytest.approx((1800 + 3600) / 2)
+    assert price.seconds == pytest.approx((12.0 + 24.0) / 2)
+    assert (price.most_queries, price.most_seconds) == (3600, 24.0)
+
+
+def test_a_price_is_told_up_to_twice_beyond_what_was_measured():
+    price = forecast(RUN.family, RUN.format, 32, [RUN])
+    assert price is not None
+    assert (price.queries, price.seconds) == (1800, 24.0)
+    assert forecast(RUN.family, RUN.format, 40, [RUN]) is None
+    assert forecast(RUN.family, "float64", 16, [RUN]) is None
+
+
+def test_a_price_is_within_a_factor_of_two_of_the_median_of_what_was_measured():
+    recovered = [run for run in read_runs() if run.outcome == "RECOVERED"]
+    assert recovered
+    for run in recovered:
+        price = forecast(run.family, run.format, run.width)
+        assert price is not None
+        assert run.queries <= 2 * price.most_queries
+        assert run.seconds <= 2 * price.most_seconds

@@ -82,6 +82,14 @@ def test_only_learners_that_come_into_question(box: object, kind: str, learners:
     assert [e.learner for e in plan(known, rehearse=False)] == learners
 
 
+def test_a_block_in_single_precision_has_a_measured_price() -> None:
+    box = block(np.random.default_rng(1), 16, heads=2, neurons=64).astype(np.float32)
+    (found,) = plan(survey(keyhole.open_oracle(box, width=16)))
+    assert found.measured is not None
+    assert found.queries == found.measured.queries
+    assert found.measured.seconds <= found.measured.most_seconds
+
+
 def test_the_survey_counts_its_queries() -> None:
     box = CountingBox(HEAD, 6)
     assert survey(keyhole.open_oracle(box)).asked == box.seen

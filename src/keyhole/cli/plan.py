@@ -9,6 +9,7 @@ from keyhole.cli.options import Heads, Json, Neurons, Rank, Seed
 from keyhole.cli.target import Box, asks_a_box
 
 if TYPE_CHECKING:
+    from keyhole.measured import Price
     from keyhole.planning import CostEstimate, Survey
 SHORT = 24  # letters of an outcome; what is longer is a sentence and goes below the table
 
@@ -28,7 +29,7 @@ def plan(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What recovery will cost: queries, time and expected error, for each learner.
+    """What recovery will cost: queries, time, computing and expected error, for each learner.
 
     TARGET is asked some forty queries; without it, --width alone tells the queries."""
     from keyhole.errors import InvalidArgument
@@ -56,6 +57,7 @@ def plan(
     refusals = dict.fromkeys(line.rehearsal for line in found if len(line.rehearsal) >= SHORT)
     for sentence in (
         *(f"¹ {text}." for text in refusals),
+        *(f"{line.learner}: {dearest(line.measured)}" for line in found if line.measured),
         *sentences(
             known,
             any(line.error is not None for line in found),
@@ -66,6 +68,8 @@ def plan(
 
 
 def record(known: "Survey", found: "list[CostEstimate]") -> dict[str, Any]:
+    from dataclasses import asdict
+
     from keyhole.results import plain
 
     return {
@@ -77,7 +81,7 @@ def record(known: "Survey", found: "list[CostEstimate]") -> dict[str, Any]:
         "seconds_per_call": known.latency,
         "seconds_per_query": known.each,
         "asked": known.asked,
-        "learners": [plain(vars(line)) for line in found],
+        "learners": [plain(asdict(line)) for line in found],
     }
 
 
@@ -87,7 +91,7 @@ def table(found: "list[CostEstimate]") -> Any:
     grid = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("learner", "assumes"):
         grid.add_column(name)
-    for name in ("queries", "time", "expected error"):
+    for name in ("queries", "the box's time", "computing", "expected error"):
         grid.add_column(name, justify="right")
     for line in found:
         grid.add_row(
@@ -95,9 +99,14 @@ def table(found: "list[CostEstimate]") -> Any:
             line.assumes,
             line.depends if line.queries is None else f"{line.queries:,}",
             duration(line.seconds),
+            computing(line),
             expected(line),
         )
     return grid
+
+
+def computing(line: "CostEstimate") -> str:
+    return "not measured" if line.measured is None else duration(line.measured.seconds)
 
 
 def expected(line: "CostEstimate") -> str:
@@ -115,6 +124,14 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.0f} s"
+
+
+def dearest(price: "Price") -> str:
+    """How far boxes of one family are apart."""
+    return (
+        f"layers of this family, format and width took up to {price.most_queries:,} queries and "
+        f"{duration(price.most_seconds)} of computing on one core (docs/results/map.md)."
+    )
 
 
 def sentences(known: "Survey", rehearsed: bool, unknown: dict[str, str]) -> list[str]:
