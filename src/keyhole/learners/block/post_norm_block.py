@@ -30,8 +30,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from keyhole.arrays import TINY, Array, Float, random_stream
-from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.arrays import Array, Float, random_stream
+from keyhole.learners.block.arcs import bends_smoothly
+from keyhole.learners.block.box import NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
     Data,
@@ -66,14 +67,15 @@ from keyhole.learners.block.scores import (
     usual_level,
 )
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
-from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
-from keyhole.measurement.evidence import Evidence
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
-from keyhole.oracles.noise import DETECTION, NoiseModel
+
+KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
+TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,9 @@ class Chosen:
     heading: Float[Array, " d"]
 
 
-def difference_step(box: Box) -> float:
+def difference_step(box: Asker) -> float:
     """Of first differences one way: rounding and curvature are alike."""
-    return float(box.unit**0.5)
+    return float(box.error**0.5)
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,19 @@ class Differences:
     doubt: float
 
     @classmethod
-    def rough(cls, box: Box) -> "Differences":
-        """One way, unless the answers have few digits."""
-        if box.coarse:
-            return cls.fine(box)
-        return cls(difference_step(box), (1.0,), difference_step(box))
+    def rough(cls, box: Asker) -> "Differences":
+        """One way, where that tells the patterns of tokens apart."""
+        one_way = cls(difference_step(box), (1.0,), difference_step(box))
+        return one_way if one_way.doubt < TELLING else cls.fine(box)
 
     @classmethod
-    def fine(cls, box: Box) -> "Differences":
+    def fine(cls, box: Asker) -> "Differences":
         """Both ways, so that only a third derivative spoils them."""
-        step = float(box.unit ** (1.0 / 3.0))
+        step = float(box.error ** (1.0 / 3.0))
         return cls(step, (1.0, -1.0), step**2)
 
 
-def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
+def select_tokens(box: Asker, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
     size, differences = huge_size(box), Differences.rough(box)
     step, doubt = differences.step, differences.doubt
@@ -143,7 +144,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
     heading = unit_rows(rng, 1, box.width)[0]
     anchor = np.mean(options.anchors) * size * heading
     sequence = np.concatenate([tokens, anchor[None]])
-    base = box.ask(sequence[None], "selected tokens")[0]
+    base = box(sequence[None], "selected tokens")[0]
     move = step * size * unit_rows(rng, 1, box.width)[0]
     patterns, responses = np.zeros((0, count)), np.zeros((0, box.width))
     number = options.patterns
@@ -153,7 +154,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
         for way in differences.ways:
             asked = np.repeat(sequence[None], len(fresh), axis=0)
             asked[:, :-1] += way * fresh[:, :, None] * move
-            moved.append(box.ask(asked, "selected tokens"))
+            moved.append(box(asked, "selected tokens"))
         seen = (moved[0] - (moved[1] if len(moved) > 1 else base)) / (len(moved) * step)
         patterns, responses = np.concatenate([patterns, fresh]), np.concatenate([responses, seen])
         axes, values, _ = np.linalg.svd(responses, full_matrices=False)
@@ -168,8 +169,8 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
     (used,) = np.nonzero(off < 1e3 * doubt * np.linalg.norm(patterns, axis=0))
     if not heads or len(used) != heads:
         return None
-    alone = box.ask(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
-    if np.abs(alone - base).max() > 1e4 * box.unit * np.abs(base).max():
+    alone = box(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
+    if np.abs(alone - base).max() > 1e4 * box.error * np.abs(base).max():
         return None
     return Chosen(tokens[used], heading)
 
@@ -178,7 +179,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
 
 
 def find_maps(
-    box: Box, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
+    box: Asker, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
 ) -> Float[Array, "h p d"] | None:
     """M_h in the norm's plane; None where a head takes the anchor or jumps."""
     size, differences = huge_size(box), Differences.fine(box)
@@ -195,7 +196,7 @@ def find_maps(
         sequence = box.representable(sequence)
         ahead = [way * differences.step * size * moves for way in differences.ways]
         asked = sequence + np.concatenate(ahead)
-        after, before = np.split(box.ask(box.representable(asked), "value maps"), 2)
+        after, before = np.split(box(box.representable(asked), "value maps"), 2)
         slopes = (after - before) / (2.0 * differences.step)
         beside.append(slopes[: along.shape[1]].T)
         moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
@@ -211,7 +212,7 @@ def find_maps(
     rest = np.einsum("ap,hpd->had", table, maps) - right
     if np.linalg.norm(rest) > 1e4 * differences.doubt * np.linalg.norm(right):
         return None
-    return cut_maps(maps, 1e2 * differences.doubt) if box.coarse else maps
+    return cut_maps(maps, 1e2 * differences.doubt)
 
 
 def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]:
@@ -222,7 +223,7 @@ def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]
 
 
 def find_values(
-    box: Box, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
+    box: Asker, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
 ) -> Float[Array, "h p d"]:
     """M_h of all heads. Two heads on one token look like one whose rank is the sum of theirs: as
     long as ranks differ, draws that show more heads are looked for."""
@@ -257,7 +258,7 @@ class SphereAnswers:
     """Huge single tokens, the ν that they have, and the answers; and the second norm as far as
     it is known. More tokens are asked as they are needed."""
 
-    box: Box
+    box: Asker
     whole: Float[Array, "p d"]
     rng: np.random.Generator
     points: Float[Array, "n p"]
@@ -268,7 +269,7 @@ class SphereAnswers:
 
     @classmethod
     def begin(
-        cls, box: Box, whole: Float[Array, "p d"], rng: np.random.Generator
+        cls, box: Asker, whole: Float[Array, "p d"], rng: np.random.Generator
     ) -> "SphereAnswers":
         p, d = whole.shape
         kind = "layer" if p < d else "rms"
@@ -290,11 +291,11 @@ class SphereAnswers:
     def ask(self, wanted: Float[Array, "n p"]) -> tuple[Array, Array, Array]:
         """Points of the sphere along these, huge single tokens that have them, and answers."""
         d = self.whole.shape[1]
-        size = self.box.unit ** (-5.0 / 8.0)  # beside which the offset vanishes
+        size = self.box.error ** (-5.0 / 8.0)  # beside which the offset vanishes
         tokens = self.box.representable(size * wanted @ np.linalg.pinv(self.whole).T)
         points = tokens @ self.whole.T
         points *= np.sqrt(d) / lengths(points)
-        return points, tokens, self.box.ask(tokens[:, None], "network")
+        return points, tokens, self.box(tokens[:, None], "network")
 
     def add(self, wanted: Float[Array, "n p"]) -> None:
         if not len(wanted):
@@ -336,7 +337,7 @@ class SphereAnswers:
             seen = self.normalised(self.ask(path)[2])
             middle = seen.mean(axis=0)
             _, sizes, axes = np.linalg.svd(seen - middle, full_matrices=False)
-            if sizes[3] > 1e2 * self.box.unit * np.sqrt(d):
+            if sizes[3] > 1e2 * self.box.error * np.sqrt(d):
                 width *= 0.75  # a kink lies on it
                 continue
             across = sizes[2] * (np.eye(p) - axes[:3].T @ axes[:3])
@@ -351,7 +352,7 @@ class SphereAnswers:
         bias = norm.bias + norm.gain * (norm.plane @ centre)
         self.norm = Norm(norm.gain, bias, norm.epsilon, norm.kind)
         weakest = np.linalg.svd(table, compute_uv=False)[-1]
-        return float(10.0 * self.box.unit * np.sqrt(d) / weakest)
+        return float(10.0 * self.box.error * np.sqrt(d) / weakest)
 
     def correct_norm(self, known: Directed) -> float:
         """Gain and bias where epsilon bends the ellipsoid: |n|^2 / d = 1 + a + c.n - epsilon / v,
@@ -368,29 +369,18 @@ class SphereAnswers:
 
 
 def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
-    """Whether Φ curves otherwise than a norm does between kinks: five near points of a great circle
-    then have directions outside of three dimensions by the cube of their distance, an eighth of it
-    at half the distance. With kinks they are off by the distance itself, and not at all where an
-    arc holds none."""
-    p, back = len(sphere.whole), np.linalg.pinv(sphere.whole)
-    unit, chance = sphere.box.unit, 0.2  # that kinks on an arc look like that
-    arcs = Evidence(NoiseModel(unit)).enough(chance)
-    step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
-    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
-    found = []
-    for _ in range(arcs):
-        first, second = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        path = np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second)
-        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * path @ back.T)
-        seen = sphere.directions(sphere.box.ask(tokens[:, None], "network"))
-        found.append([np.linalg.svd(seen[some], compute_uv=False)[3]
-                      for some in ([0, 1, 3, 5, 6], [1, 2, 3, 4, 5])])  # fmt: skip
-    wide, narrow = np.array(found).T
-    shown = wide > DETECTION**2 * unit
-    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
-    share = float(np.mean(shown & eighth))
-    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
-    return share > 0.5
+    """Whether Φ curves otherwise than a norm does between kinks: near points of a great circle then
+    have directions outside of three dimensions."""
+    back, unit = np.linalg.pinv(sphere.whole), sphere.box.error
+
+    def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
+        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * points @ back.T)
+        return sphere.directions(sphere.box(tokens[:, None], "network"))
+
+    def off_space(seen: Float[Array, "5 p"], _: Float[Array, " 5"]) -> float:
+        return float(np.linalg.svd(seen, compute_uv=False)[3])
+
+    return bends_smoothly(ask, off_space, len(sphere.whole), unit, rng)
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
@@ -401,7 +391,7 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(points)[2])
 
-    box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.unit, lengths=False, bend=off)
+    box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.error, lengths=False, bend=off)
 
     def draw(count: int) -> Pool:
         sphere.grow(count)
@@ -436,7 +426,7 @@ def fit_relus(sphere: SphereAnswers, rng: np.random.Generator, most: int = 2500)
         if rest < rough:
             net, _ = prune_neurons(net, data, rough)
             sphere.grow_beside(net)
-            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
+            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.error)
             if rest < doubt:
                 return net
         neurons = int(1.6 * neurons)
@@ -456,7 +446,7 @@ def find_smooth(
 
     rest = np.inf
     for _ in range(3):  # a neuron whose curve is misread spoils the fit: other places
-        sketch = read_directions(ask, p, sphere.box.unit, rng)
+        sketch = read_directions(ask, p, sphere.box.error, rng)
         sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
         fits = []
         for name in likely_activations(sketch, activations):
@@ -603,7 +593,7 @@ class Behind:
 
 
 def find_offset(
-    box: Box, behind: Behind, whole: Float[Array, "p d"], rng: np.random.Generator
+    box: Asker, behind: Behind, whole: Float[Array, "p d"], rng: np.random.Generator
 ) -> tuple[Float[Array, " p"], list[tuple[Array, Array]]]:
     """The offset of the attention from single tokens of two sizes, and these with answers."""
     p, d = whole.shape
@@ -611,11 +601,11 @@ def find_offset(
     found, pairs = np.zeros(p), []
     for size in (30.0, 3.0):
         tokens = box.representable(size * unit_rows(rng, 5, d))
-        answers = box.ask(tokens[:, None], "offset")
+        answers = box(tokens[:, None], "offset")
         pairs.append((tokens[:, None], answers))
         start = tokens @ whole.T + found
         point, rest = behind.read(answers, start, np.full(len(tokens), radius))
-        good = rest < max(1e-3, 1e2 * box.unit**0.5)
+        good = rest < max(1e-3, 1e2 * box.error**0.5)
         if good.sum() < 2:
             raise Unclear("no point of the sphere explains the answer to a single token")
         n = point[good] / radius
@@ -629,7 +619,7 @@ def find_offset(
 
 
 def find_epsilon(
-    box: Box, whole: Float[Array, "p d"], offset: Float[Array, " p"],
+    box: Asker, whole: Float[Array, "p d"], offset: Float[Array, " p"],
     build: Callable[[float], Block], rng: np.random.Generator,
 ) -> tuple[float, tuple[Array, Array]]:  # fmt: skip
     """From tokens whose z has root mean squares from 0.1 to 1e-4: the epsilon that explains the
@@ -640,7 +630,7 @@ def find_epsilon(
     z = rng.standard_normal((len(sizes), len(whole)))
     z *= np.sqrt(d) * sizes[:, None] / lengths(z)
     tokens = box.representable((z - offset) @ back.T)[:, None]
-    answers = box.ask(tokens, "epsilon")
+    answers = box(tokens, "epsilon")
 
     def misfit(power: float) -> float:
         return float(np.sum((build(10.0**power)(tokens) - answers) ** 2))
@@ -743,7 +733,7 @@ class BlockWeights:
 
 
 def ask_sequences(
-    box: Box, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
+    box: Asker, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
     and so many weights for each unknown of the scores. Strong scores want small tokens, so that no
@@ -759,27 +749,27 @@ def ask_sequences(
     found = []
     for length, share in shapes:
         tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
-        found.append((tokens, box.ask(tokens, "refinement")))
+        found.append((tokens, box(tokens, "refinement")))
     return found
 
 
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def bends(box: Box, rng: np.random.Generator) -> bool:
+def bends(box: Asker, rng: np.random.Generator) -> bool:
     """Whether there is a network behind the attention: without one, huge tokens x and -x have
     answers whose sum is the same for all x."""
-    tokens = box.unit ** (-5.0 / 8.0) * unit_rows(rng, 2, box.width)
+    tokens = box.error ** (-5.0 / 8.0) * unit_rows(rng, 2, box.width)
     tokens = box.representable(np.concatenate([tokens, -tokens]))
-    answers = box.ask(tokens[:, None], "network")
+    answers = box(tokens[:, None], "network")
     sums = answers[:2] + answers[2:]
     # the offset of the attention shows by its share in a huge token
-    doubt = max(1e3 * box.unit, 1e2 * box.unit ** (5.0 / 8.0))
+    doubt = max(1e3 * box.error, 1e2 * box.error ** (5.0 / 8.0))
     return bool(np.abs(sums[0] - sums[1]).max() > doubt * np.abs(answers).max())
 
 
 def find_post_norm_block(
-    box: Box, rng: np.random.Generator, options: PostNormOptions | None = None
+    box: Asker, rng: np.random.Generator, options: PostNormOptions | None = None
 ) -> tuple[list[Block], Pairs]:
     """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
     options = PostNormOptions() if options is None else options
@@ -793,7 +783,7 @@ def find_post_norm_block(
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
     level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
     net = None
-    if activations == ("relu",) and box.coarse:
+    if activations == ("relu",) and Differences.fine(box).doubt > KINKS_APART:
         net = fit_relus(sphere, rng)
     elif activations == ("relu",) and p >= options.circles:
         try:
@@ -848,14 +838,12 @@ def find_post_norm_block(
         anchor = box.representable(anchor)
         context = box.representable(anchor[:, None] + tokens)
         asked = np.concatenate([context, anchor[:, None]], axis=1)
-        return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+        return Soft(anchor, context - anchor[:, None], box(asked, "scores"))
 
-    least = box.unit if box.coarse else 1e-10
-    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), least) for m in maps)
+    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.error) for m in maps)
     span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
-    doubt = box.unit if box.coarse else 1e-9
     try:
-        scores = ask_scores(weights, ask_soft, span, widest, doubt, rng)
+        scores = ask_scores(weights, ask_soft, span, widest, box.error, rng)
     except NotThisBlock as failed:  # a network that is not quite right says little of the box
         raise Unclear(str(failed)) from failed
     found = [cut_rank(*one) for one in solve_scores(scores, weights)]
