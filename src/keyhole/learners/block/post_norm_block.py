@@ -25,7 +25,7 @@ Fails.      Two heads on one token look like one head; neurons that hardly any p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
@@ -454,18 +454,18 @@ def find_smooth(
     def ask(points: Float[Array, "n p"], purpose: str) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(radius * points)[2])
 
-    rest = np.inf
+    # activations that are nearly alike differ by little more than single precision tells
+    rest, target = np.inf, min(level, 2.0**-22)
     for _ in range(3):  # a neuron whose curve is misread spoils the fit: other places
         sketch = read_directions(ask, p, sphere.box.unit, rng)
         sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
         fits = []
         for name in likely_activations(sketch, activations):
             net = join_network(sketch, name, radius, *sphere.read(None))
-            # activations that are nearly alike differ by little more than single precision tells
-            fits.append(settle_directions(net, sphere, min(level, 2.0**-22)))
+            fits.append(settle_directions(net, sphere, target))
         net, rest = min(fits, key=lambda fit: fit[1])
         if rest <= 3.0 * level:
-            return net
+            return drop_undecided(net, rest, sphere, target)[0]
         sphere.read(None)
     raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
 
@@ -484,27 +484,56 @@ def settle_directions(
     return net, rest
 
 
+def neuron_products(net: Directed) -> Float[Array, "numbers m"]:
+    """What every neuron adds to the affine part where it is turned around, entries as rows."""
+    slope = ACTIVATIONS[net.activation].slope
+    products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1])
+    return np.asarray(slope * products.reshape(-1, net.neurons))
+
+
+def turned_shares(net: Directed, plane: Float[Array, "d p"]) -> Float[Array, " m"]:
+    """One for neurons that are turned around, zero for the others: a diagonal gain and these shares
+    of the neurons are the affine part."""
+    products = neuron_products(net)
+    sizes = np.maximum(np.linalg.norm(products, axis=0), TINY)
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    table = np.column_stack([squares, products / sizes])
+    solution, *_ = np.linalg.lstsq(table, net.affine[:, :-1].ravel(), rcond=None)
+    return np.asarray(solution[len(plane) :] / sizes)
+
+
+def undecided(shares: Float[Array, " m"]) -> Array:
+    """Neurons whose share says neither that they are turned nor that they are not."""
+    return np.asarray(np.minimum(np.abs(shares), np.abs(shares - 1.0)) > 0.2)
+
+
+def drop_undecided(
+    net: Directed, rest: float, sphere: SphereAnswers, target: float
+) -> tuple[Directed, float]:
+    """The network without neurons whose way is not seen, if the directions are explained as well
+    without them: second derivatives that are off may show a neuron too many."""
+    if not ACTIVATIONS[net.activation].slope:
+        return net, rest
+    strange = undecided(turned_shares(net, sphere.norm.plane))
+    if not strange.any() or strange.all():
+        return net, rest
+    fewer = replace(net, outer=net.outer[:, ~strange], rows=net.rows[~strange])
+    fewer, left = settle_directions(fewer, sphere, target)
+    return (fewer, left) if left <= 1.1 * rest else (net, rest)
+
+
 def gain_of(
     net: Directed, plane: Float[Array, "d p"]
 ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
     """The first gain, and which neurons are turned around; raises Unclear where neither is seen."""
-    d = len(plane)
-    slope = ACTIVATIONS[net.activation].slope
-    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, d)
-    table = squares
-    if slope:
-        products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1]).reshape(len(squares), -1)
-        sizes = np.maximum(np.linalg.norm(products, axis=0), 1e-300)
-        table = np.column_stack([squares, slope * products / sizes])
-    right = net.affine[:, :-1].ravel()
-    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
-    gain, turned = solution[:d], np.zeros(net.neurons)
-    if slope:
-        share = solution[d:] / sizes
-        turned = np.round(share)
-        if not np.isin(turned, (0.0, 1.0)).all() or np.abs(share - turned).max() > 0.2:
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    right, turned = net.affine[:, :-1].ravel(), np.zeros(net.neurons)
+    if ACTIVATIONS[net.activation].slope:
+        shares = turned_shares(net, plane)
+        if undecided(shares).any():
             raise Unclear("which way the neurons are turned was not seen")
-        right = right - slope * (products @ turned)
+        turned = np.round(shares)
+        right = right - neuron_products(net) @ turned
     gain, *_ = np.linalg.lstsq(squares, right, rcond=None)
     if np.linalg.norm(squares @ gain - right) > 0.05 * np.linalg.norm(gain):
         raise Unclear("the residual connection around the network was not seen")
