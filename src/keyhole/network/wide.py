@@ -17,6 +17,7 @@ Source.     LeCun, Denker, Solla (1990) and Hassibi, Stork (1993) for the costs;
             more neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,13 +37,14 @@ from keyhole.network.weights import Weights, hidden_layer, random_start, with_on
 class WideOptions:
     """What a person might tune.
 
-    products: of a step while the residual is no noise: more would follow what is only curvature.
-    steps: of the descent, at most. window, share: it has stalled where so many steps took less than
+    shares: neurons of the wide networks that are tried, per number of an answer. products: of a
+    step while the residual is no noise: more would follow what is only curvature. steps: of the descent, at most. window, share: it has stalled where so many steps took less than
     this share off the squares. plenty: numbers per unknown of the wide network. outer: size of
     the outer weights at the start, relative to what explains the answers. exact: products of a step
     once the neurons are told apart.
     """
 
+    shares: tuple[float, ...] = (1.5, 6.0)
     products: int = 20
     steps: int = 150
     window: int = 10
@@ -71,6 +73,45 @@ def points_for(neurons: int, width: int, outputs: int, plenty: float) -> int:
     return int(plenty * unknowns / outputs) + 1
 
 
+def search_wide(
+    look: Callable[[int], Seen],
+    activations: Sequence[str],
+    level: float,
+    explained: float,
+    rng: np.random.Generator,
+    options: WideOptions | None = None,
+) -> tuple[Weights, float]:
+    """A network that explains what is seen, from wide ones of more and more neurons.
+
+    Args:
+        look: as many random points, and all that were asked before.
+        activations: that the network may have.
+        level: of the roundings, relative to the answers: a descent ends there.
+        explained: what the network may leave, relative to the answers.
+        rng: draws the starts.
+        options: what a person might tune.
+
+    Returns:
+        The network that leaves least, and what it leaves; more than `explained` where none was
+        found.
+    """
+    options = WideOptions() if options is None else options
+    best: Weights | None = None
+    seen, least = look(8), np.inf
+    width, outputs = seen.points.shape[1], seen.answers.shape[1]
+    for share in options.shares:
+        neurons = int(share * outputs)
+        seen = look(points_for(neurons, width, outputs, options.plenty))
+        for name in activations:
+            found, left = find_wide(seen, neurons, name, level, rng, options)
+            if best is None or left < least:
+                best, least = found, left
+        if least <= explained:
+            break
+    assert best is not None
+    return best, least
+
+
 def find_wide(
     seen: Seen,
     neurons: int,
@@ -87,12 +128,12 @@ def find_wide(
     wide = descend_wide(start, seen, level, few, rng, options)
     exact = Ending(0.1, 20, 0.01, options.exact)
     best, left = wide, misfit_of(wide, seen)
-    narrow = needed(wide, seen)
+    narrow = needed(wide, seen, left)
     if narrow.neurons < wide.neurons:
         for name in alike(activation):
             tried = descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
             rest = misfit_of(tried, seen)
-            if rest < max(left, 2.0 * level):
+            if rest < max(1.1 * left, 2.0 * level):
                 best, left = tried, rest
     return best, left
 
@@ -132,10 +173,11 @@ def problem_of(weights: Weights, seen: Seen) -> Network:
 
 
 def misfit_of(weights: Weights, seen: Seen) -> float:
-    """Root mean square of what is left, relative to the answers."""
+    """Root mean square of what is left, relative to the answers, degrees of freedom taken off: more
+    neurons explain more of what is noise."""
     network = problem_of(weights, seen)
     residual = network.weigh(network.residuals(parts_of(weights)))
-    return float(np.sqrt(np.mean(residual**2)))
+    return float(np.sqrt(residual @ residual / max(network.numbers - network.freedom, 1.0)))
 
 
 def descend_wide(
@@ -161,8 +203,9 @@ def descend_wide(
     )
 
 
-def needed(weights: Weights, seen: Seen) -> Weights:
-    """The neurons behind the largest rise of what leaving costs, their outer weights adjusted."""
+def needed(weights: Weights, seen: Seen, left: float) -> Weights:
+    """The neurons behind the largest rise of what leaving costs, their outer weights adjusted;
+    what costs less than is left of the answers costs nothing."""
     x = with_one(seen.points)
     hidden = hidden_layer(weights, x)[0]
     z = weights.linear_sum(hidden, x)
@@ -177,9 +220,8 @@ def needed(weights: Weights, seen: Seen) -> Weights:
     if len(live) < 2:
         return weights
     order, costs = order_of_leaving(beside[:, live] / sizes[live], z * row)
-    rises = np.maximum.accumulate(costs)
-    # what is below the rounding of the sums is nothing, all the same
-    rises = np.maximum(rises, UNIT_ROUNDOFF * rises[-1])
+    nothing = max(left, UNIT_ROUNDOFF**0.5) ** 2 * float(np.sum((z * row) ** 2))
+    rises = np.maximum(np.maximum.accumulate(costs), nothing)
     last = int(np.argmax(rises[1:] / rises[:-1])) if len(rises) > 1 else 0
     kept = np.sort(live[order[last + 1 :]])
     columns = np.column_stack([x, hidden[:, kept]]) * row

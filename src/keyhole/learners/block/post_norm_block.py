@@ -37,12 +37,9 @@ from keyhole.learners.block.direction_fit import (
     Data,
     Directed,
     find_network,
-    fit_directions,
     lengths,
     points_beside,
     points_wanted,
-    prune_neurons,
-    random_network,
     with_one,
 )
 from keyhole.learners.block.direction_hessians import join_network, read_directions
@@ -73,6 +70,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
+from keyhole.network.wide import Seen, search_wide
 from keyhole.oracles.noise import DETECTION, NoiseModel
 
 
@@ -417,30 +415,27 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     return net
 
 
-def fit_relus(sphere: SphereAnswers, rng: np.random.Generator, most: int = 2500) -> Directed:
-    """A network of ReLUs from directions of few digits, which those beside kinks would want: more
-    neurons than it has are fitted to random points, then thinned out. `most`: numbers of their rows
-    and outer weights that are tried. Raises Unclear."""
-    p, d = sphere.whole.shape
-    # the second norm, whose epsilon bends the ellipsoid, is known roughly at first
-    rough, neurons = difference_step(sphere.box), 2 * d
-    # the values, and so the points, are as exact as first differences
-    doubt = 30.0 * Differences.fine(sphere.box).doubt
-    while neurons * (2 * p + 1) <= most:
-        sphere.grow(int(1.6 * points_wanted(p, p, neurons)))
-        data = Data(with_one(sphere.points), sphere.read(None)[1])
-        net, rest = random_network(np.eye(p, p + 1), neurons, "relu", rng), np.inf
-        for ridge in (1e-3, 1e-5):
-            if rest > 0.3 * rough:
-                net, rest = fit_directions(net, data, 40, ridge, target=0.3 * rough)
-        if rest < rough:
-            net, _ = prune_neurons(net, data, rough)
-            sphere.grow_beside(net)
-            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
-            if rest < doubt:
-                return net
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few ReLUs explains the directions of the answers")
+def fit_wide(
+    sphere: SphereAnswers, activations: tuple[str, ...], level: float, rng: np.random.Generator
+) -> Directed:
+    """A network from directions of few digits, which those beside kinks would want: more neurons
+    than it has are fitted to random points, then thinned out. `level`: of the points and
+    directions. Raises Unclear."""
+
+    def look(count: int) -> Seen:
+        sphere.grow(count)
+        return Seen(*sphere.read(None), direction=True)
+
+    p = len(sphere.whole)
+    explained = level * np.sqrt(p)  # relative to unit vectors
+    found, left = search_wide(look, activations, sphere.box.unit * np.sqrt(p), explained, rng)
+    net = Directed(found.affine, found.outer, found.inner, found.activation)
+    if left < explained:
+        sphere.grow_beside(net)
+        net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
+        if rest < level:
+            return net
+    raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
 
 
 def find_smooth(
@@ -823,7 +818,7 @@ def find_post_norm_block(
     level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
     net = None
     if activations == ("relu",) and box.coarse:
-        net = fit_relus(sphere, rng)
+        net = fit_wide(sphere, activations, level, rng)
     elif activations == ("relu",) and p >= options.circles:
         try:
             net = find_relus(sphere, rng)

@@ -15,9 +15,9 @@ Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (v
             one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
             has a token; what is wrong in M_h adds to the linear part of the network, and to the
             rest only by a 1/t-th. Then refinement.py on all answers.
-            In single precision the anchor has two sizes, which take L out; ReLUs are found by
-            redundant neurons, since kinks would want more digits; activations that are nearly alike
-            are told by what the refinement leaves.
+            In single precision the anchor has two sizes, which take L out; ReLUs are found by a
+            wide network (network/wide.py), since kinks would want more digits; activations that are
+            nearly alike are told by what the refinement leaves.
 Fails.      Heads that attend alike to every token.
 Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
@@ -43,12 +43,12 @@ from keyhole.learners.block.direction_fit import find_network as fit_to_directio
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
-from keyhole.learners.mlp import descend as descend_network
+from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
 from keyhole.models.norm import kept_plane
+from keyhole.network.wide import Seen, search_wide
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
@@ -87,8 +87,7 @@ class PreNormOptions:
     far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
     little error from the attention, which falls as one over the size. circles: numbers that the
     norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
-    redundant neurons. most: entries of their rows that are tried.
+    second derivatives are asked for, until one tells the network.
     """
 
     attention: AttentionOptions = AttentionOptions()
@@ -96,8 +95,6 @@ class PreNormOptions:
     far_stream: float = 1e4
     circles: int = 10
     frames: int = 4
-    plenty: float = 2.5
-    most: int = 2500
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -456,7 +453,7 @@ def find_network(
     sharp = behind_attention(frozen, known, options.stream if coarse else options.far_stream)
     if has_kinks(sharp, rng):
         if coarse:
-            return turn_neurons(fit_redundant(sharp, "relu", options, rng))
+            return turn_neurons(fit_wide(sharp, ("relu",), sharp.unit * sharp.size, rng))
         if frozen.width >= options.circles:
             try:
                 return turn_neurons(find_relus(sharp, frozen.box.unit, rng))
@@ -573,38 +570,35 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
     )
 
 
-def fit_redundant(
-    oracle: BehindAttention, activation: str, options: PreNormOptions, rng: np.random.Generator
+def fit_wide(
+    oracle: Oracle, activations: tuple[str, ...], unit: float, rng: np.random.Generator
 ) -> Mlp:
     """A network on the sphere from random points, with more neurons than it has at first: no answer
-    needs many digits, as those beside kinks would. Its linear part is what it is. Raises
-    Unclear."""
-    width, outputs = oracle.spec.width, len(oracle.plane)
-    points, answers = np.zeros((0, width)), np.zeros((0, outputs))
-    neurons = 2 * outputs
-    while neurons * (width + 1) <= options.most:
-        unknowns = neurons * (width + 1 + outputs) + outputs * (width + 1)
-        count = int(options.plenty * unknowns / outputs) - len(points)
-        fresh = rng.standard_normal((count, width))
-        fresh *= np.sqrt(outputs) / norms(fresh)
-        points = np.concatenate([points, fresh])
-        seen = oracle.ask(QueryBatch.of(fresh[:, None], "network"))
-        answers = np.concatenate([answers, seen.astype(np.float64)])
-        scale = float(np.sqrt(np.mean(answers**2)))
-        start = random_start(neurons, points, outputs, activation, False, rng)
-        # the ridge keeps neurons that do the same from working against each other
-        found, left = descend_network(start, points, answers, ridge=5e-4, steps=60)
-        thinning = RedundancyOptions(spare=2e-2, steps=60)
-        if left < thinning.spare * scale:
-            explained = oracle.doubt * scale
-            fewer = thin_out(found, points, answers, explained, scale, thinning)
-            if fewer is not None:
-                return Mlp(
-                    fewer.inner[:, :-1], fewer.inner[:, -1], fewer.outer, activation=activation,
-                    linear=fewer.affine[:, :-1], offset=fewer.affine[:, -1],
-                )  # fmt: skip
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few neurons explains random points of the sphere")
+    needs many digits, as those beside kinks would. Its linear part is what it is. `unit`: relative
+    rounding of the box. Raises Unclear."""
+    width, radius = oracle.spec.width, float(oracle.spec.domain.sphere or 1.0)
+    parts: list[tuple[Array, Array]] = []
+
+    def look(count: int) -> Seen:
+        fresh = rng.standard_normal((count - sum(len(points) for points, _ in parts), width))
+        if len(fresh):
+            fresh *= radius / norms(fresh)
+            values = np.asarray(oracle.ask(QueryBatch.of(fresh[:, None], "network")))
+            parts.append((fresh, values.astype(np.float64)))
+        points, answers = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return Seen(points, answers, direction=False)
+
+    scale, noise = look(8).size, oracle.spec.precision
+    level = max(unit, 0.0 if noise is None else noise.relative)
+    doubt = 0.0 if noise is None else noise.additive / scale
+    explained = max(30.0 * level, 3.0 * doubt)
+    found, left = search_wide(look, activations, level, explained, rng)
+    if left > explained:
+        raise Unclear(f"no network explains random points of the sphere: {left:.1e} is left")
+    return Mlp(
+        found.inner[:, :-1], found.inner[:, -1], found.outer, activation=found.activation,
+        linear=found.affine[:, :-1], offset=found.affine[:, -1],
+    )  # fmt: skip
 
 
 def fit_network(
