@@ -38,10 +38,13 @@ class WideOptions:
     """What a person might tune.
 
     shares: neurons of the wide networks that are tried, per number of an answer. products: of a
-    step while the residual is no noise: more would follow what is only curvature. steps: of the descent, at most. window, share: it has stalled where so many steps took less than
-    this share off the squares. plenty: numbers per unknown of the wide network. outer: size of
-    the outer weights at the start, relative to what explains the answers. exact: products of a step
-    once the neurons are told apart.
+    step while the residual is no noise: more would follow what is only curvature. steps: of the
+    descent, at most. window, share: it has stalled where so many steps took less than this share
+    off the squares. plenty: numbers per unknown of the wide network. outer: size of the outer
+    weights at the start, relative to what explains the answers. hopeful: what a wide network
+    leaves that is wide enough, at most. spare: factor by which what is left may grow when neurons
+    leave, which explain errors of points and answers. exact: products of a step once the neurons
+    are told apart.
     """
 
     shares: tuple[float, ...] = (1.5, 6.0)
@@ -51,6 +54,8 @@ class WideOptions:
     share: float = 0.3
     plenty: float = 4.0
     outer: float = 0.5
+    hopeful: float = 0.03
+    spare: float = 3.0
     exact: int = 200
 
 
@@ -127,15 +132,17 @@ def find_wide(
     few = Ending(0.1, options.products, 0.1, options.products)
     wide = descend_wide(start, seen, level, few, rng, options)
     exact = Ending(0.1, 20, 0.01, options.exact)
-    best, left = wide, misfit_of(wide, seen)
-    narrow = needed(wide, seen, left)
-    if narrow.neurons < wide.neurons:
-        for name in alike(activation):
-            tried = descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
-            rest = misfit_of(tried, seen)
-            if rest < max(1.1 * left, 2.0 * level):
-                best, left = tried, rest
-    return best, left
+    left = misfit_of(wide, seen)
+    narrow = needed(wide, seen, left) if left < options.hopeful else wide
+    if narrow.neurons == wide.neurons:
+        return wide, left
+    fewer = [
+        descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
+        for name in alike(activation)
+    ]
+    best = min(fewer, key=lambda one: misfit_of(one, seen))
+    rest = misfit_of(best, seen)
+    return (best, rest) if rest < options.spare * max(left, level) else (wide, left)
 
 
 def alike(activation: str) -> tuple[str, ...]:
