@@ -17,7 +17,7 @@ Source.     LeCun, Denker, Solla (1990) and Hassibi, Stork (1993) for the costs;
             more neurons than the teacher find it is folklore (e.g. Safran and Shamir 2018).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,8 +43,8 @@ class WideOptions:
     off the squares. plenty: numbers per unknown of the wide network. outer: size of the outer
     weights at the start, relative to what explains the answers. hopeful: what a wide network
     leaves that is wide enough, at most. spare: factor by which what is left may grow when neurons
-    leave, which explain errors of points and answers. exact: products of a step once the neurons
-    are told apart.
+    leave, which explain errors of points and answers. clear: rise of what leaving costs behind
+    which neurons may begin. exact: products of a step once the neurons are told apart.
     """
 
     shares: tuple[float, ...] = (1.5, 6.0)
@@ -56,6 +56,7 @@ class WideOptions:
     outer: float = 0.5
     hopeful: float = 0.03
     spare: float = 3.0
+    clear: float = 10.0
     exact: int = 200
 
 
@@ -111,8 +112,8 @@ def search_wide(
             found, left = find_wide(seen, neurons, name, level, rng, options)
             if best is None or left < least:
                 best, least = found, left
-        if least <= explained:
-            break
+            if least <= explained:
+                return best, least
     assert best is not None
     return best, least
 
@@ -133,16 +134,18 @@ def find_wide(
     wide = descend_wide(start, seen, level, few, rng, options)
     exact = Ending(0.1, 20, 0.01, options.exact)
     left = misfit_of(wide, seen)
-    narrow = needed(wide, seen, left) if left < options.hopeful else wide
-    if narrow.neurons == wide.neurons:
+    if left > options.hopeful:
         return wide, left
-    fewer = [
-        descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
-        for name in alike(activation)
-    ]
-    best = min(fewer, key=lambda one: misfit_of(one, seen))
-    rest = misfit_of(best, seen)
-    return (best, rest) if rest < options.spare * max(left, level) else (wide, left)
+    for narrow in thinned(wide, seen, left, options.clear):
+        fewer = [
+            descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
+            for name in alike(activation)
+        ]
+        best = min(fewer, key=lambda one: misfit_of(one, seen))
+        rest = misfit_of(best, seen)
+        if rest < options.spare * max(left, level):
+            return best, rest
+    return wide, left
 
 
 def alike(activation: str) -> tuple[str, ...]:
@@ -210,9 +213,10 @@ def descend_wide(
     )
 
 
-def needed(weights: Weights, seen: Seen, left: float) -> Weights:
-    """The neurons behind the largest rise of what leaving costs, their outer weights adjusted;
-    what costs less than is left of the answers costs nothing."""
+def thinned(weights: Weights, seen: Seen, left: float, clear: float) -> Iterator[Weights]:
+    """Networks of the neurons behind each clear rise of what leaving costs, the fewest neurons
+    first, outer weights adjusted; what costs less than is left of the answers costs nothing.
+    Several rises: rows at which only a few points are on one side cost little, and not nothing."""
     x = with_one(seen.points)
     hidden = hidden_layer(weights, x)[0]
     z = weights.linear_sum(hidden, x)
@@ -224,17 +228,17 @@ def needed(weights: Weights, seen: Seen, left: float) -> Weights:
         beside -= basis @ (basis.T @ beside)
     sizes = np.linalg.norm(beside, axis=0)
     live = np.flatnonzero(sizes > UNIT_ROUNDOFF**0.5 * sizes.max(initial=0.0))
-    if len(live) < 2:
-        return weights
+    if not len(live):
+        return
     order, costs = order_of_leaving(beside[:, live] / sizes[live], z * row)
     nothing = max(left, UNIT_ROUNDOFF**0.5) ** 2 * float(np.sum((z * row) ** 2))
-    rises = np.maximum(np.maximum.accumulate(costs), nothing)
-    last = int(np.argmax(rises[1:] / rises[:-1])) if len(rises) > 1 else 0
-    kept = np.sort(live[order[last + 1 :]])
-    columns = np.column_stack([x, hidden[:, kept]]) * row
-    table, *_ = np.linalg.lstsq(columns, z * row, rcond=None)
-    affine, outer = table[: x.shape[1]].T, table[x.shape[1] :].T
-    return Weights(weights.inner[kept], outer, affine, weights.activation)
+    rises = np.maximum(np.maximum.accumulate(np.append(nothing, costs)), nothing)
+    for first in np.flatnonzero(rises[1:] > clear * rises[:-1])[::-1]:
+        kept = np.sort(live[order[first:]])
+        columns = np.column_stack([x, hidden[:, kept]]) * row
+        table, *_ = np.linalg.lstsq(columns, z * row, rcond=None)
+        affine, outer = table[: x.shape[1]].T, table[x.shape[1] :].T
+        yield Weights(weights.inner[kept], outer, affine, weights.activation)
 
 
 def order_of_leaving(

@@ -425,8 +425,12 @@ def grown_turns(
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
         if (
             most >= 2
-            and (found := find_turns(bent, most, (1.0 if steps.blurred else 5.0) * steps.gap,
-                                     EXPECTED * (width + 1))) is not None
+            and (
+                found := find_turns(
+                    bent, most, (1.0 if steps.blurred else 5.0) * steps.gap, EXPECTED * (width + 1)
+                )
+            )
+            is not None
         ):
             return table, size, found[0]
         if size < wanted:

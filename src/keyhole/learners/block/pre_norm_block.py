@@ -43,12 +43,12 @@ from keyhole.learners.block.direction_fit import find_network as fit_to_directio
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
+from keyhole.learners.block.wide_network import fit_wide, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
-from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
+from keyhole.models.mlp import Mlp, with_parts
 from keyhole.models.norm import kept_plane
-from keyhole.network.wide import Seen, search_wide
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
@@ -570,37 +570,6 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
     )
 
 
-def fit_wide(
-    oracle: Oracle, activations: tuple[str, ...], unit: float, rng: np.random.Generator
-) -> Mlp:
-    """A network on the sphere from random points, with more neurons than it has at first: no answer
-    needs many digits, as those beside kinks would. Its linear part is what it is. `unit`: relative
-    rounding of the box. Raises Unclear."""
-    width, radius = oracle.spec.width, float(oracle.spec.domain.sphere or 1.0)
-    parts: list[tuple[Array, Array]] = []
-
-    def look(count: int) -> Seen:
-        fresh = rng.standard_normal((count - sum(len(points) for points, _ in parts), width))
-        if len(fresh):
-            fresh *= radius / norms(fresh)
-            values = np.asarray(oracle.ask(QueryBatch.of(fresh[:, None], "network")))
-            parts.append((fresh, values.astype(np.float64)))
-        points, answers = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return Seen(points, answers, direction=False)
-
-    scale, noise = look(8).size, oracle.spec.precision
-    level = max(unit, 0.0 if noise is None else noise.relative)
-    doubt = 0.0 if noise is None else noise.additive / scale
-    explained = max(30.0 * level, 3.0 * doubt)
-    found, left = search_wide(look, activations, level, explained, rng)
-    if left > explained:
-        raise Unclear(f"no network explains random points of the sphere: {left:.1e} is left")
-    return Mlp(
-        found.inner[:, :-1], found.inner[:, -1], found.outer, activation=found.activation,
-        linear=found.affine[:, :-1], offset=found.affine[:, -1],
-    )  # fmt: skip
-
-
 def fit_network(
     oracle: BehindAttention, activations: tuple[str, ...], rng: np.random.Generator
 ) -> Mlp:
@@ -621,20 +590,6 @@ def fit_network(
         linear=net.affine[:-1, :-1] / scale,
         offset=net.affine[:-1, -1] / scale,
     )
-
-
-def turn_neurons(network: Mlp) -> Mlp:
-    """The neurons turned so that no linear part is left: linear = -Σ s_j outer_j inner_jᵀ, s_j zero
-    or one."""
-    if ACTIVATIONS[network.activation].slope and network.gate is None:
-        outer = outer_table(network)
-        normal = (outer.T @ outer) * (network.inner @ network.inner.T)
-        right = -np.einsum("kj,kd,jd->j", outer, network.linear, network.inner)
-        share, *_ = np.linalg.lstsq(normal, right, rcond=None)
-        if np.abs(share - np.round(share)).max() > 0.2:
-            raise Unclear("which way the neurons are turned was not seen")
-        network = turned(network, np.round(share) == 1.0)
-    return with_parts(network, linear=np.zeros_like(network.linear))
 
 
 # --- 5: the epsilons ------------------------------------------------------------------------------
