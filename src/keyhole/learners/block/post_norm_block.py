@@ -62,6 +62,7 @@ from keyhole.learners.block.scores import (
     solve_scores,
     usual_level,
 )
+from keyhole.learners.block.wide_network import BENT, is_crowded
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
@@ -436,6 +437,21 @@ def fit_wide(
         if rest < level:
             return net
     raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+
+
+def find_crowded(
+    sphere: SphereAnswers, level: float, options: PostNormOptions, rng: np.random.Generator
+) -> Directed | None:
+    """A smooth network that second derivatives have hardly room for, by a wide one; None where
+    there is room, or it is not found."""
+    p = len(sphere.whole)
+    if p < options.circles or not is_crowded(p):
+        return None
+    try:
+        return fit_wide(sphere, BENT, level, rng)
+    except Unclear:
+        sphere.read(None)
+        return None
 
 
 def find_smooth(
@@ -826,7 +842,8 @@ def find_post_norm_block(
             sphere.read(None)
     elif activations != ("relu",):
         try:
-            net = find_smooth(sphere, activations, level, rng)
+            net = find_crowded(sphere, level, options, rng)
+            net = find_smooth(sphere, activations, level, rng) if net is None else net
         except NotEnough as failed:
             # the fit from a random start takes long where there are many neurons
             if room_for_neurons(p) >= 4 * d:

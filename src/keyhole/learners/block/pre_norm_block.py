@@ -43,7 +43,7 @@ from keyhole.learners.block.direction_fit import find_network as fit_to_directio
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.block.wide_network import fit_wide, turn_neurons
+from keyhole.learners.block.wide_network import BENT, fit_wide, is_crowded, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -462,6 +462,11 @@ def find_network(
         return turn_neurons(fit_network(sharp, ("relu",), rng))
     oracle = behind_attention(frozen, known, options.stream)
     narrow = frozen.width < 12
+    if not narrow and is_crowded(oracle.spec.width):
+        try:
+            return turn_neurons(fit_wide(oracle, BENT, oracle.unit * oracle.size, rng))
+        except Unclear:
+            pass  # second derivatives may still tell it
     learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
     # second derivatives in another frame are cheaper than redundant neurons, which come last
     quick = replace(learner, options=replace(learner.options, small=0))

@@ -19,6 +19,7 @@ from keyhole.learners.block.post_norm_mlp import find_epsilon as find_last_epsil
 from keyhole.learners.block.post_norm_mlp import find_norm, is_smooth, orient
 from keyhole.learners.block.pre_norm_mlp import OnSphere, find_epsilon, find_kind, lift_network
 from keyhole.learners.block.refinement import Pairs
+from keyhole.learners.mlp import room_for_neurons
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
 from keyhole.models.norm import kept_plane
@@ -27,6 +28,13 @@ from keyhole.oracles.base import Oracle
 from keyhole.oracles.queries import QueryBatch
 
 BENT = ("gelu", "silu")  # smooth activations of one side, which a block may have
+EXPECTED = 4  # neurons per number of a token that most layers have
+
+
+def is_crowded(width: int) -> bool:
+    """Whether second derivatives would tell the neurons that most layers have only just, or not at
+    all: then random points take fewer queries."""
+    return room_for_neurons(width) < 2 * EXPECTED * (width + 1)
 
 
 def fit_wide(
