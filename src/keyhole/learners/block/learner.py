@@ -55,6 +55,11 @@ from keyhole.learners.block.refinement import (
     settle_block,
     with_attention,
 )
+from keyhole.learners.block.wide_network import (
+    find_post_norm_network,
+    find_pre_norm_network,
+    find_pre_norm_relus,
+)
 from keyhole.measurement.asker import Asker
 from keyhole.measurement.families import Family
 from keyhole.models.attention import Attention, Head
@@ -126,43 +131,44 @@ class BlockLearner:
             return run_strategies([("the promise", lambda: Refuted(wrong, stated=True))])
         attention, network = recognise_parts(box, place, rng)
         if place == "none":
-            strategy = (
-                "a sublayer without norm",
-                lambda: delegate(lambda: learn_without_norm(box, attention, rng)),
+            return run_strategies(
+                [
+                    (
+                        "a sublayer without norm",
+                        lambda: delegate(lambda: learn_without_norm(box, attention, rng)),
+                    )
+                ]
             )
-        else:
-            if not network:
-                oracle.expect(count_block_queries(ATTENTION[place], box.width))
-            strategy = choose_strategy(place, attention, network, box, rng)
-        return run_strategies([strategy])
+        if not network:
+            oracle.expect(count_block_queries(ATTENTION[place], box.width))
+        return run_strategies(list_strategies(place, attention, network, box, rng))
 
     def expected_queries(self, spec: Spec) -> int | None:
         return None  # whether there is a network is found first; then `learn` tells
 
 
-def choose_strategy(
+def list_strategies(
     place: str, attention: bool, network: bool, box: Asker, rng: np.random.Generator
-) -> tuple[str, Callable[[], Result]]:
-    """The one way for a norm at this place, with these parts, and its name."""
-    ways: dict[tuple[str, bool, bool], tuple[str, Callable[[], Result]]] = {
-        ("post", True, True): (
-            "a whole post-norm block",
-            lambda: find_then_fit(lambda: find_post_norm_block(box, rng), box, rng, draws=2),
-        ),
-        ("post", True, False): ("post-norm attention", lambda: solve_then_fit(POST, box, rng)),
-        ("post", False, True): (
-            "a network and a norm",
-            lambda: find_then_fit(lambda: find_post_norm_mlp(box, rng), box, rng),
-        ),
-        ("pre", True, True): (
-            "a whole pre-norm block",
-            lambda: find_then_fit(lambda: find_pre_norm_block(box, rng), box, rng),
-        ),
-        ("pre", True, False): ("pre-norm attention", lambda: solve_then_fit(PRE, box, rng)),
-        ("pre", False, True): (
-            "a network behind a norm",
-            lambda: delegate(lambda: learn_pre_norm_mlp(box, rng)),
-        ),
+) -> list[tuple[str, Callable[[], Result]]]:
+    """The ways for a norm at this place, with these parts, and their names."""
+
+    def fit(find: Callable[[Asker, np.random.Generator], Any], draws: int) -> Callable[[], Result]:
+        return lambda: find_then_fit(lambda: find(box, rng), box, rng, draws)
+
+    ways: dict[tuple[str, bool, bool], list[tuple[str, Callable[[], Result]]]] = {
+        ("post", True, True): [("a whole post-norm block", fit(find_post_norm_block, 2))],
+        ("post", True, False): [("post-norm attention", lambda: solve_then_fit(POST, box, rng))],
+        ("post", False, True): [
+            ("a network and a norm", fit(find_post_norm_mlp, 3)),
+            ("a wide network and a norm", fit(find_post_norm_network, 2)),
+        ],
+        ("pre", True, True): [("a whole pre-norm block", fit(find_pre_norm_block, 3))],
+        ("pre", True, False): [("pre-norm attention", lambda: solve_then_fit(PRE, box, rng))],
+        ("pre", False, True): [
+            ("ReLUs behind a norm", fit(find_pre_norm_relus, 1)),
+            ("a network behind a norm", lambda: delegate(lambda: learn_pre_norm_mlp(box, rng))),
+            ("a wide network behind a norm", fit(find_pre_norm_network, 2)),
+        ],
     }
     return ways[place, attention, network]
 

@@ -25,12 +25,12 @@ Fails.      Two heads on one token look like one head; neurons that hardly any p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from keyhole.arrays import Array, Float, random_stream
+from keyhole.arrays import TINY, Array, Float, random_stream
 from keyhole.learners.block.arcs import bends_smoothly
 from keyhole.learners.block.box import NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
@@ -38,12 +38,9 @@ from keyhole.learners.block.direction_fit import (
     Data,
     Directed,
     find_network,
-    fit_directions,
     lengths,
     points_beside,
     points_wanted,
-    prune_neurons,
-    random_network,
     with_one,
 )
 from keyhole.learners.block.direction_hessians import join_network, read_directions
@@ -66,6 +63,7 @@ from keyhole.learners.block.scores import (
     solve_scores,
     usual_level,
 )
+from keyhole.learners.block.wide_network import BENT, is_crowded
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.linalg.rank import count_above_share
 from keyhole.measurement.asker import Asker
@@ -73,6 +71,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
+from keyhole.network.wide import Seen, search_wide
 
 KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
 TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
@@ -407,30 +406,42 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     return net
 
 
-def fit_relus(sphere: SphereAnswers, rng: np.random.Generator, most: int = 2500) -> Directed:
-    """A network of ReLUs from directions of few digits, which those beside kinks would want: more
-    neurons than it has are fitted to random points, then thinned out. `most`: numbers of their rows
-    and outer weights that are tried. Raises Unclear."""
-    p, d = sphere.whole.shape
-    # the second norm, whose epsilon bends the ellipsoid, is known roughly at first
-    rough, neurons = difference_step(sphere.box), 2 * d
-    # the values, and so the points, are as exact as first differences
-    doubt = 30.0 * Differences.fine(sphere.box).doubt
-    while neurons * (2 * p + 1) <= most:
-        sphere.grow(int(1.6 * points_wanted(p, p, neurons)))
-        data = Data(with_one(sphere.points), sphere.read(None)[1])
-        net, rest = random_network(np.eye(p, p + 1), neurons, "relu", rng), np.inf
-        for ridge in (1e-3, 1e-5):
-            if rest > 0.3 * rough:
-                net, rest = fit_directions(net, data, 40, ridge, target=0.3 * rough)
-        if rest < rough:
-            net, _ = prune_neurons(net, data, rough)
-            sphere.grow_beside(net)
-            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.error)
-            if rest < doubt:
-                return net
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few ReLUs explains the directions of the answers")
+def fit_wide(
+    sphere: SphereAnswers, activations: tuple[str, ...], level: float, rng: np.random.Generator
+) -> Directed:
+    """A network from directions of few digits, which those beside kinks would want: more neurons
+    than it has are fitted to random points, then thinned out. `level`: of the points and
+    directions. Raises Unclear."""
+
+    def look(count: int) -> Seen:
+        sphere.grow(count)
+        return Seen(*sphere.read(None), direction=True)
+
+    p = len(sphere.whole)
+    explained = level * np.sqrt(p)  # relative to unit vectors
+    found, left = search_wide(look, activations, sphere.box.error * np.sqrt(p), explained, rng)
+    net = Directed(found.affine, found.outer, found.inner, found.activation)
+    if left < explained:
+        sphere.grow_beside(net)
+        net, rest = settle_directions(net, sphere, 5.0 * sphere.box.error)
+        if rest < level:
+            return net
+    raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+
+
+def find_crowded(
+    sphere: SphereAnswers, level: float, options: PostNormOptions, rng: np.random.Generator
+) -> Directed | None:
+    """A smooth network that second derivatives have hardly room for, by a wide one; None where
+    there is room, or it is not found."""
+    p = len(sphere.whole)
+    if p < options.circles or not is_crowded(p):
+        return None
+    try:
+        return fit_wide(sphere, BENT, level, rng)
+    except Unclear:
+        sphere.read(None)
+        return None
 
 
 def find_smooth(
@@ -444,18 +455,18 @@ def find_smooth(
     def ask(points: Float[Array, "n p"], purpose: str) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(radius * points)[2])
 
-    rest = np.inf
+    # activations that are nearly alike differ by little more than single precision tells
+    rest, target = np.inf, min(level, 2.0**-22)
     for _ in range(3):  # a neuron whose curve is misread spoils the fit: other places
         sketch = read_directions(ask, p, sphere.box.error, rng)
         sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
         fits = []
         for name in likely_activations(sketch, activations):
             net = join_network(sketch, name, radius, *sphere.read(None))
-            # activations that are nearly alike differ by little more than single precision tells
-            fits.append(settle_directions(net, sphere, min(level, 2.0**-22)))
+            fits.append(settle_directions(net, sphere, target))
         net, rest = min(fits, key=lambda fit: fit[1])
         if rest <= 3.0 * level:
-            return net
+            return drop_undecided(net, rest, sphere, target)[0]
         sphere.read(None)
     raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
 
@@ -474,27 +485,56 @@ def settle_directions(
     return net, rest
 
 
+def neuron_products(net: Directed) -> Float[Array, "numbers m"]:
+    """What every neuron adds to the affine part where it is turned around, entries as rows."""
+    slope = ACTIVATIONS[net.activation].slope
+    products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1])
+    return np.asarray(slope * products.reshape(-1, net.neurons))
+
+
+def turned_shares(net: Directed, plane: Float[Array, "d p"]) -> Float[Array, " m"]:
+    """One for neurons that are turned around, zero for the others: a diagonal gain and these shares
+    of the neurons are the affine part."""
+    products = neuron_products(net)
+    sizes = np.maximum(np.linalg.norm(products, axis=0), TINY)
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    table = np.column_stack([squares, products / sizes])
+    solution, *_ = np.linalg.lstsq(table, net.affine[:, :-1].ravel(), rcond=None)
+    return np.asarray(solution[len(plane) :] / sizes)
+
+
+def undecided(shares: Float[Array, " m"]) -> Array:
+    """Neurons whose share says neither that they are turned nor that they are not."""
+    return np.asarray(np.minimum(np.abs(shares), np.abs(shares - 1.0)) > 0.2)
+
+
+def drop_undecided(
+    net: Directed, rest: float, sphere: SphereAnswers, target: float
+) -> tuple[Directed, float]:
+    """The network without neurons whose way is not seen, if the directions are explained as well
+    without them: second derivatives that are off may show a neuron too many."""
+    if not ACTIVATIONS[net.activation].slope:
+        return net, rest
+    strange = undecided(turned_shares(net, sphere.norm.plane))
+    if not strange.any() or strange.all():
+        return net, rest
+    fewer = replace(net, outer=net.outer[:, ~strange], rows=net.rows[~strange])
+    fewer, left = settle_directions(fewer, sphere, target)
+    return (fewer, left) if left <= 1.1 * rest else (net, rest)
+
+
 def gain_of(
     net: Directed, plane: Float[Array, "d p"]
 ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
     """The first gain, and which neurons are turned around; raises Unclear where neither is seen."""
-    d = len(plane)
-    slope = ACTIVATIONS[net.activation].slope
-    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, d)
-    table = squares
-    if slope:
-        products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1]).reshape(len(squares), -1)
-        sizes = np.maximum(np.linalg.norm(products, axis=0), 1e-300)
-        table = np.column_stack([squares, slope * products / sizes])
-    right = net.affine[:, :-1].ravel()
-    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
-    gain, turned = solution[:d], np.zeros(net.neurons)
-    if slope:
-        share = solution[d:] / sizes
-        turned = np.round(share)
-        if not np.isin(turned, (0.0, 1.0)).all() or np.abs(share - turned).max() > 0.2:
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    right, turned = net.affine[:, :-1].ravel(), np.zeros(net.neurons)
+    if ACTIVATIONS[net.activation].slope:
+        shares = turned_shares(net, plane)
+        if undecided(shares).any():
             raise Unclear("which way the neurons are turned was not seen")
-        right = right - slope * (products @ turned)
+        turned = np.round(shares)
+        right = right - neuron_products(net) @ turned
     gain, *_ = np.linalg.lstsq(squares, right, rcond=None)
     if np.linalg.norm(squares @ gain - right) > 0.05 * np.linalg.norm(gain):
         raise Unclear("the residual connection around the network was not seen")
@@ -784,7 +824,7 @@ def find_post_norm_block(
     level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
     net = None
     if activations == ("relu",) and Differences.fine(box).doubt > KINKS_APART:
-        net = fit_relus(sphere, rng)
+        net = fit_wide(sphere, activations, level, rng)
     elif activations == ("relu",) and p >= options.circles:
         try:
             net = find_relus(sphere, rng)
@@ -792,7 +832,8 @@ def find_post_norm_block(
             sphere.read(None)
     elif activations != ("relu",):
         try:
-            net = find_smooth(sphere, activations, level, rng)
+            net = find_crowded(sphere, level, options, rng)
+            net = find_smooth(sphere, activations, level, rng) if net is None else net
         except NotEnough as failed:
             # the fit from a random start takes long where there are many neurons
             if room_for_neurons(p) >= 4 * d:

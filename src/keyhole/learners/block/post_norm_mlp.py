@@ -511,7 +511,7 @@ def find_lengths(
 # --- 5: epsilon -----------------------------------------------------------------------------------
 
 
-def measure_epsilon(
+def measure_last_epsilon(
     block: Block, tokens: Float[Array, "n 1 d"], answers: Float[Array, "n d"]
 ) -> float:
     """The median of what answers say of epsilon, beside their rounding."""
@@ -604,7 +604,7 @@ def find_post_norm_mlp(
         )
         gain = known.sign * norm.gain
         block = Block(None, network, norm="post", kind=norm.kind, gain=gain, bias=norm.bias)
-        epsilon = measure_epsilon(block, tokens, answers)
+        epsilon = measure_last_epsilon(block, tokens, answers)
         found.append(Block(None, network, norm="post", kind=norm.kind, epsilons=[epsilon],
                            gain=gain, bias=norm.bias))  # fmt: skip
     return found, [(tokens, answers), beside]

@@ -15,9 +15,9 @@ Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (v
             one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
             has a token; what is wrong in M_h adds to the linear part of the network, and to the
             rest only by a 1/t-th. Then refinement.py on all answers.
-            In single precision the anchor has two sizes, which take L out; ReLUs are found by
-            redundant neurons, since kinks would want more digits; activations that are nearly alike
-            are told by what the refinement leaves.
+            In single precision the anchor has two sizes, which take L out; ReLUs are found by a
+            wide network (network/wide.py), since kinks would want more digits; activations that are
+            nearly alike are told by what the refinement leaves.
 Fails.      Heads that attend alike to every token.
 Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
@@ -44,12 +44,12 @@ from keyhole.learners.block.direction_fit import find_network as fit_to_directio
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
-from keyhole.learners.mlp import descend as descend_network
+from keyhole.learners.block.wide_network import BENT, fit_wide, is_crowded, turn_neurons
+from keyhole.learners.mlp import MlpLearner
 from keyhole.measurement.asker import Asker, round_to_format
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
-from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
+from keyhole.models.mlp import Mlp, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.noise import NoiseModel
@@ -94,16 +94,13 @@ class PreNormOptions:
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
     circles: numbers that the
     norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
-    redundant neurons. most: entries of their rows that are tried.
+    second derivatives are asked for, until one tells the network.
     """
 
     attention: AttentionOptions = AttentionOptions()
     stream: float = 10.0
     circles: int = 10
     frames: int = 4
-    plenty: float = 2.5
-    most: int = 2500
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -478,7 +475,7 @@ def find_network(
     sharp = behind_attention(frozen, known, frozen.far_stream)
     if has_kinks(oracle, rng):
         if sharp.doubt > KINKS_APART:
-            return turn_neurons(fit_redundant(oracle, "relu", options, rng))
+            return turn_neurons(fit_wide(oracle, ("relu",), oracle.unit, rng))
         if frozen.width >= options.circles:
             try:
                 return turn_neurons(find_relus(sharp, frozen.box.error, rng))
@@ -486,6 +483,11 @@ def find_network(
                 pass  # the fit may still find them
         return turn_neurons(fit_network(sharp, ("relu",), rng))
     narrow = frozen.width < 12
+    if not narrow and is_crowded(oracle.spec.width):
+        try:
+            return turn_neurons(fit_wide(oracle, BENT, oracle.unit, rng))
+        except Unclear:
+            pass  # second derivatives may still tell it
     learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
     # second derivatives in another frame are cheaper than redundant neurons, which come last
     quick = replace(learner, options=replace(learner.options, small=0))
@@ -588,40 +590,6 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
     )
 
 
-def fit_redundant(
-    oracle: BehindAttention, activation: str, options: PreNormOptions, rng: np.random.Generator
-) -> Mlp:
-    """A network on the sphere from random points, with more neurons than it has at first: no answer
-    needs many digits, as those beside kinks would. Its linear part is what it is. Raises
-    Unclear."""
-    width, outputs = oracle.spec.width, len(oracle.plane)
-    points, answers = np.zeros((0, width)), np.zeros((0, outputs))
-    neurons = 2 * outputs
-    while neurons * (width + 1) <= options.most:
-        unknowns = neurons * (width + 1 + outputs) + outputs * (width + 1)
-        count = int(options.plenty * unknowns / outputs) - len(points)
-        fresh = rng.standard_normal((count, width))
-        fresh *= np.sqrt(outputs) / norms(fresh)
-        points = np.concatenate([points, fresh])
-        seen = oracle.ask(QueryBatch.of(fresh[:, None], "network"))
-        answers = np.concatenate([answers, seen.astype(np.float64)])
-        scale = float(np.sqrt(np.mean(answers**2)))
-        start = random_start(neurons, points, outputs, activation, False, rng)
-        # the ridge keeps neurons that do the same from working against each other
-        found, left = descend_network(start, points, answers, ridge=5e-4, steps=60)
-        thinning = RedundancyOptions(spare=2e-2, steps=60)
-        if left < thinning.spare * scale:
-            explained = oracle.doubt * scale
-            fewer = thin_out(found, points, answers, explained, scale, thinning)
-            if fewer is not None:
-                return Mlp(
-                    fewer.inner[:, :-1], fewer.inner[:, -1], fewer.outer, activation=activation,
-                    linear=fewer.affine[:, :-1], offset=fewer.affine[:, -1],
-                )  # fmt: skip
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few neurons explains random points of the sphere")
-
-
 def fit_network(
     oracle: BehindAttention, activations: tuple[str, ...], rng: np.random.Generator
 ) -> Mlp:
@@ -642,20 +610,6 @@ def fit_network(
         linear=net.affine[:-1, :-1] / scale,
         offset=net.affine[:-1, -1] / scale,
     )
-
-
-def turn_neurons(network: Mlp) -> Mlp:
-    """The neurons turned so that no linear part is left: linear = -Σ s_j outer_j inner_jᵀ, s_j zero
-    or one."""
-    if ACTIVATIONS[network.activation].slope and network.gate is None:
-        outer = outer_table(network)
-        normal = (outer.T @ outer) * (network.inner @ network.inner.T)
-        right = -np.einsum("kj,kd,jd->j", outer, network.linear, network.inner)
-        share, *_ = np.linalg.lstsq(normal, right, rcond=None)
-        if np.abs(share - np.round(share)).max() > 0.2:
-            raise Unclear("which way the neurons are turned was not seen")
-        network = turned(network, np.round(share) == 1.0)
-    return with_parts(network, linear=np.zeros_like(network.linear))
 
 
 # --- 5: the epsilons ------------------------------------------------------------------------------

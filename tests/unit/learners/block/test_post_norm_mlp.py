@@ -14,7 +14,7 @@ from keyhole.learners.block.post_norm_mlp import (
     find_post_norm_mlp,
     find_rows,
     is_smooth,
-    measure_epsilon,
+    measure_last_epsilon,
     orient,
     random_tokens,
 )
@@ -118,7 +118,7 @@ def test_random_tokens_lie_on_both_sides_of_every_neuron():
 def test_epsilon_from_tokens_of_order_one():
     model = secret(epsilon=3e-4)
     tokens = np.random.default_rng(0).standard_normal((9, 1, 8))
-    assert measure_epsilon(model, tokens, model(tokens)) == pytest.approx(3e-4, rel=1e-9)
+    assert measure_last_epsilon(model, tokens, model(tokens)) == pytest.approx(3e-4, rel=1e-9)
 
 
 @pytest.mark.parametrize(("activation", "error"), [("relu", 1e-6), ("gelu", 1e-3)])
