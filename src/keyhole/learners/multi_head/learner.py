@@ -38,6 +38,7 @@ from keyhole.learners.multi_head.hard_attention import CANDIDATES, HUGE_TOKENS, 
 from keyhole.learners.multi_head.isolated_heads import learn_isolated_heads
 from keyhole.learners.multi_head.joint_heads import HiddenChoices, learn_joint_heads
 from keyhole.learners.multi_head.least_squares import (
+    SOFT_FLOORS,
     affords_least_squares,
     learn_by_least_squares,
     polish_draft,
@@ -106,7 +107,8 @@ def choose_polish(
     ask: Asker, rng: np.random.Generator, vectors: bool
 ) -> Callable[[Asker, Hypothesis], Result] | None:
     """Where errors behind separating tokens are too large, soft vector answers tell more."""
-    if not vectors or ask.recording or ask.additive or ask.affords(HUGE_TOKENS):
+    budgeted = ask.recording and ask.oracle.remaining is not None
+    if not vectors or budgeted or ask.additive or ask.affords(HUGE_TOKENS):
         return None
     return lambda ask, draft: polish_draft(ask, draft, rng)
 
@@ -172,7 +174,7 @@ class MultiHead:
         known = len(find_known_directions(oracle))  # and zero
         oracle.expect(None if expected is None else expected - known - bool(known))
         exact = ask.affords(HUGE_TOKENS) and not ask.additive
-        recording = oracle.remaining is not None and not exact
+        recording = not exact and (oracle.remaining is not None or first.shape[1] > 1)
         ask = replace(ask, recording=recording)
         found = run_strategies(self.list_strategies(ask, rng, frame, first, selected))
         return refine_by_least_squares(ask, found, rng)
@@ -249,8 +251,8 @@ class MultiHead:
             return heads * (each + 2 * d + 22)  # about so many to find where a head switches
         if spec.outputs is not None and spec.outputs > 1:
             inner = self.rank or max(1, d // heads)
-            again = max(0, 4 * d - inner - 8) if few_digits(spec) else 0  # a second set of columns
-            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12) + again
+            again = SOFT_FLOORS * (4 * d + 2 - 2 * inner) if few_digits(spec) else 0
+            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12 + again)
         if self.heads is None:
             return None
         if not domain.unbounded:
