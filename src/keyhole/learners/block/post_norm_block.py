@@ -62,17 +62,14 @@ from keyhole.learners.block.scores import (
     solve_scores,
     usual_level,
 )
-from keyhole.learners.block.wide_network import BENT, is_crowded
+from keyhole.learners.block.wide_network import BENT, is_crowded, is_smooth_on_sphere
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
-from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
-from keyhole.measurement.evidence import Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
 from keyhole.network.wide import Seen, search_wide
-from keyhole.oracles.noise import DETECTION, NoiseModel
 
 
 @dataclass(frozen=True)
@@ -367,29 +364,12 @@ class SphereAnswers:
 
 
 def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
-    """Whether Φ curves otherwise than a norm does between kinks: five near points of a great circle
-    then have directions outside of three dimensions by the cube of their distance, an eighth of it
-    at half the distance. With kinks they are off by the distance itself, and not at all where an
-    arc holds none."""
-    p, back = len(sphere.whole), np.linalg.pinv(sphere.whole)
-    unit, chance = sphere.box.unit, 0.2  # that kinks on an arc look like that
-    arcs = Evidence(NoiseModel(unit)).enough(chance)
-    step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
-    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
-    found = []
-    for _ in range(arcs):
-        first, second = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        path = np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second)
-        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * path @ back.T)
-        seen = sphere.directions(sphere.box.ask(tokens[:, None], "network"))
-        found.append([np.linalg.svd(seen[some], compute_uv=False)[3]
-                      for some in ([0, 1, 3, 5, 6], [1, 2, 3, 4, 5])])  # fmt: skip
-    wide, narrow = np.array(found).T
-    shown = wide > DETECTION**2 * unit
-    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
-    share = float(np.mean(shown & eighth))
-    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
-    return share > 0.5
+    """Whether Φ curves otherwise than a norm does between kinks."""
+
+    def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
+        return sphere.directions(sphere.ask(points)[2])
+
+    return is_smooth_on_sphere(ask, len(sphere.whole), sphere.box.unit, rng)
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:

@@ -11,24 +11,55 @@ Algebra.    Behind a norm the linear part is zero: it is Î£ s_j outer_j inner_já
 Fails.      Where network/wide.py does.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
-from keyhole.arrays import Array
+from keyhole.arrays import TINY, Array
 from keyhole.learners.block.box import Box, Paid, Unclear
 from keyhole.learners.block.post_norm_mlp import find_epsilon as find_last_epsilon
 from keyhole.learners.block.post_norm_mlp import find_norm, is_smooth, orient
 from keyhole.learners.block.pre_norm_mlp import OnSphere, find_epsilon, find_kind, lift_network
 from keyhole.learners.block.refinement import Pairs
 from keyhole.learners.mlp import room_for_neurons
+from keyhole.linalg.decisions import margin_of, note_decision
+from keyhole.measurement.evidence import Evidence
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.network.wide import Seen, search_wide
 from keyhole.oracles.base import Oracle
+from keyhole.oracles.noise import DETECTION, NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 BENT = ("gelu", "silu")  # smooth activations of one side, which a block may have
 EXPECTED = 4  # neurons per number of a token that most layers have
+
+
+def is_smooth_on_sphere(
+    ask: Callable[[Array], Array], width: int, unit: float, rng: np.random.Generator
+) -> bool:
+    """Whether a network curves otherwise than the sphere does between kinks: five near points of a
+    great circle then have values, or directions, outside of three dimensions by the cube of their
+    distance, an eighth of it at half the distance. With kinks they are off by the distance itself,
+    and not at all where an arc holds none."""
+    chance = 0.2  # that kinks on an arc look like that
+    arcs = Evidence(NoiseModel(unit)).enough(chance)
+    step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
+    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+    found = []
+    for _ in range(arcs):
+        first, second = np.linalg.qr(rng.standard_normal((width, 2)))[0].T
+        seen = ask(np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second))
+        sizes = [np.linalg.svd(seen[some], compute_uv=False)
+                 for some in ([0, 1, 3, 5, 6], [1, 2, 3, 4, 5])]  # fmt: skip
+        found.append([one[3] / one[0] for one in sizes])
+    wide, narrow = np.array(found).T
+    shown = wide > DETECTION**2 * unit
+    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
+    share = float(np.mean(shown & eighth))
+    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
+    return share > 0.5
 
 
 def is_crowded(width: int) -> bool:
@@ -101,7 +132,7 @@ def find_pre_norm_network(
         points = np.sqrt(len(plane)) * points / np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(oracle.ask(QueryBatch.of(points[:, None], "network")), dtype=np.float64)
 
-    bent = is_smooth(along, plane.shape[1], box.unit, rng)
+    bent = is_smooth_on_sphere(along, plane.shape[1], box.unit, rng)
     if bent and not smooth:
         raise Unclear("the network is smooth")
     size = np.sqrt(np.mean(along(rng.standard_normal((8, plane.shape[1]))) ** 2))

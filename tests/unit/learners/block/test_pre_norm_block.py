@@ -19,12 +19,11 @@ from keyhole.learners.block.pre_norm_block import (
     find_relus,
     find_scores,
     fit_network,
-    fit_redundant,
     has_kinks,
     search_epsilon,
     token_of,
-    turn_neurons,
 )
+from keyhole.learners.block.wide_network import fit_wide, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -251,7 +250,7 @@ def test_few_digits_tell_relus_too(activation, kinks):
     coarse = BehindAttention(single(secret), attention_of(secret), plane, 10.0, 1e-4, 2.0**-24)
     rng = np.random.default_rng(0)
     assert has_kinks(coarse, rng) == kinks
-    network = turn_neurons(fit_redundant(coarse, activation, OPTIONS, rng))
+    network = turn_neurons(fit_wide(coarse, (activation,), coarse.unit * coarse.size, rng))
     assert network.neurons == 8
     points = rng.standard_normal((5, 7))
     points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)
