@@ -69,7 +69,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
-from keyhole.network.wide import Seen, search_wide
+from keyhole.network.wide import Seen, WideOptions, search_wide
 
 
 @dataclass(frozen=True)
@@ -401,22 +401,20 @@ def fit_wide(
 ) -> Directed:
     """A network from directions of few digits, which those beside kinks would want: more neurons
     than it has are fitted to random points, then thinned out. `level`: of the points and
-    directions. Raises Unclear."""
+    directions, about. Raises Unclear."""
 
     def look(count: int) -> Seen:
         sphere.grow(count)
         return Seen(*sphere.read(None), direction=True)
 
-    p = len(sphere.whole)
-    explained = level * np.sqrt(p)  # relative to unit vectors
-    found, left = search_wide(look, activations, sphere.box.unit * np.sqrt(p), explained, rng)
-    net = Directed(found.affine, found.outer, found.inner, found.activation)
-    if left < explained:
-        sphere.grow_beside(net)
-        net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
-        if rest < level:
-            return net
-    raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+    # a norm and maps that are known roughly may be worth more: the turns of neurons will tell
+    root, rough = float(np.sqrt(len(sphere.whole))), WideOptions().hopeful
+    explained = level * root  # relative to unit vectors
+    found, left = search_wide(look, activations, sphere.box.unit * root, explained, rng)
+    if left > rough:
+        raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+    sphere.grow_beside(net := Directed(found.affine, found.outer, found.inner, found.activation))
+    return settle_directions(net, sphere, 5.0 * sphere.box.unit)[0]
 
 
 def find_crowded(
