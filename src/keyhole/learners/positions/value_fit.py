@@ -4,9 +4,9 @@ Statement.  Value maps that were measured one direction after the other are brou
             answers determine together, with the errors that their noise leaves.
 Queries.    None: those of the maps themselves.
 Algebra.    y = offset + sum_h x_h A_h B_h of the tokens x_h in use, by the fit of whole layers
-            (`refinement`) with scores and offset held. Ranges of single heads carry the rounding of a few
-            answers, and where the ranges of all heads are nearly dependent, as in a square output
-            projection, what keeps heads apart magnifies it by as much as they are.
+            (`refinement`) with scores and offset held. Ranges of single heads carry the rounding of
+            a few answers, and where the ranges of all heads are nearly dependent, as in a square
+            output projection, what keeps heads apart magnifies it by as much as they are.
 When it fails.  Where the fit stays above the noise the maps are left as they were measured.
 Source.     Keyhole's own; docs/methods/positions.md.
 """
