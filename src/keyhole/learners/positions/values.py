@@ -93,7 +93,8 @@ class Winners:
         """Leaves queries of the last move out of the fit: a head had left its token there."""
         last = self.answered.pop()
         kept = np.delete(np.arange(len(last.tokens)), rows)
-        self.answered.append(last.take(kept))
+        if len(kept):
+            self.answered.append(last.take(kept))
 
     def alone(self, head: int, directions: Array) -> Array:
         moves = np.zeros((len(directions), self.count, self.ask.width))
