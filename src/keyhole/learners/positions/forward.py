@@ -27,29 +27,39 @@ class Answered:
     """Sequences of which tokens stand at the same distances before their anchors, the last of the
     tokens; other places hold what no head attends to.
 
-    errors: standard error of the numbers in each answer. last: the place of the anchors. liked: the
-    token that each head attends to, where attention was seen to be hard: such answers tell values
-    alone.
+    errors: standard error of the numbers in each answer. lasts: the places of the anchors. liked:
+    the token that each head attends to, where attention was seen to be hard: such answers tell
+    values, and vectors of places, alone.
     """
 
     tokens: Float[Array, "n m d"]
     distances: Int[Array, " m"]
     answers: Float[Array, "n D"]
     errors: Float[Array, " n"]
-    last: int
+    lasts: Int[Array, " n"]
     liked: Int[Array, " heads"] | None = None
 
     @property
-    def places(self) -> Int[Array, " m"]:
-        return np.asarray(self.last - self.distances)
+    def places(self) -> Int[Array, "n m"]:
+        return np.asarray(self.lasts[:, None] - self.distances)
+
+    def take(self, rows: Int[Array, " k"]) -> "Answered":
+        """Some of the queries."""
+        return replace(
+            self,
+            tokens=self.tokens[rows],
+            answers=self.answers[rows],
+            errors=self.errors[rows],
+            lasts=self.lasts[rows],
+        )
 
 
 def join_alike(groups: Sequence[Answered]) -> list[Answered]:
     """The same queries, those of the same distances in one group."""
-    alike: dict[tuple[int, bytes, bytes], list[Answered]] = {}
+    alike: dict[tuple[bytes, bytes], list[Answered]] = {}
     for group in groups:
         liked = b"" if group.liked is None else np.asarray(group.liked).tobytes()
-        key = group.last, np.asarray(group.distances, dtype=np.int64).tobytes(), liked
+        key = np.asarray(group.distances, dtype=np.int64).tobytes(), liked
         alike.setdefault(key, []).append(group)
     return [
         Answered(
@@ -57,7 +67,7 @@ def join_alike(groups: Sequence[Answered]) -> list[Answered]:
             some[0].distances,
             np.concatenate([group.answers for group in some]),
             np.concatenate([group.errors for group in some]),
-            some[0].last,
+            np.concatenate([group.lasts for group in some]),
             some[0].liked,
         )
         for some in alike.values()
@@ -71,7 +81,7 @@ class PlacedLayer:
     parts: `keys` and `queries` (heads, p, d + 1), `ins` (heads, d, r), `outs` (heads, r, D),
     `offset` (D,); and of these as many as there are: `turns` (heads, t, t), the generators of what
     turns the first t rows of the keys by one place; `table` (heads, distances), `slopes` (heads,),
-    `vectors` (places, d), of which the first is zero. held: names of parts that are known.
+    `vectors` (places, d). held: names of parts that are known.
 
     Of what turns, the last row is the constant key of one, and queries have nothing there: the last
     row of the turns is how what the biases of the keys add to scores grows with the distance. That
@@ -267,12 +277,11 @@ def push(layer: PlacedLayer, seen: Seen, change: Parts) -> Float[Array, "n D"]:
     queries = np.zeros_like(seen.queries)
     if "queries" in change:
         queries += apply_heads(seen.with_one[:, -1], change["queries"])
-    moved = np.zeros((1, 1, seen.placed.shape[2]), seen.placed.dtype)
     if "vectors" in change:
-        moved = np.broadcast_to(change["vectors"][group.places], seen.placed.shape)
-        keys = apply_heads(moved, parts["keys"][..., :-1])
+        vectors, places = change["vectors"], group.places
+        keys = apply_heads(vectors, parts["keys"][..., :-1])[places]
         scores += np.einsum("nmhp,nmhp->nmh", keys, seen.turned)
-        queries += apply_heads(moved[:, -1], parts["queries"][..., :-1])
+        queries += apply_heads(vectors, parts["queries"][..., :-1])[group.lasts]
     length = seen.keys.shape[1]
     turned = turn(queries, seen.powers, length)
     if "turns" in change and seen.turns is not None:
@@ -288,7 +297,7 @@ def push(layer: PlacedLayer, seen: Seen, change: Parts) -> Float[Array, "n D"]:
     weights -= seen.weights * weights.sum(axis=1, keepdims=True)
     means = np.matmul(np.swapaxes(weights, 1, 2), seen.placed)
     if "vectors" in change:
-        means += np.matmul(np.swapaxes(seen.weights, 1, 2), moved)
+        means += np.matmul(np.swapaxes(seen.weights, 1, 2), vectors[places])
     inner = np.einsum("nhd,hdr->nhr", means, parts["ins"], optimize=True)
     if "ins" in change:
         inner += np.einsum("nhd,hdr->nhr", seen.means, change["ins"], optimize=True)
@@ -350,15 +359,11 @@ def gather(layer: PlacedLayer, seen: Seen, pulled: Pulled, names: Sequence[str])
     if "slopes" in names:
         found["slopes"] = -np.einsum("nmh,m->h", pulled.scores, group.distances)
     if "vectors" in names:
-        means = np.einsum("nhr,hdr->nhd", pulled.inner, parts["ins"], optimize=True)
-        moved = np.matmul(seen.weights, means)
-        moved += np.tensordot(pulled.keys, parts["keys"][..., :-1], axes=((2, 3), (0, 1)))
-        moved[:, -1] += np.tensordot(
-            pulled.queries, parts["queries"][..., :-1], axes=((1, 2), (0, 1))
-        )
         vectors = np.zeros_like(parts["vectors"])
-        np.add.at(vectors, group.places, moved.sum(axis=0))
-        vectors[0] = 0.0  # the first vector belongs to the biases
+        reached = pull_tokens(layer, seen, pulled)
+        lasts, which = np.unique(group.lasts, return_inverse=True)
+        for number, last in enumerate(lasts):  # places of one sequence differ
+            vectors[last - group.distances] += reached[which == number].sum(axis=0)
         found["vectors"] = vectors
     if "ins" in names:
         found["ins"] = np.einsum("nhd,nhr->hdr", seen.means, pulled.inner, optimize=True)
@@ -367,6 +372,16 @@ def gather(layer: PlacedLayer, seen: Seen, pulled: Pulled, names: Sequence[str])
     if "offset" in names:
         found["offset"] = pulled.answers.sum(axis=0)
     return found
+
+
+def pull_tokens(layer: PlacedLayer, seen: Seen, pulled: Pulled) -> Float[Array, "n m d"]:
+    """What reaches the tokens, and so the vectors of their places."""
+    parts = layer.parts
+    means = np.einsum("nhr,hdr->nhd", pulled.inner, parts["ins"], optimize=True)
+    moved = np.matmul(seen.weights, means)
+    moved += np.tensordot(pulled.keys, parts["keys"][..., :-1], axes=((2, 3), (0, 1)))
+    moved[:, -1] += np.tensordot(pulled.queries, parts["queries"][..., :-1], axes=((1, 2), (0, 1)))
+    return np.asarray(moved)
 
 
 def count_freedom(layer: PlacedLayer) -> int:
@@ -516,8 +531,25 @@ def center_table(layer: PlacedLayer) -> Float[Array, "h m"]:
     return np.asarray(table - table[:, :1])
 
 
+def anchor_vectors(layer: PlacedLayer) -> PlacedLayer:
+    """The same layer with a first vector of zero: what all vectors share belongs to the biases."""
+    parts = layer.parts
+    if "vectors" not in parts:
+        return layer
+    first, queries = parts["vectors"][0], parts["queries"].copy()
+    queries[..., -1] += queries[..., :-1] @ first
+    return layer.with_parts(
+        {
+            "vectors": parts["vectors"] - first,
+            "queries": queries,
+            "offset": parts["offset"] + first @ multiply_values(layer).sum(axis=0),
+        }
+    )
+
+
 def to_model(layer: PlacedLayer, like: Attention) -> Attention:
     """The layer as a model, with what else is known of its positions."""
+    layer = anchor_vectors(layer)
     parts, turning = layer.parts, layer.turning
     scores, values = multiply_scores(layer), multiply_values(layer)
     heads = []
@@ -548,5 +580,5 @@ def place(layer: PlacedLayer, like: Position | None) -> Position | None:
     if "slopes" in parts:
         found = replace(found, slopes=parts["slopes"])
     if "vectors" in parts:
-        found = replace(found, vectors=parts["vectors"] - parts["vectors"][:1])
+        found = replace(found, vectors=parts["vectors"])
     return found

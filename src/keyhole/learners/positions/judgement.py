@@ -66,10 +66,13 @@ def conclude(
     return first.result
 
 
-def choose_lengths(ask: Asker, rank: int, window: int | None) -> dict[int, float]:
-    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some."""
+def choose_lengths(ask: Asker, rank: int, window: int | None, vectors: bool) -> dict[int, float]:
+    """Tokens of random sequences: as many as a head has dimensions, mostly; far places in some, in
+    more where each has a vector of its own."""
     limit = min(ask.oracle.spec.domain.max_length or np.inf, window or np.inf)
     shares = {rank + 1: 0.7, 4 * rank: 0.22, 16 * rank: 0.08}
+    if vectors:
+        shares = {rank + 1: 0.3, 4 * rank: 0.3, int(limit): 0.4}
     lengths: dict[int, float] = {}
     for length, share in shares.items():
         fits = int(min(length, limit))
@@ -85,7 +88,7 @@ def refine_candidate(
     start = to_layer(candidate.model, values.ins, values.outs)
     count = int(np.ceil(count_freedom(start) / ask.outputs))
     size = find_natural_size(start, rng.spawn(1)[0])
-    lengths = choose_lengths(ask, values.ranks[0], window)
+    lengths = choose_lengths(ask, values.ranks[0], window, "vectors" in start.parts)
     drawn = draw_queries(ask, rng, count, size, lengths, "refinement")
     answered = [*values.answered, *candidate.answered, *drawn]
     refined, settling = refine(start, answered, rng.spawn(1)[0])

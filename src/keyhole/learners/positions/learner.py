@@ -48,6 +48,7 @@ from keyhole.learners.positions.rotary_fit import Rotary
 from keyhole.learners.positions.rotary_orbit import learn_orbits
 from keyhole.learners.positions.sinks import learn_sinks, measure_biases
 from keyhole.learners.positions.soft import Reader
+from keyhole.learners.positions.value_fit import fit_values
 from keyhole.learners.positions.values import NAMING, NOTHING, ValueMaps, measure_value_maps
 from keyhole.learners.positions.vectors import measure_vectors
 from keyhole.measurement.asker import Asker
@@ -175,7 +176,8 @@ def learn_behind_values(
         found = measure_value_maps(ask, rng, longest, size, values)
         if not isinstance(found, ValueMaps):
             return found
-        values, result = found, learn(found)
+        values = fit_values(found, rng)
+        result = learn(values)
         if isinstance(result, Hypothesis):
             break
     return result
@@ -314,9 +316,11 @@ def learn_as_vectors(
     def learn(values: ValueMaps) -> Hypothesis | Refuted | Inconclusive:
         if longest is None:
             return Inconclusive("how many places have a vector is not known: give max_length")
-        vectors = measure_vectors(ask, values, longest)
-        if isinstance(vectors, Inconclusive):
-            return vectors
+        measured = measure_vectors(ask, values, longest)
+        if isinstance(measured, Inconclusive):
+            return measured
+        vectors, answered = measured
+        values = replace(values, answered=values.answered + answered)
         return learn_scores(ask, rng, values, kind, longest, vectors)
 
     long_anchor = 30.0  # entries of an anchor beside which vectors of places are short

@@ -22,7 +22,7 @@ When it fails.  From a start in another valley the residual stays above the nois
 Source.     Keyhole's own; George et al. (2018) for the units.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,12 +42,14 @@ from keyhole.learners.positions.forward import (
     PlacedLayer,
     Pulled,
     Seen,
+    anchor_vectors,
     compute,
     count_freedom,
     differentiate_scores,
     gather,
     join_alike,
     pull,
+    pull_tokens,
     push,
 )
 from keyhole.measurement.asker import Asker
@@ -98,6 +100,51 @@ class Kronecker:
         return np.asarray(self.size * (np.swapaxes(self.left, 1, 2) @ step @ self.right))
 
 
+@dataclass(frozen=True, eq=False)
+class Directions:
+    """Vectors of all places, in eigenvectors over the places and over their entries: answers to
+    long sequences show means over many places far better than single vectors."""
+
+    left: Float[Array, "places places"]
+    right: Float[Array, "d d"]
+    size: Float[Array, "places d"]
+
+    @classmethod
+    def of(cls, samples: Sequence[tuple[Array, Array]], count: int) -> "Directions":
+        """samples: what reaches the tokens (n, m, d) and their places (n, m), group by group; as
+        matrices of all places their squares summed are the Fisher information."""
+        width = samples[0][0].shape[2]
+        outside, inside = np.zeros((count, count)), np.zeros((width, width))
+        for matrices in scatter(samples, count):
+            flat = matrices.reshape(-1, width)
+            inside += flat.T @ flat
+            outside += np.tensordot(matrices, matrices, axes=((0, 2), (0, 2)))
+        left, right = (np.linalg.eigh(gram)[1].astype(np.float32) for gram in (outside, inside))
+        squares = np.zeros((count, width))
+        for matrices in scatter(samples, count):
+            squares += ((left.T @ matrices @ right) ** 2).sum(axis=0)
+        return cls(left, right, scale_of(squares).astype(np.float32))
+
+    def apply(self, z: Array) -> Array:
+        return np.asarray(self.left @ (self.size * z) @ self.right.T)
+
+    def adjoint(self, step: Array) -> Array:
+        return np.asarray(self.size * (self.left.T @ step @ self.right))
+
+
+def scatter(
+    samples: Sequence[tuple[Array, Array]], count: int
+) -> Iterator[Float[Array, "n places d"]]:
+    """What reaches the tokens of some queries after the others, as matrices of all places."""
+    for reached, places in samples:
+        some = max(1, 2**22 // (count * reached.shape[2]))  # queries whose matrices fit in a cache
+        for start in range(0, len(reached), some):
+            part, stood = reached[start : start + some], places[start : start + some]
+            matrices = np.zeros((len(part), count, part.shape[2]), np.float32)
+            matrices[np.arange(len(part))[:, None], stood] = part
+            yield matrices
+
+
 def scale_of(squares: Array) -> Array:
     """One over the columns' norms; the gauge has none of its own."""
     return np.asarray(1.0 / np.sqrt(np.maximum(squares, LEAST * squares.max(initial=0.0)) + TINY))
@@ -125,7 +172,7 @@ class Information:
     """What units are made of: the information of the answers on what makes the scores of each head,
     scaled to a diagonal of one, and units of the other parts."""
 
-    single: Mapping[str, Kronecker | Array]
+    single: Mapping[str, Kronecker | Directions | Array]
     normals: tuple[Array, ...] = ()
     sizes: Float[Array, "h u"] | None = None
 
@@ -166,7 +213,7 @@ def inform(layer: PlacedLayer, every: Sequence[Seen]) -> tuple[tuple[Array, ...]
 class Units:
     """The units of all unknowns: of each part its own, or of what makes the scores together."""
 
-    single: Mapping[str, Kronecker | Array]
+    single: Mapping[str, Kronecker | Directions | Array]
     scores: Triangles | None = None
 
     def apply(self, z: Parts) -> Parts:
@@ -293,7 +340,12 @@ class Linear:
         together = together and "keys" in self.layer.free
         names = [n for n in self.layer.free if not (together and n in SCORES)]
         samples: dict[str, list[tuple[Array, Array]]] = {n: [] for n in MATRICES if n in names}
-        squares = {n: np.zeros(self.layer.parts[n].shape) for n in names if n not in samples}
+        places: list[tuple[Array, Array]] = []  # what reaches the tokens, and where they stand
+        squares = {
+            n: np.zeros(self.layer.parts[n].shape)
+            for n in names
+            if n not in samples and n != "vectors"
+        }
         probes = 2  # random signs on every answer: sums over hundreds of these even out
         for _ in range(probes):
             for seen, weight in zip(self.every, self.weights, strict=True):
@@ -302,15 +354,19 @@ class Linear:
                 pulled = pull(self.layer, seen, signs)
                 for name, pairs in samples.items():
                     pairs.append(sample(name, seen, pulled, signs))
+                if "vectors" in names:
+                    places.append((pull_tokens(self.layer, seen, pulled), seen.group.places))
                 for name, part in gather(self.layer, seen, pulled, list(squares)).items():
                     squares[name] += part**2
         squares = self.mask(squares)
-        single: dict[str, Kronecker | Array] = {
+        single: dict[str, Kronecker | Directions | Array] = {
             name: scale_of(part).astype(np.float32) for name, part in squares.items()
         }
         for name, pairs in samples.items():
             reached, read = (np.concatenate(part) for part in zip(*pairs, strict=True))
             single[name] = Kronecker.of(reached, read)
+        if places:
+            single["vectors"] = Directions.of(places, len(self.layer.parts["vectors"]))
         return Information(single, *(inform(self.layer, self.every) if together else ()))
 
 
@@ -458,11 +514,12 @@ class Doubts:
     def spread(self, measure: Callable[[PlacedLayer], Array]) -> Array:
         """Standard errors of what is computed from the parts: the change that a doubt makes; no
         entry of a matrix is known better than the usual one."""
-        own = measure(self.layer)
+        own = measure(anchor_vectors(self.layer))
         square = np.zeros(own.shape)
         for doubt in self.changes:
             parts = {name: self.layer.parts[name] + change for name, change in doubt.items()}
-            square += (measure(self.layer.with_parts(parts)) - own) ** 2 / len(self.changes)
+            moved = anchor_vectors(self.layer.with_parts(parts))
+            square += (measure(moved) - own) ** 2 / len(self.changes)
         return smooth_errors(np.sqrt(square)) if square.ndim > 1 else np.sqrt(square)
 
 
@@ -507,7 +564,7 @@ def draw_queries(
                 np.arange(length)[::-1].copy(),
                 answers,
                 np.maximum(ask.unit * np.abs(answers).max(axis=1), TINY),
-                length - 1,
+                np.full(some, length - 1),
             )
         )
     return groups

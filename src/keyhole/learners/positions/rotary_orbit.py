@@ -11,8 +11,9 @@ Algebra.    Half the difference of opposite moves is F_k . K^T N^(D_k) q(a): ove
             of rank r, G_k q(a), which gives G and q up to an invertible matrix. The same two steps
             farther is G_k N^2 q(a): N^2 by least squares. What it turns visibly are pairs; they
             follow a law of frequencies, which the other dimensions, in any order, are taken to
-            follow as well. Then F K^T = G_k N^(-D_k), and (2) gives q at the other anchors. Half
-            the sums of opposite moves, k(a)^T (N^D - 1) q(a), tell the constant part of the keys.
+            follow as well. Then F K^T = G_k N^(-D_k). Half the sums of opposite moves,
+            k(a)^T (N^D - 1) q(a), tell the constant part of the keys, and with (2) q at the other
+            anchors: the r tokens of (2) alone would hardly show some of it.
 When it fails.  Where fewer than two pairs turn visibly within r places. Slow pairs are mixed as far
             as noise hides their difference.
 Source.     Keyhole's own; docs/methods/positions.md.
@@ -162,21 +163,41 @@ def solve_head(
     powers = [basis @ rotate(frequencies, d) @ inverse for d in range(-rank, rank + 1)]
     along = np.array([head.met[k] @ powers[rank - d] for k, d in enumerate(seen.own)])  # F K^T
     keys = np.linalg.lstsq(seen.frame, along, rcond=None)[0].T  # (r, d)
-    rows = np.array([(keys @ seen.steps[i]) @ powers[rank + i + 1] for i in range(rank)])
-    others = solve_held(rows, seen.few[number].T, error, head.found).T
-    every = np.concatenate([head.found, others])
+    turns = np.array([powers[rank + i + 1] for i in range(rank)])
+    full = len(head.found)
+    constant = solve_constant(seen, number, keys, turns, head.found, error)
+    near = np.einsum("id,dp,ipq->iq", seen.steps, keys.T, turns)
+    others = []
+    for anchor, few, level in zip(
+        seen.anchors[full:], seen.few[number], seen.levels[number, full:], strict=True
+    ):
+        own = (keys @ anchor + constant) @ (turns - np.eye(rank))
+        rows, right = np.concatenate([near, own]), np.concatenate([few, level])
+        others.append(solve_held(rows, right[:, None], error, head.found)[:, 0])
+    every = np.concatenate([head.found, np.reshape(others, (-1, rank))])
     places = np.column_stack([seen.anchors, np.ones(len(seen.anchors))])
     queries = np.linalg.solve(places, every).T
-    # what keys have beside the tokens, as far as it turns
-    lines, rest = [], []
-    for n, (anchor, query) in enumerate(zip(seen.anchors, every, strict=True)):
-        for i in range(rank):
-            turned = (powers[rank + i + 1] - np.eye(rank)) @ query
-            lines.append(turned)
-            rest.append(seen.levels[number, n, i] - (keys @ anchor) @ turned)
-    cut = max(10.0 * error, 1e-6)
-    constant = np.linalg.lstsq(np.array(lines), np.array(rest), rcond=cut)[0]
+    constant = solve_constant(seen, number, keys, turns, every, error)
     return balance(basis.T @ np.column_stack([keys, constant]), inverse @ queries)
+
+
+def solve_constant(
+    seen: NearScores,
+    number: int,
+    keys: Float[Array, "r d"],
+    turns: Float[Array, "r r r"],
+    queries: Float[Array, "n r"],
+    error: float,
+) -> Float[Array, " r"]:
+    """What keys have beside the tokens, as far as it turns, from the first anchors' queries."""
+    count, rank = queries.shape
+    lines = np.einsum("ipq,nq->nip", turns - np.eye(rank), queries)
+    rest = seen.levels[number, :count] - np.einsum(
+        "nd,pd,nip->ni", seen.anchors[:count], keys, lines
+    )
+    cut = max(10.0 * error, 1e-6)
+    found = np.linalg.lstsq(lines.reshape(-1, rank), rest.ravel(), rcond=cut)[0]
+    return np.asarray(found)
 
 
 def solve_held(

@@ -83,7 +83,8 @@ class Reader:
             places = np.arange(length)[::-1].copy()
             errors = self.ask.unit * np.abs(answers).max(axis=1)
             placed = self.place(anchor, tokens, distances)
-            self.answered.append(Answered(placed, places, answers, errors, length - 1))
+            lasts = np.full(len(placed), length - 1)
+            self.answered.append(Answered(placed, places, answers, errors, lasts))
 
     def log_ratios(
         self,

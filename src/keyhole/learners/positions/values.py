@@ -10,6 +10,8 @@ Algebra.    Every head attends to one token, so that the answer is linear in the
             are tokens in use the answers are dependent, and the dependence is orthogonal to
             exactly the columns of the tokens in use. The places stay as they are: positions do not
             matter as long as huge tokens outweigh them.
+            What single heads add is known less well by what keeps them apart; where that shows,
+            some moves more, of all tokens by different ones, are for the fit (`value_fit`).
             Where answers have too few digits for small moves of all tokens, the tokens in use are
             named by halving: whole parts of the bag are left out, which changes the answer if one
             of them is in use. Moves are as large as the rounding of the answers needs.
@@ -34,6 +36,7 @@ from keyhole.oracles.noise import REJECTION, ROUNDINGS
 PURPOSE = "value maps"
 HUGE = 1e5  # entries of tokens that make attention hard
 NOTHING = 1e-7  # singular value, relative to the largest, of dependent answers of many digits
+APART = 1e-6  # error of what a single head adds, relative, that shows in its weights
 NAMING = 1e-3  # moves of all tokens, relative to their size
 
 
@@ -82,9 +85,16 @@ class Winners:
         answers = self.ask(tokens, PURPOSE)
         seen, distances = np.append(bag.used, -1), np.append(bag.distances, 0)
         errors = self.ask.unit * np.abs(answers).max(axis=1)
-        liked, last = np.arange(self.count), len(bag.tokens)
-        self.answered.append(Answered(tokens[:, seen], distances, answers, errors, last, liked))
+        liked, lasts = np.arange(self.count), np.full(len(tokens), len(bag.tokens))
+        self.answered.append(Answered(tokens[:, seen], distances, answers, errors, lasts, liked))
         return np.asarray((answers - bag.base) / self.step)
+
+    def forget(self, rows: Int[Array, " n"]) -> None:
+        """Leaves queries of the last move out of the fit: a head had left its token there."""
+        last = self.answered.pop()
+        kept = np.delete(np.arange(len(last.tokens)), rows)
+        if len(kept):
+            self.answered.append(last.take(kept))
 
     def alone(self, head: int, directions: Array) -> Array:
         moves = np.zeros((len(directions), self.count, self.ask.width))
@@ -242,15 +252,16 @@ def measure_winners(
         reason = "the heads have more inner dimensions than the answers have numbers"
         return call_crowded(winners, frame, own[0], reason)
     ins = [np.zeros((width, rank)) for _ in own]
+    alone = min(len(responses) for responses in own)
     for h, responses in enumerate(own):
-        ins[h][:rank] = responses[:rank] @ outs[h].T
-    if rank < width:
-        together = measure_together(winners, frame[rank:], stacked)
+        ins[h][:alone] = responses[:alone] @ outs[h].T
+    if alone < width:
+        together = measure_together(winners, frame[alone:], stacked)
         if together is None:
             return Refuted("what the heads add together is not what they add one at a time")
         parts = np.linalg.lstsq(stacked.T, together.T, rcond=None)[0].T
         for h in range(count):
-            ins[h][rank:] = parts[:, h * rank : (h + 1) * rank]
+            ins[h][alone:] = parts[:, h * rank : (h + 1) * rank]
     mixed = rng.standard_normal((1, count, width)) / np.sqrt(width)
     maps = [frame.T @ part for part in ins]
     expected = sum(mixed[:, h] @ maps[h] @ outs[h] for h in range(count))
@@ -259,6 +270,9 @@ def measure_winners(
     off = float(np.abs(check - expected).max() / size)
     if not winners.is_zero((check - expected) / amplify(stacked), size):
         return Refuted("moves of the tokens in use do not add up")
+    if count > 1 and alone < width and winners.error * amplify(stacked) > APART * size:
+        full = np.array([part @ out for part, out in zip(maps, outs, strict=True)])
+        move_apart(winners, frame[alone:], full, rng)
     bag = winners.bag
     return ValueMaps(
         offset,
@@ -290,6 +304,12 @@ def measure_ranges(winners: Winners, frame: Float[Array, "d d"]) -> list[Array]:
             more = winners.alone(head, frame[len(found)][None])
             found = np.concatenate([found, winners.respond(more)])
         own.append(found)
+    if winners.count > 1 and winners.error > APART * min(smallest_share(f, rank) for f in own):
+        spare = max(1, rank // 4)  # responses more, which a weak direction needs most
+        for head, found in enumerate(own):
+            more = frame[len(found) : rank + spare]
+            if len(more):
+                own[head] = np.concatenate([found, winners.respond(winners.alone(head, more))])
     return own
 
 
@@ -306,9 +326,29 @@ def measure_together(
 
     odd = find_odd(together)
     if len(odd):  # a head left its token on the way: the opposite moves lead elsewhere
+        winners.forget(odd)
         back = np.repeat(-frame[odd][:, None], winners.count, axis=1)
         together[odd] = -winners.respond(back)
     return None if len(find_odd(together)) else together
+
+
+def move_apart(
+    winners: Winners,
+    frame: Float[Array, "n d"],
+    maps: Float[Array, "heads d D"],
+    rng: np.random.Generator,
+) -> None:
+    """Moves of every token in use along directions of its own, for the fit to all answers. Of
+    common moves each leaves a number open where the ranges of the heads nearly depend on each
+    other, of these each closes one less than there are heads."""
+    spare = 1.25  # equations for each of these numbers
+    some = int(np.ceil(spare * len(frame) / (winners.count - 1)))
+    chosen = rng.spawn(1)[0].standard_normal((some, winners.count, len(frame)))
+    moves = chosen @ frame / np.sqrt(len(frame))
+    expected = np.einsum("nhd,hdo->no", moves, maps)
+    off = np.linalg.norm(winners.respond(moves) - expected, axis=1)
+    # tokens differ by several moves: a head that leaves its own for another adds more than all do
+    winners.forget(np.flatnonzero(off > np.linalg.norm(expected, axis=1)))
 
 
 def call_crowded(

@@ -1,7 +1,7 @@
 """Vectors that are added to the tokens by their places: learned or sinusoidal positions.
 
-Statement.  e_p - e_1 of all P places, from one query per place behind the value maps; without them
-            the box is attention without positions.
+Statement.  e_p - e_1 of all P places, from one query per place behind the value maps, kept for a
+            fit to all answers; without the vectors the box is attention without positions.
 Queries.    [u, ..., u, x]: u is a token that no head likes, so that every head attends to x alone.
 Algebra.    y = offset + (x + e_P) M, M the sum of the value maps, which must be injective.
             u is minus a sum of the tokens that the heads liked before the same anchor; a head that
@@ -14,6 +14,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Float
 from keyhole.learners.base import Inconclusive
+from keyhole.learners.positions.forward import Answered
 from keyhole.learners.positions.values import ValueMaps
 from keyhole.measurement.asker import Asker
 
@@ -22,8 +23,9 @@ PURPOSE = "places"
 
 def measure_vectors(
     ask: Asker, values: ValueMaps, places: int
-) -> Float[Array, "places d"] | Inconclusive:
-    """The vectors of all places, the first of them zero."""
+) -> tuple[Float[Array, "places d"], tuple[Answered, ...]] | Inconclusive:
+    """The vectors of all places, the first of them zero, and what told them: every head attends to
+    the anchor, wherever that stands."""
     total = values.total
     sizes = np.linalg.svd(total, compute_uv=False)
     if len(sizes) < ask.width or sizes[-1] < 1e-9 * sizes[0]:
@@ -31,13 +33,15 @@ def measure_vectors(
     inverse = np.linalg.pinv(total)
     shares = np.ones(values.heads)
     vectors = np.zeros((places, ask.width))
+    answers = np.zeros((places, ask.outputs))
     tries = 0
     push = 1.7  # factor on the part of a head that still likes the token
     for place in range(1, places):
         while True:
             silent = -(shares @ values.liked)
             tokens = np.concatenate([np.tile(silent, (place, 1)), values.anchor[None]])
-            answer = ask(tokens[None], PURPOSE) - values.offset - values.anchor @ total
+            answers[place] = ask(tokens[None], PURPOSE)[0]
+            answer = answers[place][None] - values.offset - values.anchor @ total
             took = find_takers(values, answer, silent)
             if not took.any():
                 break
@@ -46,7 +50,11 @@ def measure_vectors(
             if tries > 16:  # tokens tried until no head likes one: another anchor costs less
                 return Inconclusive("no token was found that every head leaves alone")
         vectors[place] = (answer @ inverse)[0]
-    return vectors
+    alone = np.tile(ask.representable(values.anchor), (places - 1, 1, 1))
+    errors = ask.unit * np.abs(answers[1:]).max(axis=1)
+    zeros = np.zeros(values.heads, dtype=int)
+    told = Answered(alone, zeros[:1], answers[1:], errors, np.arange(1, places), zeros)
+    return vectors, (told,)
 
 
 def find_takers(values: ValueMaps, answer: Float[Array, "one D"], silent: Array) -> Array:

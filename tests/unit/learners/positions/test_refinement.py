@@ -13,7 +13,14 @@ from keyhole.learners.positions.forward import (
     to_layer,
     turn_pairs,
 )
-from keyhole.learners.positions.refinement import Doubts, draw_queries, find_natural_size, refine
+from keyhole.learners.positions.refinement import (
+    Directions,
+    Doubts,
+    draw_queries,
+    find_natural_size,
+    refine,
+    scatter,
+)
 from keyhole.measurement.asker import Asker
 from placed_layers import placed_layer
 
@@ -28,11 +35,11 @@ def make_truth() -> PlacedLayer:
 
 def ask(truth: PlacedLayer, count: int, noise: float, rng: np.random.Generator) -> Answered:
     tokens, distances = rng.standard_normal((count, 5, 8)), np.arange(5)[::-1].copy()
-    errors = np.full(count, noise)
-    plain = Answered(tokens, distances, np.zeros((count, 8)), errors, 4)
+    errors, lasts = np.full(count, noise), np.full(count, 4)
+    plain = Answered(tokens, distances, np.zeros((count, 8)), errors, lasts)
     answers = compute(truth, plain).answers
     return Answered(
-        tokens, distances, answers + noise * rng.standard_normal(answers.shape), errors, 4
+        tokens, distances, answers + noise * rng.standard_normal(answers.shape), errors, lasts
     )
 
 
@@ -92,7 +99,30 @@ def test_random_queries_have_their_lengths() -> None:
     box = Asker(keyhole.open_oracle(placed_layer("rotary", 8, 2, 0)))
     groups = draw_queries(box, np.random.default_rng(0), 10, 1.0, {5: 0.8, 9: 0.2}, "test")
     assert [group.tokens.shape for group in groups] == [(8, 5, 8), (2, 9, 8)]
-    assert all(group.last == group.tokens.shape[1] - 1 for group in groups)
+    assert all((group.lasts == group.tokens.shape[1] - 1).all() for group in groups)
+
+
+def test_units_of_vectors_are_those_of_their_squares() -> None:
+    rng = np.random.default_rng(0)
+    reached = rng.standard_normal((40, 3, 4)).astype(np.float32)
+    places = np.array([rng.permutation(6)[:3] for _ in range(40)])
+    units = Directions.of([(reached, places)], 6)
+    (matrices,) = scatter([(reached, places)], 6)
+    step, z = rng.standard_normal((2, 6, 4))
+    assert np.isclose((units.apply(z) * step).sum(), (z * units.adjoint(step)).sum())
+    shown = np.einsum("npd,pd->n", matrices, units.apply(np.eye(6, 4)))
+    assert 0.0 < (shown**2).sum() < 40.0
+
+
+def test_a_layer_with_vectors_in_float32_is_recovered() -> None:
+    truth = placed_layer("position vectors", 16, 4, 3)
+    box = keyhole.open_oracle(truth.astype(np.float32), max_length=24)
+    found = keyhole.recover(box, seed=1)
+    assert found.outcome is keyhole.Outcome.RECOVERED
+    tokens = np.random.default_rng(0).standard_normal((20, 24, 16))
+    exact = truth(tokens)
+    assert np.abs(found.model(tokens) - exact).max() < 1e-4 * exact.std()
+    assert found.ledger.paid < 6 * found.ledger.floor
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Rotary positions from near tokens alone."""
 
 import numpy as np
+import pytest
 
 import keyhole
 from keyhole.learners.positions.rotary_orbit import (
@@ -12,6 +13,7 @@ from keyhole.learners.positions.rotary_orbit import (
     rotate,
 )
 from keyhole.learners.positions.soft import Reader
+from keyhole.learners.positions.value_fit import fit_values
 from keyhole.learners.positions.values import ValueMaps, measure_value_maps
 from keyhole.measurement.asker import Asker
 from placed_layers import placed_layer
@@ -69,3 +71,25 @@ def test_scores_are_found_from_near_tokens() -> None:
             own = (keys[:, :-1].T * turned @ queries).real
             true = truth.score_at(number, distance)[:-1]
             assert np.linalg.norm(own - true) < 1e-4 * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_start_in_float32_is_near_in_every_head(seed: int) -> None:
+    truth = placed_layer("rotary", 32, 4, seed)
+    ask = Asker(keyhole.open_oracle(truth.astype(np.float32)), rounding=True)
+    rng = np.random.default_rng(4)
+    values = measure_value_maps(ask, rng, None)
+    assert isinstance(values, ValueMaps)
+    values = fit_values(values, rng)
+    found = learn_orbits(Reader(ask, values), rng)
+    assert isinstance(found, tuple)
+    rotary, _ = found
+    assert np.allclose(rotary.frequencies, truth.position.frequencies, rtol=1e-9)
+    for h, value in enumerate(values.maps):
+        number = int(np.argmin([np.linalg.norm(value - head.value) for head in truth.heads]))
+        keys, queries = (
+            part[h, ::2] + 1j * part[h, 1::2] for part in (rotary.keys, rotary.queries)
+        )
+        own = (keys[:, :-1].T * np.exp(1j * rotary.frequencies) @ queries).real
+        true = truth.score_at(number, 1)[:-1]
+        assert np.linalg.norm(own - true) < 0.02 * np.linalg.norm(true)

@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from keyhole.learners.positions.values import ValueMaps, measure_value_maps, numerical_rank
+import keyhole
+from keyhole.learners.positions.values import (
+    Bag,
+    ValueMaps,
+    Winners,
+    measure_value_maps,
+    move_apart,
+    numerical_rank,
+)
 from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
@@ -79,3 +87,22 @@ def test_another_bag_tells_heads_that_shared_tokens() -> None:
         scores = same.liked @ head.keys(same.anchor)
         assert np.isclose(liked @ head.keys(same.anchor), scores.max())
     assert box.paid - paid == 6  # a bag, and as many patterns as there are heads, and one
+
+
+def test_a_query_in_which_a_head_left_its_token_is_no_answer_for_the_fit() -> None:
+    truth = placed_layer("linear bias", 8, 2, 0)
+    ask = Asker(keyhole.open_oracle(truth.astype(np.float32)), rounding=True)
+    values = measure_value_maps(ask, np.random.default_rng(1), None)
+    assert isinstance(values, ValueMaps)
+    tokens, anchor = values.liked, values.anchor[None]
+    base = ask(np.concatenate([tokens, anchor])[None], "test")
+    winners = Winners.of(ask, Bag(tokens, anchor, base, np.arange(2)))
+    maps = np.array(values.maps)
+    move_apart(winners, np.eye(8), maps, np.random.default_rng(2))
+    (kept,) = winners.answered
+    assert len(kept.tokens) == 10  # directions over the other heads, and a quarter more
+    move_apart(winners, np.eye(8), 1e-3 * maps, np.random.default_rng(2))
+    assert len(winners.answered) == 1  # every answer was larger than what was expected
+    winners.respond(np.zeros((3, 2, 8)))
+    winners.forget(np.array([1]))
+    assert len(winners.answered[-1].tokens) == 2

@@ -21,7 +21,16 @@ def test_one_vector_per_place() -> None:
     assert truth.position is not None
     assert truth.position.vectors is not None
     true = truth.position.vectors - truth.position.vectors[0]
-    assert np.abs(found - true).max() < 1e-7
+    vectors, (told,) = found
+    assert np.abs(vectors - true).max() < 1e-7
+    assert told.tokens.shape == (23, 1, 8)
+    assert (told.lasts == np.arange(1, 24)).all()
+    assert (
+        np.abs(
+            told.answers - values.offset - (told.tokens[:, 0] + vectors[1:]) @ values.total
+        ).max()
+        < 1e-6
+    )
 
 
 def test_heads_that_take_the_token_are_named() -> None:
