@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr, solve_triangular
+from scipy.linalg.lapack import dtpqrt
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.solver import Problem, Step, Stopping, descend, factor_damped
@@ -39,6 +40,7 @@ START = 1e-2  # damping that a fit begins with, in mean squares of a column
 ALONG = 1e-10  # the same for a fit along a valley
 ACROSS = 1e4  # damping of the steps back to the bottom of a valley over that of the step along it
 PACE = 5.0  # factor by which the damping along a valley changes
+BLOCK = 64  # columns that a triangle is updated with at once
 SETTLED = 1e-9  # share of the cost: a step that promises less is none
 
 
@@ -90,14 +92,15 @@ class TriangularSystem:
         tall = find_slopes(residuals, point, free)
         self.point, self.free, self.unit = point, free, find_unit(tall)
         whole = np.column_stack([tall, point.residual])
-        self.triangle = qr(whole, mode="r", overwrite_a=True, check_finite=False)[0]
-        self.triangle = self.triangle[: whole.shape[1]]
+        triangle = qr(whole, mode="r", overwrite_a=True, check_finite=False)[0]
+        self.triangle = np.zeros((whole.shape[1], whole.shape[1]))
+        self.triangle[: len(triangle)] = triangle[: whole.shape[1]]
 
     def step(self, damping: float) -> Step:
         count = self.triangle.shape[1] - 1
-        ridge = np.sqrt(damping * self.unit) * np.eye(count, count + 1)
-        stacked = np.concatenate([self.triangle, ridge])
-        damped = qr(stacked, mode="r", overwrite_a=True, check_finite=False)[0]
+        ridge = np.sqrt(damping * self.unit) * np.eye(count + 1)
+        ridge[count, count] = 0.0
+        damped = dtpqrt(count + 1, min(BLOCK, count + 1), self.triangle, ridge)[0]
         step = -solve_triangular(damped[:count, :count], damped[:count, count], check_finite=False)
         return Step(spread(step, self.free), self.point.cost - float(damped[count, count] ** 2))
 
