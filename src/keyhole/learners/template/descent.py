@@ -146,6 +146,7 @@ def fit(
     steps: int,
     target: float,
     free: Array | None = None,
+    patience: int = 0,
     until: float = np.inf,
     watch: Callable[[float], None] | None = None,
 ) -> Fitted:
@@ -157,6 +158,8 @@ def fit(
         steps: tried at most.
         target: mean square of the residuals that is as good as exact.
         free: which unknowns move; None for all.
+        patience: given up where so many steps do not halve the cost; 0 for never. Steps along the
+            bottom of a valley are not counted.
         until: CPU time of the process (`time.process_time`) at which it ends.
         watch: called with the mean square residual after each step.
     """
@@ -183,7 +186,10 @@ def fit(
         move=move,
     )
     small = max(goal, SMALL * residuals.size * numbers)
-    stopping = Stopping(steps=steps, target=small, damping=START, tolerance=SETTLED)
+    stopping = Stopping(
+        steps=steps, target=small, damping=START, tolerance=SETTLED,
+        window=patience, share=0.5, hasty=True,
+    )  # fmt: skip
     settled = False
     try:
         ended = descend(problem, best, stopping, lambda trial: look(trial.state))

@@ -32,7 +32,7 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.template.descent import Fitted, fit
 from keyhole.learners.template.forward import Answered, Forward, Residuals
-from keyhole.learners.template.pruning import Pruned, prune
+from keyhole.learners.template.pruning import Pruned, count_surplus, prune
 from keyhole.learners.template.turning import pull_leaks
 from keyhole.learners.template.widening import (
     Neuron,
@@ -50,7 +50,7 @@ EXPLAINED = ROUNDINGS**2  # mean square residual in units of rounding: as good a
 PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which it is carried on
 POOR = 5e-3  # a start that is above it after a few steps is given up
 PRUNED = 1e-7  # from which surplus neurons go
-FOUND = 1e-10  # from which what single tokens show is taken as found, if it is no more than that
+FOUND = 1e-12  # from which what single tokens show is taken as found, if it is no more than that
 WIDER = 1.5  # neurons of a start beside the template's
 WIDTHS = (1.5, 3.0, 2.0)  # the same of starts that see single tokens alone, one after another
 SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
@@ -64,18 +64,18 @@ class Effort:
     """How long is searched.
 
     starts: in a round, at most; more of them find the right valley more often, each costs `short`
-    steps. short: steps of a start. long: steps with which the best start of a round is carried on,
-    each time that it still gains. refit: steps after a neuron was taken away. polish: steps
-    once the answers are explained. at_most: whether
-    neurons and heads go that are not needed, beyond the template's number. until: CPU time of the
-    process (`time.process_time`) at which it ends. watch: called with the loss after
-    each step.
+    steps, or up to `longest` if it goes on halving its loss. long: steps with which the best start
+    of a round is carried on, each time that it still gains. refit: steps after a neuron was taken
+    away. polish: steps once the answers are explained. at_most: whether neurons and heads go that
+    are not needed, beyond the template's number. until: CPU time of the process
+    (`time.process_time`) at which it ends. watch: called with the loss after each step.
     """
 
     until: float
     starts: int = 8
     short: int = 45
     long: int = 200
+    longest: int = 600
     refit: int = 60
     polish: int = 10
     at_most: bool = False
@@ -171,7 +171,7 @@ class SingleTokens:
 
     def go(self, rng: np.random.Generator) -> Fitted | None:
         for _ in range(self.effort.starts):
-            if self.effort.over:
+            if self.effort.late:
                 break
             wide = self.wides[self.starts % len(self.wides)]
             self.starts += 1
@@ -256,10 +256,13 @@ class Wide:
             self.forward, [one for one in data if one.tokens.shape[1] == least == 1]
         )
         self.size, self.target = self.residuals.size, level * self.residuals.size
-        # without their surplus, starts that see single tokens alone stay where they were, or are
-        # in a wrong valley
-        self.lost = self.target if level == FOUND else POOR * self.size
         self.shown = find_shown(self.residuals)
+
+    @property
+    def exact(self) -> bool:
+        """Whether starts are as good as exact before surplus neurons go: each that is one too many
+        can go, or the start was a wrong one."""
+        return self.target <= FOUND * self.size and not self.kinked
 
     @property
     def promising(self) -> float:
@@ -309,7 +312,8 @@ class Wide:
         if start.loss > PROMISING * self.size and self.may_be_given_up:
             return None
         pruned = self.prune(start)
-        if pruned.fitted.loss > self.lost and self.may_be_given_up:
+        lost = self.exact and bool(count_surplus(pruned.neurons, self.pairs))
+        if (lost or pruned.fitted.loss > POOR * self.size) and self.may_be_given_up:
             return None
         stage, effort, best = self.stages[-1], self.effort, None
         residuals = Residuals(stage, self.data)
@@ -338,7 +342,10 @@ class Wide:
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
             if deep:
                 return run(residuals, weights, effort, effort.long, DEEP * self.size, free)
-            return run(residuals, weights, effort, effort.refit, self.target, free)
+            return fit(
+                residuals, weights, steps=effort.refit, target=self.target, free=free,
+                patience=effort.refit // 3, until=effort.until, watch=effort.watch,
+            )  # fmt: skip
 
         def refit_exactly(weights: Array, free: Array, deep: bool) -> Fitted:
             return run(residuals, weights, effort, effort.long, free=free)
@@ -346,7 +353,7 @@ class Wide:
         neurons = find_neurons(stage, self.pairs)
         pruned = prune(
             residuals, fitted, neurons, self.pairs, refit, lambda: effort.over,
-            free=self.shown, level=self.target,
+            free=self.shown, level=self.target, force=not self.exact,
         )  # fmt: skip
         deep = carry_on(residuals, pruned.fitted.weights, effort, DEEP * self.size, pruned.free)
         pruned = replace(pruned, fitted=deep)
@@ -405,11 +412,14 @@ def descend(
     most: float,
     free: Array | None = None,
 ) -> Fitted:
-    """Short runs to a target, as long as each halves the loss, and none ends above `most`."""
-    before, now = np.inf, run(residuals, start, effort, effort.short, target, free)
-    while target < now.loss < min(0.5 * before, most) and not effort.over:
-        before = now.loss
-        now = run(residuals, now.weights, effort, effort.short, target, free)
+    """A short run, and if it ends below `most` on to a target, as long as so many steps more halve
+    the loss."""
+    now = run(residuals, start, effort, effort.short, target, free)
+    if target < now.loss < most and not effort.over:
+        now = fit(
+            residuals, now.weights, steps=effort.longest, target=target, free=free,
+            patience=effort.short, until=effort.until, watch=effort.watch,
+        )  # fmt: skip
     return now
 
 
