@@ -33,7 +33,7 @@ from keyhole.arrays import Array, Float
 from keyhole.learners.template.descent import Fitted, fit
 from keyhole.learners.template.forward import Answered, Forward, Residuals
 from keyhole.learners.template.pruning import Pruned, count_surplus, prune
-from keyhole.learners.template.turning import pull_leaks
+from keyhole.learners.template.turning import Pulled, pull_leaks
 from keyhole.learners.template.widening import (
     Neuron,
     Pair,
@@ -51,11 +51,13 @@ PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which 
 POOR = 5e-3  # a start that is above it after a few steps is given up
 PRUNED = 1e-7  # from which surplus neurons go
 FOUND = 1e-12  # from which what single tokens show is taken as found, if it is no more than that
+SMOOTHED = 1e-8  # the same for a smooth function in place of ReLU
 WIDER = 1.5  # neurons of a start beside the template's
 WIDTHS = (1.5, 3.0, 2.0)  # the same of starts that see single tokens alone, one after another
 SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
 DEEP = 1e-18  # to which the fit goes before leaks become signs
-TURNS = 3  # patterns of signs that are tried
+TURNS = 4  # patterns of signs that are drawn
+GAIN = 0.8  # loss after a few steps over that before, from which more of them are worth while
 SHARPNESS = (2.0, 6.0, 20.0, 60.0)  # of what stands for ReLU, stage by stage
 
 
@@ -66,9 +68,9 @@ class Effort:
     starts: in a round, at most; more of them find the right valley more often, each costs `short`
     steps, or up to `longest` if it goes on halving its loss. long: steps with which the best start
     of a round is carried on, each time that it still gains. refit: steps after a neuron was taken
-    away. polish: steps once the answers are explained. at_most: whether neurons and heads go that
-    are not needed, beyond the template's number. until: CPU time of the process
-    (`time.process_time`) at which it ends. watch: called with the loss after each step.
+    away. polish: steps once the answers are explained, again while they gain. at_most: whether
+    neurons and heads go that are not needed, beyond the template's number. until: CPU time of the
+    process (`time.process_time`) at which it ends. watch: called with the loss after each step.
     """
 
     until: float
@@ -157,45 +159,58 @@ class Route(Protocol):
 
 class SingleTokens:
     """What single tokens show is found from these alone, down to the template's own neurons; then
-    queries and keys, with all."""
+    queries and keys, with all. Tokens narrower than the stream do not show all of the hidden
+    layers: where queries and keys alone do not help, all is fitted on with the surplus."""
 
     def __init__(
         self, template: Forward, pairs: Sequence[Pair], easy: Residuals, effort: Effort
     ) -> None:
         single = [one for one in easy.data if one.tokens.shape[1] == 1]
-        self.template, self.pairs, self.easy, self.effort = template, pairs, easy, effort
+        self.template, self.easy, self.effort = template, easy, effort
         self.alone = Residuals(template, single)
         self.shown = find_shown(self.alone)
-        self.wides = [Wide(template, pairs, single, effort, factor, FOUND) for factor in WIDTHS]
+        self.wides = [
+            (
+                Wide(template, pairs, single, effort, factor, FOUND),
+                Wide(template, pairs, easy.data, effort, factor, PRUNED),
+            )
+            for factor in WIDTHS
+        ]
         self.starts = 0
 
     def go(self, rng: np.random.Generator) -> Fitted | None:
         for _ in range(self.effort.starts):
             if self.effort.late:
                 break
-            wide = self.wides[self.starts % len(self.wides)]
+            wide, whole = self.wides[self.starts % len(self.wides)]
             self.starts += 1
             start = wide.descend(wide.draw(rng))
-            if start.loss > wide.target and not wide.kinked:
+            if start.loss > limit(wide.residuals, SMOOTHED if wide.kinked else FOUND):
                 continue
             ended = wide.end(start, self.alone, rng)
-            if ended is not None and ended.loss <= FOUND * self.alone.size:
-                return self.attach(ended.weights, rng)
+            if ended is not None and ended.loss <= limit(self.alone, FOUND):
+                known = self.attach(self.easy, ended.weights, self.shown, rng)
+                if known.loss <= limit(self.easy, FOUND):
+                    return carry_on(self.easy, known.weights, self.effort)
+            if not self.shown.all():
+                known = self.attach(whole.residuals, start.weights, wide.shown, rng)
+                if known.loss <= limit(whole.residuals, PROMISING):
+                    return whole.end(known, self.easy, rng)
         return None
 
-    def attach(self, known: Array, rng: np.random.Generator) -> Fitted | None:
+    def attach(
+        self, residuals: Residuals, known: Array, shown: Array, rng: np.random.Generator
+    ) -> Fitted:
         """On with all weights from those that single tokens show, the others drawn rather small."""
-        best: Fitted | None = None
-        for number in range(self.effort.starts):
-            unseen = self.template.draw(rng, SPREADS[number % len(SPREADS)])
-            start = np.where(self.shown, known, unseen)
-            level = FOUND * self.easy.size
-            ended = descend(self.easy, start, self.effort, level, POOR * self.easy.size)
+        level, best = limit(residuals, FOUND), None
+        for spread in SPREADS:
+            start = np.where(shown, known, residuals.forward.draw(rng, spread))
+            ended = descend(residuals, start, self.effort, level, POOR * residuals.size)
             best = ended if best is None or ended.loss < best.loss else best
-            if best.loss <= level or self.shown.all() or self.effort.over:
+            if best.loss <= level or shown.all() or self.effort.over:
                 break
         assert best is not None
-        return carry_on(self.easy, best.weights, self.effort)
+        return best
 
 
 class AllAtOnce:
@@ -219,7 +234,7 @@ class AllAtOnce:
         if chosen.loss > POOR * wide.size and wide.may_be_given_up:
             return None
         ended = wide.end(chosen, self.easy, rng)
-        if ended is None or (ended.loss > PRUNED * self.easy.size and wide.may_be_given_up):
+        if ended is None or (ended.loss > limit(self.easy, PRUNED) and wide.may_be_given_up):
             return None
         return ended
 
@@ -247,7 +262,9 @@ class Wide:
     ) -> None:
         self.template, self.pairs, self.data, self.effort = template, pairs, data, effort
         self.kinked = any(pair.kinked for pair in pairs)
-        sharp = SHARPNESS if self.kinked else ()
+        # starts that become as good as exact with a smooth function have made it sharp themselves
+        self.exact = level == FOUND
+        sharp = SHARPNESS[: 1 if self.exact else None] if self.kinked else ()
         self.stages = [widen(template, pairs, factor, one) for one in (*sharp, 0.0)]
         self.forward = self.stages[0]
         self.residuals = Residuals(self.forward, data)
@@ -255,25 +272,19 @@ class Wide:
         self.single = Residuals(
             self.forward, [one for one in data if one.tokens.shape[1] == least == 1]
         )
-        self.size, self.target = self.residuals.size, level * self.residuals.size
+        self.size, self.target = self.residuals.size, limit(self.residuals, level)
         self.shown = find_shown(self.residuals)
-
-    @property
-    def exact(self) -> bool:
-        """Whether starts are as good as exact before surplus neurons go: each that is one too many
-        can go, or the start was a wrong one."""
-        return self.target <= FOUND * self.size and not self.kinked
 
     @property
     def promising(self) -> float:
         """Loss of a start from which it is carried on."""
-        return (PRUNED if self.pairs else PROMISING) * self.size
+        return limit(self.residuals, PRUNED if self.pairs else PROMISING)
 
     @property
     def may_be_given_up(self) -> bool:
         """Whether a loss says that a start is a bad one: not while ReLU is another function, and
         not where the time is nearly up."""
-        return not self.kinked and bool(self.pairs) and not self.effort.late
+        return (self.exact or not self.kinked) and bool(self.pairs) and not self.effort.late
 
     def draw(self, rng: np.random.Generator) -> Float[Array, " unknowns"]:
         return draw_wide(self.forward, rng)
@@ -290,8 +301,8 @@ class Wide:
         if not self.pairs:
             return run(self.residuals, start, self.effort, self.effort.short)
         if self.single.numbers and number % 2 == 0:
-            shown, level = find_shown(self.single), PROMISING * self.single.size
-            single = descend(self.single, start, self.effort, level, level / PROMISING, shown)
+            shown, level = find_shown(self.single), limit(self.single, PROMISING)
+            single = descend(self.single, start, self.effort, level, self.single.size, shown)
             unseen = self.forward.draw(rng, SPREADS[number // 2 % len(SPREADS)])
             start = np.where(shown, single.weights, unseen)
         return self.descend(start)
@@ -309,7 +320,7 @@ class Wide:
         for stage in self.stages if start.loss > self.target or self.kinked else []:
             residuals = Residuals(stage, self.data)
             start = carry_on(residuals, start.weights, self.effort, self.target, self.shown)
-        if start.loss > PROMISING * self.size and self.may_be_given_up:
+        if start.loss > limit(self.residuals, PROMISING) and self.may_be_given_up:
             return None
         pruned = self.prune(start)
         lost = self.exact and bool(count_surplus(pruned.neurons, self.pairs))
@@ -318,13 +329,20 @@ class Wide:
         stage, effort, best = self.stages[-1], self.effort, None
         residuals = Residuals(stage, self.data)
         kept = [one for one in pruned.neurons if one.pair < len(self.pairs)]
+        tried: list[bytes] = []
         for turn in range(TURNS):
             pull = pull_leaks(
                 residuals, pruned.fitted.weights, kept, self.pairs, rng if turn else None
             )
+            if isinstance(pull, Pulled):
+                tried.append(pull.targets.tobytes())
+                if tried[-1] in tried[:-1]:
+                    continue
             weights = pruned.fitted.weights
             if pull is not residuals:
-                weights = carry_on(pull, weights, effort, DEEP * self.size, pruned.free).weights
+                weights = carry_on(
+                    pull, weights, effort, limit(self.residuals, DEEP), pruned.free
+                ).weights
             weights = narrow(self.template, stage, self.pairs, weights, kept)
             free = find_free(self.template, self.pairs, weights) & find_shown(easy)
             ended = carry_on(easy, weights, effort, free=free)
@@ -341,7 +359,9 @@ class Wide:
 
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
             if deep:
-                return run(residuals, weights, effort, effort.long, DEEP * self.size, free)
+                return run(
+                    residuals, weights, effort, effort.long, limit(self.residuals, DEEP), free
+                )
             return fit(
                 residuals, weights, steps=effort.refit, target=self.target, free=free,
                 patience=effort.refit // 3, until=effort.until, watch=effort.watch,
@@ -355,7 +375,9 @@ class Wide:
             residuals, fitted, neurons, self.pairs, refit, lambda: effort.over,
             free=self.shown, level=self.target, force=not self.exact,
         )  # fmt: skip
-        deep = carry_on(residuals, pruned.fitted.weights, effort, DEEP * self.size, pruned.free)
+        deep = carry_on(
+            residuals, pruned.fitted.weights, effort, limit(self.residuals, DEEP), pruned.free
+        )
         pruned = replace(pruned, fitted=deep)
         if effort.at_most and not effort.over:
             heads = find_heads(stage, len(self.pairs))
@@ -367,6 +389,11 @@ class Wide:
                 free=pruned.free, force=False,
             )  # fmt: skip
         return pruned
+
+
+def limit(residuals: Residuals, share: float) -> float:
+    """A share of the answers' mean square, or what is as good as exact where that is more."""
+    return max(share * residuals.size, EXPLAINED)
 
 
 def find_shown(residuals: Residuals) -> Array:
@@ -439,7 +466,9 @@ def carry_on(
 
 
 def polish(residuals: Residuals, fitted: Fitted, effort: Effort, free: Array) -> Fitted:
-    """A few steps more where the answers are explained, down to where rounding ends it."""
-    if fitted.loss > EXPLAINED:
-        return fitted
-    return run(residuals, fitted.weights, effort, effort.polish, 1.0, free)
+    """Some steps more where the answers are explained, while they bring something: down to where
+    rounding ends it."""
+    before, now = np.inf, fitted
+    while now.loss <= min(EXPLAINED, GAIN * before) and not effort.over:
+        before, now = now.loss, run(residuals, now.weights, effort, effort.polish, 1.0, free)
+    return now
