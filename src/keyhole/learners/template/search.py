@@ -51,7 +51,8 @@ PROMISING = 1e-6  # loss of a start beside the answers' mean square, from which 
 POOR = 5e-3  # a start that is above it after a few steps is given up
 PRUNED = 1e-7  # from which surplus neurons go
 FOUND = 1e-12  # from which what single tokens show is taken as found, if it is no more than that
-SMOOTHED = 1e-8  # the same for a smooth function in place of ReLU
+GONE = 1e-11  # of starts that came so far, while their surplus neurons go
+SMOOTHED = 1e-8  # in place of FOUND for a smooth function in place of ReLU
 WIDER = 1.5  # neurons of a start beside the template's
 WIDTHS = (1.5, 3.0, 2.0)  # the same of starts that see single tokens alone, one after another
 SPREADS = (0.5, 0.3, 0.7)  # of weights that single tokens do not show, beside ordinary ones
@@ -188,14 +189,15 @@ class SingleTokens:
             if start.loss > limit(wide.residuals, SMOOTHED if wide.kinked else FOUND):
                 continue
             ended = wide.end(start, self.alone, rng)
-            if ended is not None and ended.loss <= limit(self.alone, FOUND):
-                known = self.attach(self.easy, ended.weights, self.shown, rng)
-                if known.loss <= limit(self.easy, FOUND):
-                    return carry_on(self.easy, known.weights, self.effort)
-            if not self.shown.all():
+            if ended is None or ended.loss > limit(self.alone, FOUND):
+                continue
+            known = self.attach(self.easy, ended.weights, self.shown, rng)
+            if known.loss > limit(self.easy, FOUND) and not self.shown.all():
                 known = self.attach(whole.residuals, start.weights, wide.shown, rng)
                 if known.loss <= limit(whole.residuals, PROMISING):
                     return whole.end(known, self.easy, rng)
+                continue
+            return carry_on(self.easy, known.weights, self.effort)
         return None
 
     def attach(
@@ -356,14 +358,13 @@ class Wide:
         """A fit without its surplus neurons, and heads if they may go, carried on."""
         stage, effort = self.stages[-1], self.effort
         residuals = Residuals(stage, self.data)
+        level, bottom = limit(residuals, GONE if self.exact else PRUNED), limit(residuals, DEEP)
 
         def refit(weights: Array, free: Array, deep: bool) -> Fitted:
             if deep:
-                return run(
-                    residuals, weights, effort, effort.long, limit(self.residuals, DEEP), free
-                )
+                return run(residuals, weights, effort, effort.long, bottom, free)
             return fit(
-                residuals, weights, steps=effort.refit, target=self.target, free=free,
+                residuals, weights, steps=effort.refit, target=level, free=free,
                 patience=effort.refit // 3, until=effort.until, watch=effort.watch,
             )  # fmt: skip
 
@@ -373,11 +374,11 @@ class Wide:
         neurons = find_neurons(stage, self.pairs)
         pruned = prune(
             residuals, fitted, neurons, self.pairs, refit, lambda: effort.over,
-            free=self.shown, level=self.target, force=not self.exact,
+            free=self.shown, level=level, force=not self.exact,
         )  # fmt: skip
-        deep = carry_on(
-            residuals, pruned.fitted.weights, effort, limit(self.residuals, DEEP), pruned.free
-        )
+        if self.exact and count_surplus(pruned.neurons, self.pairs):
+            return pruned
+        deep = carry_on(residuals, pruned.fitted.weights, effort, bottom, pruned.free)
         pruned = replace(pruned, fitted=deep)
         if effort.at_most and not effort.over:
             heads = find_heads(stage, len(self.pairs))
