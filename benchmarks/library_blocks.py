@@ -1,6 +1,7 @@
 """Blocks as `transformers` and torch make them, with random weights or the library's own."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +25,24 @@ class LastToken(nn.Module):
 class NetworkBehindNorm(nn.Module):
     """x + mlp(norm(x)), the lower half of a pre-norm block."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, activation: type[nn.Module] = nn.GELU) -> None:
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(width), feed_forward(width)
+        self.norm, self.mlp = nn.LayerNorm(width), feed_forward(width, activation)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens + self.mlp(self.norm(tokens))
 
 
-def feed_forward(width: int) -> nn.Module:
+class NetworkBeforeNorm(NetworkBehindNorm):
+    """norm(x + mlp(x)), the lower half of a post-norm block."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.norm(tokens + self.mlp(tokens))
+
+
+def feed_forward(width: int, activation: type[nn.Module]) -> nn.Module:
     wide = NEURONS * width
-    return nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
+    return nn.Sequential(nn.Linear(width, wide), activation(), nn.Linear(wide, width))
 
 
 def heads_of(width: int) -> int:
@@ -63,9 +71,9 @@ def library_block(family: str, module: str, layer: str, **names: str) -> Callabl
     return make
 
 
-def torch_encoder(width: int) -> nn.Module:
+def torch_encoder(width: int, activation: str = "gelu") -> nn.Module:
     return nn.TransformerEncoderLayer(
-        width, heads_of(width), NEURONS * width, dropout=0.0, activation="gelu", batch_first=True
+        width, heads_of(width), NEURONS * width, 0.0, activation, batch_first=True
     )
 
 
@@ -77,6 +85,10 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "OPT": library_block("OPT", "opt", "OPTDecoderLayer", neurons="ffn_dim"),
     "BERT": library_block("Bert", "bert", "BertLayer"),
     "torch encoder": torch_encoder,
+    "torch encoder, ReLU": partial(torch_encoder, activation="relu"),
+    "a network behind a LayerNorm, ReLU": partial(NetworkBehindNorm, activation=nn.ReLU),
+    "a network before a LayerNorm": NetworkBeforeNorm,
+    "a network before a LayerNorm, ReLU": partial(NetworkBeforeNorm, activation=nn.ReLU),
 }  # fmt: skip
 
 

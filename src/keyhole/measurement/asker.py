@@ -184,7 +184,7 @@ class Asker:
         return self.noise.error_floor
 
     @property
-    def error_of_one(self) -> float:
+    def error(self) -> float:
         """Standard error of an answer of size one, as answers behind a norm are."""
         return max(self.unit, self.additive)
 

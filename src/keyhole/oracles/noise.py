@@ -80,10 +80,10 @@ class NoiseModel:
     @property
     def token_roundoff(self) -> float:
         """Unit roundoff of the numbers that the box takes: its own 16 bits, else single precision
-        where its answers are less exact than those of double precision."""
+        where its answers are no more exact than that allows."""
         if self.half:
             return self.relative
-        return SINGLE_ROUNDOFF if self.relative > UNIT_ROUNDOFF else UNIT_ROUNDOFF
+        return SINGLE_ROUNDOFF if self.relative >= SINGLE_ROUNDOFF else UNIT_ROUNDOFF
 
     @property
     def low_precision(self) -> bool:

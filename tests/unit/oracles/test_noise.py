@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.arrays import SINGLE_ROUNDOFF
+from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF
 from keyhole.errors import InvalidArgument
 from keyhole.oracles.noise import DETECTION, REJECTION, ROUNDINGS, NoiseModel
 
@@ -51,3 +51,9 @@ def test_the_name_tells_noise_first() -> None:
 def test_impossible_noise_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument):
         NoiseModel(**wrong)
+
+
+def test_tokens_are_rounded_by_boxes_that_compute_in_short_numbers_alone() -> None:
+    assert NoiseModel(1e-12).token_roundoff == UNIT_ROUNDOFF
+    assert NoiseModel(SINGLE_ROUNDOFF).token_roundoff == SINGLE_ROUNDOFF
+    assert NoiseModel(2.0**-8, format="bfloat16").token_roundoff == 2.0**-8

@@ -1,6 +1,6 @@
 """Whole Transformer blocks and their sublayers: residuals, norms, attention, networks."""
 
-from keyhole.learners.block.box import Box, NotThisBlock, OtherShape, Unclear
+from keyhole.learners.block.box import NotThisBlock, OtherShape, Unclear, open_block
 from keyhole.learners.block.learner import (
     BlockLearner,
     count_block_queries,
@@ -15,7 +15,6 @@ from keyhole.learners.block.refinement import inverse_of
 
 __all__ = [
     "BlockLearner",
-    "Box",
     "NotThisBlock",
     "OtherShape",
     "Unclear",
@@ -25,6 +24,7 @@ __all__ = [
     "fresh_sequences",
     "inverse_of",
     "name_block",
+    "open_block",
     "sees_context",
     "unknowns",
 ]

@@ -1,13 +1,12 @@
-"""The oracle as the block's algorithms see it: tokens in, rows of float64 out."""
+"""The oracle as the block's algorithms see it, and how they end."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import UNIT_ROUNDOFF, Array, Float
-from keyhole.measurement.noise import noise_of_type, recognise_format
+from keyhole.arrays import Array, Float
+from keyhole.measurement.asker import Asker
 from keyhole.oracles.base import Oracle, Wrapper
-from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 ANSWER = {"answer": True}  # metadata of fields, in the record of a run, that hold answers
@@ -25,45 +24,26 @@ class Unclear(Exception):
     """An algorithm came to no result; the box may still be of the form it assumes."""
 
 
-@dataclass
-class Box:
-    """An oracle with vector answers, and the noise that its number format has."""
+@dataclass(eq=False)
+class OfItsWidth(Wrapper):
+    """Answers with a vector of its width, as a block does; everything else is refused."""
 
-    oracle: Oracle
-    noise: NoiseModel = field(default_factory=NoiseModel)
-    answered: bool = False
+    inner: Oracle
 
-    @property
-    def width(self) -> int:
-        return self.oracle.spec.width
-
-    @property
-    def unit(self) -> float:
-        """Relative error of an answer."""
-        return max(self.noise.relative, self.noise.error_floor)
-
-    @property
-    def coarse(self) -> bool:
-        """Whether the box computes in single precision, or less."""
-        return self.unit >= 1e-12
-
-    def representable(self, tokens: Array) -> Array:
-        """Tokens as the box sees them: a box in single precision rounds what it is given."""
-        if self.noise.relative > UNIT_ROUNDOFF:
-            return np.asarray(tokens.astype(np.float32), dtype=np.float64)
-        return tokens
-
-    def ask(self, tokens: Float[Array, "n length d"], purpose: str) -> Float[Array, "n d"]:
-        raw = np.asarray(self.oracle.ask(QueryBatch.of(self.representable(tokens), purpose)))
-        if raw.ndim != 2 or raw.shape[1] != self.width:
+    def ask(self, queries: QueryBatch) -> Array:
+        answers = np.asarray(self.inner.ask(queries))
+        width = self.inner.spec.width
+        if answers.shape != (len(queries), width):
             raise OtherShape(
-                f"a block answers with a vector of its width {self.width}, got answers of shape "
-                f"{raw.shape[1:]}"
+                f"a block answers with a vector of its width {width}, got answers of shape "
+                f"{answers.shape[1:]}"
             )
-        if not self.answered:
-            self.noise = recognise_format(noise_of_type(self.oracle.spec.precision, raw), raw)
-            self.answered = True
-        return raw.astype(np.float64)
+        return answers
+
+
+def open_block(oracle: Oracle) -> Asker:
+    """The box as algorithms for blocks ask it: with tokens that it can represent."""
+    return Asker(OfItsWidth(oracle), rounding=True)
 
 
 @dataclass(eq=False)

@@ -47,6 +47,7 @@ from keyhole.learners.mlp import (
 from keyhole.linalg.symmetric import flat, unflat
 from keyhole.models.mlp import ACTIVATIONS
 
+EXPECTED = 4  # neurons per number of a token that most layers have: what is tried first
 Ask = Callable[[Array, str], Array]  # points of the unit sphere, purpose -> unit vectors
 
 
@@ -150,16 +151,23 @@ def lower_rank(
     return end.turns, end.sizes
 
 
-def find_turns(bent: Bent, most: int, clear: float) -> tuple[Float[Array, "k s"], int] | None:
-    """τ and the number of neurons, at most `most`, where a fall of singular values shows it."""
+def find_turns(
+    bent: Bent, most: int, clear: float, expected: int
+) -> tuple[Float[Array, "k s"], int] | None:
+    """τ and the number of neurons, at most `most`, where a fall of singular values shows it: that
+    which is expected first, then from few on."""
     size = bent.turning.shape[3]
-    start = flattest_turns(bent)
-    for tried in range(max(2, size // 2), most + size // 2, max(1, size // 2)):
+    start, half = flattest_turns(bent), max(1, size // 2)
+    guess = expected + half
+    ascending = range(max(2, size // 2), most + size // 2, half)
+    for tried in [*([guess] if guess <= most else []), *ascending]:
         turns, sizes = lower_rank(bent, start, min(tried, most))
         falls = sizes[:most] / np.maximum(sizes[1 : most + 1], TINY)
         rank = int(np.argmax(falls)) + 1
         if falls[rank - 1] < clear or rank > tried:
             continue
+        if tried == guess and not tried - size < rank < tried:
+            continue  # a rank that is far too high may be met with wrong τ
         turns, sizes = lower_rank(bent, turns, rank)
         if sizes[rank - 1] > clear * sizes[rank]:
             return turns, rank
@@ -417,7 +425,11 @@ def grown_turns(
         most = int(min(size * (size + 1) / 2 / 1.1, size * (size - 1) / 2 - 2, rows / 1.05))
         if (
             most >= 2
-            and (found := find_turns(bent, most, (1.0 if steps.blurred else 5.0) * steps.gap))
+            and (
+                found := find_turns(
+                    bent, most, (1.0 if steps.blurred else 5.0) * steps.gap, EXPECTED * (width + 1)
+                )
+            )
             is not None
         ):
             return table, size, found[0]

@@ -32,7 +32,7 @@ from keyhole.learners.base import (
     Result,
     run_strategies,
 )
-from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, OtherShape, Paid, Unclear
+from keyhole.learners.block.box import ANSWER, NotThisBlock, OtherShape, Paid, Unclear, open_block
 from keyhole.learners.block.no_norm import learn_without_norm
 from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
@@ -55,6 +55,12 @@ from keyhole.learners.block.refinement import (
     settle_block,
     with_attention,
 )
+from keyhole.learners.block.wide_network import (
+    find_post_norm_network,
+    find_pre_norm_network,
+    find_pre_norm_relus,
+)
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.families import Family
 from keyhole.models.attention import Attention, Head
 from keyhole.models.base import perturb_model
@@ -114,7 +120,7 @@ class BlockLearner:
             raise NotIdentifiable(
                 "a block is recovered with tokens of any size; this box limits its tokens"
             )
-        box = Box(oracle)
+        box = open_block(oracle)
         try:
             place = find_norm_place(box, rng)
         except NotThisBlock as refused:
@@ -125,43 +131,44 @@ class BlockLearner:
             return run_strategies([("the promise", lambda: Refuted(wrong, stated=True))])
         attention, network = recognise_parts(box, place, rng)
         if place == "none":
-            strategy = (
-                "a sublayer without norm",
-                lambda: delegate(lambda: learn_without_norm(box, attention, rng)),
+            return run_strategies(
+                [
+                    (
+                        "a sublayer without norm",
+                        lambda: delegate(lambda: learn_without_norm(box, attention, rng)),
+                    )
+                ]
             )
-        else:
-            if not network:
-                oracle.expect(count_block_queries(ATTENTION[place], box.width))
-            strategy = choose_strategy(place, attention, network, box, rng)
-        return run_strategies([strategy])
+        if not network:
+            oracle.expect(count_block_queries(ATTENTION[place], box.width))
+        return run_strategies(list_strategies(place, attention, network, box, rng))
 
     def expected_queries(self, spec: Spec) -> int | None:
         return None  # whether there is a network is found first; then `learn` tells
 
 
-def choose_strategy(
-    place: str, attention: bool, network: bool, box: Box, rng: np.random.Generator
-) -> tuple[str, Callable[[], Result]]:
-    """The one way for a norm at this place, with these parts, and its name."""
-    ways: dict[tuple[str, bool, bool], tuple[str, Callable[[], Result]]] = {
-        ("post", True, True): (
-            "a whole post-norm block",
-            lambda: find_then_fit(lambda: find_post_norm_block(box, rng), box, rng, draws=2),
-        ),
-        ("post", True, False): ("post-norm attention", lambda: solve_then_fit(POST, box, rng)),
-        ("post", False, True): (
-            "a network and a norm",
-            lambda: find_then_fit(lambda: find_post_norm_mlp(box, rng), box, rng),
-        ),
-        ("pre", True, True): (
-            "a whole pre-norm block",
-            lambda: find_then_fit(lambda: find_pre_norm_block(box, rng), box, rng),
-        ),
-        ("pre", True, False): ("pre-norm attention", lambda: solve_then_fit(PRE, box, rng)),
-        ("pre", False, True): (
-            "a network behind a norm",
-            lambda: delegate(lambda: learn_pre_norm_mlp(box, rng)),
-        ),
+def list_strategies(
+    place: str, attention: bool, network: bool, box: Asker, rng: np.random.Generator
+) -> list[tuple[str, Callable[[], Result]]]:
+    """The ways for a norm at this place, with these parts, and their names."""
+
+    def fit(find: Callable[[Asker, np.random.Generator], Any], draws: int) -> Callable[[], Result]:
+        return lambda: find_then_fit(lambda: find(box, rng), box, rng, draws)
+
+    ways: dict[tuple[str, bool, bool], list[tuple[str, Callable[[], Result]]]] = {
+        ("post", True, True): [("a whole post-norm block", fit(find_post_norm_block, 2))],
+        ("post", True, False): [("post-norm attention", lambda: solve_then_fit(POST, box, rng))],
+        ("post", False, True): [
+            ("a network and a norm", fit(find_post_norm_mlp, 3)),
+            ("a wide network and a norm", fit(find_post_norm_network, 2)),
+        ],
+        ("pre", True, True): [("a whole pre-norm block", fit(find_pre_norm_block, 3))],
+        ("pre", True, False): [("pre-norm attention", lambda: solve_then_fit(PRE, box, rng))],
+        ("pre", False, True): [
+            ("ReLUs behind a norm", fit(find_pre_norm_relus, 1)),
+            ("a network behind a norm", lambda: delegate(lambda: learn_pre_norm_mlp(box, rng))),
+            ("a wide network behind a norm", fit(find_pre_norm_network, 2)),
+        ],
     }
     return ways[place, attention, network]
 
@@ -169,7 +176,7 @@ def choose_strategy(
 # --- what the box is ------------------------------------------------------------------------------
 
 
-def find_norm_place(box: Box, rng: np.random.Generator) -> str:
+def find_norm_place(box: Asker, rng: np.random.Generator) -> str:
     """Where the norm is, "pre", "post" or "none", from single tokens of very different size. The
     largest is asked with both signs: on one side of zero all neurons of a small network may be
     off."""
@@ -177,26 +184,26 @@ def find_norm_place(box: Box, rng: np.random.Generator) -> str:
     direction /= np.linalg.norm(direction)
     near, large = 1e3, 1e6
     tokens = np.array([near, large, -large])[:, None] * direction
-    answers = box.ask(tokens[:, None], "order of norms")
+    answers = box(tokens[:, None], "order of norms")
     far = np.linalg.norm(answers, axis=1)
     if far[1:].max() < far[0] * large**0.25 + 1.0:
         return "post"
     beside = np.linalg.norm(answers - box.representable(tokens), axis=1)
     # in single precision the token itself hides all but its leading digits
-    if beside[1:].max() < beside[0] * large**0.25 + 1.0 + 1e2 * box.unit * large:
+    if beside[1:].max() < beside[0] * large**0.25 + 1.0 + 1e2 * box.error * large:
         return "pre"
     return "none"
 
 
-def sees_context(box: Box, rng: np.random.Generator) -> bool:
+def sees_context(box: Asker, rng: np.random.Generator) -> bool:
     """Whether tokens before the last change the answer."""
     longest = box.oracle.spec.domain.max_length or 3
     tokens = box.representable(rng.standard_normal((3, box.width)))[-longest:]
-    alone, among = box.ask(tokens[None, -1:], "context"), box.ask(tokens[None], "context")
-    return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
+    alone, among = box(tokens[None, -1:], "context"), box(tokens[None], "context")
+    return bool(np.linalg.norm(among - alone) > 1e4 * box.error * np.linalg.norm(alone))
 
 
-def recognise_parts(box: Box, place: str, rng: np.random.Generator) -> tuple[bool, bool]:
+def recognise_parts(box: Asker, place: str, rng: np.random.Generator) -> tuple[bool, bool]:
     """Whether there is attention, and whether there is a network: without a norm, only the first is
     asked for; without attention, there is one."""
     attention = sees_context(box, rng)
@@ -207,7 +214,7 @@ def recognise_parts(box: Box, place: str, rng: np.random.Generator) -> tuple[boo
 
 def name_block(oracle: Oracle, rng: np.random.Generator) -> Family | None:
     """What a box with a norm looks like from a few single tokens; None where it has none."""
-    box = Box(oracle)
+    box = open_block(oracle)
     try:
         place = find_norm_place(box, rng)
         if place == "none":
@@ -237,7 +244,7 @@ def delegate(learn: Callable[[], Hypothesis]) -> Result:
 
 def find_then_fit(
     find: Callable[[], tuple[list[Block], Pairs]],
-    box: Box,
+    box: Asker,
     rng: np.random.Generator,
     draws: int = 3,
 ) -> Result:
@@ -250,13 +257,13 @@ def find_then_fit(
             starts.sort(key=lambda start: misfit_of(start, pairs))
             if starts[0].attention is not None:
                 pairs = [*pairs, *ask_random(box, starts[0], rng)]
-            refined = refine_best(starts, pairs, box.unit, rng)
+            refined = refine_best(starts, pairs, box.error, rng)
         except (NotThisBlock, Unclear, np.linalg.LinAlgError, ArithmeticError) as failed:
             reason = str(failed)
             continue
         model, errors = refined.block, refined.errors
         fresh = box.representable(fresh_sequences(box.width, rng))
-        misfit = compare(model, errors, [(fresh, box.ask(fresh, "refinement"))], box, rng)
+        misfit = compare(model, errors, [(fresh, box(fresh, "refinement"))], box, rng)
         if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
             errors = scale_errors(errors, max(misfit, 1.0))
             return describe(*set_zeros(model, errors), refined.level, box)
@@ -337,7 +344,7 @@ def fresh_sequences(width: int, rng: np.random.Generator) -> Float[Array, "n len
 class Form:
     """A form of block: how it is asked, and how it is solved for, a pure function of answers."""
 
-    ask: Callable[[Box, np.random.Generator], Any]
+    ask: Callable[[Asker, np.random.Generator], Any]
     solve: Callable[[Any, float], Block]
 
 
@@ -345,7 +352,7 @@ POST = Form(ask_post_norm_attention, solve_post_norm_attention)
 PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def solve_then_fit(form: Form, box: Box, rng: np.random.Generator, draws: int = 2) -> Result:
+def solve_then_fit(form: Form, box: Asker, rng: np.random.Generator, draws: int = 2) -> Result:
     """The block of this form that explains the answers. Where the algebra came to few digits and no
     fit to the rest, as after a misreading, everything is asked anew; so many draws."""
     result: Result = Inconclusive("nothing was asked")
@@ -357,14 +364,14 @@ def solve_then_fit(form: Form, box: Box, rng: np.random.Generator, draws: int = 
 
 
 def solve_once(
-    form: Form, box: Box, rng: np.random.Generator, longest: int = 64, widest: int = 96
+    form: Form, box: Asker, rng: np.random.Generator, longest: int = 64, widest: int = 96
 ) -> tuple[Result, bool]:
     """By algebra, then all parameters on all answers to queries of up to `longest` tokens together,
     up to the width `widest`. Also whether another draw would come to the same."""
     paid = Paid(box.oracle, longest)
     try:
         data = form.ask(replace(box, oracle=paid), rng)
-        model = form.solve(data, box.unit)
+        model = form.solve(data, box.error)
     except (NotThisBlock, Unclear, np.linalg.LinAlgError) as failed:
         return Inconclusive(str(failed)), True
     errors, settled = None, True
@@ -374,7 +381,7 @@ def solve_once(
             random = ask_random(box, model, rng)
             settled = False
         try:
-            refined = refine_attention(model, pairs, random, box.unit, rng)
+            refined = refine_attention(model, pairs, random, box.error, rng)
         except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
@@ -425,7 +432,7 @@ def spread_of(pairs: Pairs) -> float:
 
 
 def ask_random(
-    box: Box, model: Block, rng: np.random.Generator, floors: float = 1.0
+    box: Asker, model: Block, rng: np.random.Generator, floors: float = 1.0
 ) -> list[tuple[Array, Array]]:
     """As many queries as the model has unknowns per number in an answer, of independent tokens at
     which scores are of order one, of several lengths: what was asked for the algebra is
@@ -439,12 +446,12 @@ def ask_random(
         shares = rng.choice([0.5, 1.0, 1.5], count)[:, None, None]
         tokens = size * shares * rng.standard_normal((count, length, model.width))
         tokens = box.representable(tokens)
-        found.append((tokens, box.ask(tokens, "refinement")))
+        found.append((tokens, box(tokens, "refinement")))
     return found
 
 
 def bootstrap_block(
-    form: Form, data: Any, model: Block, box: Box, rng: np.random.Generator
+    form: Form, data: Any, model: Block, box: Asker, rng: np.random.Generator
 ) -> Block | None:
     """Standard errors of every parameter, scores multiplied out; None where the algebra fails on
     perturbed answers."""
@@ -452,7 +459,7 @@ def bootstrap_block(
     names = [name for name, part in template.to_arrays().items() if part.size]
 
     def repeat() -> Sequence[Array]:
-        other = multiply_out(form.solve(perturb_answers(data, box.unit, rng), box.unit))
+        other = multiply_out(form.solve(perturb_answers(data, box.error, rng), box.error))
         return [other.to_arrays()[name][None] for name in names]
 
     best = template.to_arrays()
@@ -500,7 +507,7 @@ def compare(
     model: Block,
     errors: Block,
     pairs: Iterable[tuple[Array, Array]],
-    box: Box,
+    box: Asker,
     rng: np.random.Generator,
 ) -> float:
     """Largest deviation from an answer in units of what standard errors and rounding explain."""
@@ -508,12 +515,12 @@ def compare(
     for tokens, answers in pairs:
         predicted = model(tokens)
         spread = np.zeros_like(predicted)
-        copies = perturb_model(model, errors, box.unit, rng)
+        copies = perturb_model(model, errors, box.error, rng)
         for _ in range(6):
-            near = tokens * (1.0 + box.unit * rng.standard_normal(tokens.shape))
+            near = tokens * (1.0 + box.error * rng.standard_normal(tokens.shape))
             spread = np.maximum(spread, np.abs(next(copies)(near) - predicted))
         largest = np.abs(answers).max(axis=1)
-        allowed = 2.0 * np.linalg.norm(spread, axis=1) + 16.0 * box.unit * largest
+        allowed = 2.0 * np.linalg.norm(spread, axis=1) + 16.0 * box.error * largest
         worst = max(worst, float(np.max(np.linalg.norm(predicted - answers, axis=1) / allowed)))
     return worst
 
@@ -535,7 +542,7 @@ def set_zeros(model: Block, errors: Block, zero: float = 12.0) -> tuple[Block, B
     return Block.from_arrays(parts), Block.from_arrays(doubts)
 
 
-def describe(model: Block, errors: Block, misfit: float, box: Box) -> Hypothesis:
+def describe(model: Block, errors: Block, misfit: float, box: Asker) -> Hypothesis:
     """The hypothesis with what a reader wants to know."""
     attention = model.attention
     heads = () if attention is None else attention.heads

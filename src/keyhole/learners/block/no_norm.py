@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.block.box import Box
 from keyhole.learners.mlp import MlpLearner
 from keyhole.learners.multi_head import MultiHead
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention
 from keyhole.models.block import Block
 from keyhole.oracles.wrappers.skip import WithoutSkip
 
 
-def learn_without_norm(box: Box, context: bool, rng: np.random.Generator) -> Hypothesis:
+def learn_without_norm(box: Asker, context: bool, rng: np.random.Generator) -> Hypothesis:
     """The sublayer as a block; `context` says whether it has attention."""
     rest = WithoutSkip(box.oracle, np.eye(box.width))
     found = (MultiHead() if context else MlpLearner()).learn(rest, rng)

@@ -26,7 +26,7 @@ from itertools import pairwise
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
 from keyhole.learners.block.scores import (
     Scores,
     Soft,
@@ -36,9 +36,11 @@ from keyhole.learners.block.scores import (
     solve_scores,
 )
 from keyhole.linalg.rank import count_above, noise_edge
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import Norm, kept_plane
+from keyhole.stages.epsilon import epsilons_behind, find_epsilon
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def single_tokens(data: Singles) -> Float[Array, "n d"]:
     return np.concatenate([data.size * data.frame.T, data.anchor[None], mixed])
 
 
-def ask_singles(box: Box, rng: np.random.Generator) -> Singles:
+def ask_singles(box: Asker, rng: np.random.Generator) -> Singles:
     width = box.width
     frame, _ = np.linalg.qr(rng.standard_normal((width, width)))
     few = 1 + HARD.narrow // width
@@ -110,17 +112,17 @@ def ask_singles(box: Box, rng: np.random.Generator) -> Singles:
     huge = np.arange(count + few) < count
     anchor = rng.standard_normal(width)
     # the first answer tells the number format, on which the size depends
-    first = box.ask(anchor[None, None], "norm")
+    first = box(anchor[None, None], "norm")
     data = Singles(frame, huge_size(box), anchor, mixed, huge, first)
     tokens = single_tokens(data)
-    frames = box.ask(tokens[:width, None], "norm")
-    rest = box.ask(tokens[width + 1 :, None], "norm")
+    frames = box(tokens[:width, None], "norm")
+    rest = box(tokens[width + 1 :, None], "norm")
     return replace(data, answers=np.concatenate([frames, first, rest]))
 
 
-def huge_size(box: Box) -> float:
+def huge_size(box: Asker) -> float:
     """Length of tokens beside which epsilon vanishes: 1e6 in double precision, 500 in single."""
-    return float(box.unit ** (-3.0 / 8.0))
+    return float(box.error ** (-3.0 / 8.0))
 
 
 def fit_layer_norm(answers: Float[Array, "n d"]) -> tuple[Norm, float]:
@@ -267,7 +269,7 @@ class Selected:
 
 
 def select_tokens(
-    box: Box, known: Projected, step: float, least: int, rng: np.random.Generator
+    box: Asker, known: Projected, step: float, least: int, rng: np.random.Generator
 ) -> Selected | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
     width, size = box.width, max(huge_size(box), HARD.size)
@@ -276,36 +278,36 @@ def select_tokens(
     candidates = HARD.candidates if longest is None else min(HARD.candidates, longest - 1)
     anchor = rng.standard_normal(width)
     tokens = size * unit_rows(rng, candidates, width)
-    step = max(step, box.unit**0.25)
+    step = max(step, box.error**0.25)
     moves = step * size * unit_rows(rng, 1, width)[0]
     sequence = np.concatenate([tokens, anchor[None]])
-    base = known.directions(box.ask(sequence[None], "selected tokens"))[0]
+    base = known.directions(box(sequence[None], "selected tokens"))[0]
     pattern, n = np.zeros((0, candidates)), np.zeros((0, plane))
     count = max(HARD.patterns, least + HARD.spare)
 
     def ask(rows: Float[Array, "n k"]) -> Float[Array, "n p"]:
         asked = np.repeat(sequence[None], len(rows), axis=0)
         asked[:, :-1] += rows[:, :, None] * moves
-        return known.directions(box.ask(asked, "selected tokens"))
+        return known.directions(box(asked, "selected tokens"))
 
     while True:
         fresh = rng.uniform(-1.0, 1.0, (count - len(pattern), candidates))
         pattern, n = np.concatenate([pattern, fresh]), np.concatenate([n, ask(fresh)])
-        heads = moved_rank(base, n, box.unit)
+        heads = moved_rank(base, n, box.error)
         if heads <= count - HARD.spare:
             break
         if heads >= min(plane - 1, 32):
             return None
         count = 2 * count
-    shares = combinations(base, n, box.unit, rng)
+    shares = combinations(base, n, box.error, rng)
     response, rest = calibrate(base, n, ask(shares @ pattern), shares)
-    if rest > doubt_of(box.unit, step):
+    if rest > doubt_of(box.error, step):
         return None
     axes, values, _ = np.linalg.svd(response, full_matrices=False)
     kept = axes[:, :heads]
     off = np.linalg.norm(pattern - kept @ (kept.T @ pattern), axis=0)
     # the weakest head's response is known least; lengths of z, too, carry roundings
-    doubt = max(HARD.named, HARD.roundings * edge_of(response, box.unit) / values[heads - 1])
+    doubt = max(HARD.named, HARD.roundings * edge_of(response, box.error) / values[heads - 1])
     chance = (HARD.chance / candidates) ** (1.0 / (count - heads))  # one of so many comes so near
     (used,) = np.nonzero(off < min(doubt, chance) * np.linalg.norm(pattern, axis=0))
     if len(used) != heads:
@@ -354,7 +356,7 @@ class Values:
 
 
 def ask_batch(
-    box: Box,
+    box: Asker,
     selected: Selected,
     step: float,
     basis: Array,
@@ -368,16 +370,16 @@ def ask_batch(
     moves = np.zeros((len(wanted), heads + 1, box.width))
     moves[np.arange(len(wanted)), head] = step * selected.size * basis[:, column].T
     sequence = np.concatenate([selected.tokens, selected.anchor[None]])
-    moved = box.ask(sequence + moves, "value maps")
+    moved = box(sequence + moves, "value maps")
     n = known.directions(np.concatenate([base[None], moved]))
     # every token may move as far in a combination as it does alone
-    shares = np.sqrt(heads) * combinations(n[0], n[1:], box.unit, rng)
-    mixed = box.ask(sequence + np.tensordot(shares, moves, 1), "value maps")
+    shares = np.sqrt(heads) * combinations(n[0], n[1:], box.error, rng)
+    mixed = box(sequence + np.tensordot(shares, moves, 1), "value maps")
     return Batch(head, column, shares, moved, mixed)
 
 
 def ask_moves(
-    box: Box, selected: Selected, known: Projected, step: float, rng: np.random.Generator
+    box: Asker, selected: Selected, known: Projected, step: float, rng: np.random.Generator
 ) -> Moves | None:
     """Every head's token along its own share of a basis and a few directions more, until the
     ranks of all value maps are seen and the sum of the maps splits; None after a jump."""
@@ -387,7 +389,7 @@ def ask_moves(
     joint = step * selected.size * unit_rows(rng, 1 + HARD.narrow // width, width)
     asked = np.repeat(sequence[None], 1 + len(joint), axis=0)
     asked[1:, :-1] += joint[:, None]
-    answers = box.ask(asked, "value maps")
+    answers = box(asked, "value maps")
     if jumps(box, selected, answers[0], known, step, rng):
         return None
     data = Moves(selected, step, basis, (), joint, answers[0], answers[1:])
@@ -403,10 +405,10 @@ def ask_moves(
         batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
         data = replace(data, batches=(*data.batches, batch))
         responses, rest = all_responses(data, known)
-        if rest > doubt_of(box.unit, step):
+        if rest > doubt_of(box.error, step):
             return None
         ranks = [
-            seen_rank(np.linalg.svd(np.array(list(own.values())), compute_uv=False), box.unit)
+            seen_rank(np.linalg.svd(np.array(list(own.values())), compute_uv=False), box.error)
             for own in responses
         ]
         more = [
@@ -416,17 +418,17 @@ def ask_moves(
             break
         for h in more:
             target[h] = min(width, 2 * per_head[h])
-    wanted = unsplit_moves(responses, width, box.unit)
+    wanted = unsplit_moves(responses, width, box.error)
     if wanted:
         batch = ask_batch(box, selected, step, basis, answers[0], known, wanted, rng)
         data = replace(data, batches=(*data.batches, batch))
-        if all_responses(data, known)[1] > doubt_of(box.unit, step):
+        if all_responses(data, known)[1] > doubt_of(box.error, step):
             return None
     return data
 
 
 def jumps(
-    box: Box,
+    box: Asker,
     selected: Selected,
     base: Float[Array, " d"],
     known: Projected,
@@ -446,9 +448,9 @@ def jumps(
     shares, _ = np.linalg.qr(rng.standard_normal((count, count)))
     sequence = np.concatenate([selected.tokens, selected.anchor[None]])
     both = np.concatenate([moves, np.tensordot(shares, moves, 1)])
-    n = known.directions(np.concatenate([base[None], box.ask(sequence + both, "value maps")]))
+    n = known.directions(np.concatenate([base[None], box(sequence + both, "value maps")]))
     _, rest = calibrate(n[0], n[1 : 1 + count], n[1 + count :], shares)
-    return rest > doubt_of(box.unit, step)
+    return rest > doubt_of(box.error, step)
 
 
 def all_responses(data: Moves, known: Projected) -> tuple[list[dict[int, Array]], float]:
@@ -562,38 +564,29 @@ class Near:
     answers: Float[Array, "n d"] = field(metadata=ANSWER)
 
 
-def ask_epsilon(box: Box, values: Values, rng: np.random.Generator) -> Near:
+def ask_epsilon(box: Asker, values: Values, rng: np.random.Generator) -> Near:
     """Tokens whose z has a mean square near epsilon, which is found on the way."""
     known, width = values.known, box.width
     centre, *_ = np.linalg.lstsq(known.whole, -known.offset, rcond=None)
     heading = unit_rows(rng, 1, width)[0]
     per_step = float(np.mean((known.norm.plane @ (known.whole @ heading)) ** 2))
     tokens, answers = [], []
-    square = 1e-5
-    for _ in range(4):
-        token = box.representable(centre + np.sqrt(square / per_step) * heading)
+
+    def look(size: float) -> float:
+        token = box.representable(centre + size / np.sqrt(per_step) * heading)
         tokens.append(token)
-        answers.append(box.ask(token[None, None], "epsilon")[0])
-        found = solve_epsilon(values, Near(np.array(tokens[-1:]), np.array(answers[-1:])))
-        if not np.isfinite(found) or 0.2 < found / square < 5.0:
-            break
-        floor = (1e3 * box.unit * (1.0 + float(np.linalg.norm(centre)))) ** 2
-        square = float(np.clip(found, max(square * 1e-6, floor), square * 1e6))
+        answers.append(box(token[None, None], "epsilon")[0])
+        return solve_epsilon(values, Near(np.array(tokens[-1:]), np.array(answers[-1:])))
+
+    find_epsilon(look)
     return Near(np.array(tokens), np.array(answers))
 
 
 def solve_epsilon(values: Values, near: Near) -> float:
-    """The mean square q of n at a known mean square v of z: q = v / (v + epsilon); of several
-    answers, from the one that tells it best."""
-    norm = values.known.norm
+    """Of several answers, from the one that shows it best."""
     z = near.tokens @ values.known.whole.T + values.known.offset
-    square = np.sum(z**2, axis=1) / norm.width
-    n = ((near.answers - norm.bias) / norm.gain) @ norm.plane
-    seen = np.sum(n**2, axis=1) / norm.width
-    best = int(np.argmax(seen * (1.0 - seen)))
-    if not seen[best] > 0:
-        return float("nan")
-    return float(max(0.0, square[best] * (1.0 - seen[best]) / seen[best]))
+    found, clear = epsilons_behind(values.known.norm, z, near.answers)
+    return float(max(0.0, found[int(np.argmax(clear))]))
 
 
 # --- 5: scores ------------------------------------------------------------------------------------
@@ -641,17 +634,17 @@ class Answers:
             yield np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers
 
 
-def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
+def ask_post_norm_attention(box: Asker, rng: np.random.Generator) -> Answers:
     """Asks everything; raises NotThisBlock or Unclear."""
 
     def ask_soft(anchor: Array, tokens: Array) -> Soft:
         anchor = box.representable(anchor)
         context = box.representable(anchor[:, None] + tokens)
         asked = np.concatenate([context, anchor[:, None]], axis=1)
-        return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+        return Soft(anchor, context - anchor[:, None], box(asked, "scores"))
 
     singles = ask_singles(box, rng)
-    known = solve_singles(singles, box.unit)
+    known = solve_singles(singles, box.error)
     first, step, least = HARD.first_step, HARD.step, 0
     reason = "no draw of huge tokens showed which token each head selects"
     for _ in range(HARD.draws):
@@ -666,13 +659,13 @@ def ask_post_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
             step *= HARD.shorter
             continue
         try:
-            values = solve_moves(moves, known, box.unit)
+            values = solve_moves(moves, known, box.error)
             near = ask_epsilon(box, values, rng)
             widest = max(
-                seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in values.maps
+                seen_rank(np.linalg.svd(m, compute_uv=False), box.error) for m in values.maps
             )
             span = Span(unit_rows(rng, 1, box.width)[0], 1.0, np.inf)
-            scores = ask_scores(PostNormWeights(values), ask_soft, span, widest, box.unit, rng)
+            scores = ask_scores(PostNormWeights(values), ask_soft, span, widest, box.error, rng)
         except (Unclear, NotThisBlock) as failed:
             reason = str(failed)
             least = max(least, len(selected.tokens))

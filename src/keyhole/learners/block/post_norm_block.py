@@ -25,24 +25,22 @@ Fails.      Two heads on one token look like one head; neurons that hardly any p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
 from keyhole.arrays import TINY, Array, Float, random_stream
-from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.learners.block.arcs import bends_smoothly
+from keyhole.learners.block.box import NotThisBlock, Unclear
 from keyhole.learners.block.direction_fit import (
     SMOOTH,
     Data,
     Directed,
     find_network,
-    fit_directions,
     lengths,
     points_beside,
     points_wanted,
-    prune_neurons,
-    random_network,
     with_one,
 )
 from keyhole.learners.block.direction_hessians import join_network, read_directions
@@ -65,15 +63,18 @@ from keyhole.learners.block.scores import (
     solve_scores,
     usual_level,
 )
+from keyhole.learners.block.wide_network import BENT, is_crowded
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
-from keyhole.linalg.decisions import margin_of, note_decision
 from keyhole.linalg.rank import count_above_share
-from keyhole.measurement.evidence import Evidence
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
-from keyhole.oracles.noise import DETECTION, NoiseModel
+from keyhole.network.wide import Seen, search_wide
+
+KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
+TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ class Chosen:
     heading: Float[Array, " d"]
 
 
-def difference_step(box: Box) -> float:
+def difference_step(box: Asker) -> float:
     """Of first differences one way: rounding and curvature are alike."""
-    return float(box.unit**0.5)
+    return float(box.error**0.5)
 
 
 @dataclass(frozen=True)
@@ -120,20 +121,19 @@ class Differences:
     doubt: float
 
     @classmethod
-    def rough(cls, box: Box) -> "Differences":
-        """One way, unless the answers have few digits."""
-        if box.coarse:
-            return cls.fine(box)
-        return cls(difference_step(box), (1.0,), difference_step(box))
+    def rough(cls, box: Asker) -> "Differences":
+        """One way, where that tells the patterns of tokens apart."""
+        one_way = cls(difference_step(box), (1.0,), difference_step(box))
+        return one_way if one_way.doubt < TELLING else cls.fine(box)
 
     @classmethod
-    def fine(cls, box: Box) -> "Differences":
+    def fine(cls, box: Asker) -> "Differences":
         """Both ways, so that only a third derivative spoils them."""
-        step = float(box.unit ** (1.0 / 3.0))
+        step = float(box.error ** (1.0 / 3.0))
         return cls(step, (1.0, -1.0), step**2)
 
 
-def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
+def select_tokens(box: Asker, options: PostNormOptions, rng: np.random.Generator) -> Chosen | None:
     """Huge tokens of which each head takes one, or None where this draw does not tell."""
     size, differences = huge_size(box), Differences.rough(box)
     step, doubt = differences.step, differences.doubt
@@ -143,7 +143,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
     heading = unit_rows(rng, 1, box.width)[0]
     anchor = np.mean(options.anchors) * size * heading
     sequence = np.concatenate([tokens, anchor[None]])
-    base = box.ask(sequence[None], "selected tokens")[0]
+    base = box(sequence[None], "selected tokens")[0]
     move = step * size * unit_rows(rng, 1, box.width)[0]
     patterns, responses = np.zeros((0, count)), np.zeros((0, box.width))
     number = options.patterns
@@ -153,7 +153,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
         for way in differences.ways:
             asked = np.repeat(sequence[None], len(fresh), axis=0)
             asked[:, :-1] += way * fresh[:, :, None] * move
-            moved.append(box.ask(asked, "selected tokens"))
+            moved.append(box(asked, "selected tokens"))
         seen = (moved[0] - (moved[1] if len(moved) > 1 else base)) / (len(moved) * step)
         patterns, responses = np.concatenate([patterns, fresh]), np.concatenate([responses, seen])
         axes, values, _ = np.linalg.svd(responses, full_matrices=False)
@@ -168,8 +168,8 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
     (used,) = np.nonzero(off < 1e3 * doubt * np.linalg.norm(patterns, axis=0))
     if not heads or len(used) != heads:
         return None
-    alone = box.ask(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
-    if np.abs(alone - base).max() > 1e4 * box.unit * np.abs(base).max():
+    alone = box(np.concatenate([tokens[used], anchor[None]])[None], "selected tokens")[0]
+    if np.abs(alone - base).max() > 1e4 * box.error * np.abs(base).max():
         return None
     return Chosen(tokens[used], heading)
 
@@ -178,7 +178,7 @@ def select_tokens(box: Box, options: PostNormOptions, rng: np.random.Generator) 
 
 
 def find_maps(
-    box: Box, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
+    box: Asker, chosen: Chosen, plane: Float[Array, "d p"], options: PostNormOptions
 ) -> Float[Array, "h p d"] | None:
     """M_h in the norm's plane; None where a head takes the anchor or jumps."""
     size, differences = huge_size(box), Differences.fine(box)
@@ -195,7 +195,7 @@ def find_maps(
         sequence = box.representable(sequence)
         ahead = [way * differences.step * size * moves for way in differences.ways]
         asked = sequence + np.concatenate(ahead)
-        after, before = np.split(box.ask(box.representable(asked), "value maps"), 2)
+        after, before = np.split(box(box.representable(asked), "value maps"), 2)
         slopes = (after - before) / (2.0 * differences.step)
         beside.append(slopes[: along.shape[1]].T)
         moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
@@ -211,7 +211,7 @@ def find_maps(
     rest = np.einsum("ap,hpd->had", table, maps) - right
     if np.linalg.norm(rest) > 1e4 * differences.doubt * np.linalg.norm(right):
         return None
-    return cut_maps(maps, 1e2 * differences.doubt) if box.coarse else maps
+    return cut_maps(maps, 1e2 * differences.doubt)
 
 
 def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]:
@@ -222,7 +222,7 @@ def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]
 
 
 def find_values(
-    box: Box, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
+    box: Asker, plane: Float[Array, "d p"], options: PostNormOptions, rng: np.random.Generator
 ) -> Float[Array, "h p d"]:
     """M_h of all heads. Two heads on one token look like one whose rank is the sum of theirs: as
     long as ranks differ, draws that show more heads are looked for."""
@@ -257,7 +257,7 @@ class SphereAnswers:
     """Huge single tokens, the ν that they have, and the answers; and the second norm as far as
     it is known. More tokens are asked as they are needed."""
 
-    box: Box
+    box: Asker
     whole: Float[Array, "p d"]
     rng: np.random.Generator
     points: Float[Array, "n p"]
@@ -268,7 +268,7 @@ class SphereAnswers:
 
     @classmethod
     def begin(
-        cls, box: Box, whole: Float[Array, "p d"], rng: np.random.Generator
+        cls, box: Asker, whole: Float[Array, "p d"], rng: np.random.Generator
     ) -> "SphereAnswers":
         p, d = whole.shape
         kind = "layer" if p < d else "rms"
@@ -290,11 +290,11 @@ class SphereAnswers:
     def ask(self, wanted: Float[Array, "n p"]) -> tuple[Array, Array, Array]:
         """Points of the sphere along these, huge single tokens that have them, and answers."""
         d = self.whole.shape[1]
-        size = self.box.unit ** (-5.0 / 8.0)  # beside which the offset vanishes
+        size = self.box.error ** (-5.0 / 8.0)  # beside which the offset vanishes
         tokens = self.box.representable(size * wanted @ np.linalg.pinv(self.whole).T)
         points = tokens @ self.whole.T
         points *= np.sqrt(d) / lengths(points)
-        return points, tokens, self.box.ask(tokens[:, None], "network")
+        return points, tokens, self.box(tokens[:, None], "network")
 
     def add(self, wanted: Float[Array, "n p"]) -> None:
         if not len(wanted):
@@ -336,7 +336,7 @@ class SphereAnswers:
             seen = self.normalised(self.ask(path)[2])
             middle = seen.mean(axis=0)
             _, sizes, axes = np.linalg.svd(seen - middle, full_matrices=False)
-            if sizes[3] > 1e2 * self.box.unit * np.sqrt(d):
+            if sizes[3] > 1e2 * self.box.error * np.sqrt(d):
                 width *= 0.75  # a kink lies on it
                 continue
             across = sizes[2] * (np.eye(p) - axes[:3].T @ axes[:3])
@@ -351,7 +351,7 @@ class SphereAnswers:
         bias = norm.bias + norm.gain * (norm.plane @ centre)
         self.norm = Norm(norm.gain, bias, norm.epsilon, norm.kind)
         weakest = np.linalg.svd(table, compute_uv=False)[-1]
-        return float(10.0 * self.box.unit * np.sqrt(d) / weakest)
+        return float(10.0 * self.box.error * np.sqrt(d) / weakest)
 
     def correct_norm(self, known: Directed) -> float:
         """Gain and bias where epsilon bends the ellipsoid: |n|^2 / d = 1 + a + c.n - epsilon / v,
@@ -368,29 +368,18 @@ class SphereAnswers:
 
 
 def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
-    """Whether Φ curves otherwise than a norm does between kinks: five near points of a great circle
-    then have directions outside of three dimensions by the cube of their distance, an eighth of it
-    at half the distance. With kinks they are off by the distance itself, and not at all where an
-    arc holds none."""
-    p, back = len(sphere.whole), np.linalg.pinv(sphere.whole)
-    unit, chance = sphere.box.unit, 0.2  # that kinks on an arc look like that
-    arcs = Evidence(NoiseModel(unit)).enough(chance)
-    step = 10.0 * unit ** (1.0 / 3.0)  # an eighth of its cube is seen to a hundredth
-    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
-    found = []
-    for _ in range(arcs):
-        first, second = np.linalg.qr(rng.standard_normal((p, 2)))[0].T
-        path = np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second)
-        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * path @ back.T)
-        seen = sphere.directions(sphere.box.ask(tokens[:, None], "network"))
-        found.append([np.linalg.svd(seen[some], compute_uv=False)[3]
-                      for some in ([0, 1, 3, 5, 6], [1, 2, 3, 4, 5])])  # fmt: skip
-    wide, narrow = np.array(found).T
-    shown = wide > DETECTION**2 * unit
-    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
-    share = float(np.mean(shown & eighth))
-    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
-    return share > 0.5
+    """Whether Φ curves otherwise than a norm does between kinks: near points of a great circle then
+    have directions outside of three dimensions."""
+    back, unit = np.linalg.pinv(sphere.whole), sphere.box.error
+
+    def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
+        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * points @ back.T)
+        return sphere.directions(sphere.box(tokens[:, None], "network"))
+
+    def off_space(seen: Float[Array, "5 p"], _: Float[Array, " 5"]) -> float:
+        return float(np.linalg.svd(seen, compute_uv=False)[3])
+
+    return bends_smoothly(ask, off_space, len(sphere.whole), unit, rng)
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
@@ -401,7 +390,7 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(points)[2])
 
-    box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.unit, lengths=False, bend=off)
+    box = SphereBox(ask, p, float(np.sqrt(d)), 4.0 * sphere.box.error, lengths=False, bend=off)
 
     def draw(count: int) -> Pool:
         sphere.grow(count)
@@ -417,30 +406,42 @@ def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
     return net
 
 
-def fit_relus(sphere: SphereAnswers, rng: np.random.Generator, most: int = 2500) -> Directed:
-    """A network of ReLUs from directions of few digits, which those beside kinks would want: more
-    neurons than it has are fitted to random points, then thinned out. `most`: numbers of their rows
-    and outer weights that are tried. Raises Unclear."""
-    p, d = sphere.whole.shape
-    # the second norm, whose epsilon bends the ellipsoid, is known roughly at first
-    rough, neurons = difference_step(sphere.box), 2 * d
-    # the values, and so the points, are as exact as first differences
-    doubt = 30.0 * Differences.fine(sphere.box).doubt
-    while neurons * (2 * p + 1) <= most:
-        sphere.grow(int(1.6 * points_wanted(p, p, neurons)))
-        data = Data(with_one(sphere.points), sphere.read(None)[1])
-        net, rest = random_network(np.eye(p, p + 1), neurons, "relu", rng), np.inf
-        for ridge in (1e-3, 1e-5):
-            if rest > 0.3 * rough:
-                net, rest = fit_directions(net, data, 40, ridge, target=0.3 * rough)
-        if rest < rough:
-            net, _ = prune_neurons(net, data, rough)
-            sphere.grow_beside(net)
-            net, rest = settle_directions(net, sphere, 5.0 * sphere.box.unit)
-            if rest < doubt:
-                return net
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few ReLUs explains the directions of the answers")
+def fit_wide(
+    sphere: SphereAnswers, activations: tuple[str, ...], level: float, rng: np.random.Generator
+) -> Directed:
+    """A network from directions of few digits, which those beside kinks would want: more neurons
+    than it has are fitted to random points, then thinned out. `level`: of the points and
+    directions. Raises Unclear."""
+
+    def look(count: int) -> Seen:
+        sphere.grow(count)
+        return Seen(*sphere.read(None), direction=True)
+
+    p = len(sphere.whole)
+    explained = level * np.sqrt(p)  # relative to unit vectors
+    found, left = search_wide(look, activations, sphere.box.error * np.sqrt(p), explained, rng)
+    net = Directed(found.affine, found.outer, found.inner, found.activation)
+    if left < explained:
+        sphere.grow_beside(net)
+        net, rest = settle_directions(net, sphere, 5.0 * sphere.box.error)
+        if rest < level:
+            return net
+    raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+
+
+def find_crowded(
+    sphere: SphereAnswers, level: float, options: PostNormOptions, rng: np.random.Generator
+) -> Directed | None:
+    """A smooth network that second derivatives have hardly room for, by a wide one; None where
+    there is room, or it is not found."""
+    p = len(sphere.whole)
+    if p < options.circles or not is_crowded(p):
+        return None
+    try:
+        return fit_wide(sphere, BENT, level, rng)
+    except Unclear:
+        sphere.read(None)
+        return None
 
 
 def find_smooth(
@@ -454,18 +455,18 @@ def find_smooth(
     def ask(points: Float[Array, "n p"], purpose: str) -> Float[Array, "n p"]:
         return sphere.directions(sphere.ask(radius * points)[2])
 
-    rest = np.inf
+    # activations that are nearly alike differ by little more than single precision tells
+    rest, target = np.inf, min(level, 2.0**-22)
     for _ in range(3):  # a neuron whose curve is misread spoils the fit: other places
-        sketch = read_directions(ask, p, sphere.box.unit, rng)
+        sketch = read_directions(ask, p, sphere.box.error, rng)
         sphere.grow(points_wanted(p, p, sketch.rows.shape[1], 1.25))
         fits = []
         for name in likely_activations(sketch, activations):
             net = join_network(sketch, name, radius, *sphere.read(None))
-            # activations that are nearly alike differ by little more than single precision tells
-            fits.append(settle_directions(net, sphere, min(level, 2.0**-22)))
+            fits.append(settle_directions(net, sphere, target))
         net, rest = min(fits, key=lambda fit: fit[1])
         if rest <= 3.0 * level:
-            return net
+            return drop_undecided(net, rest, sphere, target)[0]
         sphere.read(None)
     raise Unclear(f"no network explains the directions of the answers: {rest:.1e} is left")
 
@@ -484,27 +485,56 @@ def settle_directions(
     return net, rest
 
 
+def neuron_products(net: Directed) -> Float[Array, "numbers m"]:
+    """What every neuron adds to the affine part where it is turned around, entries as rows."""
+    slope = ACTIVATIONS[net.activation].slope
+    products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1])
+    return np.asarray(slope * products.reshape(-1, net.neurons))
+
+
+def turned_shares(net: Directed, plane: Float[Array, "d p"]) -> Float[Array, " m"]:
+    """One for neurons that are turned around, zero for the others: a diagonal gain and these shares
+    of the neurons are the affine part."""
+    products = neuron_products(net)
+    sizes = np.maximum(np.linalg.norm(products, axis=0), TINY)
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    table = np.column_stack([squares, products / sizes])
+    solution, *_ = np.linalg.lstsq(table, net.affine[:, :-1].ravel(), rcond=None)
+    return np.asarray(solution[len(plane) :] / sizes)
+
+
+def undecided(shares: Float[Array, " m"]) -> Array:
+    """Neurons whose share says neither that they are turned nor that they are not."""
+    return np.asarray(np.minimum(np.abs(shares), np.abs(shares - 1.0)) > 0.2)
+
+
+def drop_undecided(
+    net: Directed, rest: float, sphere: SphereAnswers, target: float
+) -> tuple[Directed, float]:
+    """The network without neurons whose way is not seen, if the directions are explained as well
+    without them: second derivatives that are off may show a neuron too many."""
+    if not ACTIVATIONS[net.activation].slope:
+        return net, rest
+    strange = undecided(turned_shares(net, sphere.norm.plane))
+    if not strange.any() or strange.all():
+        return net, rest
+    fewer = replace(net, outer=net.outer[:, ~strange], rows=net.rows[~strange])
+    fewer, left = settle_directions(fewer, sphere, target)
+    return (fewer, left) if left <= 1.1 * rest else (net, rest)
+
+
 def gain_of(
     net: Directed, plane: Float[Array, "d p"]
 ) -> tuple[Float[Array, " d"], Float[Array, " m"]]:
     """The first gain, and which neurons are turned around; raises Unclear where neither is seen."""
-    d = len(plane)
-    slope = ACTIVATIONS[net.activation].slope
-    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, d)
-    table = squares
-    if slope:
-        products = np.einsum("am,mb->abm", net.outer, net.rows[:, :-1]).reshape(len(squares), -1)
-        sizes = np.maximum(np.linalg.norm(products, axis=0), 1e-300)
-        table = np.column_stack([squares, slope * products / sizes])
-    right = net.affine[:, :-1].ravel()
-    solution, *_ = np.linalg.lstsq(table, right, rcond=None)
-    gain, turned = solution[:d], np.zeros(net.neurons)
-    if slope:
-        share = solution[d:] / sizes
-        turned = np.round(share)
-        if not np.isin(turned, (0.0, 1.0)).all() or np.abs(share - turned).max() > 0.2:
+    squares = np.einsum("ia,ib->abi", plane, plane).reshape(-1, len(plane))
+    right, turned = net.affine[:, :-1].ravel(), np.zeros(net.neurons)
+    if ACTIVATIONS[net.activation].slope:
+        shares = turned_shares(net, plane)
+        if undecided(shares).any():
             raise Unclear("which way the neurons are turned was not seen")
-        right = right - slope * (products @ turned)
+        turned = np.round(shares)
+        right = right - neuron_products(net) @ turned
     gain, *_ = np.linalg.lstsq(squares, right, rcond=None)
     if np.linalg.norm(squares @ gain - right) > 0.05 * np.linalg.norm(gain):
         raise Unclear("the residual connection around the network was not seen")
@@ -603,7 +633,7 @@ class Behind:
 
 
 def find_offset(
-    box: Box, behind: Behind, whole: Float[Array, "p d"], rng: np.random.Generator
+    box: Asker, behind: Behind, whole: Float[Array, "p d"], rng: np.random.Generator
 ) -> tuple[Float[Array, " p"], list[tuple[Array, Array]]]:
     """The offset of the attention from single tokens of two sizes, and these with answers."""
     p, d = whole.shape
@@ -611,11 +641,11 @@ def find_offset(
     found, pairs = np.zeros(p), []
     for size in (30.0, 3.0):
         tokens = box.representable(size * unit_rows(rng, 5, d))
-        answers = box.ask(tokens[:, None], "offset")
+        answers = box(tokens[:, None], "offset")
         pairs.append((tokens[:, None], answers))
         start = tokens @ whole.T + found
         point, rest = behind.read(answers, start, np.full(len(tokens), radius))
-        good = rest < max(1e-3, 1e2 * box.unit**0.5)
+        good = rest < max(1e-3, 1e2 * box.error**0.5)
         if good.sum() < 2:
             raise Unclear("no point of the sphere explains the answer to a single token")
         n = point[good] / radius
@@ -629,7 +659,7 @@ def find_offset(
 
 
 def find_epsilon(
-    box: Box, whole: Float[Array, "p d"], offset: Float[Array, " p"],
+    box: Asker, whole: Float[Array, "p d"], offset: Float[Array, " p"],
     build: Callable[[float], Block], rng: np.random.Generator,
 ) -> tuple[float, tuple[Array, Array]]:  # fmt: skip
     """From tokens whose z has root mean squares from 0.1 to 1e-4: the epsilon that explains the
@@ -640,7 +670,7 @@ def find_epsilon(
     z = rng.standard_normal((len(sizes), len(whole)))
     z *= np.sqrt(d) * sizes[:, None] / lengths(z)
     tokens = box.representable((z - offset) @ back.T)[:, None]
-    answers = box.ask(tokens, "epsilon")
+    answers = box(tokens, "epsilon")
 
     def misfit(power: float) -> float:
         return float(np.sum((build(10.0**power)(tokens) - answers) ** 2))
@@ -743,7 +773,7 @@ class BlockWeights:
 
 
 def ask_sequences(
-    box: Box, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
+    box: Asker, heads: list[Head], unknowns: float, redundant: float, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences of several lengths and sizes: as many numbers as the attention has unknowns,
     and so many weights for each unknown of the scores. Strong scores want small tokens, so that no
@@ -759,27 +789,27 @@ def ask_sequences(
     found = []
     for length, share in shapes:
         tokens = box.representable(size * share * rng.standard_normal((count, length, width)))
-        found.append((tokens, box.ask(tokens, "refinement")))
+        found.append((tokens, box(tokens, "refinement")))
     return found
 
 
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def bends(box: Box, rng: np.random.Generator) -> bool:
+def bends(box: Asker, rng: np.random.Generator) -> bool:
     """Whether there is a network behind the attention: without one, huge tokens x and -x have
     answers whose sum is the same for all x."""
-    tokens = box.unit ** (-5.0 / 8.0) * unit_rows(rng, 2, box.width)
+    tokens = box.error ** (-5.0 / 8.0) * unit_rows(rng, 2, box.width)
     tokens = box.representable(np.concatenate([tokens, -tokens]))
-    answers = box.ask(tokens[:, None], "network")
+    answers = box(tokens[:, None], "network")
     sums = answers[:2] + answers[2:]
     # the offset of the attention shows by its share in a huge token
-    doubt = max(1e3 * box.unit, 1e2 * box.unit ** (5.0 / 8.0))
+    doubt = max(1e3 * box.error, 1e2 * box.error ** (5.0 / 8.0))
     return bool(np.abs(sums[0] - sums[1]).max() > doubt * np.abs(answers).max())
 
 
 def find_post_norm_block(
-    box: Box, rng: np.random.Generator, options: PostNormOptions | None = None
+    box: Asker, rng: np.random.Generator, options: PostNormOptions | None = None
 ) -> tuple[list[Block], Pairs]:
     """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
     options = PostNormOptions() if options is None else options
@@ -793,8 +823,8 @@ def find_post_norm_block(
     activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
     level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
     net = None
-    if activations == ("relu",) and box.coarse:
-        net = fit_relus(sphere, rng)
+    if activations == ("relu",) and Differences.fine(box).doubt > KINKS_APART:
+        net = fit_wide(sphere, activations, level, rng)
     elif activations == ("relu",) and p >= options.circles:
         try:
             net = find_relus(sphere, rng)
@@ -802,7 +832,8 @@ def find_post_norm_block(
             sphere.read(None)
     elif activations != ("relu",):
         try:
-            net = find_smooth(sphere, activations, level, rng)
+            net = find_crowded(sphere, level, options, rng)
+            net = find_smooth(sphere, activations, level, rng) if net is None else net
         except NotEnough as failed:
             # the fit from a random start takes long where there are many neurons
             if room_for_neurons(p) >= 4 * d:
@@ -848,14 +879,12 @@ def find_post_norm_block(
         anchor = box.representable(anchor)
         context = box.representable(anchor[:, None] + tokens)
         asked = np.concatenate([context, anchor[:, None]], axis=1)
-        return Soft(anchor, context - anchor[:, None], box.ask(asked, "scores"))
+        return Soft(anchor, context - anchor[:, None], box(asked, "scores"))
 
-    least = box.unit if box.coarse else 1e-10
-    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), least) for m in maps)
+    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.error) for m in maps)
     span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
-    doubt = box.unit if box.coarse else 1e-9
     try:
-        scores = ask_scores(weights, ask_soft, span, widest, doubt, rng)
+        scores = ask_scores(weights, ask_soft, span, widest, box.error, rng)
     except NotThisBlock as failed:  # a network that is not quite right says little of the box
         raise Unclear(str(failed)) from failed
     found = [cut_rank(*one) for one in solve_scores(scores, weights)]

@@ -23,21 +23,25 @@ Fails.      Planes nearly parallel to the line; kinks closer than the answers re
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import logit, ndtri
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.learners.block.box import Box, NotThisBlock, Paid, Unclear
+from keyhole.learners.block.box import NotThisBlock, Paid, Unclear
 from keyhole.learners.block.post_norm_attention import fit_layer_norm, fit_rms_norm
 from keyhole.learners.block.refinement import Pairs, refine_block
 from keyhole.linalg.decisions import margin_of, note_decision
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Evidence
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table
 from keyhole.models.norm import Norm
 from keyhole.oracles.noise import ACCURACY, DETECTION, NoiseModel
+from keyhole.stages.epsilon import epsilons_behind
+
+LEAST_EPSILON = 1e-14  # of float64 answers: a smaller one is zero to them
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,17 @@ Directions = Callable[[Array], Array]  # of z at angles (n,), as rows
 # --- 1: the norm ----------------------------------------------------------------------------------
 
 
-def find_norm(box: Box, rng: np.random.Generator) -> Norm:
+def find_norm(box: Asker, rng: np.random.Generator) -> Norm:
     """From tokens beside which epsilon vanishes; raises NotThisBlock."""
     if box.width < 3:
         raise NotThisBlock("directions of fewer than three numbers all lie in one plane")
-    size = box.unit ** (-3.0 / 7.0)
+    size = box.error ** (-3.0 / 7.0)
     tokens = box.representable(size * rng.standard_normal((box.width + 5, box.width)))
-    answers = box.ask(tokens[:, None], "norm")
+    answers = box(tokens[:, None], "norm")
     norm, off = fit_layer_norm(answers)
-    if off > 3e5 * box.unit:
+    if off > 3e5 * box.error:
         norm, off = fit_rms_norm(answers)
-    if off > 3e5 * box.unit:
+    if off > 3e5 * box.error:
         raise NotThisBlock("the answers to huge tokens lie on no sphere of a norm")
     return norm
 
@@ -507,17 +511,14 @@ def find_lengths(
 # --- 5: epsilon -----------------------------------------------------------------------------------
 
 
-def find_epsilon(
+def measure_last_epsilon(
     block: Block, tokens: Float[Array, "n 1 d"], answers: Float[Array, "n d"]
 ) -> float:
-    """The mean square q of n at a known mean square v of z: q = v / (v + epsilon)."""
+    """The median of what answers say of epsilon, beside their rounding."""
     assert block.mlp is not None
-    norm = block.norms[0]
-    z = (tokens[:, 0] + block.mlp(tokens[:, 0])) @ norm.plane
-    square = np.sum(z**2, axis=1) / norm.width
-    n = ((answers - norm.bias) / norm.gain) @ norm.plane
-    seen = np.sum(n**2, axis=1) / norm.width
-    return float(max(np.median(square * (1.0 - seen) / seen), 1e-14))
+    z = (tokens[:, 0] + block.mlp(tokens[:, 0])) @ block.norms[0].plane
+    found, _ = epsilons_behind(block.norms[0], z, answers)
+    return float(max(np.median(found), LEAST_EPSILON))
 
 
 def random_tokens(known: Oriented, count: int, rng: np.random.Generator) -> Float[Array, "n d"]:
@@ -543,23 +544,23 @@ def random_tokens(known: Oriented, count: int, rng: np.random.Generator) -> Floa
 
 
 def find_post_norm_mlp(
-    box: Box, rng: np.random.Generator, options: LineOptions | None = None
+    box: Asker, rng: np.random.Generator, options: LineOptions | None = None
 ) -> tuple[list[Block], Pairs]:
     """The sublayer to a few digits, once for each activation that it may have, and the queries and
     answers that refine it; raises NotThisBlock or Unclear."""
     options = LineOptions() if options is None else options
     paid = Paid(box.oracle, longest=1)
-    box = Box(paid, box.noise, box.answered)
+    box = replace(box, oracle=paid)
     norm = find_norm(box, rng)
     plane, width = norm.plane, box.width
 
     def ask(points: Float[Array, "n d"], purpose: str = "beside the line") -> Array:
-        answers = box.ask(points[:, None], purpose)
+        answers = box(points[:, None], purpose)
         seen = ((answers - norm.bias) / norm.gain) @ plane
         return np.asarray(seen / np.linalg.norm(seen, axis=1, keepdims=True))
 
-    smooth = is_smooth(ask, width, box.unit, rng)
-    size = options.find_distance(box.unit) if smooth else 1.0
+    smooth = is_smooth(ask, width, box.error, rng)
+    size = options.find_distance(box.error) if smooth else 1.0
     origin, heading = size * rng.standard_normal((2, width))
     line = Line(origin, heading / np.linalg.norm(heading) * np.linalg.norm(origin))
 
@@ -567,16 +568,16 @@ def find_post_norm_mlp(
         """Directions on the line."""
         return ask(line.points(np.tan(angles)), "line")
 
-    pieces, kinks = LineSearch(along, box.unit, options).run()
+    pieces, kinks = LineSearch(along, box.error, options).run()
     if not len(kinks):
         raise NotThisBlock("no neuron bends on a line")
     path = chain_pieces(pieces, kinks, along)
-    slope, constant, rows = find_rows(path, line, ask, box.unit, options)
+    slope, constant, rows = find_rows(path, line, ask, box.error, options)
     known = orient(slope, constant, rows, path.jumps, plane)
     candidates = {"relu": np.ones(len(rows))}
     if smooth:
         least = 0.3 * float(np.linalg.norm(line.origin))
-        known = settle_far_away(known, norm, least, paid, box.unit, rng)
+        known = settle_far_away(known, norm, least, paid, box.error, rng)
         points = put_on_kinks(line.points(np.tan(path.kinks)), known)
         tails, steps = find_lengths(known, plane, points, ask)
         if np.isnan(tails).mean() > options.unseen:
@@ -591,7 +592,7 @@ def find_post_norm_mlp(
     beside = paid.singles_apart(1e5)
     tokens = random_tokens(known, int(1.3 * unknowns / plane.shape[1]) + 8, rng)
     tokens = box.representable(tokens[:, None])
-    answers = box.ask(tokens, "refinement")
+    answers = box(tokens, "refinement")
     found = []
     for name, length in candidates.items():
         network = Mlp(
@@ -603,7 +604,7 @@ def find_post_norm_mlp(
         )
         gain = known.sign * norm.gain
         block = Block(None, network, norm="post", kind=norm.kind, gain=gain, bias=norm.bias)
-        epsilon = find_epsilon(block, tokens, answers)
+        epsilon = measure_last_epsilon(block, tokens, answers)
         found.append(Block(None, network, norm="post", kind=norm.kind, epsilons=[epsilon],
                            gain=gain, bias=norm.bias))  # fmt: skip
     return found, [(tokens, answers), beside]

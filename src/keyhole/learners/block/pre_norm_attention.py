@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares, linear_sum_assignment
 
 from keyhole.arrays import TINY, Array, Float, Int
-from keyhole.learners.block.box import ANSWER, Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import ANSWER, NotThisBlock, Unclear
 from keyhole.learners.block.scores import (
     Ask,
     Scores,
@@ -40,9 +40,11 @@ from keyhole.learners.block.scores import (
     solve_scores,
 )
 from keyhole.linalg.rank import count_above, find_fall, noise_edge
+from keyhole.measurement.asker import Asker
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.norm import kept_plane
+from keyhole.stages.epsilon import find_epsilon
 
 
 @dataclass(frozen=True)
@@ -100,28 +102,29 @@ class Ball:
         return np.asarray(inside / np.sqrt(square + self.epsilon))
 
 
-def ask_sizes(box: Box, rng: np.random.Generator) -> Sizes:
+def ask_sizes(box: Asker, rng: np.random.Generator) -> Sizes:
     width = box.width
     heading = rng.standard_normal(width)
     heading -= heading.mean()
     heading /= np.sqrt(np.mean(heading**2))
-    large = 1e3 if box.unit < 1e-12 else 30.0
-    sizes = [0.0, large, 1e-2]
-    tokens = [box.representable(size * heading) for size in sizes]
-    tokens.append(box.representable(heading + 2.0))
-    answers = [box.ask(token[None, None], "norm")[0] for token in tokens]
-    for _ in range(4):  # the size at which epsilon shows best
-        if not np.isfinite(answers).all():
-            raise Unclear("the norm has no epsilon: a token of size zero has no answer")
-        data = Sizes(np.array(tokens), np.array(answers))
-        epsilon = solve_sizes(data, box.unit)[0]
-        if not epsilon > 0:
-            raise Unclear("epsilon is too small to be seen")
-        if 0.2 < epsilon / np.mean(tokens[2] ** 2) < 5.0:
-            return data
-        tokens[2] = box.representable(np.sqrt(epsilon) * heading)
-        answers[2] = box.ask(tokens[2][None, None], "norm")[0]
-    raise Unclear("epsilon is too small to be seen")
+    # so large that epsilon is nothing beside it, and its rounding nothing beside what it adds
+    large = float(np.clip(box.error ** (-1.0 / 5.0), 30.0, 1e3))
+    tokens = [box.representable(token) for token in (0.0 * heading, large * heading, heading + 2.0)]
+    zero, far, shifted = (box(token[None, None], "norm")[0] for token in tokens)
+    if not np.isfinite(zero).all():
+        raise Unclear("the norm has no epsilon: a token of size zero has no answer")
+    seen: list[Sizes] = []
+
+    def look(size: float) -> float:
+        near = box.representable(size * heading)
+        asked = np.array([tokens[0], tokens[1], near, tokens[2]])
+        answers = np.array([zero, far, box(near[None, None], "norm")[0], shifted])
+        seen.append(Sizes(asked, answers))
+        return max(solve_sizes(seen[-1], box.error)[0], 0.0)
+
+    if find_epsilon(look) is None:
+        raise Unclear("epsilon is too small to be seen")
+    return seen[-1]
 
 
 def solve_sizes(data: Sizes, unit: float) -> tuple[float, str, Float[Array, " d"]]:
@@ -154,11 +157,11 @@ class Singles:
 
 
 def ask_points(
-    box: Box, ball: Ball, points: Float[Array, "n length k"], purpose: str
+    box: Asker, ball: Ball, points: Float[Array, "n length k"], purpose: str
 ) -> Float[Array, "n d"]:
     """Answers without the residual."""
     tokens = box.representable(ball.tokens(points))
-    return box.ask(tokens, purpose) - tokens[:, -1]
+    return box(tokens, purpose) - tokens[:, -1]
 
 
 def solve_singles(data: Singles, offset: Float[Array, " d"]) -> Float[Array, "d k"]:
@@ -188,7 +191,7 @@ class Line:
 
 
 def ask_line(
-    box: Box,
+    box: Asker,
     ball: Ball,
     anchor: Float[Array, " k"],
     direction: Float[Array, " k"],
@@ -351,7 +354,7 @@ def weigh_values(
 
 
 def ask_lines(
-    box: Box, ball: Ball, offset: Array, whole: Float[Array, "d k"], rng: np.random.Generator
+    box: Asker, ball: Ball, offset: Array, whole: Float[Array, "d k"], rng: np.random.Generator
 ) -> Lines:
     """Lines close to a first one on which all heads are apart, until the ranges are seen."""
     k = len(ball.plane.T)
@@ -363,7 +366,7 @@ def ask_lines(
         if best is not None and best[0] < TUNED.digits and (not close or tried >= TUNED.lines):
             break
         line = ask_line(box, ball, anchor, unit_vector(rng, k), count, rng)
-        seen = count_heads(line, alone, box.unit)
+        seen = count_heads(line, alone, box.error)
         if seen >= count - 1:
             count *= 2
             if count > 4 * box.width + TUNED.first_line:
@@ -372,23 +375,23 @@ def ask_lines(
         heads = max(heads, seen)
         if seen < 1:
             raise Unclear("no head changes the answers on a line")
-        read = read_line(line, alone, seen, box.unit)
+        read = read_line(line, alone, seen, box.error)
         if read is None:
             continue
         rates, values = read
         apart = 1.0 if seen == 1 else float(np.diff(rates).min() / np.abs(rates).max())
-        doubt = value_errors(line, rates, box.unit) / np.sqrt(np.mean(values**2, axis=1))
+        doubt = value_errors(line, rates, box.error) / np.sqrt(np.mean(values**2, axis=1))
         if seen == heads and (best is None or best[1] < heads or doubt.max() < best[0]):
             best, close = (float(doubt.max()), seen, line), apart <= 0.1 / heads
     if best is None:
         raise Unclear("no line shows the heads")
     found = Lines(anchor, heads, (best[2],))
-    least = seen_rank(np.linalg.svd(whole, compute_uv=False), box.unit)
+    least = seen_rank(np.linalg.svd(whole, compute_uv=False), box.error)
     return found if heads == 1 else add_lines(box, ball, found, alone, None, rng, least)
 
 
 def add_lines(
-    box: Box,
+    box: Asker,
     ball: Ball,
     data: Lines,
     alone: Float[Array, " d"],
@@ -403,7 +406,7 @@ def add_lines(
     # many heads have shapes that are hard to tell apart
     count = heads + TUNED.spare if heads <= 4 else 2 * heads + TUNED.spare
     target = -(-k // heads) + 2
-    start = read_line(first, alone, heads, box.unit)
+    start = read_line(first, alone, heads, box.error)
     if start is None:
         raise Unclear("the answers on a line are not those of separate heads")
     parts = [start]
@@ -418,7 +421,7 @@ def add_lines(
                 heading = first.direction + TUNED.apart * (other - keys.T @ share)
             heading /= np.linalg.norm(heading)
             line = ask_line(box, ball, data.anchor, heading, count, rng)
-            read = read_line(line, alone, heads, box.unit)
+            read = read_line(line, alone, heads, box.error)
             if read is not None:
                 fresh.append(line)
                 parts.append(read)
@@ -426,14 +429,14 @@ def add_lines(
             if not tries:
                 raise Unclear("the answers on a line are not those of separate heads")
         data = replace(data, lines=(*data.lines, *fresh))
-        ranges, off = find_ranges(weigh_values(data.lines, parts, box.unit))
+        ranges, off = find_ranges(weigh_values(data.lines, parts, box.error))
         if target >= k or (off < TUNED.off and sum(part.shape[1] for part in ranges) >= least):
             return data
         target = 2 * target
 
 
 def steep_lines(
-    box: Box,
+    box: Asker,
     ball: Ball,
     rough: Lines,
     alone: Float[Array, " d"],
@@ -443,7 +446,7 @@ def steep_lines(
 ) -> Lines:
     """Lines along the keys, which are read at the anchor with the maps as they are known."""
     heads = len(weights.maps)
-    tokens = draw_context(weights, read_at_once(weights, box.unit), rng, whole=True)
+    tokens = draw_context(weights, read_at_once(weights, box.error), rng, whole=True)
     size = 0.3 * ball.radius
     soft = ask(np.repeat(rough.anchor[None], len(tokens), axis=0), size * tokens)
     keys = np.array([own[:, 0] for own in full_keys(weights, soft, len(tokens))])
@@ -459,7 +462,7 @@ def steep_lines(
     assert best is not None
     count = heads + TUNED.spare if heads <= 4 else 2 * heads + TUNED.spare
     first = ask_line(box, ball, rough.anchor, best, count, rng)
-    least = seen_rank(np.linalg.svd(weights.whole, compute_uv=False), box.unit)
+    least = seen_rank(np.linalg.svd(weights.whole, compute_uv=False), box.error)
     return add_lines(box, ball, replace(rough, lines=(first,)), alone, keys, rng, least)
 
 
@@ -560,10 +563,10 @@ class Answers:
             yield np.concatenate([context, soft.anchor[:, None]], axis=1), soft.answers
 
 
-def ask_pre_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
+def ask_pre_norm_attention(box: Asker, rng: np.random.Generator) -> Answers:
     """Asks everything; raises NotThisBlock or Unclear."""
     sizes = ask_sizes(box, rng)
-    epsilon, kind, offset = solve_sizes(sizes, box.unit)
+    epsilon, kind, offset = solve_sizes(sizes, box.error)
     ball = Ball(kept_plane(box.width, kind), epsilon, kind)
     k = ball.plane.shape[1]
     frame, _ = np.linalg.qr(rng.standard_normal((k, k)))
@@ -580,15 +583,15 @@ def ask_pre_norm_attention(box: Box, rng: np.random.Generator) -> Answers:
         try:
             lines = ask_lines(box, ball, offset, whole, rng)
             alone = offset + whole @ lines.anchor
-            rough = PreNormWeights(split_maps(lines, alone, whole, box.unit), whole, offset)
+            rough = PreNormWeights(split_maps(lines, alone, whole, box.error), whole, offset)
             if lines.heads > 1:
                 lines = steep_lines(box, ball, lines, alone, rough, ask_soft, rng)
-            maps = split_maps(lines, alone, whole, box.unit)
-            widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.unit) for m in maps)
+            maps = split_maps(lines, alone, whole, box.error)
+            widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.error) for m in maps)
             weights = PreNormWeights(maps, whole, offset)
             base = 0.3 * ball.radius * unit_vector(rng, k)
             span = Span(base, 0.3 * ball.radius, 0.2 * ball.radius)
-            scores = ask_scores(weights, ask_soft, span, widest, box.unit, rng)
+            scores = ask_scores(weights, ask_soft, span, widest, box.error, rng)
         except (Unclear, NotThisBlock) as failed:
             reason = str(failed)
             continue

@@ -15,9 +15,9 @@ Algebra.    1: at one anchor a head is one key; given the keys, M_h is linear (v
             one answer. 3: two tokens of one stream have one network. 4: the stream that is wanted
             has a token; what is wrong in M_h adds to the linear part of the network, and to the
             rest only by a 1/t-th. Then refinement.py on all answers.
-            In single precision the anchor has two sizes, which take L out; ReLUs are found by
-            redundant neurons, since kinks would want more digits; activations that are nearly alike
-            are told by what the refinement leaves.
+            In single precision the anchor has two sizes, which take L out; ReLUs are found by a
+            wide network (network/wide.py), since kinks would want more digits; activations that are
+            nearly alike are told by what the refinement leaves.
 Fails.      Heads that attend alike to every token.
 Source.     Golub and Pereyra (1973) for variable projection; the rest is Keyhole's own.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 
-from keyhole.arrays import SINGLE_ROUNDOFF, UNIT_ROUNDOFF, Array, Float
+from keyhole.arrays import Array, Float
 from keyhole.errors import IllConditioned, NotIdentifiable, WrongFamily
 from keyhole.fitting.attention_rows import Rows
 from keyhole.fitting.levenberg_marquardt import (
@@ -37,21 +37,24 @@ from keyhole.fitting.levenberg_marquardt import (
     descend,
     measure_label_power,
 )
-from keyhole.learners.block.box import Box, Paid, Unclear
+from keyhole.learners.block.arcs import bends_smoothly
+from keyhole.learners.block.box import Paid, Unclear
 from keyhole.learners.block.direction_fit import SMOOTH, Directed, points_beside
 from keyhole.learners.block.direction_fit import find_network as fit_to_directions
 from keyhole.learners.block.pre_norm_mlp import find_kind, lift_network, share_of
 from keyhole.learners.block.refinement import Pairs, settle_block, trim_scores
 from keyhole.learners.block.relu_circles import Pool, SphereBox, find_neurons
-from keyhole.learners.mlp import MlpLearner, RedundancyOptions, random_start, thin_out
-from keyhole.learners.mlp import descend as descend_network
+from keyhole.learners.block.wide_network import BENT, fit_wide, is_crowded, turn_neurons
+from keyhole.learners.mlp import MlpLearner
+from keyhole.measurement.asker import Asker, round_to_format
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
-from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table, turned, with_parts
+from keyhole.models.mlp import Mlp, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
+from keyhole.stages.epsilon import epsilon_of_share, find_epsilon
 
 
 @dataclass(frozen=True)
@@ -79,25 +82,25 @@ class AttentionOptions:
     most_seen: float = 0.7
 
 
+ATTENTION_OFF = 20.0  # error of maps and offset together, in what the network adds to an answer
+SMALL_STREAM = 0.1  # error of a small stream beside its size, at most
+KINKS_APART = 1e-6  # error of the network's values up to which kinks of a circle are told apart
+
+
 @dataclass(frozen=True)
 class PreNormOptions:
     """What a person might tune.
 
     stream: size of the stream at which the network is asked: second derivatives want few roundings.
-    far_stream: the same for narrow blocks, whose network is fitted to random points: that wants
-    little error from the attention, which falls as one over the size. circles: numbers that the
+    circles: numbers that the
     norm keeps, from which kinks of a circle tell ReLUs faster than a fit does. frames: in which
-    second derivatives are asked for, until one tells the network. plenty: numbers per unknown of
-    redundant neurons. most: entries of their rows that are tried.
+    second derivatives are asked for, until one tells the network.
     """
 
     attention: AttentionOptions = AttentionOptions()
     stream: float = 10.0
-    far_stream: float = 1e4
     circles: int = 10
     frames: int = 4
-    plenty: float = 2.5
-    most: int = 2500
 
 
 # --- the frozen box -------------------------------------------------------------------------------
@@ -107,19 +110,37 @@ class PreNormOptions:
 class Frozen:
     """The box with a huge anchor and huge tokens, in points of the norm's sphere."""
 
-    box: Box
+    box: Asker
     plane: Float[Array, "d k"]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Sizes of the anchor in one reading, beside `anchor_size`: one, if what the network adds
+        at that size is too little to matter; else two, which tell what is left at none."""
+        return (1.0,) if self.box.affords(self.box.error ** (-1.0 / 3.0)) else (1.0, 2.0)
 
     @property
     def anchor_size(self) -> float:
         """Where rounding (t units) and the network's curvature (1 / t^2) are alike; where two sizes
         are asked, it is their rounding that counts."""
-        return float(self.box.unit ** (-1.0 / 4.0 if self.box.coarse else -1.0 / 3.0))
+        return float(self.box.error ** (-1.0 / 3.0 if len(self.shares) == 1 else -1.0 / 4.0))
 
     @property
     def unit(self) -> float:
-        """Error of an answer beside the residual, whose numbers are of order one."""
-        return (4.0 if self.box.coarse else 1.0) * self.box.unit * self.anchor_size
+        """Error of an answer beside the residual, whose numbers are of order one; that of two
+        sizes put together is sqrt((2 * 2)^2 + 1) times as large, or about 4."""
+        return (1.0 if len(self.shares) == 1 else 4.0) * self.box.error * self.anchor_size
+
+    @property
+    def doubt(self) -> float:
+        """Part of the network that stays in an answer beside the residual."""
+        return self.anchor_size ** (-1.0 if len(self.shares) == 1 else -2.0)
+
+    @property
+    def far_stream(self) -> float:
+        """Size of a stream beside which the error of the attention, which falls as one over it, and
+        rounding are alike."""
+        return float(np.sqrt(ATTENTION_OFF * self.doubt / self.box.error))
 
     @property
     def width(self) -> int:
@@ -132,14 +153,13 @@ class Frozen:
     def ask(
         self, context: Float[Array, "n length k"], anchors: Float[Array, "n k"], purpose: str
     ) -> Float[Array, "n d"]:
-        """Answers without the residual. With few digits no size of the anchor hides the network
-        well: two sizes tell what is left at none."""
-        others = self.box.representable(self.box.unit ** (-3.0 / 8.0) * context @ self.plane.T)
+        """Answers without the residual."""
+        others = self.box.representable(self.box.error ** (-3.0 / 8.0) * context @ self.plane.T)
         found = []
-        for share in (1.0, 2.0) if self.box.coarse else (1.0,):
+        for share in self.shares:
             last = self.box.representable(share * self.anchor_size * anchors @ self.plane.T)
             tokens = np.concatenate([others, last[:, None]], axis=1)
-            found.append(self.box.ask(tokens, purpose) - last)
+            found.append(self.box(tokens, purpose) - last)
         return found[0] if len(found) == 1 else np.asarray(2.0 * found[1] - found[0])
 
 
@@ -370,9 +390,9 @@ def find_offset(
     table = np.concatenate(slopes)
     found = np.zeros(frozen.width)
     # the shorter the token, the more the offset turns it
-    for size in (box.unit ** (-1.0 / 5.0), box.unit ** (-1.0 / 10.0)):
+    for size in (box.error ** (-1.0 / 5.0), box.error ** (-1.0 / 10.0)):
         tokens = box.representable(size * points @ plane.T)
-        seen = box.ask(tokens[:, None], "offset") - tokens - points @ whole.T
+        seen = box(tokens[:, None], "offset") - tokens - points @ whole.T
         for _ in range(3):
             stream = (tokens + points @ whole.T) @ plane + found
             turned = stream * np.sqrt(len(plane)) / norms(stream)
@@ -396,27 +416,29 @@ def network_beside(
 @dataclass(frozen=True, eq=False)
 class BehindAttention(Wrapper):
     """What the network adds to a stream of this size, on points of the norm's sphere: the token
-    that has this stream is found by iteration. `doubt`: of the attention. `unit`: relative rounding
-    of the box."""
+    that has this stream is found by iteration. `doubt`: of the attention. `noise`: of the box."""
 
     inner: Oracle
     known: Block
     plane: Float[Array, "d k"]
     size: float
     doubt: float
-    unit: float = UNIT_ROUNDOFF
+    noise: NoiseModel
 
     @property
     def spec(self) -> Spec:  # type: ignore[override]
         width, kept = self.plane.shape
         known = self.inner.spec
         sphere = Domain(max_length=known.domain.max_length, sphere=float(np.sqrt(width)))
-        # what the attention is wrong by is smooth: only its size is told. Beside a stream in
-        # single precision, whose size is that of the rounding, the answers are small
-        coarse = self.unit >= SINGLE_ROUNDOFF
-        relative = self.unit * self.size if coarse else UNIT_ROUNDOFF
-        noise = NoiseModel(relative, additive=self.doubt)
+        # what the attention is wrong by is smooth: only its size is told. Answers are small beside
+        # the stream, whose size is that of the rounding
+        noise = NoiseModel(self.unit, additive=self.doubt)
         return replace(known, width=kept, outputs=width, domain=sphere, precision=noise)
+
+    @property
+    def unit(self) -> float:
+        """Rounding of an answer, whose numbers are of order one."""
+        return max(self.noise.relative, self.noise.error_floor) * self.size
 
     def ask(self, queries: QueryBatch) -> Array:
         stream = self.size * queries.tokens()[:, -1] @ self.plane.T
@@ -427,8 +449,7 @@ class BehindAttention(Wrapper):
                 break
             tokens = moved
         tokens = moved
-        if self.unit >= SINGLE_ROUNDOFF:  # tokens as the box sees them
-            tokens = tokens.astype(np.float32).astype(np.float64)
+        tokens = round_to_format(tokens, self.noise.token_roundoff)  # as the box sees them
         stream = tokens + attended(self.known, tokens)  # to the last digit
         answers = np.asarray(self.inner.ask(QueryBatch.of(tokens[:, None], queries.purpose)))
         return np.asarray((answers.astype(np.float64) - stream).astype(answers.dtype))
@@ -441,9 +462,8 @@ def attended(known: Block, tokens: Float[Array, "n d"]) -> Float[Array, "n d"]:
 
 
 def behind_attention(frozen: Frozen, known: Block, size: float) -> BehindAttention:
-    # the maps and the offset are off by few 1/t, or where two sizes were asked by its square
-    doubt = frozen.anchor_size**-2 if frozen.box.coarse else 20.0 / frozen.anchor_size / size
-    return BehindAttention(frozen.box.oracle, known, frozen.plane, size, doubt, frozen.box.unit)
+    doubt = ATTENTION_OFF * frozen.doubt / size
+    return BehindAttention(frozen.box.oracle, known, frozen.plane, size, doubt, frozen.box.noise)
 
 
 def find_network(
@@ -451,20 +471,23 @@ def find_network(
 ) -> Mlp:
     """The network on normalised streams; its linear part is zero. In narrow blocks few neurons are
     looked for first: second derivatives tell them, where many need a fit to random points."""
-    # a large stream would leave answers of few digits none
-    coarse = frozen.box.coarse
-    sharp = behind_attention(frozen, known, options.stream if coarse else options.far_stream)
-    if has_kinks(sharp, rng):
-        if coarse:
-            return turn_neurons(fit_redundant(sharp, "relu", options, rng))
+    oracle = behind_attention(frozen, known, options.stream)
+    sharp = behind_attention(frozen, known, frozen.far_stream)
+    if has_kinks(oracle, rng):
+        if sharp.doubt > KINKS_APART:
+            return turn_neurons(fit_wide(oracle, ("relu",), oracle.unit, rng))
         if frozen.width >= options.circles:
             try:
-                return turn_neurons(find_relus(sharp, frozen.box.unit, rng))
+                return turn_neurons(find_relus(sharp, frozen.box.error, rng))
             except Unclear:
                 pass  # the fit may still find them
         return turn_neurons(fit_network(sharp, ("relu",), rng))
-    oracle = behind_attention(frozen, known, options.stream)
     narrow = frozen.width < 12
+    if not narrow and is_crowded(oracle.spec.width):
+        try:
+            return turn_neurons(fit_wide(oracle, BENT, oracle.unit, rng))
+        except Unclear:
+            pass  # second derivatives may still tell it
     learner = MlpLearner(neurons=frozen.width + 1) if narrow else MlpLearner()
     # second derivatives in another frame are cheaper than redundant neurons, which come last
     quick = replace(learner, options=replace(learner.options, small=0))
@@ -482,25 +505,19 @@ def find_network(
 
 
 def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
-    """Whether the network is affine between kinks: five near points of a great circle then have
-    answers a + b cos + c sin. Where rounding hides that, the arcs with a kink tell: there they miss
-    it by about the step, where a smooth network misses it by the cube of the step."""
-    coarse = oracle.unit >= SINGLE_ROUNDOFF
-    step = 2e-2 if coarse else 3e-3  # shorter than most pieces of many neurons
-    angles = step * np.arange(-2.0, 3.0)
-    wave = np.column_stack([np.ones(5), np.cos(angles), np.sin(angles)])
-    across = np.linalg.svd(wave)[0][:, 3:].T
-    left, whole = [], []
-    for _ in range(24 if coarse else 12):
-        first, second = np.linalg.qr(rng.standard_normal((oracle.spec.width, 2)))[0].T
-        points = np.sqrt(len(oracle.plane)) * (wave[:, 1:] @ np.array([first, second]))
-        values = oracle.ask(QueryBatch.of(points[:, None], "network"))
-        left.append(np.abs(across @ values).max())
-        whole.append(np.abs(values).max())
-    if coarse:
-        return bool(np.max(left) > step**2 * np.median(whole))
-    # a smooth activation bends everywhere by some hundredths of the cube of the step
-    return bool(np.quantile(left, 0.2) < 1e-3 * step**3 * np.median(whole))
+    """Whether the network is affine between kinks: near points of a great circle then have answers
+    a + b cos + c sin."""
+
+    def ask(points: Float[Array, "n k"]) -> Float[Array, "n d"]:
+        tokens = np.sqrt(len(oracle.plane)) * points[:, None]
+        return np.asarray(oracle.ask(QueryBatch.of(tokens, "network")), dtype=np.float64)
+
+    def off_circle(values: Float[Array, "5 d"], turns: Float[Array, " 5"]) -> float:
+        wave = np.column_stack([np.ones(len(turns)), np.cos(turns), np.sin(turns)])
+        across = np.linalg.svd(wave)[0][:, 3:].T
+        return float(np.linalg.norm(across @ values) / np.linalg.norm(values))
+
+    return not bends_smoothly(ask, off_circle, oracle.spec.width, oracle.unit, rng)
 
 
 @dataclass(eq=False)
@@ -573,40 +590,6 @@ def find_relus(oracle: BehindAttention, unit: float, rng: np.random.Generator) -
     )
 
 
-def fit_redundant(
-    oracle: BehindAttention, activation: str, options: PreNormOptions, rng: np.random.Generator
-) -> Mlp:
-    """A network on the sphere from random points, with more neurons than it has at first: no answer
-    needs many digits, as those beside kinks would. Its linear part is what it is. Raises
-    Unclear."""
-    width, outputs = oracle.spec.width, len(oracle.plane)
-    points, answers = np.zeros((0, width)), np.zeros((0, outputs))
-    neurons = 2 * outputs
-    while neurons * (width + 1) <= options.most:
-        unknowns = neurons * (width + 1 + outputs) + outputs * (width + 1)
-        count = int(options.plenty * unknowns / outputs) - len(points)
-        fresh = rng.standard_normal((count, width))
-        fresh *= np.sqrt(outputs) / norms(fresh)
-        points = np.concatenate([points, fresh])
-        seen = oracle.ask(QueryBatch.of(fresh[:, None], "network"))
-        answers = np.concatenate([answers, seen.astype(np.float64)])
-        scale = float(np.sqrt(np.mean(answers**2)))
-        start = random_start(neurons, points, outputs, activation, False, rng)
-        # the ridge keeps neurons that do the same from working against each other
-        found, left = descend_network(start, points, answers, ridge=5e-4, steps=60)
-        thinning = RedundancyOptions(spare=2e-2, steps=60)
-        if left < thinning.spare * scale:
-            explained = oracle.doubt * scale
-            fewer = thin_out(found, points, answers, explained, scale, thinning)
-            if fewer is not None:
-                return Mlp(
-                    fewer.inner[:, :-1], fewer.inner[:, -1], fewer.outer, activation=activation,
-                    linear=fewer.affine[:, :-1], offset=fewer.affine[:, -1],
-                )  # fmt: skip
-        neurons = int(1.6 * neurons)
-    raise Unclear("no network of few neurons explains random points of the sphere")
-
-
 def fit_network(
     oracle: BehindAttention, activations: tuple[str, ...], rng: np.random.Generator
 ) -> Mlp:
@@ -627,20 +610,6 @@ def fit_network(
         linear=net.affine[:-1, :-1] / scale,
         offset=net.affine[:-1, -1] / scale,
     )
-
-
-def turn_neurons(network: Mlp) -> Mlp:
-    """The neurons turned so that no linear part is left: linear = -Σ s_j outer_j inner_jᵀ, s_j zero
-    or one."""
-    if ACTIVATIONS[network.activation].slope and network.gate is None:
-        outer = outer_table(network)
-        normal = (outer.T @ outer) * (network.inner @ network.inner.T)
-        right = -np.einsum("kj,kd,jd->j", outer, network.linear, network.inner)
-        share, *_ = np.linalg.lstsq(normal, right, rcond=None)
-        if np.abs(share - np.round(share)).max() > 0.2:
-            raise Unclear("which way the neurons are turned was not seen")
-        network = turned(network, np.round(share) == 1.0)
-    return with_parts(network, linear=np.zeros_like(network.linear))
 
 
 # --- 5: the epsilons ------------------------------------------------------------------------------
@@ -665,12 +634,12 @@ def find_epsilons(
 
     def first(size: float) -> float:
         tokens = box.representable(np.array([size * plane @ other, last]))
-        seen = box.ask(tokens[None], "epsilon")[0] - last - alone
-        return share_of(change, seen)
+        seen = box(tokens[None], "epsilon")[0] - last - alone
+        return epsilon_of_share(share_of(change, seen), size)
 
-    small = search_epsilon(first)
-    if box.coarse:  # too little is known to make a small stream: the refinement begins alike
-        return small, small
+    small = seen_epsilon(first)
+    if frozen.doubt * np.sqrt(d) > SMALL_STREAM * np.sqrt(small):
+        return small, small  # no stream is known to be small enough: the refinement begins alike
     whole = sum((head.value.T for head in layer.heads), np.zeros((d, d)))
 
     def second(size: float) -> float:
@@ -679,22 +648,19 @@ def find_epsilons(
         token = plane @ token_of(plane.T @ whole @ plane, start, small, d)
         point = plane.T @ token
         added = layer.offset + whole @ (plane @ point / np.sqrt(point @ point / d + small))
-        answer = box.ask(box.representable(token)[None, None], "epsilon")[0] - token - added
-        return share_of(lambda share: network(share[:, None] * heading), answer)
+        answer = box(box.representable(token)[None, None], "epsilon")[0] - token - added
+        share = share_of(lambda share: network(share[:, None] * heading), answer)
+        return epsilon_of_share(share, size)
 
-    return small, search_epsilon(second)
+    return small, seen_epsilon(second)
 
 
-def search_epsilon(share: Callable[[float], float]) -> float:
-    """Epsilon from the share of the radius that a token of some size has, the size so that it
-    shows: share^2 = size^2 / (size^2 + epsilon)."""
-    size = 3e-3
-    for _ in range(8):
-        found = share(size)
-        if 0.2 < found < 0.95:
-            return float(size**2 * (1.0 / found**2 - 1.0))
-        size = size / 10.0 if found >= 0.95 else size * 5.0
-    raise Unclear("epsilon is too small or too large to be seen")
+def seen_epsilon(look: Callable[[float], float]) -> float:
+    """The epsilon that shows at some size; raises Unclear."""
+    found = find_epsilon(look)
+    if found is None:
+        raise Unclear("epsilon is too small or too large to be seen")
+    return found
 
 
 def token_of(
@@ -720,7 +686,7 @@ def token_of(
 
 
 def ask_sequences(
-    box: Box, block: Block, singles: int, rng: np.random.Generator
+    box: Asker, block: Block, singles: int, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Random sequences, their sizes spread from that of epsilon to 30: half as many numbers more
     than the attention has unknowns, and half as many weights more than the scores have; and so
@@ -741,32 +707,32 @@ def ask_sequences(
         (1, 1.0, singles),
     ):
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
-        found.append((tokens, box.ask(tokens, "refinement")))
+        found.append((tokens, box(tokens, "refinement")))
     return found
 
 
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def bends(box: Box, rng: np.random.Generator) -> bool:
+def bends(box: Asker, rng: np.random.Generator) -> bool:
     """Whether a single token's answer beside the residual bends: attention alone adds an affine
     function of the normalised token, whose values at x and -x have one sum for all x."""
     points = rng.standard_normal((2, box.width))
     tokens = 1e3 * np.concatenate([points, -points])
     tokens = box.representable(tokens)
-    beside = box.ask(tokens[:, None], "network") - tokens
+    beside = box(tokens[:, None], "network") - tokens
     sums = beside[:2] + beside[2:]
-    size = float(np.abs(tokens).max() * box.unit + 1e-6 * np.abs(beside).max())
+    size = float(np.abs(tokens).max() * box.error + 1e-6 * np.abs(beside).max())
     return bool(np.abs(sums[0] - sums[1]).max() > 1e2 * size)
 
 
 def find_pre_norm_block(
-    box: Box, rng: np.random.Generator, options: PreNormOptions | None = None
+    box: Asker, rng: np.random.Generator, options: PreNormOptions | None = None
 ) -> tuple[list[Block], Pairs]:
     """The block to a few digits, and the queries and answers that refine it; raises Unclear."""
     options = PreNormOptions() if options is None else options
     paid = Paid(box.oracle, longest=1)
-    box = Box(paid, box.noise, box.answered)
+    box = replace(box, oracle=paid)
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
     frozen = Frozen(box, plane)
@@ -789,8 +755,6 @@ def find_pre_norm_block(
     wanted = 1.3 * wide.neurons * (plane.shape[1] + 1 + box.width) / box.width
     more = max(8, int(wanted - len(singles[0]) / 2))
     pairs = [singles, *ask_sequences(box, block, more, rng)]
-    if not box.coarse:
-        return [block], pairs
     # what is known least goes first; then activations that few digits do not tell apart
     block = trim_scores(settle_block(block, pairs[1:], "left|read", steps=6))
     alike = ("gelu", "gelu_tanh")

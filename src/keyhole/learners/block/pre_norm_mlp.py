@@ -17,15 +17,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import Array, Float
+from keyhole.arrays import TINY, Array, Float
 from keyhole.learners.base import Hypothesis
-from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.block.box import Unclear
 from keyhole.learners.mlp import MlpLearner
+from keyhole.measurement.asker import Asker
 from keyhole.models.block import Block
 from keyhole.models.mlp import Mlp, outer_table, with_parts
 from keyhole.models.norm import kept_plane
 from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
 from keyhole.oracles.queries import QueryBatch
+from keyhole.stages.epsilon import epsilon_of_share, find_epsilon
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +50,17 @@ class OnSphere(Wrapper):
         return np.asarray(answers - tokens[:, -1].astype(answers.dtype))
 
 
-def learn_pre_norm_mlp(box: Box, rng: np.random.Generator) -> Hypothesis:
+def learn_pre_norm_mlp(box: Asker, rng: np.random.Generator) -> Hypothesis:
     """The hypothesis of the network, as a block; raises Unclear and what learners/mlp raises."""
     kind = find_kind(box, rng)
     plane = kept_plane(box.width, kind)
     found = MlpLearner().learn(OnSphere(box.oracle, plane), rng)
-    epsilon = find_epsilon(box, found.model, plane, rng)
+    epsilon = measure_epsilon(box, found.model, plane, rng)
     model = lift_network(found.model, plane, np.sqrt(1.0 + epsilon))
     doubts = lift_errors(found.errors, plane)
     block = Block(None, model, norm="pre", kind=kind, epsilons=[epsilon])
     # epsilon is read off one answer: its relative error is about that of the network
-    unsure = float(np.linalg.norm(doubts.inner) / np.linalg.norm(model.inner)) + 1e2 * box.unit
+    unsure = float(np.linalg.norm(doubts.inner) / np.linalg.norm(model.inner)) + 1e2 * box.error
     errors = Block(
         None,
         doubts,
@@ -71,29 +73,31 @@ def learn_pre_norm_mlp(box: Box, rng: np.random.Generator) -> Hypothesis:
     return replace(found, model=block, errors=errors, notes=notes, floor=found.floor + 1.0)
 
 
-def find_kind(box: Box, rng: np.random.Generator) -> str:
+def find_kind(box: Asker, rng: np.random.Generator) -> str:
     """Whether another mean of the token changes the answer beside the residual."""
     token = box.representable(rng.standard_normal(box.width))
     tokens = box.representable(np.array([token, token + 2.0]))
-    beside = box.ask(tokens[:, None], "norm") - tokens
+    beside = box(tokens[:, None], "norm") - tokens
     gap, size = float(np.linalg.norm(beside[1] - beside[0])), float(np.linalg.norm(tokens))
-    return "layer" if gap < 1e4 * box.unit * size else "rms"
+    return "layer" if gap < 1e4 * box.error * size else "rms"
 
 
-def find_epsilon(box: Box, network: Mlp, plane: Array, rng: np.random.Generator) -> float:
+def measure_epsilon(box: Asker, network: Mlp, plane: Array, rng: np.random.Generator) -> float:
     """Epsilon, from tokens so small that it matters."""
     point = rng.standard_normal(plane.shape[1])
     point *= np.sqrt(len(plane)) / np.linalg.norm(point)
-    size, epsilon = 3e-3, 0.0
-    for _ in range(6):
+
+    def look(size: float) -> float:
         token = box.representable(size * (plane @ point))
-        beside = box.ask(token[None, None], "epsilon")[0] - token
+        beside = box(token[None, None], "epsilon")[0] - token
         share = share_of(lambda part: network(part[:, None] * point), beside)
-        epsilon = size**2 * (1.0 - share**2) / (share**2 - size**2)
-        if 0.1 < share < 0.99:
-            return float(epsilon)
-        size = size / 30.0 if share >= 0.99 else min(0.3, size * 10.0)
-    raise Unclear("epsilon is too small or too large to be seen")
+        # the sphere on which the network is known is that of tokens of size one
+        return epsilon_of_share(share, size) / max(1.0 - (size / share) ** 2, TINY)
+
+    epsilon = find_epsilon(look)
+    if epsilon is None:
+        raise Unclear("epsilon is too small or too large to be seen")
+    return epsilon
 
 
 def share_of(curve: Callable[[Array], Array], answer: Float[Array, " d"]) -> float:

@@ -21,9 +21,11 @@ import numpy as np
 from scipy.optimize import minimize_scalar, root
 
 from keyhole.arrays import TINY, Array, Float
-from keyhole.learners.block import Box, Unclear
+from keyhole.learners.block import Unclear
+from keyhole.measurement.asker import Asker
 from keyhole.models.block import Block
 from keyhole.models.stack import Stack
+from keyhole.stages.epsilon import find_epsilon
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def follow_path(
 
 
 def find_epsilons(
-    box: Box,
+    box: Asker,
     stack: Stack,
     plane: Float[Array, "d k"],
     more: int,
@@ -193,7 +195,7 @@ def measure_enlarged(stack: Stack, small: Small, rng: np.random.Generator) -> Fl
 
 
 def search_epsilon(
-    box: Box,
+    box: Asker,
     stack: Stack,
     number: int,
     place: int,
@@ -219,29 +221,30 @@ def search_epsilon(
         else:
             raise Unclear("no token was found whose stream is small before some norm")
         found = box.representable(np.array(tokens))[:, None]
-        return found, box.ask(found, "epsilon")
+        return found, box(found, "epsilon")
 
-    size, doubt = 3e-3, 0.0
-    for _ in range(8):
+    tokens, answers, doubt = np.zeros((0, 1, width)), np.zeros((0, width)), 0.0
+
+    def look(size: float) -> float:
+        """The epsilon with which the stack answers what the box did to two such streams."""
+        nonlocal tokens, answers, doubt
         tokens, answers = asked(size, 2)
 
-        def misfit(log: float, tokens: Array = tokens, answers: Array = answers) -> float:
+        def misfit(log: float) -> float:
             other = epsilons.copy()
             other[number] = np.exp(log)
             return float(np.sum((with_epsilons(stack, other)(tokens) - answers) ** 2))
 
         grid = np.log(size**2) + np.linspace(-9.0, 9.0, 73)
-        values = [misfit(log) for log in grid]
-        best = int(np.argmin(values))
+        best = int(np.argmin([misfit(log) for log in grid]))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         found = minimize_scalar(misfit, bounds=(low, high), method="bounded",
                                 options={"xatol": 1e-10})  # fmt: skip
-        epsilon = float(np.exp(found.x))
         doubt = float(np.sqrt(found.fun / answers.size))
-        if 0.03 < size**2 / epsilon < 30.0:
-            break
-        size = float(np.sqrt(epsilon))
-    else:
+        return float(np.exp(found.x))
+
+    epsilon = find_epsilon(look)
+    if epsilon is None:
         raise Unclear("an epsilon is too small or too large to be seen")
     if doubt > 1e-3 * float(np.abs(answers).max()):
         raise Unclear(f"no epsilon explains answers to small streams ({doubt:.1e} is left)")

@@ -17,17 +17,17 @@ Fails.      Norms behind every residual: huge tokens then show a network of thei
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block import Box
+from keyhole.measurement.asker import Asker
 from keyhole.models.norm import Norm, kept_plane
 
 
-def read_final_norm(box: Box, rng: np.random.Generator, count: int = 24) -> Norm | None:
+def read_final_norm(box: Asker, rng: np.random.Generator, count: int = 24) -> Norm | None:
     """The norm at the end (its epsilon is not seen), or None where there is none; `count`: tokens
     that are asked."""
     # errors of the gain are enlarged by the size of an anchor: blocks must add less than a rounding
-    size = box.unit ** (-7.0 / 6.0)
+    size = box.error ** (-7.0 / 6.0)
     tokens = box.representable(size * rng.standard_normal((count, 1, box.width)))
-    answers = box.ask(tokens, "final norm")
+    answers = box(tokens, "final norm")
     best, least = None, np.inf
     for kind in ("layer", "rms"):
         seen = Norm(np.ones(box.width), None, 0.0, kind).direction(tokens[:, 0])
@@ -38,7 +38,7 @@ def read_final_norm(box: Box, rng: np.random.Generator, count: int = 24) -> Norm
         if rest < least:
             best, least = Norm(gain, bias, 0.0, kind), rest
     # the stack turns the direction by about its size over that of the token
-    return best if least < 1e4 * box.unit + 1e3 / size else None
+    return best if least < 1e4 * box.error + 1e3 / size else None
 
 
 def unnorm(

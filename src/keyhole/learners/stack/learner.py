@@ -31,13 +31,13 @@ from keyhole.learners.base import (
     run_strategies,
 )
 from keyhole.learners.block import (
-    Box,
     NotThisBlock,
     OtherShape,
     Unclear,
     find_kind,
     find_norm_place,
     fresh_sequences,
+    open_block,
     sees_context,
     unknowns,
 )
@@ -51,6 +51,7 @@ from keyhole.learners.stack.positions import find_positions, has_positions
 from keyhole.learners.stack.refinement import AnsweredSequences, RefinedStack, refine_stack
 from keyhole.learners.stack.scores import WideHead, find_scores
 from keyhole.learners.stack.shallow import Shallow, measure_doubt
+from keyhole.measurement.asker import Asker
 from keyhole.measurement.evidence import Estimate, Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -97,12 +98,12 @@ class StackLearner:
             raise NotIdentifiable(
                 "a stack is recovered with tokens of any size; this box limits its tokens"
             )
-        return run_strategies([("pre-norm blocks", lambda: self._attempt(Box(oracle), rng))])
+        return run_strategies([("pre-norm blocks", lambda: self._attempt(open_block(oracle), rng))])
 
     def expected_queries(self, spec: Spec) -> int | None:
         return None
 
-    def _attempt(self, box: Box, rng: np.random.Generator) -> Result:
+    def _attempt(self, box: Asker, rng: np.random.Generator) -> Result:
         draws = 2  # sets of queries that are drawn before the stack is given up
         reason = ""
         for _ in range(draws):
@@ -120,7 +121,7 @@ class StackLearner:
             reason = result.reason
         return Inconclusive(reason)
 
-    def _find(self, box: Box, final: Norm | None, rng: np.random.Generator) -> Result:
+    def _find(self, box: Asker, final: Norm | None, rng: np.random.Generator) -> Result:
         kind = find_kind(box, rng) if final is None else final.kind
         plane = kept_plane(box.width, kind)
         shallow = Shallow(box, plane, final, has_positions(box, rng))
@@ -144,7 +145,7 @@ class StackLearner:
         start = decide_mask(box, start, rng)
         data = [AnsweredSequences(each.tokens, each.answers, each.enlarged) for each in small]
         data += ask_sequences(box, start, order.repeated, rng)
-        refined = refine_stack(start, order.repeated, data, box.unit, rng)
+        refined = refine_stack(start, order.repeated, data, box.error, rng)
         if not refined.level < 8.0:
             return Inconclusive(
                 f"the best stack of {layers} blocks leaves {refined.level:.1e} times the rounding "
@@ -158,19 +159,19 @@ def is_stack(oracle: Oracle, norm: str, rng: np.random.Generator) -> bool:
     at the end huge tokens show as they are. A pre-norm block alone reads the direction of a long
     token and forgets its length like epsilon / length^2; blocks before the last one add to the
     token, so that a stack forgets it like 1 / length."""
-    box = Box(oracle)
+    box = open_block(oracle)
     tokens = rng.standard_normal((1, 3, box.width))
-    box.ask(tokens, "depth")  # tells the number format
+    box(tokens, "depth")  # tells the number format
     if norm == "post":
         return read_final_norm(box, rng, count=4) is not None
-    lengths = box.unit**-0.25 * np.array([1.0, 2.0])
+    lengths = box.error**-0.25 * np.array([1.0, 2.0])
     asked = np.tile(tokens, (2, 1, 1))
     asked[:, :-1] *= lengths[:, None, None]
-    one, other = box.ask(asked, "depth")
-    return bool(np.abs(one - other).max() > np.sqrt(box.unit) * np.abs(one).max())
+    one, other = box(asked, "depth")
+    return bool(np.abs(one - other).max() > np.sqrt(box.error) * np.abs(one).max())
 
 
-def find_form(box: Box, rng: np.random.Generator) -> Norm | None:
+def find_form(box: Asker, rng: np.random.Generator) -> Norm | None:
     """The norm at the end, if there is one; raises where the box is no stack of pre-norm blocks."""
     place, final = find_norm_place(box, rng), None
     if place == "post":
@@ -220,12 +221,12 @@ def assemble(
     return Stack(blocks * order.repeated, final)
 
 
-def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
+def decide_mask(box: Asker, stack: Stack, rng: np.random.Generator) -> Stack:
     """Whether a position sees later ones: the way that answers like the box."""
     if len(stack.blocks) == 1:
         return stack
     tokens = box.representable(rng.standard_normal((4, 3, box.width)))
-    answers = box.ask(tokens, "mask")
+    answers = box(tokens, "mask")
     ways = [stack.replace(causal=causal) for causal in (True, False)]
     gaps = [float(np.abs(way(tokens) - answers).max()) for way in ways]
     if min(gaps) > 0.1 * max(gaps):
@@ -234,7 +235,7 @@ def decide_mask(box: Box, stack: Stack, rng: np.random.Generator) -> Stack:
 
 
 def ask_sequences(
-    box: Box, stack: Stack, passes: int, rng: np.random.Generator
+    box: Asker, stack: Stack, passes: int, rng: np.random.Generator
 ) -> list[AnsweredSequences]:
     """Random sequences of several lengths and sizes, half as many numbers more than unknowns."""
     width = box.width
@@ -247,7 +248,7 @@ def ask_sequences(
         kinds += [(length, 1.0, 2) for length in range(1, len(stack.positions) + 1)]
     for length, size, number in kinds:
         tokens = box.representable(size * rng.standard_normal((number, length, width)))
-        answers = box.ask(tokens, "refinement")
+        answers = box(tokens, "refinement")
         batches.append(AnsweredSequences(tokens, answers, np.ones(len(tokens))))
     return batches
 
@@ -266,7 +267,7 @@ def set_zeros(model: Stack, errors: Stack, evidence: Evidence) -> tuple[Stack, S
 
 
 def describe(
-    refined: RefinedStack, order: Order, kind: str, box: Box, rng: np.random.Generator
+    refined: RefinedStack, order: Order, kind: str, box: Asker, rng: np.random.Generator
 ) -> Result:
     """The hypothesis, if the stack explains answers that no fit has seen."""
     model, errors = set_zeros(refined.stack, refined.errors, Evidence(box.noise))
@@ -275,8 +276,8 @@ def describe(
         batches.append(rng.standard_normal((4, *model.positions.shape)))
     worst = 0.0
     for fresh in map(box.representable, batches):
-        answers = box.ask(fresh, "refinement")
-        rounding = box.unit * rounded_size(model, fresh, answers)
+        answers = box(fresh, "refinement")
+        rounding = box.error * rounded_size(model, fresh, answers)
         worst = max(worst, float((np.abs(model(fresh) - answers).max(axis=1) / rounding).max()))
     if not worst <= 1e6:
         return Inconclusive(

@@ -12,16 +12,17 @@ Fails.      Where the box does not tell how many places it has.
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block import Box, Unclear
+from keyhole.learners.block import Unclear
 from keyhole.learners.stack.shallow import Shallow
+from keyhole.measurement.asker import Asker
 
 
-def has_positions(box: Box, rng: np.random.Generator) -> bool:
+def has_positions(box: Asker, rng: np.random.Generator) -> bool:
     """Whether a token among copies of itself is answered otherwise than alone: without positions
     that are added to the tokens all streams are the same, whatever the weights."""
     token = box.representable(rng.standard_normal(box.width))
-    alone, among = (box.ask(np.tile(token, (1, count, 1)), "positions").ravel() for count in (1, 3))
-    return bool(np.linalg.norm(among - alone) > 1e4 * box.unit * np.linalg.norm(alone))
+    alone, among = (box(np.tile(token, (1, count, 1)), "positions").ravel() for count in (1, 3))
+    return bool(np.linalg.norm(among - alone) > 1e4 * box.error * np.linalg.norm(alone))
 
 
 def find_positions(shallow: Shallow, rng: np.random.Generator) -> Float[Array, "places d"]:

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Array, Float
-from keyhole.learners.block import Box, Unclear
+from keyhole.learners.block import Unclear
 from keyhole.learners.stack.final_norm import unnorm
+from keyhole.measurement.asker import Asker
 from keyhole.models.norm import Norm
 
 
@@ -51,7 +52,7 @@ def repeat_terms(terms: Terms, count: int) -> Terms:
 class Shallow:
     """The box with huge tokens."""
 
-    box: Box
+    box: Asker
     plane: Float[Array, "d k"]
     final: Norm | None = None
     positions: bool = False  # whether the box adds vectors to its tokens
@@ -67,7 +68,7 @@ class Shallow:
 
     def size(self, order: int = 4) -> float:
         """The smallest size of an anchor, where it is asked at so many sizes."""
-        return float(self.box.unit ** (-1.0 / (order + 1.0)))
+        return float(self.box.error ** (-1.0 / (order + 1.0)))
 
     def points(self, rng: np.random.Generator, *shape: int) -> Float[Array, "*any k"]:
         found = rng.standard_normal((*shape, self.width))
@@ -91,11 +92,11 @@ class Shallow:
         sizes = stretch * self.size(order) * shares
         last = self.box.representable(sizes[:, None, None] * (anchors @ self.plane.T))
         # streams of the context move by a rounding of themselves
-        others = self.box.representable(self.box.unit ** (-5.0 / 6.0) * context @ self.plane.T)
+        others = self.box.representable(self.box.error ** (-5.0 / 6.0) * context @ self.plane.T)
         tokens = np.concatenate(
             [np.broadcast_to(others, (order, *others.shape)), last[:, :, None]], axis=2
         )
-        answers = self.box.ask(tokens.reshape(-1, *tokens.shape[2:]), purpose)
+        answers = self.box(tokens.reshape(-1, *tokens.shape[2:]), purpose)
         answers = answers.reshape(last.shape)
         if self.final is None:
             beside = answers - last
@@ -153,4 +154,4 @@ def measure_doubt(shallow: Shallow, rng: np.random.Generator) -> float:
             "the answers beside huge tokens have no limit: this is no stack of pre-norm blocks "
             "with smooth activations"
         )
-    return max(gap, 8.0 * shallow.size() * shallow.box.unit)
+    return max(gap, 8.0 * shallow.size() * shallow.box.error)

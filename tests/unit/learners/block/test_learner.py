@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block.box import Box, NotThisBlock
+from keyhole.learners.block.box import NotThisBlock, open_block
 from keyhole.learners.block.learner import (
     BlockLearner,
     drop_neurons,
@@ -28,7 +28,7 @@ Outcome = keyhole.Outcome
 def test_two_tokens_tell_where_the_norm_is(norm):
     for seed in range(5):
         secret = block(np.random.default_rng(seed), 8, heads=2, neurons=8, norm=norm)
-        box = Box(FunctionOracle(secret, Spec(8)))
+        box = open_block(FunctionOracle(secret, Spec(8)))
         assert find_norm_place(box, np.random.default_rng(seed)) == norm
 
 

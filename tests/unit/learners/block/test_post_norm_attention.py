@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.block.box import Box, NotThisBlock
+from keyhole.learners.block.box import NotThisBlock, open_block
 from keyhole.learners.block.post_norm_attention import (
     Selected,
     ask_post_norm_attention,
@@ -25,7 +25,7 @@ from keyhole.oracles.function import FunctionOracle
 
 
 def box_of(secret):
-    return Box(FunctionOracle(secret, Spec(secret.width)))
+    return open_block(FunctionOracle(secret, Spec(secret.width)))
 
 
 @pytest.mark.parametrize(("kind", "fit"), [("layer", fit_layer_norm), ("rms", fit_rms_norm)])
@@ -122,7 +122,7 @@ def test_long_moves_let_heads_jump_and_short_ones_do_not():
     anchor, size = rng.standard_normal(128), 1e6
     keys = [head.score @ anchor + head.key_bias for head in secret.attention.heads]
     tokens = size * np.array([key / np.linalg.norm(key) for key in keys])
-    base = box.ask(np.concatenate([tokens, anchor[None]])[None], "test")[0]
+    base = box(np.concatenate([tokens, anchor[None]])[None], "test")[0]
     selected = Selected(anchor, tokens, size)
     assert not jumps(box, selected, base, known, 0.1, rng)
     assert jumps(box, selected, base, known, 20.0, rng)

@@ -3,7 +3,7 @@ import pytest
 
 import keyhole
 from keyhole.learners.block import post_norm_block
-from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.block.box import Unclear, open_block
 from keyhole.learners.block.direction_fit import Directed, lengths
 from keyhole.learners.block.post_norm_block import (
     Behind,
@@ -43,7 +43,7 @@ def secret(activation="relu"):
 
 
 def box_of(model):
-    return Box(FunctionOracle(model, Spec(model.width)))
+    return open_block(FunctionOracle(model, Spec(model.width)))
 
 
 def maps_of(model):
@@ -78,8 +78,8 @@ def test_the_value_maps_are_seen_through_the_network():
 def test_value_maps_in_single_precision_have_their_rank():
     model, rng = secret("gelu"), np.random.default_rng(0)
     box = box_of(model.astype(np.float32))
-    box.ask(np.ones((1, 1, 8)), "format")
-    assert box.coarse
+    box(np.ones((1, 1, 8)), "format")
+    assert box.noise.format == "float32"
     maps, truth = find_values(box, PLANE, PostNormOptions(), rng), maps_of(model)
     gaps = np.linalg.norm(maps[:, None] - truth[None], axis=(2, 3))
     assert gaps.min(axis=0).max() < 1e-3
@@ -320,7 +320,7 @@ def test_two_heads_on_one_token_are_looked_for_again(monkeypatch):
 
     monkeypatch.setattr(post_norm_block, "select_tokens", select)
     monkeypatch.setattr(post_norm_block, "find_maps", find)
-    box = Box(FunctionOracle(lambda x: x[:, -1], Spec(9)))
+    box = open_block(FunctionOracle(lambda x: x[:, -1], Spec(9)))
     found = find_values(box, kept_plane(9, "layer"), PostNormOptions(), rng)
     assert np.array_equal(found, maps)
 

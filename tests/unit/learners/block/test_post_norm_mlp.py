@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block.box import Box, NotThisBlock, Unclear
+from keyhole.learners.block.box import NotThisBlock, Unclear, open_block
 from keyhole.learners.block.post_norm_mlp import (
     Line,
     LineOptions,
@@ -10,11 +10,11 @@ from keyhole.learners.block.post_norm_mlp import (
     Oriented,
     chain_pieces,
     choose_bases,
-    find_epsilon,
     find_norm,
     find_post_norm_mlp,
     find_rows,
     is_smooth,
+    measure_last_epsilon,
     orient,
     random_tokens,
 )
@@ -46,13 +46,13 @@ def line_of(model, seed=0):
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_the_norm_from_huge_tokens(kind):
     model = secret(kind=kind)
-    norm = find_norm(Box(FunctionOracle(model, Spec(8))), np.random.default_rng(0))
+    norm = find_norm(open_block(FunctionOracle(model, Spec(8))), np.random.default_rng(0))
     assert norm.kind == kind
     assert np.allclose(np.abs(norm.gain), np.abs(model.gain[0]), rtol=1e-9)
 
 
 def test_bounded_answers_without_a_norm_are_refused():
-    box = Box(FunctionOracle(lambda x: np.sin(x[:, -1]), Spec(8)))
+    box = open_block(FunctionOracle(lambda x: np.sin(x[:, -1]), Spec(8)))
     with pytest.raises(NotThisBlock):
         find_norm(box, np.random.default_rng(0))
 
@@ -118,13 +118,13 @@ def test_random_tokens_lie_on_both_sides_of_every_neuron():
 def test_epsilon_from_tokens_of_order_one():
     model = secret(epsilon=3e-4)
     tokens = np.random.default_rng(0).standard_normal((9, 1, 8))
-    assert find_epsilon(model, tokens, model(tokens)) == pytest.approx(3e-4, rel=1e-9)
+    assert measure_last_epsilon(model, tokens, model(tokens)) == pytest.approx(3e-4, rel=1e-9)
 
 
 @pytest.mark.parametrize(("activation", "error"), [("relu", 1e-6), ("gelu", 1e-3)])
 def test_algebra_gives_a_few_digits(activation, error):
     model = secret(activation)
-    box = Box(FunctionOracle(model, Spec(8)))
+    box = open_block(FunctionOracle(model, Spec(8)))
     errors = []
     for seed in range(3):  # one line in a dozen has two kinks that nearly meet
         starts, _ = find_post_norm_mlp(box, np.random.default_rng(seed))

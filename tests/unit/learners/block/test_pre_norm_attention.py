@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.block.box import Box, Unclear
+from keyhole.learners.block.box import Unclear, open_block
 from keyhole.learners.block.pre_norm_attention import (
     Ball,
     Line,
@@ -30,7 +30,7 @@ UNIT = 2.0**-53
 
 
 def box_of(secret):
-    return Box(FunctionOracle(secret, Spec(secret.width)))
+    return open_block(FunctionOracle(secret, Spec(secret.width)))
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])

@@ -3,7 +3,7 @@ import pytest
 
 import keyhole
 from keyhole.errors import IllConditioned
-from keyhole.learners.block.box import Box, Paid, Unclear
+from keyhole.learners.block.box import Paid, Unclear, open_block
 from keyhole.learners.block.direction_fit import Directed
 from keyhole.learners.block.pre_norm_block import (
     BehindAttention,
@@ -19,12 +19,11 @@ from keyhole.learners.block.pre_norm_block import (
     find_relus,
     find_scores,
     fit_network,
-    fit_redundant,
     has_kinks,
-    search_epsilon,
+    seen_epsilon,
     token_of,
-    turn_neurons,
 )
+from keyhole.learners.block.wide_network import fit_wide, turn_neurons
 from keyhole.learners.mlp import MlpLearner
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
@@ -34,6 +33,7 @@ from keyhole.models.norm import Norm, kept_plane
 from keyhole.models.random import block
 from keyhole.oracles.base import Domain, Spec
 from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.noise import NoiseModel
 from keyhole.oracles.queries import QueryBatch
 
 OPTIONS = PreNormOptions()
@@ -50,8 +50,8 @@ def single(secret):
 
 
 def frozen_box(secret, coarse=False):
-    box = Box(single(secret) if coarse else FunctionOracle(secret, Spec(secret.width)))
-    box.ask(np.ones((1, 1, secret.width)) * np.pi, "format")
+    box = open_block(single(secret) if coarse else FunctionOracle(secret, Spec(secret.width)))
+    box(np.ones((1, 1, secret.width)) * np.pi, "format")
     return Frozen(box, kept_plane(secret.width, "layer"))
 
 
@@ -102,7 +102,7 @@ def test_the_network_and_the_epsilons_behind_a_known_attention():
 
 def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch):
     secret = canonical_block(block(np.random.default_rng(4), 13, heads=1, neurons=6, norm="pre"))
-    frozen = Frozen(Box(FunctionOracle(secret, Spec(13))), kept_plane(13, "layer"))
+    frozen = Frozen(open_block(FunctionOracle(secret, Spec(13))), kept_plane(13, "layer"))
     learn, tried = MlpLearner.learn, []
 
     def fail_first(learner, oracle, rng):
@@ -120,7 +120,7 @@ def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_sequences_have_more_weights_than_the_scores_have_unknowns(heads):
     secret = block(np.random.default_rng(0), 32, heads=heads, neurons=2, norm="pre")
-    box = Box(FunctionOracle(secret, Spec(32)))
+    box = open_block(FunctionOracle(secret, Spec(32)))
     asked = ask_sequences(box, secret, 5, np.random.default_rng(1))
     rank = 32 // heads
     weights = sum(len(tokens) * (tokens.shape[1] - 1) for tokens, _ in asked)
@@ -128,7 +128,7 @@ def test_sequences_have_more_weights_than_the_scores_have_unknowns(heads):
 
 
 def test_sequences_are_as_long_as_the_box_takes():
-    box = Box(FunctionOracle(SECRET, Spec(8, domain=Domain(max_length=3))))
+    box = open_block(FunctionOracle(SECRET, Spec(8, domain=Domain(max_length=3))))
     asked = ask_sequences(box, SECRET, 5, np.random.default_rng(2))
     assert {tokens.shape[1] for tokens, _ in asked} == {1, 2, 3}
 
@@ -142,7 +142,7 @@ def test_a_stream_is_made_of_a_token():
         return SECRET(tokens)
 
     plane = kept_plane(8, "layer")
-    oracle = BehindAttention(FunctionOracle(box, Spec(8)), known, plane, 50.0, 1e-9)
+    oracle = BehindAttention(FunctionOracle(box, Spec(8)), known, plane, 50.0, 1e-9, NoiseModel())
     points = np.sqrt(8.0) * np.eye(7)[:3]
     answers = oracle.ask(QueryBatch.of(points[:, None], "test"))
     assert np.allclose(seen[0], 50.0 * points @ plane.T, atol=1e-11)
@@ -171,7 +171,7 @@ def test_neurons_are_turned_until_no_linear_part_is_left():
 
 def test_epsilon_out_of_sight():
     with pytest.raises(Unclear, match="epsilon"):
-        search_epsilon(lambda size: 1.0)
+        seen_epsilon(lambda size: 0.0)
 
 
 def test_single_tokens_are_kept_once():
@@ -188,7 +188,7 @@ def test_single_tokens_are_kept_once():
 @pytest.mark.parametrize("neurons", [0, 8])
 def test_a_network_behind_the_attention_is_seen(neurons):
     secret = block(np.random.default_rng(0), 8, heads=2, neurons=neurons, norm="pre")
-    box = Box(FunctionOracle(secret, Spec(8)))
+    box = open_block(FunctionOracle(secret, Spec(8)))
     assert bends(box, np.random.default_rng(1)) == bool(neurons)
 
 
@@ -235,7 +235,8 @@ def sharp_box(activation, neurons=4):
                 norm="pre")  # fmt: skip
     secret = canonical_block(one)
     oracle = FunctionOracle(secret, Spec(8))
-    return secret, BehindAttention(oracle, attention_of(secret), kept_plane(8, "layer"), 1e4, 1e-9)
+    known, plane = attention_of(secret), kept_plane(8, "layer")
+    return secret, BehindAttention(oracle, known, plane, 1e4, 1e-9, NoiseModel())
 
 
 @pytest.mark.parametrize(("activation", "kinks"), [("relu", True), ("gelu", False)])
@@ -248,10 +249,11 @@ def test_relus_are_told_from_smooth_networks(activation, kinks):
 def test_few_digits_tell_relus_too(activation, kinks):
     secret, _ = sharp_box(activation, neurons=8)
     plane = kept_plane(8, "layer")
-    coarse = BehindAttention(single(secret), attention_of(secret), plane, 10.0, 1e-4, 2.0**-24)
+    noise = NoiseModel(2.0**-24, format="float32")
+    coarse = BehindAttention(single(secret), attention_of(secret), plane, 10.0, 1e-4, noise)
     rng = np.random.default_rng(0)
     assert has_kinks(coarse, rng) == kinks
-    network = turn_neurons(fit_redundant(coarse, activation, OPTIONS, rng))
+    network = turn_neurons(fit_wide(coarse, (activation,), coarse.unit, rng))
     assert network.neurons == 8
     points = rng.standard_normal((5, 7))
     points *= np.sqrt(8.0) / np.linalg.norm(points, axis=1, keepdims=True)

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block.box import Box
+from keyhole.learners.block.box import open_block
 from keyhole.learners.block.pre_norm_mlp import (
     OnSphere,
-    find_epsilon,
     find_kind,
     lift_errors,
     lift_network,
+    measure_epsilon,
     share_of,
 )
 from keyhole.models.canonical import canonical_block
@@ -35,7 +35,7 @@ def on_plane(secret, scale=1.0):
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_the_kind_of_the_norm(kind):
-    box = Box(FunctionOracle(sublayer(kind=kind), Spec(8)))
+    box = open_block(FunctionOracle(sublayer(kind=kind), Spec(8)))
     assert find_kind(box, np.random.default_rng(1)) == kind
 
 
@@ -52,8 +52,8 @@ def test_the_box_without_residual_on_a_sphere():
 def test_epsilon_from_small_tokens(epsilon):
     secret = sublayer(epsilon=epsilon)
     small, plane = on_plane(secret, np.sqrt(1.0 + epsilon))
-    box = Box(FunctionOracle(secret, Spec(8)))
-    found = find_epsilon(box, small, plane, np.random.default_rng(2))
+    box = open_block(FunctionOracle(secret, Spec(8)))
+    found = measure_epsilon(box, small, plane, np.random.default_rng(2))
     assert found == pytest.approx(epsilon, rel=1e-9)
 
 

@@ -5,6 +5,9 @@ import keyhole
 from keyhole import Outcome
 from keyhole.learners.mlp.learner import MlpLearner
 from keyhole.models.mlp import Mlp
+from keyhole.oracles.base import Spec
+from keyhole.oracles.function import FunctionOracle
+from keyhole.oracles.noise import NoiseModel
 
 
 def network(seed, width=6, neurons=18, outputs=6, activation="gelu", *, linear=True, scale=1.0):
@@ -136,3 +139,18 @@ def test_an_affine_box_has_no_neurons():
     matrix = np.random.default_rng(10).standard_normal((6, 6))
     with pytest.raises(keyhole.Unsupported, match="affine"):
         keyhole.recover(keyhole.open_oracle(lambda x: x[:, -1] @ matrix, width=6), MlpLearner())
+
+
+@pytest.mark.parametrize("relative", [1e-15, 1e-13, 1e-11, 1e-9])
+def test_errors_follow_the_noise_over_decades(relative):
+    truth, rng = network(5, width=12, neurons=24, outputs=12), np.random.default_rng(0)
+
+    def box(tokens):
+        answers = truth(tokens)
+        return answers * (1.0 + relative * rng.standard_normal(answers.shape))
+
+    spec = Spec(12, precision=NoiseModel(relative))
+    found = keyhole.recover(FunctionOracle(box, spec), MlpLearner())
+    assert found.outcome is Outcome.RECOVERED
+    assert keyhole.distance(found.model, truth) < 1e3 * relative
+    assert found.ledger.learning <= 40 * found.ledger.floor

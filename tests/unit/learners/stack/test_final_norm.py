@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block import Box
+from keyhole.learners.block import open_block
 from keyhole.learners.stack.final_norm import read_final_norm
 from keyhole.learners.stack.heads import find_heads
 from keyhole.learners.stack.learner import StackLearner
@@ -27,7 +27,7 @@ def make(kind: str) -> Stack:
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_a_final_norm_and_the_heads_behind_it_are_read(kind: str) -> None:
     secret = make(kind)
-    box = Box(keyhole.open_oracle(secret))
+    box = open_block(keyhole.open_oracle(secret))
     rng = np.random.default_rng(1)
     norm = read_final_norm(box, rng)
     assert norm is not None
@@ -61,4 +61,4 @@ def test_a_stack_behind_a_norm_is_recovered() -> None:
 def test_post_norm_blocks_have_no_norm_at_the_end() -> None:
     rng = np.random.default_rng(2)
     secret = Stack([block(rng, 8, heads=2, neurons=8) for _ in range(2)])
-    assert read_final_norm(Box(keyhole.open_oracle(secret)), rng) is None
+    assert read_final_norm(open_block(keyhole.open_oracle(secret)), rng) is None

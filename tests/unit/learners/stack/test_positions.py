@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole
-from keyhole.learners.block import Box, Unclear
+from keyhole.learners.block import Unclear, open_block
 from keyhole.learners.stack.final_norm import read_final_norm
 from keyhole.learners.stack.learner import StackLearner
 from keyhole.learners.stack.positions import find_positions, has_positions
@@ -26,9 +26,9 @@ def make(final: bool) -> Stack:
 def test_differences_of_positions_show_in_the_limit(final: bool) -> None:
     secret, rng = make(final), np.random.default_rng(1)
     assert secret.positions is not None
-    box = Box(keyhole.open_oracle(secret, max_length=5))
+    box = open_block(keyhole.open_oracle(secret, max_length=5))
     assert has_positions(box, rng)
-    assert not has_positions(Box(keyhole.open_oracle(secret.replace(positions=None))), rng)
+    assert not has_positions(open_block(keyhole.open_oracle(secret.replace(positions=None))), rng)
     norm = read_final_norm(box, rng) if final else None
     found = find_positions(Shallow(box, kept_plane(8, "layer"), norm, True), rng)
     true = secret.positions - secret.positions[0]
@@ -38,7 +38,7 @@ def test_differences_of_positions_show_in_the_limit(final: bool) -> None:
 
 
 def test_a_box_must_tell_its_longest_sequence() -> None:
-    box = Box(keyhole.open_oracle(lambda tokens: tokens[:, -1], width=8))
+    box = open_block(keyhole.open_oracle(lambda tokens: tokens[:, -1], width=8))
     with pytest.raises(Unclear, match="max_length"):
         find_positions(Shallow(box, kept_plane(8, "layer")), np.random.default_rng(0))
 

@@ -5,7 +5,7 @@ import pytest
 
 import keyhole
 from keyhole.arrays import Array
-from keyhole.learners.block import Box, Unclear
+from keyhole.learners.block import Unclear, open_block
 from keyhole.learners.stack import neurons
 from keyhole.learners.stack.biases import find_offsets
 from keyhole.learners.stack.epsilons import (
@@ -49,7 +49,7 @@ def make(seed: int = 0, layers: int = 2) -> tuple[Stack, Shallow]:
     """A small stack in canonical form, and its box with huge tokens."""
     secret = stack(np.random.default_rng(seed), WIDTH, layers=layers, heads=1, neurons=4)
     secret = canonical_stack(secret)
-    box = Box(keyhole.open_oracle(secret))
+    box = open_block(keyhole.open_oracle(secret))
     return secret, Shallow(box, kept_plane(WIDTH, "layer"))
 
 
@@ -93,7 +93,7 @@ def test_the_limit_is_the_wide_layer() -> None:
 
 def test_answers_without_a_limit_are_unclear() -> None:
     grows = lambda tokens: tokens[:, -1] + np.sqrt(np.abs(tokens[:, -1]))  # noqa: E731
-    box = Box(keyhole.open_oracle(grows, width=WIDTH))
+    box = open_block(keyhole.open_oracle(grows, width=WIDTH))
     with pytest.raises(Unclear, match="no limit"):
         measure_doubt(Shallow(box, kept_plane(WIDTH, "layer")), np.random.default_rng(0))
 
@@ -215,7 +215,9 @@ def test_a_token_with_a_small_stream_before_any_norm_shows_its_epsilon() -> None
     stream = stream_before(secret, 3, token[None])[0]
     assert np.abs(shallow.plane.T @ stream - wanted).max() < 1e-9
     start = with_epsilons(secret, np.full(4, 1e-5))
-    found, small = find_epsilons(Box(keyhole.open_oracle(secret)), start, shallow.plane, 1, rng)
+    found, small = find_epsilons(
+        open_block(keyhole.open_oracle(secret)), start, shallow.plane, 1, rng
+    )
     told = np.concatenate([each.epsilons for each in found.blocks])
     assert np.abs(told / true - 1.0).max() < 1e-2
     for each, epsilon in zip(small, true, strict=True):  # at least as much as one norm does
@@ -271,7 +273,7 @@ def test_gated_neurons_are_tried_again_where_more_plain_ones_help_no_more(
 ) -> None:
     secret = stack(np.random.default_rng(0), 6, layers=1, heads=1, neurons=3, kind="rms",
                    activation="silu", gated=True)  # fmt: skip
-    shallow = Shallow(Box(keyhole.open_oracle(secret)), np.eye(6))
+    shallow = Shallow(open_block(keyhole.open_oracle(secret)), np.eye(6))
     tried: list[tuple[int, bool]] = []
 
     def attempt(_points: Array, _answers: Array, size: int, names: tuple[str, ...], gated: bool,

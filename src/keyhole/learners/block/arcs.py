@@ -1,0 +1,55 @@
+"""Are there kinks? Short arcs of a great circle, at two lengths.
+
+Statement.  A network of ReLUs behind a norm is told from a smooth one.
+Queries.    Seven points on each of some arcs.
+Algebra.    Five near points of a circle leave nothing beside what a network without neurons would
+            give (`measure`), where it is affine on the arc; a smooth one leaves the cube of their
+            distance: an eighth at half the distance. With kinks on the arc it is the distance
+            itself. The arc is so long that an eighth of its cube is seen in the roundings.
+When it fails. Neurons that hardly bend leave less than the rounding, and look like none.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from keyhole.arrays import TINY, Array, Float
+from keyhole.linalg.decisions import margin_of, note_decision
+from keyhole.measurement.evidence import Evidence
+from keyhole.oracles.noise import DETECTION, NoiseModel
+
+LONGEST = 0.1  # of an arc, in radians: with more, the fifth power of its length is seen too
+BY_CHANCE = 0.2  # that kinks on an arc look like a curve
+WIDE, NARROW = [0, 1, 3, 5, 6], [1, 2, 3, 4, 5]  # points of an arc, and of its inner half
+
+
+def bends_smoothly(
+    ask: Callable[[Float[Array, "n k"]], Float[Array, "n p"]],
+    measure: Callable[[Float[Array, "5 p"], Float[Array, " 5"]], float],
+    width: int,
+    error: float,
+    rng: np.random.Generator,
+) -> bool:
+    """Whether answers curve as those of a smooth network on most arcs.
+
+    Args:
+        ask: Answers to points of the unit sphere.
+        measure: What five of them leave, relative to their size; given with their angles.
+        width: Numbers in a point.
+        error: Of the answers, relative to their size.
+        rng: Draws the arcs.
+    """
+    arcs = Evidence(NoiseModel(error)).enough(BY_CHANCE)
+    step = min(10.0 * error ** (1.0 / 3.0), LONGEST)
+    turns = step * np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0])
+    left = []
+    for _ in range(arcs):
+        first, second = np.linalg.qr(rng.standard_normal((width, 2)))[0].T
+        seen = ask(np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second))
+        left.append([measure(seen[part], turns[part]) for part in (WIDE, NARROW)])
+    wide, narrow = np.array(left).T
+    shown = wide > DETECTION**2 * error
+    eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5
+    share = float(np.mean(shown & eighth))
+    note_decision("the network is smooth", share > 0.5, margin_of(share, 0.5))
+    return share > 0.5
