@@ -75,7 +75,25 @@ from keyhole.measurement.asker import Asker
 from keyhole.models.mlp import ACTIVATIONS, Mlp, activation_named
 from keyhole.models.relu_network import ReluNetwork
 from keyhole.network.weights import Weights, chosen, with_one
-from keyhole.oracles.base import Domain, Oracle, Spec
+from keyhole.oracles.base import Domain, Oracle, Spec, Wrapper
+from keyhole.oracles.queries import QueryBatch
+
+
+class SearchLimit(Wrapper):
+    """Ends a search for a network that has asked more than a network of so many neurons takes."""
+
+    def __init__(self, inner: Oracle, most: int, neurons: int) -> None:
+        self.inner, self.most, self.neurons, self.asked = inner, most, neurons, 0
+
+    def ask(self, queries: QueryBatch) -> Array:
+        self.asked += len(queries)
+        if self.asked > self.most:
+            raise IllConditioned(
+                f"no network was found within {self.most} queries, enough for {self.neurons} "
+                "neurons: if there are more, MlpLearner(neurons=...) says so; if the answers are "
+                "less exact than they look, state their precision"
+            )
+        return self.inner.ask(queries)
 
 
 @dataclass(frozen=True)
@@ -137,7 +155,10 @@ class MlpLearner:
             raise WrongFamily("the box is piecewise linear: its activation is relu", stated=True)
         likely = replace(self, neurons=self._expected(width))
         oracle.expect(likely.expected_queries(replace(oracle.spec, outputs=box.outputs)))
-        return run_strategies(self._list_strategies(box, scale, rng))
+        most = max(self._expected(width), self.options.expected * (width + 1))
+        floor = unknowns(most, width, box.outputs, self.gated is not False)
+        limited = SearchLimit(oracle, int(self.options.floors * floor), most)
+        return run_strategies(self._list_strategies(replace(box, oracle=limited), scale, rng))
 
     def _find_scale(self, box: Asker, rng: np.random.Generator) -> Scale:
         """The size of inputs at which the box bends, that of its sphere where it has one."""

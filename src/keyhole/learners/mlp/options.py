@@ -7,8 +7,10 @@ from keyhole.learners.mlp.scale import ScaleOptions
 
 @dataclass(frozen=True)
 class MlpOptions:
-    """expected: neurons per entry of the input, before any was counted. paths: far away that are
-    tried. near: answers for the refinement, relative to the number of unknowns in them. further:
+    """expected: neurons per entry of the input, before any was counted. floors: queries after which
+    a search ends, in unknowns per number in an answer of a network of so many neurons, or of as
+    many as were promised, if these are more. paths: far away that are tried. near:
+    answers for the refinement, relative to the number of unknowns in them. further:
     how far out they are asked where inputs are free, relative to the Hessians. small:
     unknowns up to which redundant neurons are tried. roundings: of the terms of an answer, that the
     finished fit may leave; cancelled: how much larger than the answers these terms are believed to
@@ -20,6 +22,7 @@ class MlpOptions:
     which the side of a neuron is decided."""
 
     expected: int = 4
+    floors: float = 40.0
     paths: int = 2
     near: float = 1.2
     further: float = 3.0

@@ -154,3 +154,16 @@ def test_errors_follow_the_noise_over_decades(relative):
     assert found.outcome is Outcome.RECOVERED
     assert keyhole.distance(found.model, truth) < 1e3 * relative
     assert found.ledger.learning <= 40 * found.ledger.floor
+
+
+def test_a_search_in_answers_less_exact_than_they_look_ends():
+    truth, rng = network(6, width=8, neurons=16, outputs=8), np.random.default_rng(0)
+
+    def box(tokens):
+        answers = truth(tokens)
+        return answers * (1.0 + 1e-9 * rng.standard_normal(answers.shape))
+
+    found = keyhole.recover(keyhole.open_oracle(box, width=8), MlpLearner(), throw=False)
+    assert found.outcome is Outcome.ILL_CONDITIONED
+    floor = (36 * (2 * 9 + 8) + 8 * 9) / 8  # of as many gated neurons as are expected
+    assert found.ledger.learning <= 41 * floor
