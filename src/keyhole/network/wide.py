@@ -41,11 +41,11 @@ class WideOptions:
     step while the residual is no noise: more would follow what is only curvature. steps: of the
     descent, at most. window, share: it has stalled where so many steps took less than this share
     off the squares. plenty: numbers per unknown of the wide network. outer: size of the outer
-    weights at the start, relative to what explains the answers. hopeful: what a wide network
-    leaves that is wide enough, at most. told: what it leaves where its rows are told apart. spare:
-    factor by which what is left may grow when neurons leave, which explain errors of points and
-    answers. clear: rise of what leaving costs behind which neurons may begin. exact: products of a
-    step once the neurons are told apart.
+    weights at the start, relative to what explains the answers. damping: of exact steps, at the
+    start. hopeful: what a wide network leaves that is wide enough, at most. told: what it leaves
+    where its rows are told apart. spare: factor by which what is left may grow when neurons leave,
+    which explain errors of points and answers. clear: rise of what leaving costs behind which
+    neurons may begin. exact: products of a step once the neurons are told apart.
     """
 
     shares: tuple[float, ...] = (1.5, 6.0)
@@ -55,6 +55,7 @@ class WideOptions:
     share: float = 0.3
     plenty: float = 4.0
     outer: float = 0.5
+    damping: float = 1e-2
     hopeful: float = 0.03
     told: float = 1e-3
     spare: float = 3.0
@@ -220,7 +221,8 @@ def descend_wide(
         tolerance=1e-3,
         window=options.window,
         share=options.share,
-        damping=0.0,
+        # steps of few products end early; the exact steps of small networks are damped instead
+        damping=options.damping if network.few else 0.0,
     )
     end = settle(network, parts_of(weights), stopping, ending, rng)
     return replace(

@@ -67,11 +67,13 @@ from keyhole.learners.block.wide_network import BENT, is_crowded
 from keyhole.learners.mlp import NotEnough, likely_activations, room_for_neurons
 from keyhole.linalg.rank import count_above_share
 from keyhole.measurement.asker import Asker
+from keyhole.measurement.evidence import Evidence
 from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
 from keyhole.network.wide import Seen, WideOptions, search_wide
+from keyhole.oracles.noise import DETECTION, NoiseModel
 
 KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
 TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
@@ -193,10 +195,7 @@ def find_maps(
     for share in options.anchors:
         sequence = np.concatenate([chosen.tokens, share * size * chosen.heading[None]])
         sequence = box.representable(sequence)
-        ahead = [way * differences.step * size * moves for way in differences.ways]
-        asked = sequence + np.concatenate(ahead)
-        after, before = np.split(box(box.representable(asked), "value maps"), 2)
-        slopes = (after - before) / (2.0 * differences.step)
+        slopes = slopes_along(box, sequence, size * moves, differences)
         beside.append(slopes[: along.shape[1]].T)
         moved.append(slopes[along.shape[1] :].reshape(heads, width, width).transpose(0, 2, 1))
     table = np.concatenate(beside)
@@ -212,6 +211,41 @@ def find_maps(
     if np.linalg.norm(rest) > 1e4 * differences.doubt * np.linalg.norm(right):
         return None
     return cut_maps(maps, 1e2 * differences.doubt)
+
+
+def slopes_along(
+    box: Asker,
+    sequence: Float[Array, "length d"],
+    moves: Float[Array, "n length d"],
+    differences: Differences,
+) -> Float[Array, "n d"]:
+    """Derivatives of the answer along moves of a sequence. A kink of the network between two
+    answers spoils their difference: where a few differences are others with a quarter of the step,
+    all are taken with it, and those that still change again, until they do not."""
+
+    def take(step: float, some: Array) -> tuple[Float[Array, "k d"], float]:
+        ahead = [way * step * moves[some] for way in (1.0, -1.0)]
+        asked = box.representable(sequence + np.concatenate(ahead))
+        after, before = np.split(box(asked, "value maps"), 2)
+        return (after - before) / (2.0 * step), box.error * float(np.abs(after).max()) / step
+
+    step, changed = differences.step, np.arange(len(moves))
+    slopes, _ = take(step, changed)
+    truncation = differences.doubt * float(np.abs(slopes).max())
+    chance = 0.5  # that a difference crosses no kink, where most of a box's do
+    few = np.linspace(0, len(moves) - 1, Evidence(NoiseModel(box.error)).enough(chance)).astype(int)
+    while len(changed) and step > difference_step(box):
+        step /= 4.0
+        looked = few if len(few) else changed
+        fresh, rounding = take(step, looked)
+        other = np.abs(fresh - slopes[looked]).max(axis=1) > DETECTION * (truncation + rounding)
+        if len(few):
+            few, step = few[:0], step * 4.0
+            changed = changed if other.any() else changed[:0]
+            continue
+        slopes[looked[other]] = fresh[other]
+        changed = looked[other]
+    return slopes
 
 
 def cut_maps(maps: Float[Array, "h p d"], least: float) -> Float[Array, "h p d"]:

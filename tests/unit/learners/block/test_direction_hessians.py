@@ -68,10 +68,11 @@ def test_frames_are_orthonormal_and_across():
     assert np.allclose(np.einsum("kqp,krp->kqr", frames, frames), np.eye(4))
 
 
-def test_the_rank_tells_how_lengths_change():
+@pytest.mark.parametrize("expected", [10, 100])  # a guess beside it, and one that has no room
+def test_the_rank_tells_how_lengths_change(expected):
     bent, truth = stencils(secret(11, 12))
     rough = np.linalg.norm(flattest_turns(bent) - truth) / np.linalg.norm(truth)
-    found = find_turns(bent, 20, 30.0)
+    found = find_turns(bent, 20, 30.0, expected)
     assert found is not None
     turns, rank = found
     assert rank == 12

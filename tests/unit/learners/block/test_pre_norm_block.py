@@ -101,8 +101,10 @@ def test_the_network_and_the_epsilons_behind_a_known_attention():
 
 
 def test_second_derivatives_that_fail_are_asked_for_in_another_frame(monkeypatch):
-    secret = canonical_block(block(np.random.default_rng(4), 13, heads=1, neurons=6, norm="pre"))
-    frozen = Frozen(open_block(FunctionOracle(secret, Spec(13))), kept_plane(13, "layer"))
+    width = 24  # second derivatives have room, and come first
+    secret = block(np.random.default_rng(4), width, heads=1, neurons=6, norm="pre")
+    secret = canonical_block(secret)
+    frozen = Frozen(open_block(FunctionOracle(secret, Spec(width))), kept_plane(width, "layer"))
     learn, tried = MlpLearner.learn, []
 
     def fail_first(learner, oracle, rng):
