@@ -42,9 +42,10 @@ class WideOptions:
     descent, at most. window, share: it has stalled where so many steps took less than this share
     off the squares. plenty: numbers per unknown of the wide network. outer: size of the outer
     weights at the start, relative to what explains the answers. hopeful: what a wide network
-    leaves that is wide enough, at most. spare: factor by which what is left may grow when neurons
-    leave, which explain errors of points and answers. clear: rise of what leaving costs behind
-    which neurons may begin. exact: products of a step once the neurons are told apart.
+    leaves that is wide enough, at most. told: what it leaves where its rows are told apart. spare:
+    factor by which what is left may grow when neurons leave, which explain errors of points and
+    answers. clear: rise of what leaving costs behind which neurons may begin. exact: products of a
+    step once the neurons are told apart.
     """
 
     shares: tuple[float, ...] = (1.5, 6.0)
@@ -55,6 +56,7 @@ class WideOptions:
     plenty: float = 4.0
     outer: float = 0.5
     hopeful: float = 0.03
+    told: float = 1e-3
     spare: float = 3.0
     clear: float = 10.0
     exact: int = 200
@@ -109,7 +111,7 @@ def search_wide(
         neurons = int(share * outputs)
         seen = look(points_for(neurons, width, outputs, options.plenty))
         for name in activations:
-            found, left = find_wide(seen, neurons, name, level, rng, options)
+            found, left = find_wide(seen, neurons, name, level, explained, rng, options)
             if best is None or left < least:
                 best, least = found, left
             if least <= explained:
@@ -123,29 +125,42 @@ def find_wide(
     neurons: int,
     activation: str,
     level: float,
+    explained: float,
     rng: np.random.Generator,
     options: WideOptions | None = None,
 ) -> tuple[Weights, float]:
     """A network of at most so many neurons, and what it leaves, root mean square, relative to the
-    answers; only as many neurons as it takes if `level` is as little as they explain."""
+    answers: of only as many as it takes, where that shows. The rows show long before the wide
+    network has explained the last digits."""
     options = WideOptions() if options is None else options
-    start = begin(seen, neurons, activation, options, rng)
+    wide, left = begin(seen, neurons, activation, options, rng), np.inf
     few = Ending(0.1, options.products, 0.1, options.products)
-    wide = descend_wide(start, seen, level, few, rng, options)
-    exact = Ending(0.1, 20, 0.01, options.exact)
-    left = misfit_of(wide, seen)
-    if left > options.hopeful:
-        return wide, left
-    for narrow in thinned(wide, seen, left, options.clear):
-        fewer = [
-            descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
-            for name in alike(activation)
-        ]
-        best = min(fewer, key=lambda one: misfit_of(one, seen))
-        rest = misfit_of(best, seen)
-        if rest < options.spare * max(left, level):
-            return best, rest
+    for goal in (options.told, level):
+        wide = descend_wide(wide, seen, goal, few, rng, options)
+        left = misfit_of(wide, seen)
+        if left > options.hopeful:
+            break
+        allowed = options.spare * max(left, level)
+        if goal > level:  # fewer neurons explain more, if they are the right ones
+            allowed = max(options.spare * level, min(explained, left / options.spare))
+        for narrow in thinned(wide, seen, left, options.clear):
+            fewer, rest = settle_narrow(narrow, seen, level, rng, options)
+            if rest < allowed:
+                return fewer, rest
     return wide, left
+
+
+def settle_narrow(
+    narrow: Weights, seen: Seen, level: float, rng: np.random.Generator, options: WideOptions
+) -> tuple[Weights, float]:
+    """The fit of a network that has no neurons to spare, and what it leaves."""
+    exact = Ending(0.1, 20, 0.01, options.exact)
+    fits = [
+        descend_wide(replace(narrow, activation=name), seen, level, exact, rng, options)
+        for name in alike(narrow.activation)
+    ]
+    best = min(fits, key=lambda one: misfit_of(one, seen))
+    return best, misfit_of(best, seen)
 
 
 def alike(activation: str) -> tuple[str, ...]:

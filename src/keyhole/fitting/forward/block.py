@@ -390,7 +390,7 @@ def _by_epsilons(tape: Tape, columns: list[Array]) -> Float[Array, "n d e"]:
 class Batch:
     """Queries filled up in front to one length, which of their tokens are real, and answers."""
 
-    tokens: Float[Array, "n length d"]
+    tokens: Float[Array, "n length k"]
     real: Array | None
     answers: Float[Array, "n d"]
 

@@ -31,11 +31,10 @@ class NetworkPass:
     length: Float[Array, "n 1"] | None
 
     def astype(self, dtype: type) -> "NetworkPass":
-        reads: dict[str, Array] = {name: part.astype(dtype) for name, part in self.reads.items()}
         length: Array | None = None if self.length is None else self.length.astype(dtype)
         return NetworkPass(
             self.outer.astype(dtype),
-            reads,
+            {name: np.asarray(part, dtype=dtype) for name, part in self.reads.items()},
             self.bend.astype(dtype),
             self.answers.astype(dtype),
             length,

@@ -2,10 +2,11 @@
 
 Statement.  A network of ReLUs behind a norm is told from a smooth one.
 Queries.    Seven points on each of some arcs.
-Algebra.    Five near points of a circle leave nothing beside what a network without neurons would
-            give (`measure`), where it is affine on the arc; a smooth one leaves the cube of their
-            distance: an eighth at half the distance. With kinks on the arc it is the distance
-            itself. The arc is so long that an eighth of its cube is seen in the roundings.
+Algebra.    Values of an affine function at points of a circle, and so the directions of vectors
+            that are affine in them, lie in three dimensions. A smooth network leaves these by the
+            cube of the distance of five near points: an eighth at half the distance; one with kinks
+            on the arc by the distance itself, and not at all where an arc holds none. The arc is so
+            long that an eighth of its cube is seen in the roundings.
 When it fails. Neurons that hardly bend leave less than the rounding, and look like none.
 """
 
@@ -25,7 +26,6 @@ WIDE, NARROW = [0, 1, 3, 5, 6], [1, 2, 3, 4, 5]  # points of an arc, and of its 
 
 def bends_smoothly(
     ask: Callable[[Float[Array, "n k"]], Float[Array, "n p"]],
-    measure: Callable[[Float[Array, "5 p"], Float[Array, " 5"]], float],
     width: int,
     error: float,
     rng: np.random.Generator,
@@ -34,7 +34,6 @@ def bends_smoothly(
 
     Args:
         ask: Answers to points of the unit sphere.
-        measure: What five of them leave, relative to their size; given with their angles.
         width: Numbers in a point.
         error: Of the answers, relative to their size.
         rng: Draws the arcs.
@@ -46,7 +45,8 @@ def bends_smoothly(
     for _ in range(arcs):
         first, second = np.linalg.qr(rng.standard_normal((width, 2)))[0].T
         seen = ask(np.outer(np.cos(turns), first) + np.outer(np.sin(turns), second))
-        left.append([measure(seen[part], turns[part]) for part in (WIDE, NARROW)])
+        sizes = [np.linalg.svd(seen[part], compute_uv=False) for part in (WIDE, NARROW)]
+        left.append([one[3] / one[0] for one in sizes])
     wide, narrow = np.array(left).T
     shown = wide > DETECTION**2 * error
     eighth = np.abs(np.log2(8.0 * narrow / np.maximum(wide, TINY))) < 0.5

@@ -2,16 +2,20 @@
 
 Statement.  A block is one of the forms in models/block.py. Which one it is, the heads and their
             ranks and epsilon are found, not given.
-Queries.    Two single tokens tell where the norm is: behind the residual (answers stay bounded), in
-            front (answer minus token stays bounded), or nowhere. Then the algorithm of that form.
+Queries.    Three single tokens tell where the norm is: behind the residual (answers stay bounded),
+            in front (answer minus token stays bounded), or nowhere; two queries whether there is
+            attention, four beside it whether there is a network. Then the algorithm of that form.
 Algebra.    One file per form, and three ways through them. Attention alone: its equations are
-            solved, then all parameters are fitted to all answers (`solve_then_fit`). A network
-            behind a norm, or a whole block: a start good to a few digits is found, then the same
-            fit (`find_then_fit`). No norm, or a network that reads normalised tokens: the learners
-            of the parts (`delegate`). Standard errors: from the fit where there is one, else by
-            the same algebra on answers perturbed by as much as the box rounds.
+            solved, then all parameters are fitted to all answers (`solve_then_fit`). norm(x +
+            mlp(x)), or a whole block: a start good to a few digits is found, then the same fit
+            (`find_then_fit`). x + mlp(norm(x)): so where it has ReLUs, else by the learner of the
+            network on a sphere; no norm: by the learners of the parts (`delegate`). Standard
+            errors: from the fit where there is one, else by the same algebra on answers perturbed
+            by as much as the box rounds.
 Fails.      A box that is none of the forms that are solved may still be a block: it is then said
-            to be ill-conditioned, not rejected.
+            to be ill-conditioned, not rejected. Answers that are no vectors of the box's width, and
+            a promised place of the norm that is not borne out, are WrongFamily; tokens of limited
+            size leave the parameters open.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,14 +42,15 @@ from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
     solve_post_norm_attention,
 )
-from keyhole.learners.block.post_norm_block import bends as bends_behind
+from keyhole.learners.block.post_norm_block import bends as bends_behind_post_norm
 from keyhole.learners.block.post_norm_block import find_post_norm_block
 from keyhole.learners.block.post_norm_mlp import find_post_norm_mlp
 from keyhole.learners.block.pre_norm_attention import (
     ask_pre_norm_attention,
     solve_pre_norm_attention,
 )
-from keyhole.learners.block.pre_norm_block import bends, find_pre_norm_block
+from keyhole.learners.block.pre_norm_block import bends as bends_behind_pre_norm
+from keyhole.learners.block.pre_norm_block import find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
 from keyhole.learners.block.refinement import (
     Pairs,
@@ -76,7 +81,7 @@ SETTLED = (
     1e-6  # share of the answers' spread that algebra may leave: more is worth a floor of queries
 )
 LENGTHS = (2, 3, 4, 6, 8, 10, 12)  # of random queries
-REFUTED = 1e5  # units of what its errors explain, in which an answer refutes a block
+UNEXPLAINED = 1e5  # units of what its errors explain, from which an answer is not explained
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -88,7 +93,7 @@ class BlockDiagnostics(Diagnostics):
     heads: int
     score_ranks: tuple[int, ...]
     value_ranks: tuple[int, ...]
-    misfit: float  # largest deviation from an answer, in units of what the errors explain
+    misfit: float  # what is left of the answers, in units of what errors and rounding explain
 
 
 @dataclass(frozen=True)
@@ -155,15 +160,18 @@ def list_strategies(
     def fit(find: Callable[[Asker, np.random.Generator], Any], draws: int) -> Callable[[], Result]:
         return lambda: find_then_fit(lambda: find(box, rng), box, rng, draws)
 
+    def solve(form: AttentionForm) -> Callable[[], Result]:
+        return lambda: solve_then_fit(form, box, rng)
+
     ways: dict[tuple[str, bool, bool], list[tuple[str, Callable[[], Result]]]] = {
         ("post", True, True): [("a whole post-norm block", fit(find_post_norm_block, 2))],
-        ("post", True, False): [("post-norm attention", lambda: solve_then_fit(POST, box, rng))],
+        ("post", True, False): [("post-norm attention", solve(POST_ATTENTION))],
         ("post", False, True): [
             ("a network and a norm", fit(find_post_norm_mlp, 3)),
             ("a wide network and a norm", fit(find_post_norm_network, 2)),
         ],
         ("pre", True, True): [("a whole pre-norm block", fit(find_pre_norm_block, 3))],
-        ("pre", True, False): [("pre-norm attention", lambda: solve_then_fit(PRE, box, rng))],
+        ("pre", True, False): [("pre-norm attention", solve(PRE_ATTENTION))],
         ("pre", False, True): [
             ("ReLUs behind a norm", fit(find_pre_norm_relus, 1)),
             ("a network behind a norm", lambda: delegate(lambda: learn_pre_norm_mlp(box, rng))),
@@ -209,7 +217,8 @@ def recognise_parts(box: Asker, place: str, rng: np.random.Generator) -> tuple[b
     attention = sees_context(box, rng)
     if place == "none" or not attention:
         return attention, not attention
-    return True, bends_behind(box, rng) if place == "post" else bends(box, rng)
+    bends = bends_behind_post_norm if place == "post" else bends_behind_pre_norm
+    return True, bends(box, rng)
 
 
 def name_block(oracle: Oracle, rng: np.random.Generator) -> Family | None:
@@ -264,10 +273,10 @@ def find_then_fit(
         model, errors = refined.block, refined.errors
         fresh = box.representable(fresh_sequences(box.width, rng))
         misfit = compare(model, errors, [(fresh, box(fresh, "refinement"))], box, rng)
-        if misfit < REFUTED:  # what the fit hardly saw may be off by more than it tells
+        if misfit < UNEXPLAINED:  # what the fit hardly saw may be off by more than it tells
             errors = scale_errors(errors, max(misfit, 1.0))
             return describe(*set_zeros(model, errors), refined.level, box)
-        reason = f"fresh answers are {misfit:.1e} standard errors from the best block"
+        reason = f"fresh answers are {misfit:.1e} times what errors explain from the best block"
     return Inconclusive(reason)
 
 
@@ -311,8 +320,8 @@ def find_straight_neurons(model: Block, straight: float = 0.02) -> Array:
         np.linalg.norm(parts["mlp.inner"], axis=1),
         np.linalg.norm(parts["mlp.outer"], axis=0),
     )
-    bends = rows**2 * columns
-    return np.asarray(bends < straight * np.median(bends))
+    curvatures = rows**2 * columns
+    return np.asarray(curvatures < straight * np.median(curvatures))
 
 
 def find_idle_neurons(refined: Refined, zero: float = 12.0) -> Array:
@@ -341,30 +350,32 @@ def fresh_sequences(width: int, rng: np.random.Generator) -> Float[Array, "n len
 
 
 @dataclass(frozen=True)
-class Form:
-    """A form of block: how it is asked, and how it is solved for, a pure function of answers."""
+class AttentionForm:
+    """A sublayer of attention: how it is asked, and how it is solved for from answers alone."""
 
     ask: Callable[[Asker, np.random.Generator], Any]
     solve: Callable[[Any, float], Block]
 
 
-POST = Form(ask_post_norm_attention, solve_post_norm_attention)
-PRE = Form(ask_pre_norm_attention, solve_pre_norm_attention)
+POST_ATTENTION = AttentionForm(ask_post_norm_attention, solve_post_norm_attention)
+PRE_ATTENTION = AttentionForm(ask_pre_norm_attention, solve_pre_norm_attention)
 
 
-def solve_then_fit(form: Form, box: Asker, rng: np.random.Generator, draws: int = 2) -> Result:
+def solve_then_fit(
+    form: AttentionForm, box: Asker, rng: np.random.Generator, draws: int = 2
+) -> Result:
     """The block of this form that explains the answers. Where the algebra came to few digits and no
     fit to the rest, as after a misreading, everything is asked anew; so many draws."""
     result: Result = Inconclusive("nothing was asked")
     for _ in range(draws):
-        result, settled = solve_once(form, box, rng)
-        if settled:
+        result, final = solve_once(form, box, rng)
+        if final:
             break
     return result
 
 
 def solve_once(
-    form: Form, box: Asker, rng: np.random.Generator, longest: int = 64, widest: int = 96
+    form: AttentionForm, box: Asker, rng: np.random.Generator, longest: int = 64, widest: int = 96
 ) -> tuple[Result, bool]:
     """By algebra, then all parameters on all answers to queries of up to `longest` tokens together,
     up to the width `widest`. Also whether another draw would come to the same."""
@@ -373,29 +384,29 @@ def solve_once(
         data = form.ask(replace(box, oracle=paid), rng)
         model = form.solve(data, box.error)
     except (NotThisBlock, Unclear, np.linalg.LinAlgError) as failed:
-        return Inconclusive(str(failed)), True
-    errors, settled = None, True
+        return Inconclusive(str(failed)), True  # it looks for better draws itself
+    errors, final = None, True
     if box.width <= widest:
         pairs, random = paid.pairs(), list[tuple[Array, Array]]()
         if misfit_of(model, pairs) > SETTLED**2 * spread_of(pairs):
             random = ask_random(box, model, rng)
-            settled = False
+            final = False
         try:
             refined = refine_attention(model, pairs, random, box.error, rng)
         except (NotThisBlock, ArithmeticError, np.linalg.LinAlgError):
             pass  # what the algebra found may be right, all the same
         else:
-            model, errors, settled = refined.block, refined.errors, True
+            model, errors, final = refined.block, refined.errors, True
     if errors is None:
         errors = bootstrap_block(form, data, model, box, rng)
     if errors is None:
-        return Inconclusive("rounding of the answers is enough to change what is found"), settled
+        return Inconclusive("rounding of the answers is enough to change what is found"), final
     misfit = compare(model, errors, data.pairs(), box, rng)
-    if misfit > REFUTED:
-        return Inconclusive("no block of this form explains the answers"), settled
+    if misfit > UNEXPLAINED:
+        return Inconclusive("no block of this form explains the answers"), final
     if misfit > 1.0:
         errors = scale_errors(errors, misfit)
-    return describe(*set_zeros(model, errors), misfit, box), settled
+    return describe(*set_zeros(model, errors), misfit, box), final
 
 
 def refine_attention(
@@ -451,7 +462,7 @@ def ask_random(
 
 
 def bootstrap_block(
-    form: Form, data: Any, model: Block, box: Asker, rng: np.random.Generator
+    form: AttentionForm, data: Any, model: Block, box: Asker, rng: np.random.Generator
 ) -> Block | None:
     """Standard errors of every parameter, scores multiplied out; None where the algebra fails on
     perturbed answers."""

@@ -71,7 +71,7 @@ from keyhole.models.attention import Attention, Head
 from keyhole.models.block import Block
 from keyhole.models.mlp import ACTIVATIONS, Mlp, outer_table
 from keyhole.models.norm import Norm, kept_plane
-from keyhole.network.wide import Seen, search_wide
+from keyhole.network.wide import Seen, WideOptions, search_wide
 
 KINKS_APART = 1e-6  # error of directions up to which kinks of a circle are told apart
 TELLING = 1e-5  # relative error of differences that tell which tokens moved, some hundred at once
@@ -368,18 +368,12 @@ class SphereAnswers:
 
 
 def is_smooth(sphere: SphereAnswers, rng: np.random.Generator) -> bool:
-    """Whether Φ curves otherwise than a norm does between kinks: near points of a great circle then
-    have directions outside of three dimensions."""
-    back, unit = np.linalg.pinv(sphere.whole), sphere.box.error
+    """Whether Φ curves otherwise than a norm does between kinks."""
 
     def ask(points: Float[Array, "n p"]) -> Float[Array, "n p"]:
-        tokens = sphere.box.representable(unit ** (-5.0 / 8.0) * points @ back.T)
-        return sphere.directions(sphere.box(tokens[:, None], "network"))
+        return sphere.directions(sphere.ask(points)[2])
 
-    def off_space(seen: Float[Array, "5 p"], _: Float[Array, " 5"]) -> float:
-        return float(np.linalg.svd(seen, compute_uv=False)[3])
-
-    return bends_smoothly(ask, off_space, len(sphere.whole), unit, rng)
+    return bends_smoothly(ask, len(sphere.whole), sphere.box.error, rng)
 
 
 def find_relus(sphere: SphereAnswers, rng: np.random.Generator) -> Directed:
@@ -411,22 +405,20 @@ def fit_wide(
 ) -> Directed:
     """A network from directions of few digits, which those beside kinks would want: more neurons
     than it has are fitted to random points, then thinned out. `level`: of the points and
-    directions. Raises Unclear."""
+    directions, about. Raises Unclear."""
 
     def look(count: int) -> Seen:
         sphere.grow(count)
         return Seen(*sphere.read(None), direction=True)
 
-    p = len(sphere.whole)
-    explained = level * np.sqrt(p)  # relative to unit vectors
-    found, left = search_wide(look, activations, sphere.box.error * np.sqrt(p), explained, rng)
-    net = Directed(found.affine, found.outer, found.inner, found.activation)
-    if left < explained:
-        sphere.grow_beside(net)
-        net, rest = settle_directions(net, sphere, 5.0 * sphere.box.error)
-        if rest < level:
-            return net
-    raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+    # a norm and maps that are known roughly may be worth more: the turns of neurons will tell
+    root, rough = float(np.sqrt(len(sphere.whole))), WideOptions().hopeful
+    explained = level * root  # relative to unit vectors
+    found, left = search_wide(look, activations, sphere.box.error * root, explained, rng)
+    if left > rough:
+        raise Unclear(f"no wide network explains the directions of the answers: {left:.1e} is left")
+    sphere.grow_beside(net := Directed(found.affine, found.outer, found.inner, found.activation))
+    return settle_directions(net, sphere, 5.0 * sphere.box.error)[0]
 
 
 def find_crowded(

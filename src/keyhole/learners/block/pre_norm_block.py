@@ -512,12 +512,7 @@ def has_kinks(oracle: BehindAttention, rng: np.random.Generator) -> bool:
         tokens = np.sqrt(len(oracle.plane)) * points[:, None]
         return np.asarray(oracle.ask(QueryBatch.of(tokens, "network")), dtype=np.float64)
 
-    def off_circle(values: Float[Array, "5 d"], turns: Float[Array, " 5"]) -> float:
-        wave = np.column_stack([np.ones(len(turns)), np.cos(turns), np.sin(turns)])
-        across = np.linalg.svd(wave)[0][:, 3:].T
-        return float(np.linalg.norm(across @ values) / np.linalg.norm(values))
-
-    return not bends_smoothly(ask, off_circle, oracle.spec.width, oracle.unit, rng)
+    return not bends_smoothly(ask, oracle.spec.width, oracle.unit, rng)
 
 
 @dataclass(eq=False)

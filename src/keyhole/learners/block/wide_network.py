@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import Array
+from keyhole.learners.block.arcs import bends_smoothly
 from keyhole.learners.block.box import Paid, Unclear
 from keyhole.learners.block.post_norm_mlp import find_norm, is_smooth, measure_last_epsilon, orient
 from keyhole.learners.block.pre_norm_mlp import OnSphere, find_kind, lift_network, measure_epsilon
@@ -103,7 +104,7 @@ def find_pre_norm_network(
         points = np.sqrt(len(plane)) * points / np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(oracle.ask(QueryBatch.of(points[:, None], "network")), dtype=np.float64)
 
-    bent = is_smooth(along, plane.shape[1], box.error, rng)
+    bent = bends_smoothly(along, plane.shape[1], box.error, rng)
     if bent and not smooth:
         raise Unclear("the network is smooth")
     size = np.sqrt(np.mean(along(rng.standard_normal((8, plane.shape[1]))) ** 2))

@@ -2,14 +2,16 @@
 
 Statement.  y = linear x + offset + outer φ(inner x + inner_bias), φ any of the table's activations,
             is recovered with its number of neurons and its activation, from vector or scalar
-            answers, with three to six times as many numbers as it has parameters.
+            answers, with three to six times as many numbers as it has parameters in double
+            precision, some ten times for gated networks and twenty in single precision.
 Queries.    scale.py (which size of inputs shows the bends); far_field.py where inputs may be of any
-            size and the network bends; else hessians.py on a sphere, that of the domain or one
-            inside it; for networks too small for that, redundancy.py on random points.
+            size and the network bends; then, or else, hessians.py on a sphere, that of the domain
+            or one inside it; for networks too small for that, redundancy.py on random points.
 Algebra.    The stages give every neuron to a few digits; refinement.py fits all answers near zero
             to their rounding, and its Fisher matrix tells the standard errors.
-Fails.      A fit that does not reach the rounding of the answers is no member of the family: the
-            worst answer is the counterexample.
+Fails.      A fit that does not reach the rounding of the answers is inconclusive: another way may
+            find the network. Only a bend that no activation has, and a promise that the box does
+            not keep, refute it.
 """
 
 from collections.abc import Callable
@@ -85,7 +87,7 @@ class MlpLearner:
 
     Args:
         activation: A promise, not needed: a box that breaks it is refused.
-        neurons: Their number, a promise too.
+        neurons: So many at most, a promise too.
         gated: Whether each neuron is multiplied by a linear map, a promise too.
         options: Numbers of the search, documented at `MlpOptions`.
 
@@ -167,14 +169,14 @@ class MlpLearner:
             return self._on_sphere(box, centre, size, inside, rng)
 
         hessians = [("Hessians on a sphere", on_sphere)]
-        if Steps.of(box.unit, width).blurred:  # a neuron may be hidden in one frame alone
+        if Steps.of(box.unit, width).blurred:  # every try draws a frame, which may hide a neuron
             hessians.append(("Hessians in another frame", on_sphere))
         if afar:  # a path says more than redundant neurons would
             path = ("the ReLU network at infinity", lambda: self._from_afar(box, scale.size, rng))
             return [path, *hessians]
         redundant = ("redundant neurons", lambda: self._with_redundancy(box, centre, size, rng))
-        if 2 * room_for_neurons(width) < self._expected(width):
-            return [redundant, *reversed(hessians)]
+        if 2 * room_for_neurons(width) < self._expected(width):  # few of them could be told apart
+            return [redundant, *hessians]
         return [*hessians, redundant]
 
     def _is_seen_from_afar(self, box: Asker, scale: Scale, rng: np.random.Generator) -> bool:

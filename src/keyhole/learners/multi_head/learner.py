@@ -11,8 +11,13 @@ linear in its key, and keys at d anchors are its score. Vector answers keep the 
 that all are read at once; scalar ones need a separating token for every head but one. Fresh
 queries validate, and the next anchor follows where they disagree. Sequences with no room for a
 token per head: token_pairs. Tokens of bounded norm: bounded_tokens for layers whose heads
-share out the width, random_queries for all others. Few digits and a budget: least_squares. Boxes
-that compute in half precision: half_precision.
+share out the width, random_queries for all others, for boxes of two dimensions, and for heads so
+nearly equal that hard attention does not tell them apart. Few digits: least_squares over all
+answers. A skip connection is found first and subtracted (skip). Boxes that compute in half
+precision: half_precision.
+
+When it fails. An answer that no number of heads explains is WrongFamily; where ways end for want of
+digits, or of tokens in a query, IllConditioned.
 
 Source. docs/methods/multi_head.md.
 """
@@ -38,6 +43,7 @@ from keyhole.learners.multi_head.hard_attention import CANDIDATES, HUGE_TOKENS, 
 from keyhole.learners.multi_head.isolated_heads import learn_isolated_heads
 from keyhole.learners.multi_head.joint_heads import HiddenChoices, learn_joint_heads
 from keyhole.learners.multi_head.least_squares import (
+    SOFT_FLOORS,
     affords_least_squares,
     learn_by_least_squares,
     polish_draft,
@@ -82,7 +88,7 @@ class Refutations:
             return replace(self.refuted[0], conclusive=True)
         if self.fitted and not result.conclusive:
             return Inconclusive(result.reason)
-        return replace(result, conclusive=True)  # nothing else is left to try
+        return result
 
     def confirm(self, result: Result) -> Result:
         """What a fit to random queries says: if it leaves too much of them, the first refutation
@@ -105,8 +111,10 @@ class Refutations:
 def choose_polish(
     ask: Asker, rng: np.random.Generator, vectors: bool
 ) -> Callable[[Asker, Hypothesis], Result] | None:
-    """Where errors behind separating tokens are too large, soft vector answers tell more."""
-    if not vectors or ask.recording or ask.additive or ask.affords(HUGE_TOKENS):
+    """Where errors behind separating tokens are too large, soft vector answers tell more; None
+    where a draft is as good as it gets, or a budget buys a fit to all answers."""
+    budgeted = ask.recording and ask.oracle.remaining is not None
+    if not vectors or budgeted or ask.additive or ask.affords(HUGE_TOKENS):
         return None
     return lambda ask, draft: polish_draft(ask, draft, rng)
 
@@ -172,7 +180,7 @@ class MultiHead:
         known = len(find_known_directions(oracle))  # and zero
         oracle.expect(None if expected is None else expected - known - bool(known))
         exact = ask.affords(HUGE_TOKENS) and not ask.additive
-        recording = oracle.remaining is not None and not exact
+        recording = not exact and (oracle.remaining is not None or first.shape[1] > 1)
         ask = replace(ask, recording=recording)
         found = run_strategies(self.list_strategies(ask, rng, frame, first, selected))
         return refine_by_least_squares(ask, found, rng)
@@ -213,7 +221,8 @@ class MultiHead:
                         lambda: learn_joint_heads(ask, rng, self, frame, first, selected)
                     ),
                 )
-            # a refutation is final unless candidate tokens were too few for the heads
+            # a refutation is final, unless candidate tokens were too few for the heads, or heads
+            # hid which of them they choose
             if longest <= CANDIDATES or refutations.leave_heads_open:
                 if vectors:  # what was expected of vector answers does not hold
                     ask.oracle.expect(None)
@@ -249,8 +258,8 @@ class MultiHead:
             return heads * (each + 2 * d + 22)  # about so many to find where a head switches
         if spec.outputs is not None and spec.outputs > 1:
             inner = self.rank or max(1, d // heads)
-            again = max(0, 4 * d - inner - 8) if few_digits(spec) else 0  # a second set of columns
-            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12) + again
+            again = SOFT_FLOORS * (4 * d + 2 - 2 * inner) if few_digits(spec) else 0
+            return int(4 * d + 2 - 2 * inner + d // 4 + 2 * heads + 12 + again)
         if self.heads is None:
             return None
         if not domain.unbounded:

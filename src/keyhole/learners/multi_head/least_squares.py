@@ -7,13 +7,14 @@ paid for (fitting/layer_gauss_newton). With n times as many numbers as unknowns 
 Where vector answers in few digits belong to heads that they do not keep apart, the stepwise
 recovery of one head at a time loses most digits; a fit to soft answers, 1.6 times as many numbers
 as unknowns, gets them back, and decides about the draft before another anchor is paid for
-(`polish_draft`).
+(`polish_draft`). Without a budget 1.4 floors of soft queries follow the rough start, where the fit
+takes seconds: what the stepwise recovery asks twice would cost nearly as many.
 
 Queries. Vector answers: a rough start at 1.1 times the floor (joint_heads), then random tokens,
 independent of each other, at which attention is soft: as many as a head has inner dimensions, so
 that an answer shows as many score differences as it has numbers. Scalar answers: the whole
-recovery, then short moves around random anchors. Only on boxes with few digits or noise, only with
-a budget, and only as much of it as verification does not need.
+recovery, then short moves around random anchors, with a budget alone. Only on boxes with few digits
+or noise, and of a budget only as much as verification does not need.
 
 Algebra. Huge tokens, which told the start where each head looks, take no part in the fit of vector
 answers: they say little beside the soft ones, and their sizes slow the solution down.
@@ -51,16 +52,23 @@ from keyhole.models.attention import Attention, Head
 from keyhole.oracles.noise import DETECTION
 
 MISFIT = 1.5  # of a fit, in what rounding allows, from which it explains nothing
+LONGEST_QUERY = 32  # tokens of a soft query, at most
 RESERVE = 10  # queries that are left for verification
 MOST_FLOORS = 20.0  # extra queries put to use at most, in floors
+SOFT_FLOORS = 1.4  # extra queries without a budget: with fewer the fit is off by several times more
 
 
 def affords_least_squares(ask: Asker) -> bool:
-    """Whether a rough start and soft queries for a fit of vector answers are within the budget."""
+    """Whether a rough start and soft queries for a fit of vector answers are within the budget, or
+    without one are worth their time."""
     left = ask.oracle.remaining
-    if not ask.recording or ask.additive or left is None:
+    if not ask.recording or ask.additive:
         return False
-    return left >= 1.8 * (4 * ask.width + 2)
+    floor = 4 * ask.width + 2
+    if left is None:
+        seconds_long = 10**7  # numbers in the tokens of a fit that takes seconds
+        return SOFT_FLOORS * floor * LONGEST_QUERY * ask.width <= seconds_long
+    return left >= 1.8 * floor
 
 
 def learn_by_least_squares(
@@ -76,7 +84,8 @@ def learn_by_least_squares(
     if isinstance(found, Inconclusive):
         return found
     left = ask.oracle.remaining
-    extra = int(min(np.inf if left is None else left - RESERVE, MOST_FLOORS * found.floor))
+    most = SOFT_FLOORS if left is None else MOST_FLOORS
+    extra = int(min(np.inf if left is None else left - RESERVE, most * found.floor))
     if extra < 0.4 * found.floor:
         return Inconclusive("the start took too much of the budget")
     (tokens,) = draw_independent_tokens(found.model, extra, ask, rng)
@@ -91,6 +100,8 @@ def learn_by_least_squares(
     # a step takes as long as there are numbers in the tokens, and the first two gain most
     steps = int(np.clip(1.5e8 / numbers, 2, OPTIONS.steps))
     fit = fit_rough_layer(factor_layer(found), data, rng, replace(OPTIONS, steps=steps))
+    if steps == OPTIONS.steps and not fit.misfit < MISFIT:  # the steps were too few, perhaps
+        fit = fit_layer(fit.layer, data, rng, THOROUGH, working=np.float64)
     if not fit.misfit < MISFIT:
         return Inconclusive(f"least squares leave {fit.misfit:.2g} of what rounding allows")
     better = replace_layer(found, fit)
@@ -296,7 +307,7 @@ def draw_independent_tokens(
 ) -> list[Float[Array, "n length d"]]:
     """Random tokens a little shorter than those at which scores are of order one. All queries are
     of one size: a few that tell more than the others would slow the fit down."""
-    length = max(2, min(32, (model.outputs or 1) // len(model.heads)))
+    length = max(2, min(LONGEST_QUERY, (model.outputs or 1) // len(model.heads)))
     length = min(length, ask.oracle.spec.domain.max_length or length)
     size = 0.8 * model.natural_length() / np.sqrt(model.width)
     return [size * rng.standard_normal((count, length, model.width))]

@@ -1,16 +1,17 @@
 """Attention in which the place of a token matters: recognised, then learned as what it is.
 
-Statement.  The kind of positions is found with a dozen queries (kinds), the value maps by hard
-            attention (values), and the scores by soft queries (rotary, additive, vectors); together
-            about as many queries as there are unknowns per number in an answer.
+Statement.  The kind of positions is found with some 6 to 40 queries (kinds), the value maps by hard
+            attention (values), and the scores by soft queries (rotary, partial_rotary, in few
+            digits rotary_orbit; additive; vectors); together about as many queries as there are
+            unknowns per number in an answer.
 Queries.    Masked places are found first, and asked behind; a window shortens the sequences. Value
             maps come before scores, whatever the kind. What additive positions do not explain is
-            tried as rotary; a sink is a kind of its own, with values of single tokens.
+            tried as rotary. A sink is stated, not recognised here: it has values of single tokens.
 Algebra.    One file per kind. A candidate is judged on fresh sequences, short and long; one that is
-            near but not exact is fitted to all answers, and random ones more, and judged again.
-When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised queries and keys):
-            the error says what was recognised. A hypothesis that does not predict fresh sequences,
-            short and long, is WrongFamily.
+            not exact is fitted to all answers, and random ones more, and judged again.
+When it fails.  Scalar answers, bounded tokens, bounded scores (caps, normalised queries and keys).
+            A hypothesis that is far from fresh sequences, short and long, is WrongFamily; one that
+            is near, or whose errors are large, is inconclusive.
 Source.     Keyhole's own; docs/methods/positions.md.
 """
 
@@ -78,7 +79,7 @@ class Positions:
         ask, longest = Asker(oracle, rounding=True), domain.max_length
         if self.sink:
             beside = learn_beside_sink(ask, rng, longest)
-            return run_strategies([("sink", lambda: demand_digits(beside, ask))])
+            return run_strategies([("sink", lambda: excuse_few_digits(beside, ask))])
         kind = recognise_positions(ask, rng, longest)
         if ask.scalar:
             raise Unsupported("the order of tokens matters, and only vectors show how")
@@ -95,29 +96,31 @@ class Positions:
         if kind.name not in strategies:
             raise Unsupported(f"{kind.sentence} There is no learner for these")
 
-        def learn_seen_places(kind: PositionKind) -> Hypothesis | Refuted | Inconclusive:
+        def learn_behind_mask(kind: PositionKind) -> Hypothesis | Refuted | Inconclusive:
             found = strategies[kind.name](ask, rng, kind, longest)
             return add_mask(oracle, rng, found, kind.masked) if kind.masked else found
 
-        def learn_placed() -> Hypothesis | Refuted | Inconclusive:
-            found = learn_seen_places(kind)
+        def learn_with_fallback() -> Hypothesis | Refuted | Inconclusive:
+            found = learn_behind_mask(kind)
             if kind.name != "additive" or not isinstance(found, Refuted):
                 return found
             # where few pairs turn, tokens may win wherever they stand
-            turned = learn_seen_places(replace(kind, name="rotary"))
+            turned = learn_behind_mask(replace(kind, name="rotary"))
             few = longest is not None and longest <= BAG  # whose winners tell little
             if few and isinstance(turned, Inconclusive):
                 return Inconclusive(f"{found.reason}; taken for rotary positions, {turned.reason}")
             return turned if isinstance(turned, Hypothesis) else found
 
         try:
-            return run_strategies([(kind.name, lambda: demand_digits(learn_placed(), ask))])
+            return run_strategies(
+                [(kind.name, lambda: excuse_few_digits(learn_with_fallback(), ask))]
+            )
         except KeyholeError as error:  # what was recognised is known, even if it was not learned
             error.findings = (*error.findings, kind.sentence)
             raise
 
 
-def demand_digits(
+def excuse_few_digits(
     found: Hypothesis | Refuted | Inconclusive, ask: Asker
 ) -> Hypothesis | Refuted | Inconclusive:
     """What was found. A stage that has no answer to show refutes the family only where answers have
@@ -144,8 +147,8 @@ def add_mask(
     ask, model, errors = Asker(oracle), found.model, found.errors
     token = rng.standard_normal((1, 1, model.width))
     answer = ask(token, "positions")
-    for alone in (None, True):
-        position = replace(model.position or Position(), masked=masked, masked_anchor=alone)
+    for masked_anchor in (None, True):
+        position = replace(model.position or Position(), masked=masked, masked_anchor=masked_anchor)
         if position.vectors is not None:  # of the places behind the mask; the others do not show
             hidden = np.zeros((masked, model.width))
             position = replace(position, vectors=np.concatenate([hidden, position.vectors]))

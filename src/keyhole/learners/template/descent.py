@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import qr, solve_triangular
+from scipy.linalg.lapack import dtpqrt
 
 from keyhole.arrays import TINY, UNIT_ROUNDOFF, Array, Float
 from keyhole.fitting.solver import Problem, Step, Stopping, descend, factor_damped
@@ -39,6 +40,7 @@ START = 1e-2  # damping that a fit begins with, in mean squares of a column
 ALONG = 1e-10  # the same for a fit along a valley
 ACROSS = 1e4  # damping of the steps back to the bottom of a valley over that of the step along it
 PACE = 5.0  # factor by which the damping along a valley changes
+BLOCK = 64  # columns that a triangle is updated with at once
 SETTLED = 1e-9  # share of the cost: a step that promises less is none
 
 
@@ -90,14 +92,15 @@ class TriangularSystem:
         tall = find_slopes(residuals, point, free)
         self.point, self.free, self.unit = point, free, find_unit(tall)
         whole = np.column_stack([tall, point.residual])
-        self.triangle = qr(whole, mode="r", overwrite_a=True, check_finite=False)[0]
-        self.triangle = self.triangle[: whole.shape[1]]
+        triangle = qr(whole, mode="r", overwrite_a=True, check_finite=False)[0]
+        self.triangle = np.zeros((whole.shape[1], whole.shape[1]))
+        self.triangle[: len(triangle)] = triangle[: whole.shape[1]]
 
     def step(self, damping: float) -> Step:
         count = self.triangle.shape[1] - 1
-        ridge = np.sqrt(damping * self.unit) * np.eye(count, count + 1)
-        stacked = np.concatenate([self.triangle, ridge])
-        damped = qr(stacked, mode="r", overwrite_a=True, check_finite=False)[0]
+        ridge = np.sqrt(damping * self.unit) * np.eye(count + 1)
+        ridge[count, count] = 0.0
+        damped = dtpqrt(count + 1, min(BLOCK, count + 1), self.triangle, ridge)[0]
         step = -solve_triangular(damped[:count, :count], damped[:count, count], check_finite=False)
         return Step(spread(step, self.free), self.point.cost - float(damped[count, count] ** 2))
 
@@ -143,6 +146,7 @@ def fit(
     steps: int,
     target: float,
     free: Array | None = None,
+    patience: int = 0,
     until: float = np.inf,
     watch: Callable[[float], None] | None = None,
 ) -> Fitted:
@@ -154,6 +158,8 @@ def fit(
         steps: tried at most.
         target: mean square of the residuals that is as good as exact.
         free: which unknowns move; None for all.
+        patience: given up where so many steps do not halve the cost; 0 for never. Steps along the
+            bottom of a valley are not counted.
         until: CPU time of the process (`time.process_time`) at which it ends.
         watch: called with the mean square residual after each step.
     """
@@ -180,7 +186,10 @@ def fit(
         move=move,
     )
     small = max(goal, SMALL * residuals.size * numbers)
-    stopping = Stopping(steps=steps, target=small, damping=START, tolerance=SETTLED)
+    stopping = Stopping(
+        steps=steps, target=small, damping=START, tolerance=SETTLED,
+        window=patience, share=0.5, hasty=True,
+    )  # fmt: skip
     settled = False
     try:
         ended = descend(problem, best, stopping, lambda trial: look(trial.state))

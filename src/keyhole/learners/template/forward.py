@@ -134,10 +134,9 @@ class Residuals:
         squares = sum(float(np.sum((one.answers / one.errors) ** 2)) for one in data)
         self.size = squares / max(self.numbers, 1)  # mean square of the answers
 
-    def _one(self, vector: Any, tokens: Any, answers: Any, errors: Any) -> Any:
-        weights = self.forward.split(vector)
+    def _one(self, weights: Any, tokens: Any) -> Any:
         given = self.torch.func.functional_call(self.forward.module, weights, (tokens[None],))
-        return (given.reshape(-1) - answers) / errors
+        return given.reshape(-1)
 
     def __call__(self, vector: Float[Array, " unknowns"]) -> Float[Array, " numbers"]:
         parts = []
@@ -149,17 +148,24 @@ class Residuals:
             return np.asarray(torch.cat([part.reshape(-1) for part in parts]).numpy())
 
     def jacobian(self, vector: Float[Array, " unknowns"]) -> Float[Array, "numbers unknowns"]:
-        parts = []
+        tall = np.empty((self.numbers, len(vector)))
         at_once = 2**23  # numbers of the Jacobian that are computed together: 64 MB
+        done = 0
         with plain_kernels() as torch:
-            at = torch.as_tensor(vector)
-            for batch in self.batches:
-                chunk = max(1, at_once // (len(vector) * batch[1].shape[1]))
-                each = torch.func.vmap(
-                    torch.func.jacrev(self._one), (None, 0, 0, 0), chunk_size=chunk
-                )
-                parts.append(each(at, *batch).reshape(-1, len(vector)))
-            return np.asarray(torch.cat(parts).numpy())
+            # by tensors, not by the vector: the slopes of its slices would be as wide as itself
+            weights, slopes = self.forward.split(torch.as_tensor(vector)), torch.from_numpy(tall)
+            for tokens, answers, errors in self.batches:
+                chunk = max(1, at_once // (len(vector) * answers.shape[1]))
+                each = torch.func.vmap(torch.func.jacrev(self._one), (None, 0), chunk_size=chunk)
+                rows = slopes[done : done + answers.numel()]
+                for name, part in each(weights, tokens).items():
+                    torch.div(
+                        part.reshape(len(rows), -1),
+                        errors.reshape(-1, 1),
+                        out=rows[:, self.forward.places[name]],
+                    )
+                done += len(rows)
+        return tall
 
 
 def check_module(module: Any) -> None:

@@ -152,9 +152,10 @@ class _Answers:
     asked: int = 0
 
     def ask(self, size: float, rows: float) -> list[Answered]:
-        """Sequences with so many numbers per unknown in their answers, single tokens twice."""
+        """Sequences with so many numbers per unknown in their answers, half of them single
+        tokens where three other lengths are asked."""
         outputs = count_outputs(self.forward, self.box.width, self.lengths[0])
-        shares = np.array([2.0 if length == 1 else 1.0 for length in self.lengths])
+        shares = np.array([3.0 if length == 1 else 1.0 for length in self.lengths])
         each = rows * self.forward.unknowns / outputs * shares / shares.sum()
         counts = np.ceil(each).astype(int)
         return [

@@ -26,8 +26,6 @@ import numpy as np
 from keyhole.arrays import Array, Float
 from keyhole.learners.template.forward import Forward, plain_kernels
 
-WIDER = 1.5  # neurons of a start beside the template's
-
 
 @dataclass(frozen=True)
 class Pair:

@@ -308,7 +308,7 @@ def test_a_vocabulary_that_spans_too_little_is_not_identifiable() -> None:
 def test_float32_layer() -> None:
     layer = random_layer(32, 4, 1).float()
     learned, oracle = ask_all(layer_box(layer), 32, MultiHead())
-    assert oracle.paid <= 2.3 * learned.floor
+    assert oracle.paid <= 2.8 * learned.floor
     errors = []
     for found, true, bar in pairs(learned, layer_truth(layer)):
         gap = np.linalg.norm(found.score - true.score)
@@ -316,7 +316,7 @@ def test_float32_layer() -> None:
         errors.append(gap / np.linalg.norm(true.score))
         off = np.linalg.norm(found.value - true.value)
         assert off <= 2e-5 * np.linalg.norm(true.value)
-    assert np.median(errors) <= 1e-3
+    assert np.median(errors) <= 2e-5
 
 
 @pytest.mark.parametrize("seed", [20002, 20003, 20008, 20015])
@@ -326,7 +326,7 @@ def test_float32_layers_have_no_bad_head(seed: int) -> None:
     truth = layer_truth(layer)
     learned, oracle = ask_all(layer_box(layer), 32, MultiHead(), seed)
     assert learned.diagnostics.ranks == (4,) * 8
-    assert oracle.paid <= 3.5 * learned.floor
+    assert oracle.paid <= 3.0 * learned.floor
     for found, true, bar in pairs(learned, truth):
         gap = np.linalg.norm(found.score - true.score)
         assert gap <= 2e-3 * np.linalg.norm(true.score)

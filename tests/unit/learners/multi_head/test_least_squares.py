@@ -51,7 +51,8 @@ def test_a_float32_layer() -> None:
     assert recovery.ledger.paid <= 5 * floor
     assert recovery.ledger.by_purpose["refinement"] > 0
     worst, units = errors(recovery, truth)
-    assert worst < 0.1 * plain[0]
+    assert worst < 0.6 * plain[0]
+    assert worst < 1e-6
     assert units < 3
 
 
@@ -82,10 +83,20 @@ def test_an_impostor_in_float32_does_not_get_through_the_fit() -> None:
     assert recovery.outcome is not keyhole.Outcome.RECOVERED
 
 
-def test_a_rough_start_needs_a_budget_and_answers_without_noise() -> None:
-    model = attention(np.random.default_rng(4), 6, heads=2, outputs=6)
-    ask = replace(asker(model.astype(np.float32), 6), recording=True)
-    assert not affords_least_squares(ask)  # no budget
+def test_without_a_budget_a_fit_takes_seconds_or_is_left_out() -> None:
+    for width, worthwhile in ((6, True), (384, False)):
+        model = attention(np.random.default_rng(4), width, heads=2, outputs=width, rank=3)
+        ask = replace(asker(model.astype(np.float32), width), recording=True)
+        assert affords_least_squares(ask) == worthwhile
+
+
+def test_float32_layers_are_fitted_to_all_answers() -> None:
+    layer = random_layer(32, 4, 1).float()
+    recovery = keyhole.recover(keyhole.open_oracle(layer_box(layer), width=32), MultiHead())
+    assert recovery.ledger.by_purpose["refinement"] > recovery.ledger.floor
+    worst, units = errors(recovery, layer_truth(layer))
+    assert worst < 2e-5
+    assert units < 3
 
 
 def test_independent_tokens_are_as_many_as_a_head_has_dimensions() -> None:

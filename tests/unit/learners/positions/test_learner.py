@@ -10,7 +10,7 @@ from keyhole.learners.base import Inconclusive, Refuted
 from keyhole.learners.positions import Positions, learner
 from keyhole.learners.positions.candidate import rotary_base, shorten_table
 from keyhole.learners.positions.kinds import PositionKind, recognise_positions
-from keyhole.learners.positions.learner import demand_digits
+from keyhole.learners.positions.learner import excuse_few_digits
 from keyhole.measurement.asker import Asker
 from placed_layers import placed_layer
 
@@ -180,7 +180,7 @@ def test_a_stage_refutes_nothing_with_fewer_digits_than_it_decides_by() -> None:
     exact, single = (Asker(keyhole.open_oracle(box)) for box in (layer, layer.astype(np.float32)))
     for ask in (exact, single):
         ask(np.ones((1, 1, 4)), "test")
-    assert demand_digits(refuted, exact) is refuted
-    assert isinstance(demand_digits(refuted, single), Inconclusive)
+    assert excuse_few_digits(refuted, exact) is refuted
+    assert isinstance(excuse_few_digits(refuted, single), Inconclusive)
     shown = Refuted("x", keyhole.errors.Counterexample(np.zeros((1, 2)), 1.0, 0.0))
-    assert demand_digits(shown, single) is shown
+    assert excuse_few_digits(shown, single) is shown

@@ -59,3 +59,17 @@ def test_time_that_is_up_ends_it() -> None:
     forward, residuals = make_residuals()
     ended = fit(residuals, forward.draw(np.random.default_rng(1)), steps=99, target=1.0, until=0.0)
     assert ended.steps <= 1
+
+
+def test_a_fit_that_no_longer_halves_its_cost_is_given_up() -> None:
+    forward, residuals = make_residuals()
+    start = forward.draw(np.random.default_rng(1))
+    # answers to other sequences: no weights explain them
+    wrong = Residuals(
+        forward,
+        [Answered(one.tokens[::-1], one.answers, one.errors) for one in residuals.data],
+    )
+    patient = fit(wrong, start, steps=60, target=1.0)
+    ended = fit(wrong, start, steps=60, target=1.0, patience=5)
+    assert ended.steps < patient.steps
+    assert ended.loss > 1e20

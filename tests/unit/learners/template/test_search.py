@@ -1,11 +1,20 @@
 import time
 
 import numpy as np
-from tests.templates import AttentionHeads, Pooled, randomise
+import pytest
+from tests.templates import AttentionHeads, Encoder, Pooled, randomise
 from torch import nn
 
-from keyhole.learners.template.forward import Answered, Forward
-from keyhole.learners.template.search import Effort, search
+from keyhole.learners.template.forward import Answered, Forward, Residuals
+from keyhole.learners.template.search import (
+    EXPLAINED,
+    FOUND,
+    Effort,
+    SingleTokens,
+    find_shown,
+    limit,
+    search,
+)
 from keyhole.learners.template.widening import find_pairs
 
 
@@ -46,3 +55,40 @@ def test_time_that_is_up_returns_the_template_all_the_same() -> None:
     best = search(forward, pairs, data, data, Effort(0.0), np.random.default_rng(0))
     assert len(best.weights) == forward.unknowns
     assert not best.explained
+
+
+def make_single_tokens(module: nn.Module) -> tuple[Forward, SingleTokens]:
+    forward = Forward.of(randomise(module, 0))
+    residuals = Residuals(forward, answer(forward, 1.0, 60, 3))
+    effort = Effort(time.process_time() + 60.0)
+    return forward, SingleTokens(forward, find_pairs(forward, 3, 1), residuals, effort)
+
+
+def test_single_tokens_show_neither_queries_nor_keys() -> None:
+    forward, way = make_single_tokens(Encoder(3, 3, 1, 3, 3))
+    shown = forward.split(find_shown(way.alone))
+    assert not shown["layer.self_attn.in_proj_weight"][:6].any()
+    assert shown["layer.self_attn.in_proj_weight"][6:].all()
+    assert shown["layer.linear1.weight"].all()
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU()])
+def test_from_single_tokens_to_all(activation: nn.Module) -> None:
+    module = Pooled()
+    module.net[1] = activation
+    _, way = make_single_tokens(module)
+    found = way.go(np.random.default_rng(0))
+    assert found is not None
+    assert found.loss <= EXPLAINED
+    assert way.starts <= 8
+
+
+def test_levels_end_at_rounding() -> None:
+    forward = Forward.of(randomise(Pooled(), 0))
+    (exact, *_), (coarse, *_) = (
+        [Answered(one.tokens, one.answers, np.full_like(one.answers, error)) for one in data]
+        for data, error in ((answer(forward, 1.0, 5, 3), size) for size in (1e-16, 1e-3))
+    )
+    fine = Residuals(forward, [exact])
+    assert limit(fine, FOUND) == FOUND * fine.size
+    assert limit(Residuals(forward, [coarse]), FOUND) == EXPLAINED
