@@ -32,6 +32,7 @@ from keyhole.oracles.base import Oracle, Spec
 SHORT = ((0.5, 2.5), (1.0, 1.0), (2.0, 0.5))  # sizes of tokens; numbers asked per unknown
 ORDINARY = ((1.0, 5.0), (2.0, 0.5))  # where there are hidden layers, which short tokens hide
 LENGTHS = (1, 2, 3, 5)
+SINGLE, PLAIN = 3.0, 2.0  # single tokens over sequences of another length: with hidden layers, none
 MOST = 8.0  # numbers asked per unknown, at most
 LONGEST = 16  # length up to which it is found out what the template takes
 
@@ -116,7 +117,7 @@ class FromTemplate:
         ask = Asker(oracle, rounding=True)
         pairs = find_pairs(forward, ask.width, lengths[0])
         sizes = ORDINARY if pairs else SHORT
-        box = _Answers(ask, forward, lengths, rng)
+        box = _Answers(ask, forward, lengths, rng, SINGLE if pairs else PLAIN)
         oracle.expect(self.expected_queries(oracle.spec))
         short, *others = (box.ask(size, rows) for size, rows in sizes)
         data = [*short, *(one for part in others for one in part)]
@@ -143,19 +144,20 @@ class FromTemplate:
 
 @dataclass(eq=False)
 class _Answers:
-    """Asks random sequences of the lengths that box and template take, and counts the numbers."""
+    """Asks random sequences of the lengths that box and template take, so many times as many
+    single tokens as sequences of another length, and counts the numbers."""
 
     box: Asker
     forward: Forward
     lengths: tuple[int, ...]
     rng: np.random.Generator
+    single: float
     asked: int = 0
 
     def ask(self, size: float, rows: float) -> list[Answered]:
-        """Sequences with so many numbers per unknown in their answers, half of them single
-        tokens where three other lengths are asked."""
+        """Sequences with so many numbers per unknown in their answers."""
         outputs = count_outputs(self.forward, self.box.width, self.lengths[0])
-        shares = np.array([3.0 if length == 1 else 1.0 for length in self.lengths])
+        shares = np.array([self.single if length == 1 else 1.0 for length in self.lengths])
         each = rows * self.forward.unknowns / outputs * shares / shares.sum()
         counts = np.ceil(each).astype(int)
         return [

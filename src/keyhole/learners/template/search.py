@@ -284,9 +284,8 @@ class Wide:
 
     @property
     def may_be_given_up(self) -> bool:
-        """Whether a loss says that a start is a bad one: not while ReLU is another function, and
-        not where the time is nearly up."""
-        return (self.exact or not self.kinked) and bool(self.pairs) and not self.effort.late
+        """Whether a loss says that a start is a bad one: not where the time is nearly up."""
+        return bool(self.pairs) and not self.effort.late
 
     def draw(self, rng: np.random.Generator) -> Float[Array, " unknowns"]:
         return draw_wide(self.forward, rng)
@@ -319,6 +318,8 @@ class Wide:
         """
         if not (self.pairs or self.effort.at_most):
             return carry_on(easy, start.weights, self.effort)
+        if self.kinked and start.loss > limit(self.residuals, PROMISING) and self.may_be_given_up:
+            return None
         for stage in self.stages if start.loss > self.target or self.kinked else []:
             residuals = Residuals(stage, self.data)
             start = carry_on(residuals, start.weights, self.effort, self.target, self.shown)
