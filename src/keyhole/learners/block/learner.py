@@ -11,7 +11,8 @@ Algebra.    One file per form, and three ways through them. Attention alone: its
             (`find_then_fit`). x + mlp(norm(x)): so where it has ReLUs, else by the learner of the
             network on a sphere; no norm: by the learners of the parts (`delegate`). Standard
             errors: from the fit where there is one, else by the same algebra on answers perturbed
-            by as much as the box rounds.
+            by as much as the box rounds. Where none of these finds single neurons, as where a
+            network is nearly linear, a block that predicts is offered instead (`prediction`).
 Fails.      A box that is none of the forms that are solved may still be a block: it is then said
             to be ill-conditioned, not rejected. Answers that are no vectors of the box's width, and
             a promised place of the norm that is not borne out, are WrongFamily; tokens of limited
@@ -52,6 +53,7 @@ from keyhole.learners.block.pre_norm_attention import (
 from keyhole.learners.block.pre_norm_block import bends as bends_behind_pre_norm
 from keyhole.learners.block.pre_norm_block import find_pre_norm_block
 from keyhole.learners.block.pre_norm_mlp import learn_pre_norm_mlp
+from keyhole.learners.block.prediction import predict_block
 from keyhole.learners.block.refinement import (
     Pairs,
     Refined,
@@ -178,7 +180,11 @@ def list_strategies(
             ("a wide network behind a norm", fit(find_pre_norm_network, 2)),
         ],
     }
-    return ways[place, attention, network]
+
+    def predict() -> Result:
+        return predict_block(box, place, attention, rng)
+
+    return [*ways[place, attention, network], ("a block that predicts", predict)]
 
 
 # --- what the box is ------------------------------------------------------------------------------
