@@ -41,6 +41,19 @@ class OfItsWidth(Wrapper):
         return answers
 
 
+class SearchLimit(Wrapper):
+    """Ends the search for a start that has asked as much as this; raises Unclear."""
+
+    def __init__(self, inner: Oracle, most: int) -> None:
+        self.inner, self.most, self.asked = inner, most, 0
+
+    def ask(self, queries: QueryBatch) -> Array:
+        self.asked += len(queries)
+        if self.asked > self.most:
+            raise Unclear(f"no start was found within {self.most} queries")
+        return self.inner.ask(queries)
+
+
 def open_block(oracle: Oracle) -> Asker:
     """The box as algorithms for blocks ask it: with tokens that it can represent."""
     return Asker(OfItsWidth(oracle), rounding=True)

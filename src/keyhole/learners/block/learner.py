@@ -37,7 +37,15 @@ from keyhole.learners.base import (
     Result,
     run_strategies,
 )
-from keyhole.learners.block.box import ANSWER, NotThisBlock, OtherShape, Paid, Unclear, open_block
+from keyhole.learners.block.box import (
+    ANSWER,
+    NotThisBlock,
+    OtherShape,
+    Paid,
+    SearchLimit,
+    Unclear,
+    open_block,
+)
 from keyhole.learners.block.no_norm import learn_without_norm
 from keyhole.learners.block.post_norm_attention import (
     ask_post_norm_attention,
@@ -82,6 +90,7 @@ BIASES = ("bias", "offset")  # ends of the names of what may be zero
 SETTLED = (
     1e-6  # share of the answers' spread that algebra may leave: more is worth a floor of queries
 )
+SEARCH_FLOORS = 60.0  # of a usual block: queries after which the search for a start ends
 LENGTHS = (2, 3, 4, 6, 8, 10, 12)  # of random queries
 UNEXPLAINED = 1e5  # units of what its errors explain, from which an answer is not explained
 
@@ -158,9 +167,12 @@ def list_strategies(
     place: str, attention: bool, network: bool, box: Asker, rng: np.random.Generator
 ) -> list[tuple[str, Callable[[], Result]]]:
     """The ways for a norm at this place, with these parts, and their names."""
+    # heads that share out the width, and four neurons for each number of a token
+    expected = 12 * box.width
+    limited = replace(box, oracle=SearchLimit(box.oracle, int(SEARCH_FLOORS * expected)))
 
     def fit(find: Callable[[Asker, np.random.Generator], Any], draws: int) -> Callable[[], Result]:
-        return lambda: find_then_fit(lambda: find(box, rng), box, rng, draws)
+        return lambda: find_then_fit(lambda: find(limited, rng), box, rng, draws)
 
     def solve(form: AttentionForm) -> Callable[[], Result]:
         return lambda: solve_then_fit(form, box, rng)

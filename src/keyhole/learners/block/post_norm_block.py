@@ -841,40 +841,80 @@ def find_post_norm_block(
     options = PostNormOptions() if options is None else options
     plane = kept_plane(box.width, "layer")
     maps = find_values(box, plane, options, rng)
-    whole = plane.T + maps.sum(axis=0)
-    p, d = whole.shape
-    sphere = SphereAnswers.begin(box, whole, rng)
-    sphere.grow(4 * d)
+    sphere = SphereAnswers.begin(box, plane.T + maps.sum(axis=0), rng)
+    sphere.grow(4 * box.width)
     sphere.read(None)
-    activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
-    level = 30.0 * Differences.rough(box).doubt  # points and directions are as exact as the maps
-    net = None
-    if activations == ("relu",) and Differences.fine(box).doubt > KINKS_APART:
-        net = fit_wide(sphere, activations, level, rng)
-    elif activations == ("relu",) and p >= options.circles:
-        try:
-            net = find_relus(sphere, rng)
-        except Unclear:
-            sphere.read(None)
-    elif activations != ("relu",):
-        try:
-            net = find_crowded(sphere, level, options, rng)
-            net = find_smooth(sphere, activations, level, rng) if net is None else net
-        except NotEnough as failed:
-            # the fit from a random start takes long where there are many neurons
-            if room_for_neurons(p) >= 4 * d:
-                raise Unclear(str(failed)) from failed
-            sphere.read(None)
-    if net is None:
-        net = find_network(sphere, np.eye(p, p + 1), activations, level, rng)
+    net = choose_network(sphere, options, rng)
     sphere.correct_norm(net)
-    network, first, last = assemble(net, sphere)
-    behind = Behind(net, sphere.directions, d)
-    offset, pairs = find_offset(box, behind, whole, rng)
+    single, pairs = find_without_scores(box, sphere, net, maps, rng)
+    rough = misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2
+    if rough:
+        # scores are read through the network, which enlarges what is wrong in it
+        single = settle_block(single, pairs)
+        sphere.norm, net = single.norms[1], directed_of(single)
+    scores, weights = read_scores(box, single, Behind(net, sphere.directions, box.width), rng)
+    found = [cut_rank(*one) for one in solve_scores(scores, weights)]
+    assert single.attention is not None
+    heads = [
+        Head((left, right), bias, head.value)
+        for (left, right, bias), head in zip(found, single.attention.heads, strict=True)
+    ]
+    widest = find_widest(weights.maps, box)
+    unknowns = sum(2.0 * box.width * (left.shape[1] + widest) for left, _, _ in found)
+    # scores that were read badly are told by these sequences alone
+    redundant = 4.5 if rough else 1.5
+    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, redundant, rng)
+    block = with_attention(single, Attention(heads, single.attention.offset))
+    if rough:  # what is known least goes first
+        block = settle_block(block, context, "left|read", steps=6)
+    return [block], [*pairs, *context]
 
-    def build(heads: list[Head], offset: Array, epsilon: float) -> Block:
+
+def choose_network(
+    sphere: SphereAnswers, options: PostNormOptions, rng: np.random.Generator
+) -> Directed:
+    """The network, kinked or smooth, by the way that asks least; raises Unclear."""
+    p, d = sphere.whole.shape
+    activations = SMOOTH if is_smooth(sphere, rng) else ("relu",)
+    # points and directions are as exact as the maps
+    level = 30.0 * Differences.rough(sphere.box).doubt
+    if activations == ("relu",) and Differences.fine(sphere.box).doubt > KINKS_APART:
+        return fit_wide(sphere, activations, level, rng)
+    try:
+        if activations == ("relu",) and p >= options.circles:
+            return find_relus(sphere, rng)
+        if activations != ("relu",):
+            crowded = find_crowded(sphere, level, options, rng)
+            return find_smooth(sphere, activations, level, rng) if crowded is None else crowded
+    except Unclear:
+        if activations != ("relu",):
+            raise
+        sphere.read(None)
+    except NotEnough as failed:
+        # the fit from a random start takes long where there are many neurons
+        if room_for_neurons(p) >= 4 * d:
+            raise Unclear(str(failed)) from failed
+        sphere.read(None)
+    return find_network(sphere, np.eye(p, p + 1), activations, level, rng)
+
+
+def find_without_scores(
+    box: Asker,
+    sphere: SphereAnswers,
+    net: Directed,
+    maps: Float[Array, "h p d"],
+    rng: np.random.Generator,
+) -> tuple[Block, Pairs]:
+    """The block whose scores are zero: all that single tokens show; and their answers."""
+    plane, d = kept_plane(box.width, "layer"), box.width
+    network, first, last = assemble(net, sphere)
+    offset, pairs = find_offset(box, Behind(net, sphere.directions, d), sphere.whole, rng)
+    none = np.zeros((d, 1))
+    flat = [Head((none, none.T), np.zeros(d), (plane @ part).T) for part in maps]
+
+    def build(offset: Array, epsilon: float) -> Block:
         return Block(
-            Attention(heads, plane @ offset),
+            Attention(flat, plane @ offset),
             network,
             norm="post",
             epsilons=[epsilon, last.epsilon],
@@ -882,24 +922,22 @@ def find_post_norm_block(
             bias=np.array([first.bias, last.bias]),
         )
 
-    none = np.zeros((d, 1))
-    flat = [Head((none, none.T), np.zeros(d), (plane @ part).T) for part in maps]
-    epsilon, near = find_epsilon(box, whole, offset, lambda e: build(flat, offset, e), rng)
+    epsilon, near = find_epsilon(box, sphere.whole, offset, lambda e: build(offset, e), rng)
     pairs.append(near)
-    offset, epsilon = polish_offset(lambda c, e: build(flat, c, e), offset, epsilon, pairs)
-    single = build(flat, offset, epsilon)
-    pairs.append((sphere.tokens[:, None], sphere.answers))
-    rough = misfit_of(single, pairs) > (0.01 * difference_step(box)) ** 2
-    if rough:
-        # scores are read through the network, which enlarges what is wrong in it
-        single = settle_block(single, pairs)
-        assert single.attention is not None
-        sphere.norm, epsilon = single.norms[1], float(single.epsilons[0])
-        offset = single.attention.offset @ plane
-        maps = np.array([plane.T @ head.value.T for head in single.attention.heads])
-        whole = plane.T + maps.sum(axis=0)
-        behind = Behind(directed_of(single), sphere.directions, d)
-    weights = BlockWeights(behind, maps, whole, offset, epsilon)
+    single = build(*polish_offset(build, offset, epsilon, pairs))
+    return single, [*pairs, (sphere.tokens[:, None], sphere.answers)]
+
+
+def read_scores(
+    box: Asker, single: Block, behind: Behind, rng: np.random.Generator
+) -> tuple[Scores, BlockWeights]:
+    """Answers that tell the scores of a block that is known but for these, and what reads attention
+    weights off them; raises Unclear."""
+    layer, plane = single.attention, kept_plane(box.width, "layer")
+    assert layer is not None
+    maps = np.array([plane.T @ head.value.T for head in layer.heads])
+    whole, offset = plane.T + maps.sum(axis=0), layer.offset @ plane
+    weights = BlockWeights(behind, maps, whole, offset, float(single.epsilons[0]))
 
     def ask_soft(anchor: Array, tokens: Array) -> Soft:
         anchor = box.representable(anchor)
@@ -907,25 +945,16 @@ def find_post_norm_block(
         asked = np.concatenate([context, anchor[:, None]], axis=1)
         return Soft(anchor, context - anchor[:, None], box(asked, "scores"))
 
-    widest = max(seen_rank(np.linalg.svd(m, compute_uv=False), box.error) for m in maps)
-    span = Span(unit_rows(rng, 1, d)[0], 1.0, np.inf)
+    span = Span(unit_rows(rng, 1, box.width)[0], 1.0, np.inf)
     try:
-        scores = ask_scores(weights, ask_soft, span, widest, box.error, rng)
+        return ask_scores(weights, ask_soft, span, find_widest(maps, box), box.error, rng), weights
     except NotThisBlock as failed:  # a network that is not quite right says little of the box
         raise Unclear(str(failed)) from failed
-    found = [cut_rank(*one) for one in solve_scores(scores, weights)]
-    heads = [
-        Head((left, right), bias, (plane @ part).T)
-        for (left, right, bias), part in zip(found, maps, strict=True)
-    ]
-    unknowns = sum(2.0 * d * left.shape[1] + 2.0 * d * widest for left, _, _ in found)
-    # scores that were read badly are told by these sequences alone
-    redundant = 4.5 if rough else 1.5
-    context = soft_pairs(scores) + ask_sequences(box, heads, unknowns, redundant, rng)
-    block = with_attention(single, Attention(heads, plane @ offset))
-    if rough:  # what is known least goes first
-        block = settle_block(block, context, "left|read", steps=6)
-    return [block], pairs + context
+
+
+def find_widest(maps: Float[Array, "h p d"], box: Asker) -> int:
+    """The largest rank of a value map."""
+    return max(seen_rank(np.linalg.svd(part, compute_uv=False), box.error) for part in maps)
 
 
 def cut_rank(left: Array, right: Array, bias: Array) -> tuple[Array, Array, Array]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from keyhole.learners.block.box import NotThisBlock, Paid, open_block
+from keyhole.learners.block.box import NotThisBlock, Paid, SearchLimit, Unclear, open_block
 from keyhole.models.random import attention, block
 from keyhole.oracles.base import Spec
 from keyhole.oracles.function import FunctionOracle
@@ -31,3 +31,11 @@ def test_all_short_queries_are_kept_by_their_length():
     shapes = [tokens.shape for tokens, _ in paid.pairs()]
     assert shapes == [(1, 1, 6), (6, 3, 6)]
     assert all(np.array_equal(answers, secret(tokens)) for tokens, answers in paid.pairs())
+
+
+def test_a_search_ends_after_so_many_queries():
+    oracle = FunctionOracle(block(np.random.default_rng(0), 6, heads=2), Spec(6))
+    box = open_block(SearchLimit(oracle, 5))
+    box(np.ones((5, 1, 6)), "test")
+    with pytest.raises(Unclear, match="within 5 queries"):
+        box(np.ones((1, 1, 6)), "test")
