@@ -65,6 +65,7 @@ class Step:
     at_most: int | None = None
     seconds: float = 0.0
     under_way: int = 0
+    note: str = ""
 
 
 Progress = Callable[[Step], None]

@@ -196,7 +196,12 @@ class Choice:
         return (f"Taken for {self.family}: {self.reason}.", *self.findings)
 
     def learn(self, learner: Learner, oracle: Oracle, rng: np.random.Generator) -> Hypothesis:
-        spec = replace(oracle.spec, outputs=oracle.spec.outputs or self.outputs)
+        known = oracle.spec
+        spec = replace(
+            known,
+            outputs=known.outputs or self.outputs,
+            precision=known.precision or self.precision,
+        )
         oracle.expect(learner.expected_queries(spec))
         return self.annotate(lambda: learner.learn(oracle, rng))
 

@@ -6,6 +6,7 @@ import pytest
 from keyhole.cli import progress
 from keyhole.cli.interrupt import Stop
 from keyhole.cli.progress import asking, fitting, left, searching, shown
+from keyhole.diagnosis.diagnosis import Step
 from keyhole.learners.examples.head_count import Progress as Search
 from keyhole.recovery import Progress
 
@@ -79,3 +80,7 @@ def test_stopping_waits_for_the_batch_only() -> None:
     with pytest.raises(KeyboardInterrupt):
         stop._pressed(2, None)
     assert len(told) == 1
+
+
+def test_stages_of_a_diagnosis_are_told_too():
+    assert asking(Step("asking", 5, seconds=10.0)) == "asking: 5 queries, 2.0 s each"

@@ -156,6 +156,8 @@ class MultiHead:
             ask = Asker(oracle, rounding=True)
             strategy = ("half precision", lambda: learn_half_precision(ask, rng, self))
             return run_strategies([strategy])
+        if stated is None:  # how many queries it takes depends on the digits of the first answer
+            oracle.expect(None)
         return learn_beside_skip(oracle, rng, self.learn_heads)
 
     def learn_heads(
@@ -176,7 +178,8 @@ class MultiHead:
         if ask.additive:  # noise that does not scale with the answer is outgrown
             frame = 1e8 * frame
         first = ask(frame[:1, None], "values")
-        expected = self.expected_queries(replace(oracle.spec, outputs=first.shape[1]))
+        seen = replace(oracle.spec, outputs=first.shape[1], precision=ask.noise)
+        expected = self.expected_queries(seen)
         known = len(find_known_directions(oracle))  # and zero
         oracle.expect(None if expected is None else expected - known - bool(known))
         exact = ask.affords(HUGE_TOKENS) and not ask.additive
