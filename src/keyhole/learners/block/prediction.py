@@ -103,10 +103,9 @@ def predict_block(
         unknowns / box.width,
         noise=box.noise,
         shortfall=(
-            "single neurons and heads cannot be told apart in these answers, as where a network is "
-            "nearly linear at all tokens: the model predicts the box to "
-            f"{off:.1e} of the spread of fresh answers (root mean square), and says nothing of its "
-            "parameters. Tokens at which the network bends more, or more digits, would"
+            "no way told single neurons and heads apart, as where a network is nearly linear at "
+            f"all tokens: a block fitted to random sequences predicts fresh answers to {off:.1e} of "
+            "their spread (root mean square), and says nothing of the box's parameters"
         ),
         refutes=False,
     )

@@ -29,7 +29,7 @@ def test_a_nearly_linear_block_is_predicted(norm):
     box = open_block(FunctionOracle(single(secret), Spec(8)))
     found = predict_block(box, norm, True, np.random.default_rng(1))
     assert isinstance(found, Hypothesis)
-    assert "cannot be told apart" in found.shortfall
+    assert "neurons and heads apart" in found.shortfall
     fresh = np.random.default_rng(2).standard_normal((50, 5, 8))
     answers = secret(fresh)
     assert np.abs(found.model(fresh) - answers).max() < 2e-2 * answers.std()
