@@ -104,8 +104,8 @@ def predict_block(
         noise=box.noise,
         shortfall=(
             "no way told single neurons and heads apart, as where a network is nearly linear at "
-            f"all tokens: a block fitted to random sequences predicts fresh answers to {off:.1e} of "
-            "their spread (root mean square), and says nothing of the box's parameters"
+            "all tokens: a block fitted to random sequences predicts fresh answers to "
+            f"{off:.1e} of their spread (root mean square), and says nothing of the parameters"
         ),
         refutes=False,
     )
