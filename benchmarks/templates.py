@@ -37,6 +37,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "post-norm": lambda: Encoder(6, 6, 2, 8, 6),
     "post-norm mean": lambda: Encoder(6, 6, 2, 8, 6, pooling="mean"),
     "post-norm 8": lambda: Encoder(8, 8, 2, 16, 8),
+    "post-norm 8 mean": lambda: Encoder(8, 8, 2, 16, 8, pooling="mean"),
     "post-norm scalar": lambda: Encoder(4, 6, 2, 8, 1),
     "post-norm scalar 8": lambda: Encoder(4, 8, 2, 16, 1),
     "pre-norm": lambda: Encoder(6, 6, 2, 8, 6, norm_first=True),
